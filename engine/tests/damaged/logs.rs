@@ -62,7 +62,7 @@ fn all() -> [Left; 3] {
 }
 
 /// The segments of a log, and in its last one where blocks begin, and the last one ends.
-fn blocks(sim: &SimEnv, log: &str) -> (Vec<PathBuf>, Vec<u64>) {
+pub(super) fn blocks(sim: &SimEnv, log: &str) -> (Vec<PathBuf>, Vec<u64>) {
     let names: Vec<PathBuf> = (files(&*sim.disk, Path::new(log)).into_iter())
         .map(|(path, _)| path)
         .filter(|path| path.extension().is_some_and(|extension| extension == "log"))

@@ -4,6 +4,7 @@
 mod full;
 mod held;
 mod inputs;
+mod life;
 mod logs;
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,89 @@
+//! Trouble with files is told in the log of the engine's life, once each time that it happens.
+
+use std::io::ErrorKind;
+
+use parking_lot::Mutex;
+use tidemill_engine::LifeSink;
+use tidemill_sim::DiskCall;
+
+use super::logs::blocks;
+use super::*;
+
+/// What was told: the event, and what it says.
+#[derive(Default)]
+struct Heard(Mutex<Vec<(String, String)>>);
+
+impl LifeSink for Heard {
+    fn line(&self, line: &str) {
+        let line: Json = serde_json::from_str(line).unwrap();
+        let [event, what] =
+            ["event", "what"].map(|of| line[of].as_str().unwrap_or_default().into());
+        self.0.lock().push((event, what));
+    }
+}
+
+impl Heard {
+    /// What was said with events of this kind.
+    fn of(&self, event: &str) -> Vec<String> {
+        let told = self.0.lock();
+        told.iter().filter(|(of, _)| of == event).map(|(_, what)| what.clone()).collect()
+    }
+}
+
+fn listen(env: Env) -> (Mill, Arc<Heard>) {
+    let heard = Arc::new(Heard::default());
+    let spec = spec(SourceDecl::pushed("numbers"), settings());
+    (Mill::start_with(spec, env, Some(heard.clone())).unwrap(), heard)
+}
+
+#[test]
+fn damage_that_was_mended_is_told_once() {
+    for (head, block) in [(true, false), (false, true), (true, true)] {
+        let sim = SimEnv::new(1);
+        let mill = start(&sim, settings()).unwrap();
+        (0..3).for_each(|n| send_safe(&mill, n * 2..n * 2 + 2));
+        let sim = copy(&sim);
+        let (names, places) = blocks(&sim, "/data/cuts");
+        let name = &names[0];
+        // A bit of the first of two copies: of the file's head, and of a block.
+        let bits = [(head, 9), (block, places[0] * 8 + 400)].into_iter().filter(|(is, _)| *is);
+        let damaged = bits.map(|(_, bit)| sim.disk.flip_bit(name, bit).unwrap()).count();
+        let (mill, heard) = listen(sim.env());
+        let told = heard.of("damage");
+        assert_eq!(told.len(), damaged, "{told:?}");
+        assert!(told.iter().all(|what| what.contains(&*name.display().to_string())), "{told:?}");
+        mill.stop().unwrap();
+        assert_eq!(heard.of("damage").len(), damaged);
+        // Now it is whole.
+        let (mill, heard) = listen(sim.env());
+        mill.stop().unwrap();
+        assert_eq!(heard.of("damage"), [""; 0]);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_once_however_often_it_is_tried() {
+    let sim = SimEnv::new(1);
+    let (mill, heard) = listen(Env { clock: clock(), ..sim.env() });
+    for time in 1..=2 {
+        sim.disk.set_capacity(Some(sim.disk.used()));
+        let sent = mill.sent("numbers").unwrap() as i64;
+        send(&mill, sent..sent + 20_000);
+        soon("the reason", || mill.status().stalled.is_some());
+        let mut tries = 0;
+        soon("other tries", || {
+            let calls = sim.disk.take_calls();
+            let is_full = |call: &DiskCall| call.error == Some(ErrorKind::StorageFull);
+            tries += calls.iter().filter(|call| is_full(call)).count();
+            tries > 3
+        });
+        let told = heard.of("disk full");
+        assert_eq!((told.len(), heard.of("disk has room").len()), (time, time - 1), "{told:?}");
+        assert!(told[time - 1].contains("/data/"), "{told:?}");
+        sim.disk.set_capacity(None);
+        mill.acknowledge("numbers", sent as u64 + 20_000).unwrap();
+        soon("room", || heard.of("disk has room").len() == time);
+    }
+    mill.stop().unwrap();
+    assert_eq!((heard.of("disk full").len(), heard.of("disk has room").len()), (2, 2));
+}
