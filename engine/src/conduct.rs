@@ -252,7 +252,8 @@ impl Driver {
         let now_us = self.env.clock.now_us();
         let passed_ns = self.env.clock.monotonic_ns() - self.last_cut_ns;
         let max_us = self.settings.clock_jump_us_max;
-        match clocks::check(now_us, self.last_clock_us, passed_ns / 1000, max_us)? {
+        let (last_us, is_kept) = (self.last_clock_us, self.trial.is_some());
+        match clocks::check(now_us, last_us, passed_ns / 1000, max_us, is_kept)? {
             Some(what) => self.shared.troubles.tell(CLOCK, &what),
             None => self.shared.troubles.clear(CLOCK),
         }

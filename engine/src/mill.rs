@@ -339,7 +339,7 @@ impl Mill {
         let last_clock_us =
             replay.back().map_or(clock_us, |last: &Recorded| last.record.cut.clock_us);
         let (now_us, max_us) = (env.clock.now_us(), settings.clock_jump_us_max);
-        clocks::check(now_us, last_clock_us, 0, max_us)?;
+        clocks::check(now_us, last_clock_us, 0, max_us, trial.is_some())?;
         let (slides_us, is_open) = {
             let state = shared.state.lock();
             (executor.due_us(&state.tables), executor.is_open(&state.tables))

@@ -79,6 +79,33 @@ fn a_process_that_is_killed_again_and_again_comes_to_its_end() {
     assert!(deaths > 4, "it was killed {deaths} times");
 }
 
+/// There is no setting that would help where nothing is kept, and none is named.
+#[test]
+fn in_memory_an_app_begins_anew_with_whatever_the_clock_says() {
+    const DAY_US: i64 = 24 * 3_600_000_000;
+    let sim = SimEnv::new(2);
+    let program = program(&sim, u64::MAX);
+    let schema = program.streams[0].spec.schema.clone();
+    let start = || {
+        let sources = vec![SourceDecl::pushed("numbers")];
+        Mill::start(AppSpec::new(program.clone(), sources, Settings::default()), sim.env()).unwrap()
+    };
+    let send =
+        |mill: &Mill| mill.send("numbers", numbers(&schema, 0..1)).and_then(|_| mill.drain());
+    let mill = start();
+    send(&mill).unwrap();
+    sim.clock.step_wall_us(367 * DAY_US);
+    let error = send(&mill).unwrap_err();
+    assert_eq!(error.kind, Kind::Setting, "{error}");
+    assert!(error.what.contains("the clock says 2021-") && !error.help.is_empty(), "{error}");
+    assert!(!error.to_string().contains("clock_jump_us_max"), "{error}");
+    assert!(error.help.contains("an app in memory begins anew"), "{error}");
+    drop(mill);
+    let mill = start();
+    send(&mill).unwrap();
+    mill.stop().unwrap();
+}
+
 #[test]
 fn a_clock_that_is_far_ahead_is_refused_and_one_that_is_behind_is_told() {
     const DAY_US: i64 = 24 * 3_600_000_000;

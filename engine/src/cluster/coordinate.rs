@@ -294,7 +294,8 @@ impl Cluster {
         let clock = status.wrong_clock.map(|(wrong, now_us)| match wrong {
             WrongClock::Behind { last_us } => clocks::is_behind(now_us, last_us),
             WrongClock::Ahead { last_us } => {
-                let error = clocks::is_ahead(now_us, last_us, self.settings.clock_jump_us_max);
+                let error =
+                    clocks::is_ahead(now_us, last_us, self.settings.clock_jump_us_max, true);
                 format!("no cuts are made: {}; {}", error.what, error.help)
             }
         });
