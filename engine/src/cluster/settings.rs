@@ -284,3 +284,154 @@ pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
 pub(super) fn shown(peer: Peer) -> String {
     format!("{:08x}", peer.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{json, Value};
+    use tidemill_core::{Column, DataType};
+    use tidemill_sim::SimEnv;
+    use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
+
+    use super::*;
+    use crate::spec::SourceDecl;
+    use crate::Settings;
+
+    const PAGE: &str = include_str!("../../../docs/processes.md");
+    const SECRET: [u8; 16] = [7; 16];
+
+    /// The table of settings of the page: what it says of the default of each.
+    fn told() -> BTreeMap<String, String> {
+        let (_, section) = PAGE.split_once("\n## Settings\n").unwrap();
+        let rows = section.lines().skip_while(|line| !line.starts_with("| `"));
+        let mut told = BTreeMap::new();
+        for row in rows.take_while(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.split('|').skip(1).map(str::trim).collect();
+            let names = cells[0].split(", ").map(|name| name.trim_matches('`').to_owned());
+            let names: Vec<String> = names.collect();
+            // Numbers have commas, too, without a space behind them.
+            let all: Vec<&str> = cells[1].split(", ").collect();
+            let of = |nth: usize| if all.len() == names.len() { all[nth] } else { cells[1] };
+            told.extend(
+                names.iter().enumerate().map(|(nth, name)| (name.clone(), of(nth).to_owned())),
+            );
+        }
+        told
+    }
+
+    /// What the page says where a setting is what it is without being said.
+    fn shown(name: &str, default: &Value) -> String {
+        match (name, default) {
+            ("listen", Value::String(at)) => at.trim_end_matches(":0").into(),
+            // It follows from where it listens, which is in the same row.
+            ("advertised", Value::Null) => "127.0.0.1".into(),
+            ("name", Value::Null) => "the app's".into(),
+            ("log", Value::Null) => "served".into(),
+            ("log_options", Value::Object(none)) if none.is_empty() => "–".into(),
+            ("snapshots", Value::Null) => "in the data directory".into(),
+            (_, Value::Null) => String::new(),
+            (_, Value::Number(number)) => {
+                let digits = number.to_string();
+                let grouped = digits.as_bytes().rchunks(3).rev();
+                let grouped = grouped.map(|group| String::from_utf8_lossy(group).into_owned());
+                grouped.collect::<Vec<_>>().join(",")
+            }
+            (_, other) => other.to_string().trim_matches('"').into(),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_page() {
+        let mut told = told();
+        assert_eq!(told.remove("cluster_epoch_rows_max").unwrap().split(' ').next(), Some("250;"));
+        assert_eq!(told.remove("parked_bytes_max").as_deref(), Some("256 MiB"));
+        assert_eq!(Settings::default().parked_bytes_max, 256 << 20);
+        // What processes know is in a file; no setting is without it.
+        assert_eq!(told.remove("cluster_secret_file").as_deref(), Some(""));
+        let Value::Object(mut own) = json!(ClusterSettings::default()) else { panic!("no object") };
+        assert_eq!(own.remove("epoch_rows_max"), Some(Value::Null));
+        // These have no prefix.
+        assert!(own.remove("dir").is_some() && own.remove("fresh") == Some(json!(false)));
+        let own: BTreeMap<String, String> = own
+            .iter()
+            .map(|(name, value)| (format!("cluster_{name}"), shown(name, value)))
+            .collect();
+        assert_eq!(told, own);
+    }
+
+    /// Does nothing.
+    struct Idle;
+
+    impl Opaque for Idle {
+        fn call(
+            &self,
+            _: &[tidemill_core::Value],
+            _: &mut dyn Tx,
+        ) -> std::result::Result<(), Abort> {
+            Ok(())
+        }
+    }
+
+    fn program(has_function: bool) -> Program {
+        let int = |name: &str| Column::new(name, DataType::Int);
+        let mut b = Builder::new("app");
+        let n = int("n").default(tidemill_core::Value::Int(0));
+        let table = b.table("t", &["k"], vec![int("k"), n]);
+        let events = b.stream("events", vec![int("k"), int("n")]);
+        let mut h = b.handler("keep", events);
+        let (k, n) = (h.column("k"), h.column("n"));
+        let row = h.row(table, &[k]);
+        h.set(row, "n", n);
+        h.done();
+        if has_function {
+            b.opaque("idle", events, Arc::new(Idle));
+        }
+        b.finish().unwrap()
+    }
+
+    fn machine(settings: &ClusterSettings, has_function: bool) -> tidemill_cluster::Settings {
+        let sources = vec![SourceDecl::pushed("events")];
+        let spec = AppSpec::new(program(has_function), sources, Settings::default());
+        settings.host(&spec, &[], &SECRET, &SimEnv::new(1).env()).unwrap().machine
+    }
+
+    #[test]
+    fn an_epoch_is_longer_where_all_is_declared_and_rows_follow_from_the_event() {
+        let told = told().remove("cluster_epoch_rows_max").unwrap();
+        let words =
+            "250; 2,500 where all transactions are declared and their rows follow from the event";
+        assert_eq!(told, words);
+        let settings = ClusterSettings::default();
+        let found = [true, false].map(|has_function| machine(&settings, has_function).epoch_max);
+        assert_eq!(found, [250, 2_500]);
+        let settings = ClusterSettings { epoch_rows_max: Some(7), ..settings };
+        let found = [true, false].map(|has_function| machine(&settings, has_function).epoch_max);
+        assert_eq!(found, [7, 7]);
+    }
+
+    /// What these do is checked where it is done: of generations, cuts and snapshots in `cluster/tests/limits.rs`.
+    #[test]
+    fn settings_are_those_of_the_machines() {
+        let settings = ClusterSettings {
+            sources: 3,
+            lease_us: 4_000_000,
+            beat_us: 5_000,
+            form_us: 6_000,
+            message_bytes_max: 7_000,
+            snapshot_us: 8_000,
+            snapshot_objects_max: 9,
+            together: 10,
+            log: Some("kafka://localhost:9092".into()),
+            ..ClusterSettings::default()
+        };
+        let found = machine(&settings, true);
+        assert_eq!((found.sources, found.lease_us, found.beat_us), (3, 4_000_000, 5_000));
+        assert_eq!((found.form_us, found.function.output_bytes_max), (6_000, 7_000));
+        assert_eq!((found.snapshot_every, found.snapshot_us, found.objects_max), (1, 8_000, 9));
+        assert_eq!(found.outputs_max, 10);
+        // Nobody reads what the coordinator serves but the cluster.
+        let served = ClusterSettings { log: None, ..settings };
+        assert_eq!(machine(&served, true).outputs_max, TOGETHER);
+    }
+}
