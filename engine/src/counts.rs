@@ -55,7 +55,8 @@ impl Counts {
         }
         for unstable in &outcome.unstable {
             let entry = self.unstable.entry(unstable.handler);
-            entry.or_insert_with(|| (unstable.stamp.to_string(), 0)).1 += 1;
+            let event = (unstable.stamp.source(), unstable.stamp.offset());
+            entry.or_insert_with(|| (program.event_named(event), 0)).1 += 1;
         }
     }
 }

@@ -147,7 +147,7 @@ pub struct UnstableReport {
     pub handler: String,
     /// The user's line.
     pub at: String,
-    /// The first event that showed it.
+    /// The first event that showed it, or slide of a window, in words.
     pub event: String,
     /// How often it showed among the transactions that were run twice.
     pub times: u64,

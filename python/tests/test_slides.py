@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -327,3 +328,32 @@ def test_a_slide_that_ends_the_process_is_one_without_its_triggers(
     ]
     # What was decided is recorded: another start comes to the same.
     assert run("dies", recovery)[1] == said[-1][1]
+
+
+def test_slides_that_come_to_something_else_are_named() -> None:
+    app = tm.App("moods")
+    trades = app.stream("trades", time="at", at=int)
+    out = app.stream("out", mood=int)
+    moods = itertools.count()
+    window = app.window("minute", time=60, price=int)
+
+    @app.procedure(trades, owns=[window])
+    def follow(tx, trades):
+        window.insert(price=1)
+
+    @app.trigger(window)
+    def close(tx, slide):
+        tx.emit(out, mood=next(moods))
+
+    @app.procedure(trades)
+    def moody(tx, trades):
+        tx.emit(out, mood=next(moods))
+
+    with app.start(rerun_every=1) as mill:
+        mill.send(trades, {"at": [5, 70]})
+        found = mill.finish()["unstable"]
+    events = {one["handler"]: one["event"] for one in found}
+    assert events == {
+        "follow": "the slide of window minute that ended at 60",
+        "moody": "row 0 of source trades/push",
+    }
