@@ -24,13 +24,18 @@ Duration = str | int | dt.timedelta
 class Side:
     """A side of an input stream that can be written and kept: its late or its bad events."""
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, app: App, name: str, empty: tuple[str, str] | None = None) -> None:
         self.app = app
         self.name = name
+        #: Why it has no events, ever, and what to do; where that is so.
+        self.empty = empty
 
     def write(self, to: Files | Kafka) -> None:
         """Writes the events to a file or a topic."""
         at = here()
+        if self.empty is not None:
+            why, help = self.empty
+            raise ProgramError(f"{why}, so nothing would ever be written", help, at)
         if not isinstance(to, Files | Kafka):
             raise ProgramError(f"write takes tm.files(...) or tm.kafka(...), not {to!r}", "", at)
         kind = "files" if isinstance(to, Files) else "kafka"
@@ -250,19 +255,36 @@ class Stream(Side):
     @property
     def late(self) -> Side:
         """The events that came after their time, where ``late="side"``."""
-        return self._side("late")
+        return self._side("late", self._never_late())
+
+    def _never_late(self) -> tuple[str, str] | None:
+        """Why none of its events is late, and what to do; where that is so."""
+        root: Stream = self
+        while _is_derived(root.origin):
+            root = self.app.streams[root.origin["derived"]["from"]]
+        if root.time is None:
+            return (
+                f"stream {root.name} has no event time, and no late rows",
+                'leave it out, or declare the stream with time="..."',
+            )
+        if root.late_policy != "side":
+            return (
+                f'stream {root.name} has late="{root.late_policy}", and no late rows',
+                'leave it out, or declare the stream with late="side"',
+            )
+        return None
 
     @property
     def has_sides(self) -> bool:
         """Whether it may have late and bad events."""
         return self.origin == "input" or _is_derived(self.origin)
 
-    def _side(self, which: str) -> Side:
+    def _side(self, which: str, empty: tuple[str, str] | None = None) -> Side:
         if not self.has_sides:
             raise ProgramError(
                 f"stream {self.name} has no {which} events: it has no sources", "", here()
             )
-        return Side(self.app, f"{self.name}.{which}")
+        return Side(self.app, f"{self.name}.{which}", empty)
 
     # For handlers.
 
