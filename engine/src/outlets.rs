@@ -1,5 +1,6 @@
 //! Where events go: kept in memory, written to sinks, hashed.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use tidemill_core::{Batch, Column, DataType, Result, Schema};
 use tidemill_txn::program::{Origin, Program};
 
 use crate::internal::{OutletFacts, SinkFacts};
+use crate::requests;
 use crate::spec::SinkDecl;
 
 /// The columns of dead-letter streams.
@@ -56,6 +58,18 @@ impl Outlet {
         Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, dirty: false }
     }
 
+    /// Events as they come out: those of calls without the engine's own columns.
+    fn shown<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
+        let columns = batch.columns();
+        match self.schema.len() {
+            count if count < columns.len() => {
+                let columns = columns[..count].to_vec();
+                Cow::Owned(Batch::new(self.schema.clone(), columns, batch.len()))
+            }
+            _ => Cow::Borrowed(batch),
+        }
+    }
+
     /// Whether somebody wants the events themselves.
     pub(crate) fn is_wanted(&self) -> bool {
         self.keep || !self.sinks.is_empty()
@@ -83,6 +97,7 @@ impl Outlets {
             let (name, schema) = (stream.spec.name.to_string(), stream.spec.schema.clone());
             match stream.origin {
                 Origin::Input | Origin::Derived { .. } => {
+                    let schema = requests::without_own(schema);
                     by_name.insert(format!("{name}.late"), Outlet::new(schema.clone(), false));
                     by_name.insert(format!("{name}.dead"), Outlet::new(dead_schema(), false));
                     by_name.insert(name, Outlet::new(schema, false));
@@ -107,16 +122,18 @@ impl Outlets {
     /// Writes events of an epoch whose cut is durable.
     pub(crate) fn write(&mut self, stream: &str, batch: &Batch) -> Result<()> {
         let Some(outlet) = self.by_name.get_mut(stream) else { return Ok(()) };
-        for sink in &mut outlet.sinks {
-            sink.sink.write(batch)?;
-            outlet.dirty = true;
+        if outlet.sinks.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let batch = outlet.shown(batch).into_owned();
+        outlet.dirty = true;
+        outlet.sinks.iter_mut().try_for_each(|sink| sink.sink.write(&batch))
     }
 
     /// Keeps such events in memory, where somebody wants them.
     pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut Kept) {
-        if self.by_name.get(stream).is_some_and(|outlet| outlet.keep) {
+        if let Some(outlet) = self.by_name.get(stream).filter(|outlet| outlet.keep) {
+            let batch = outlet.shown(&batch).into_owned();
             kept.bytes += batch.bytes();
             kept.batches.entry(stream.to_string()).or_default().push(batch);
         }

@@ -168,6 +168,14 @@ pub(crate) fn parameters(calls: &Schema) -> (usize, bool) {
     }
 }
 
+/// The columns of a stream's events as others see them: those of calls are the parameters.
+pub(crate) fn without_own(stream: Arc<Schema>) -> Arc<Schema> {
+    match parameters(&stream) {
+        (parameters, true) => Schema::new(stream.columns[..parameters].to_vec()).into(),
+        (_, false) => stream,
+    }
+}
+
 /// The event of a call: what a stream of calls has beside the parameters.
 ///
 /// # Errors

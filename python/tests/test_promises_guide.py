@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import random
 import re
 import signal
 import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import tidemill as tm
 from tidemill import config
+from tidemill.deadline import Calls, Overdue
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 
@@ -331,6 +333,34 @@ def test_a_late_row_that_is_admitted_stands_where_its_source_stood() -> None:
         assert mill.output(events.late).rows() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"time": "at", "late": "admit"}, 'late="admit", and no late rows'),
+        ({"time": "at", "late": "error"}, 'late="error", and no late rows'),
+        ({}, "no event time, and no late rows"),
+    ],
+)
+def test_late_rows_that_never_come_are_not_written(
+    options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    app = tm.App("never")
+    events = app.stream("events", **options, at=int, n=int)
+    few = events.filter(tm.col("n") < 3).map(n=tm.col("n"))
+    for stream in (events, few):
+        with pytest.raises(tm.ProgramError) as caught:
+            stream.late.write(tm.files(tmp_path / "late.csv"))
+        assert f"stream events has {why}, so nothing would ever be written" in caught.value.what
+        assert caught.value.help
+        assert "test_promises_guide.py" in str(caught.value)
+    assert app.sinks == []
+    # Whoever asks for them is told that there are none.
+    events.late.keep()
+    with app.start() as mill:
+        mill.finish()
+        assert mill.output(events.late).rows() == []
+
+
 def test_the_reason_of_a_fault_has_neither_file_nor_line() -> None:
     app = tm.App("faults")
     events = app.stream("events", n=int)
@@ -573,6 +603,7 @@ def test_the_streams_of_calls_can_be_written(tmp_path: Path) -> None:
 
     calls, replies, refused = (tmp_path / f"{name}.jsonl" for name in ("c", "r", "a"))
     half.input.write(tm.files(calls))
+    half.input.keep()
     half.write(tm.files(replies))
     half.aborted.write(tm.files(refused))
     with app.start() as mill:
@@ -583,11 +614,13 @@ def test_the_streams_of_calls_can_be_written(tmp_path: Path) -> None:
             else:
                 assert mill.call(half, n=n) == n // 2
         mill.finish()
+        assert mill.output(half.input).rows() == [{"n": n} for n in (4, 5, 6)]
     found = [
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in (calls, replies, refused)
     ]
-    assert [row["n"] for row in found[0]] == [4, 5, 6]
+    # What the engine has beside the parameters is its own.
+    assert found[0] == [{"n": n} for n in (4, 5, 6)]
     assert [row["reply"] for row in found[1]] == [2, 3]
     assert found[2] == [{"n": 5, "reason": "odd"}]
 
@@ -631,6 +664,64 @@ def test_without_a_deadline_a_function_takes_its_time() -> None:
         assert mill.status()["faults"] == 0
     with app.start(deadline_us=0) as mill:
         assert mill.call(count, until=10**6) == 10**6
+
+
+class Running:
+    """A thread whose calls follow one another, in simulated time."""
+
+    def __init__(self, limit_us: int, dice: random.Random) -> None:
+        self.limit_us, self.dice = limit_us, dice
+        self.limit_s = limit_us / 1e6
+        self.call, self.now = 0, 0.0
+        #: When the call begins and ends.
+        self.span = (0.0, 0.0)
+        #: By call how long it had taken whenever it was interrupted.
+        self.interrupted: dict[int, list[float]] = {}
+
+    def live(self, now: float) -> None:
+        """Goes on until then. Some calls take less than they may, and some more."""
+        self.now = now
+        while self.span[1] <= now:
+            begins = self.span[1] + self.dice.random() * self.limit_s
+            self.span = (begins, begins + 2 * self.dice.random() * self.limit_s)
+            self.call += 1
+
+    def limit(self) -> int | None:
+        return self.limit_us
+
+    def running(self) -> tuple[int, int] | None:
+        return (self.call, self.limit_us) if self.span[0] <= self.now else None
+
+    def interrupt(self, call: int, error: type[BaseException]) -> None:
+        assert (call, error) == (self.call, Overdue)
+        self.interrupted.setdefault(call, []).append(self.now - self.span[0])
+        # Some catch it, and go on.
+        if self.dice.random() < 0.5:
+            self.span = (self.span[0], self.now)
+
+
+@pytest.mark.parametrize("limits", [(10_000_000,), (10_000_000, 16_000), (20_000, 900_000, 8_000)])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_call_takes_its_deadline_and_up_to_a_quarter_more(
+    limits: tuple[int, ...], seed: int
+) -> None:
+    assert "(10 seconds, up to a\n  quarter more)" in GUIDE
+    dice = random.Random(seed)
+    threads = [Running(limit, dice) for limit in limits]
+    calls = Calls()
+    for thread in threads:
+        calls.add(cast(Any, thread))
+    now = 0.0
+    while any(thread.call < 40 for thread in threads):
+        for thread in threads:
+            thread.live(now)
+        wait = calls.look(now)
+        assert wait is not None
+        now += wait
+    for thread in threads:
+        assert 0 < len(thread.interrupted) < thread.call
+        for first, *_ in thread.interrupted.values():
+            assert thread.limit_s - 1e-6 <= first <= 1.25 * thread.limit_s + 1e-6
 
 
 def test_another_seed_gives_other_random_numbers() -> None:
