@@ -1,9 +1,9 @@
 //! Timers: events that the clock sends.
 //!
 //! A firing is a pushed event like any other: it is logged, has its place in the one order, and is
-//! executed again after a crash at that place. It fires at the multiples of its period. Firings that nobody
-//! took in time come as one: the last. While nothing runs nothing fires. None comes twice, whatever the clock
-//! does.
+//! executed again after a crash at that place. It fires at the multiples of its period, when the firing before has been
+//! executed and its cut is durable. So firings that nobody took in time come as one: the last. While nothing runs
+//! nothing fires. None comes twice, whatever the clock does.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ use crate::view::{Pushed, View};
 
 /// The longest sleep: whoever ends the engine does not wait longer.
 const SLEEP_US: u64 = 20_000;
+/// How often one looks that is due and can't fire yet.
+const LOOK_US: u64 = 1_000;
 
 /// A timer at work.
 struct Running<'v> {
@@ -60,14 +62,23 @@ fn run(view: &View) {
         let now = view.env.clock.now_us();
         timers.retain_mut(|timer| timer.due_us > now || timer.fire(view, now));
         let Some(due) = timers.iter().map(|timer| timer.due_us).min() else { return };
-        let left = u64::try_from(due.saturating_sub(now)).unwrap_or(0);
-        view.env.clock.sleep_us(left.clamp(1, SLEEP_US));
+        let left = u64::try_from(due.saturating_sub(now)).ok().filter(|left| *left > 0);
+        view.env.clock.sleep_us(left.unwrap_or(LOOK_US).min(SLEEP_US));
     }
 }
 
 impl Running<'_> {
-    /// Fires; whether it may go on.
+    /// Whether all that it has fired has been taken.
+    fn is_taken(&self, view: &View) -> bool {
+        let sent = self.pushed.sent.load(Ordering::Acquire);
+        view.shared.out.lock().offsets[self.pushed.source.index()] >= sent
+    }
+
+    /// Fires, if the firing before was taken; whether it may go on.
     fn fire(&mut self, view: &View, now: i64) -> bool {
+        if !self.is_taken(view) {
+            return true;
+        }
         let at = next(now, self.period_us) - self.period_us;
         let row = [Value::Timestamp(at)];
         match self.pushed.handle.try_send(Batch::from_rows(self.schema.clone(), [&row[..]])) {
