@@ -1,6 +1,6 @@
 //! The log, and sources and sinks of streams, on a real broker. `make test-servers` starts one and runs these.
 
-#![allow(clippy::disallowed_methods)] // Threads, sleep and time of the tests themselves.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Threads, sleep, sockets and time of the tests themselves.
 
 #[path = "server/alone.rs"]
 mod alone;
@@ -10,6 +10,7 @@ mod avro;
 mod common;
 #[path = "server/read.rs"]
 mod read;
+mod refusing;
 #[path = "server/streams.rs"]
 mod streams;
 #[path = "server/topic.rs"]

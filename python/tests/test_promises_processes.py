@@ -6,6 +6,7 @@ import csv
 import fcntl
 import json
 import re
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -170,6 +171,26 @@ def test_a_store_elsewhere_is_reached_by_https(
     assert "snapshots_allow_http" in said
 
 
+def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "| `cluster_snapshots_timeout_us` | 60,000,000 |" in PAGE
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "x")
+    # It takes what is asked, and answers nothing, for less long than one waits where nothing is said.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        said = refused(
+            tmp_path,
+            bank(),
+            cluster_snapshots="s3://bucket/bank",
+            cluster_snapshots_timeout_us=300_000,
+        )
+    print(said)
+    assert f"http://{host}:{port}" in said
+
+
 # -- topics
 
 
@@ -177,6 +198,7 @@ def test_a_store_elsewhere_is_reached_by_https(
     ("options", "why"),
     [
         ({"begin": "latest"}, "leave begin= out"),
+        ({"partitions": [0]}, "leave partitions= out"),
         ({"properties": {"client.id": "x"}}, "leave properties= out"),
         ({"brokers": "127.0.0.1:2"}, "is read with the log, which is elsewhere"),
     ],

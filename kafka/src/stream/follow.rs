@@ -48,6 +48,12 @@ impl FollowedTopic {
             ))
             .help("leave begin= out"));
         }
+        if settings.partitions.is_some() {
+            return Err(Error::setting(format!(
+                "topic {topic}: on several processes all partitions of a topic are read"
+            ))
+            .help("leave partitions= out"));
+        }
         let schemas = fetcher(settings, env, (troubles, who))?;
         let messages =
             settings.messages(schemas.clone().map(|schemas| schemas as Arc<dyn Schemas>));
@@ -56,12 +62,6 @@ impl FollowedTopic {
         let consumer: BaseConsumer<Listener> =
             settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
         let there = partitions(&consumer, topic, brokers, settings.timeout(), &heard)?;
-        if settings.partitions.as_ref().is_some_and(|wanted| *wanted != there) {
-            return Err(Error::setting(format!(
-                "topic {topic}: on several processes all partitions of a topic are read"
-            ))
-            .help("leave partitions= out"));
-        }
         let admin: AdminClient<Listener> =
             crate::settings::client(brokers, &[], &settings.properties)?
                 .create_with_context(Listener(heard.clone()))

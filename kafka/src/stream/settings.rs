@@ -447,4 +447,40 @@ mod tests {
         let sink = TopicSink { schema, registry: at("http://h"), ..sink };
         TopicSink { format: MessageFormat::Avro, ..sink }.check().unwrap();
     }
+
+    /// What the page says, up to there.
+    fn told(words: &str) -> bool {
+        include_str!("../../../docs/kafka.md").contains(words)
+    }
+
+    #[test]
+    fn limits_are_those_of_the_page_and_of_the_library() {
+        assert!(told("| `ahead_bytes` | how much is read ahead, of each partition (8 MiB) |"));
+        assert!(told(
+            "`queue_bytes` bounds what waits for being delivered (32 MiB); then the app waits."
+        ));
+        assert!(told(
+            "`timeout` is how\nmany seconds brokers may take to answer when the app starts (30)."
+        ));
+        let (source, sink) = (TopicSource::new("t", "b:1"), TopicSink::new("t", "b:1"));
+        assert_eq!((source.ahead_bytes, sink.queue_bytes), (8 << 20, 32 << 20));
+        assert_eq!([source.timeout(), sink.timeout()], [Duration::from_secs(30); 2]);
+        // Whoever says nothing in JSON has the same.
+        let json = r#"{"topic": "t", "brokers": "b:1"}"#;
+        assert_eq!(TopicSource::from_json(json).unwrap(), source);
+        assert_eq!(TopicSink::from_json(json).unwrap(), sink);
+        let kilobytes =
+            |of: &ClientConfig, name: &str| of.get(name).unwrap().parse::<usize>().unwrap();
+        for bytes in [8 << 20, 3 << 20] {
+            let source = TopicSource { ahead_bytes: bytes, ..source.clone() };
+            let found = source.consumer().unwrap();
+            assert_eq!(kilobytes(&found, "queued.max.messages.kbytes"), bytes >> 10);
+            assert!(kilobytes(&found, "fetch.max.bytes") <= bytes);
+        }
+        for (bytes, transactions) in [(32 << 20, false), (5 << 20, false), (5 << 20, true)] {
+            let sink = TopicSink { queue_bytes: bytes, transactions, ..sink.clone() };
+            let found = sink.producer("x").unwrap();
+            assert_eq!(kilobytes(&found, "queue.buffering.max.kbytes"), bytes >> 10);
+        }
+    }
 }

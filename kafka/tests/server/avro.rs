@@ -11,6 +11,7 @@ use tidemill_env::Env;
 use tidemill_kafka::stream::{open_sink, open_sources, SinkSchema, TopicSink, TopicSource};
 
 use crate::common::{brokers, control_of};
+use crate::refusing::{Refusing, REFUSALS};
 use crate::topic::*;
 
 /// Held for reading by who needs the registry, for writing by who stops it: tests run side by side.
@@ -332,4 +333,28 @@ fn server_a_source_waits_for_a_registry() {
         }
     }
     assert_eq!(rows, 22);
+}
+
+/// Whoever reads is told so with the first message whose schema is not known, and it stays so.
+#[test]
+#[ignore = "needs a server: make test-servers"]
+fn server_a_registry_that_refuses_whoever_asks_ends_a_source() {
+    let topic = topic("forbidden", 1);
+    send(&topic, &[value(7, &[2])]);
+    for (status, body, words) in REFUSALS {
+        let registry = Refusing::new(status, body);
+        let settings = TopicSource { registry: registry.url(), ..read_avro(&topic) };
+        let mut source = sources(&settings).unwrap().remove(0);
+        let begun = Instant::now();
+        let error = loop {
+            assert!(begun.elapsed() < LONG, "it does not end");
+            match source.poll(10) {
+                Ok(Polled::Rows(rows)) => panic!("{rows:?}"),
+                Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+                Err(error) => break error,
+            }
+        };
+        registry.assert_refused(&error, words);
+        assert_eq!(registry.asked(), 1);
+    }
 }
