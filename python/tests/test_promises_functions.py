@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import httpx
 
 import tidemill as tm
 
 from .test_entities_nodes import Calls, in_process, is_one, on_nodes
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "functions.md").read_text()
 
 
 def counting() -> tm.App:
@@ -32,6 +38,19 @@ def test_a_transaction_has_so_many_calls() -> None:
     found = on_nodes(counting(), [("one.many", {"id": 0, "calls": 9_999})], 1, 1, 1)
     assert found["replies"] == [("returned", 9_999)]
     assert found["tables"]["one"] == [{"id": 1, "n": 9_999}]
+
+
+def test_in_one_process_a_transaction_has_ten_times_as_many_calls() -> None:
+    assert "- A transaction has 10,000 calls at most, not 100,000.\n" in PAGE
+    with counting().start(http_port=0, deadline_us=0, rerun_every=0) as mill:
+        many = f"{mill.url}/call/one.many"
+        most = httpx.post(many, json={"id": 0, "calls": 99_999}, timeout=60)
+        assert (most.status_code, most.json()) == (200, {"reply": 99_999})
+        more = httpx.post(many, json={"id": 0, "calls": 100_000}, timeout=60)
+        assert more.status_code == 409
+        assert more.json() == {"aborted": "a transaction has at most 100000 calls"}
+        # Of that one nothing is left.
+        assert mill.table("one").rows() == [{"id": 1, "n": 99_999}]
 
 
 RAN: list[str] = []

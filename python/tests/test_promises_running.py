@@ -9,6 +9,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -536,6 +537,38 @@ def test_nobody_waits_for_longer_than_http_deadline_us() -> None:
         assert "no reply within 1 ms" in late.json()["error"]["what"]
         bank.go.set()
         mill.drain()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_so_many_calls_may_wait_and_one_more_is_refused(most: int) -> None:
+    bank = Bank()
+    with (
+        bank.app.start(http_port=0, http_calls_max=most) as mill,
+        ThreadPoolExecutor(most) as pool,
+    ):
+        waiting = [pool.submit(post, mill, "/call/wait", {"go": n}) for n in range(most)]
+        try:
+            # One has the engine, and others wait for it.
+            while mill.sent("wait.calls") < most:
+                assert not any(call.done() for call in waiting)
+            for _ in range(2):
+                more = post(mill, "/call/add", {"id": 7})
+                assert more.status_code == 503
+                assert int(more.headers["retry-after"]) > 0
+                assert more.json()["error"]["kind"] == "ResourceError"
+                assert "executed" not in more.json()
+            # Who asks for something else is answered.
+            assert httpx.get(f"{mill.url}/openapi.json").status_code == 200
+        finally:
+            bank.go.set()
+        told = [call.result() for call in waiting]
+        assert [(found.status_code, found.json()) for found in told] == [
+            (200, {"reply": n}) for n in range(most)
+        ]
+        metrics = httpx.get(f"{mill.url}/metrics").text
+        assert "\ntidemill_http_calls_refused_total 2\n" in metrics
+        # What was refused was not executed, and there is room again.
+        assert post(mill, "/call/add", {"id": 7}).json() == {"reply": 1}
 
 
 def test_heads_and_bodies_have_limits() -> None:
