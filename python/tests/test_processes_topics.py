@@ -25,6 +25,7 @@ from .kill.cluster import (
     troubles,
     wait_for,
 )
+from .test_promises_processes import Cluster, call
 
 pytestmark = pytest.mark.servers
 
@@ -221,3 +222,42 @@ def test_topics_that_the_log_is_not_beside_are_refused(tmp_path: Path) -> None:
         with Process(tmp_path / "refused", "run", app, "--processes", "1", *flags) as parent:
             assert parent.process.wait(60) in (1, 2)
             assert why in parent.errors.read_text()
+
+
+@pytest.mark.parametrize(("together", "sizes"), [(None, []), (1, []), (4, [4, 4, 3]), (64, [11])])
+def test_so_many_replies_and_events_of_an_epoch_are_one_message(
+    together: int | None, sizes: list[int], tmp_path: Path
+) -> None:
+    name = f"lists-{secrets.token_hex(4)}"
+    app = tm.App("lists")
+    told = app.stream("told", n=int)
+    app.table("none", key="id", id=int)
+
+    @app.procedure
+    def tell(tx, count: int):
+        for n in range(count):
+            tx.emit(told, n=n)
+        return count
+
+    settings: dict[str, Any] = {
+        "cluster_name": name,
+        "cluster_sources": 1,
+        "cluster_log": f"kafka://{brokers()}",
+    }
+    if together is not None:
+        settings["cluster_together"] = together
+    with Cluster(app, tmp_path, **settings) as cluster:
+        assert call(cluster, "tell", count=10).json() == {"reply": 10}
+    # Where a generation begins, a message has nothing in it.
+    found = [json.loads(text) for text in outputs(name) if text]
+    lists = [message for message in found if isinstance(message, list)]
+    assert [len(message) for message in lists] == sizes
+    if not sizes:
+        assert [one["n"] for one in found if "n" in one] == list(range(10))
+        assert [one for one in found if "n" not in one] == [{"reply": 10}]
+        return
+    assert found == lists
+    said = [one for message in lists for one in message]
+    assert [one["row"] for one in said if "stream" in one] == [{"n": n} for n in range(10)]
+    assert [one["reply"] for one in said if "reply" in one] == [10]
+    assert len({one["id"] for one in said}) == 11

@@ -11,7 +11,6 @@ import tidemill as tm
 
 from .test_entities_nodes import Calls, in_process, is_one, on_nodes
 
-
 PAGE = (Path(__file__).parents[2] / "docs" / "functions.md").read_text()
 
 

@@ -177,7 +177,7 @@ def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
     assert "| `cluster_snapshots_timeout_us` | 60,000,000 |" in PAGE
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.setenv(name, "x")
-    # It takes what is asked, and answers nothing, for less long than one waits where nothing is said.
+    # It takes what is asked, and answers nothing.
     with socket.create_server(("127.0.0.1", 0)) as server:
         host, port = server.getsockname()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
@@ -187,7 +187,6 @@ def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
             cluster_snapshots="s3://bucket/bank",
             cluster_snapshots_timeout_us=300_000,
         )
-    print(said)
     assert f"http://{host}:{port}" in said
 
 

@@ -23,6 +23,7 @@ pub fn check(world: &World) -> Result<(), String> {
         }
         false => in_time(world, &told)?,
     };
+    limits(world)?;
     acknowledged(world, &epochs, &wanted)?;
     order(world, &wanted)?;
     exactly_once(world, &wanted)?;
@@ -128,6 +129,42 @@ fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String>
         }
     }
     Ok((wanted, epochs))
+}
+
+/// Epochs, messages and snapshots are as large as may be, and no larger.
+fn limits(world: &World) -> Result<(), String> {
+    let (requests_max, outputs_max, objects_max) = world.limits();
+    for source in 0..world.sources() {
+        let inputs = world.log.records(Topic::Input(source));
+        for cut in world.log.cuts() {
+            let [from, upto] = [&cut.from, &cut.upto].map(|at| at[source as usize] as usize);
+            let counts = inputs[from..upto].iter().map(|record| match record {
+                Record::Requests(some) => some.len() as u64,
+                _ => 0,
+            });
+            let counts: Vec<u64> = counts.filter(|count| *count > 0).collect();
+            if counts.len() > 1 && counts.iter().sum::<u64>() > requests_max {
+                return Err(format!("limits: {counts:?} requests of source {source} in {cut:?}"));
+            }
+        }
+        for record in world.log.records(Topic::Output(source)) {
+            if let Record::Outputs(outputs) = record {
+                if outputs.len() > outputs_max {
+                    return Err(format!("limits: {} outputs are one record", outputs.len()));
+                }
+            }
+        }
+    }
+    for record in world.log.records(Topic::Cuts) {
+        let Record::Snapshot(manifest) = record else { continue };
+        // A whole one has a part of each member, all of one epoch.
+        let epoch = |name: &String| name.split('-').nth(2).map(str::to_owned);
+        let epochs: BTreeSet<Option<String>> = manifest.objects.iter().map(epoch).collect();
+        if manifest.objects.len() > objects_max && epochs.len() > 1 {
+            return Err(format!("limits: a snapshot of {:?}", manifest.objects));
+        }
+    }
+    Ok(())
 }
 
 /// What outside has said: one thing to each question, and nothing before a cut of it was made.

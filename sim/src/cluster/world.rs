@@ -281,6 +281,12 @@ impl World {
         self.settings.sources
     }
 
+    /// How many requests of a source are in an epoch, how many outputs in a record, and how many objects in a snapshot,
+    /// at most.
+    pub(super) fn limits(&self) -> (u64, usize, usize) {
+        (self.settings.epoch_max, self.settings.outputs_max, self.settings.objects_max)
+    }
+
     /// Its streams in event time.
     pub(super) fn event_time(&self) -> &EventTime {
         &self.settings.event_time
