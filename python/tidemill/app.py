@@ -678,8 +678,9 @@ class App:
         transaction in the one order with all others.
 
         It is called with ``tx`` and a firing, whose ``at`` is the time at which it was due. Firings
-        are logged, so that they are executed again at their place after a crash. Those that were
-        missed while nothing ran come as one, the last.
+        are logged, so that they are executed again at their place after a crash. Those that could
+        not be taken in time come as one, the last. While nothing runs nothing fires; several
+        processes make up for the last one when they start.
 
         >>> app = App("carts")
         >>> carts = app.table("carts", key="id", id=int, until=dt.datetime)
