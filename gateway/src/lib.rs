@@ -45,7 +45,6 @@ mod rows;
 mod seats;
 mod sent;
 mod server;
-mod targets;
 mod tls;
 
 pub use access::digest;

@@ -15,7 +15,6 @@ use crate::face::{Counted, Face};
 use crate::refusal::Refusal;
 use crate::routes::HEALTH;
 use crate::seats::Seat;
-use crate::targets::Fragment;
 
 /// The last port.
 const PORT_MAX: u32 = 65_535;
@@ -75,10 +74,6 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
         }
     }
     let uri = request.uri();
-    if request.extensions().get::<Fragment>().is_some() {
-        let help = "leave out what begins with #: it is for whoever shows the answer";
-        return Err(Refusal::wrong("the address has a fragment", help));
-    }
     for (part, text) in [("path", uri.path()), ("query", uri.query().unwrap_or_default())] {
         escapes(text).map_err(|why| {
             let help = "write each byte of UTF-8 that is no letter or digit as % and two \

@@ -24,7 +24,6 @@ use crate::manners;
 use crate::patience::Patient;
 use crate::routes::Routes;
 use crate::seats::{Seat, Seats};
-use crate::targets::Watched;
 
 /// Bytes of a request's head, and what is read ahead of a body.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -102,18 +101,14 @@ async fn talk<S>(
 {
     let Routes { known, others } = routes;
     let (known, others) = (TowerToHyperService::new(known), TowerToHyperService::new(others));
-    let (stream, fragments) = Watched::new(Patient::new(stream, face.limits.idle));
     let answer = service_fn(move |mut request: Request<Incoming>| {
-        if let Some(fragment) = fragments.next() {
-            request.extensions_mut().insert(fragment);
-        }
         if seat.is_known() && manners::check(&request).is_ok() {
             return known.call(request);
         }
         request.extensions_mut().insert(seat.clone());
         others.call(request)
     });
-    let io = TokioIo::new(stream);
+    let io = TokioIo::new(Patient::new(stream, face.limits.idle));
     let talking = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(face.limits.idle)
