@@ -66,6 +66,15 @@ impl Versions {
         }
     }
 
+    /// Takes back what was written at a place.
+    pub fn take_back(&mut self, place: (Tid, &[u32]), table: TableId, key: &Key) {
+        if let Some(versions) = self.tables[table.index()].get_mut(key) {
+            if let Ok(at) = versions.binary_search_by(|version| version.place().cmp(&place)) {
+                versions.remove(at);
+            }
+        }
+    }
+
     /// Whether anybody has written a row, or had.
     pub fn touched(&self, table: TableId, key: &Key) -> bool {
         self.tables[table.index()].get(key).is_some()

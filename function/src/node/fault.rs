@@ -49,6 +49,8 @@ pub enum Fault {
     JudgeEarly,
     /// A row that was asked for before it was used is what it was then.
     TrustAhead,
+    /// What a function has read before its calls have taken place is not looked at again.
+    TrustDeferred,
     /// Replies leave before their cut is durable.
     ReplyEarly,
     /// After a recovery, replies that have left leave again.
@@ -123,7 +125,7 @@ pub enum Fault {
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 58] = [
+    pub const ALL: [Fault; 59] = [
         Fault::SkipUndo,
         Fault::StaleRead,
         Fault::LoseDependency,
@@ -147,6 +149,7 @@ impl Fault {
         Fault::AskAgain,
         Fault::JudgeEarly,
         Fault::TrustAhead,
+        Fault::TrustDeferred,
         Fault::ReplyEarly,
         Fault::ReplyAgain,
         Fault::ExecuteAgain,

@@ -7,6 +7,7 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_txn::program::{Abort, Asked};
 
 use super::run::ahead::Ahead;
+use super::run::serial::Serial;
 use super::NodeId;
 use crate::gate::Wish;
 use crate::message::{Mode, Verdict};
@@ -80,6 +81,8 @@ pub(super) struct Invocation {
     pub calls_before: u32,
     /// What it has asked for before it uses it.
     pub ahead: Option<Box<Ahead>>,
+    /// How far its calls have come, where they take place one after the other.
+    pub serial: Option<Box<Serial>>,
     pub outcome: Option<Outcome>,
 }
 
@@ -110,6 +113,8 @@ pub(super) struct Write {
 pub(super) struct Child {
     pub ordinal: u32,
     pub call: Call,
+    /// Where it runs.
+    pub to: NodeId,
     pub wanted: bool,
     pub reply: Answer,
     /// Whether that is what was told ahead, and is to be confirmed.
@@ -159,6 +164,7 @@ impl Invocation {
             misses: false,
             calls_before,
             ahead: None,
+            serial: None,
             outcome: None,
         }
     }

@@ -4,6 +4,7 @@ pub(super) mod ahead;
 mod context;
 pub(super) mod look;
 mod ranges;
+pub(super) mod serial;
 
 use std::collections::HashSet;
 
@@ -14,6 +15,7 @@ use tidemill_txn::Program;
 
 use self::look::look;
 use self::ranges::OnRow;
+use self::serial::Settled;
 use super::asked::{self, Answers, Question};
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
@@ -110,13 +112,16 @@ impl<S: Store> Node<S> {
         let reply = value.map_or(Answer::Failed, Answer::Value);
         let is_wrong = std::mem::take(&mut child.is_ahead) && child.reply != reply;
         (child.reply, child.calls) = (reply, calls);
+        if let Some(serial) = &mut invocation.serial {
+            serial.ended(calls);
+        }
         if let Some(ahead) = &mut invocation.ahead {
             ahead.is_wrong |= is_wrong && self.settings.fault != Some(Fault::TrustAhead);
         }
         if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
         }
-        if invocation.may_go_on() {
+        if part.mode == Mode::Sequential || invocation.may_go_on() {
             self.resume(tid, caller.into(), out);
         }
     }
@@ -267,6 +272,13 @@ impl<S: Store> Turn<'_, S> {
             }
         }
         loop {
+            if self.mode == Mode::Sequential {
+                match self.settle() {
+                    Settled::GoesOn => {}
+                    Settled::Waits => return None,
+                    Settled::Ends(outcome) => return Some(outcome),
+                }
+            }
             let children = &self.invocation.children;
             let failed = |&n: &u32| children[n as usize].reply == Answer::Failed;
             if self.invocation.waits.iter().any(failed) {
@@ -283,9 +295,10 @@ impl<S: Store> Turn<'_, S> {
                 }
                 Err(abort) => (None, Err(Stop::Abort(abort))),
             };
+            let mut outcome = None;
             match step {
-                Ok(Step::Done(value)) => return Some(self.returned(value)),
-                Err(Stop::Abort(abort)) => return Some(Outcome::Failed(self.here(), abort)),
+                Ok(Step::Done(value)) => outcome = Some(self.returned(value)),
+                Err(Stop::Abort(abort)) => outcome = Some(Outcome::Failed(self.here(), abort)),
                 Err(Stop::Overdue(reason)) if self.is_spoiled_by(Fault::JudgeEarly) => {
                     let abort = Abort { kind: AbortKind::Overdue, reason };
                     return Some(Outcome::Failed(self.here(), abort));
@@ -295,6 +308,7 @@ impl<S: Store> Turn<'_, S> {
                     self.invocation.confirms();
                     activation = None;
                 }
+                Err(Stop::Overdue(_)) if self.invocation.has_deferred() => activation = None,
                 Err(Stop::Overdue(reason)) => {
                     self.judge(0, reason);
                     return None;
@@ -303,11 +317,13 @@ impl<S: Store> Turn<'_, S> {
                     let waits: Vec<u32> = handles.iter().map(|handle| handle.0).collect();
                     let made = &self.invocation.children;
                     let is_wanted = |&n: &u32| made.get(n as usize).is_some_and(|c| c.wanted);
-                    if !waits.iter().all(is_wanted) {
-                        return Some(Outcome::Failed(self.here(), unwanted()));
+                    match waits.iter().all(is_wanted) {
+                        true => {
+                            self.invocation.awaited.extend(&waits);
+                            self.invocation.waits = waits;
+                        }
+                        false => outcome = Some(Outcome::Failed(self.here(), unwanted())),
                     }
-                    self.invocation.awaited.extend(&waits);
-                    self.invocation.waits = waits;
                 }
                 Err(Stop::Unwind) => {
                     if let Some(mode) = self.missed {
@@ -319,8 +335,14 @@ impl<S: Store> Turn<'_, S> {
                     activation = None;
                 }
             }
-            self.invocation.activation = activation;
-            if self.invocation.is_waiting() {
+            match outcome {
+                Some(outcome) if self.invocation.has_deferred() => {
+                    self.invocation.comes_to(outcome);
+                }
+                Some(outcome) => return Some(outcome),
+                None => self.invocation.activation = activation,
+            }
+            if self.mode != Mode::Sequential && self.invocation.is_waiting() {
                 return None;
             }
         }
@@ -423,13 +445,11 @@ impl<S: Store> Turn<'_, S> {
         }
         let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
-        let is_last = self.is_spoiled_by(Fault::ChangeStamp) && self.mode != Mode::Fresh;
-        let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
-        let saw = look(self.store, self.versions, place, &what, limit, &is_there);
+        let saw = self.sees(ordinal, &what, limit);
         let told = match () {
             () if self.is_spoiled_by(Fault::StaleRead) => {
                 let nothing = Versions::new(self.functions.program().tables.len());
-                look(self.store, &nothing, place, &what, limit, &is_there)
+                look(self.store, &nothing, (self.tid, &place[..]), &what, limit, &is_there)
             }
             () if self.is_spoiled_by(Fault::ForgetOwnWrites) => {
                 let place = (self.tid, &[][..]);
@@ -440,6 +460,17 @@ impl<S: Store> Turn<'_, S> {
         self.invocation.reads.push(Read { ordinal, what, limit, saw });
         self.invocation.told += 1;
         Ok(told)
+    }
+
+    /// What a read at a place of the call is told.
+    fn sees(&self, ordinal: u32, what: &Wish, limit: u32) -> Saw {
+        let mut place = self.path.clone();
+        place.push(ordinal);
+        let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
+        let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
+        let is_last = self.is_spoiled_by(Fault::ChangeStamp) && self.mode != Mode::Fresh;
+        let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
+        look(self.store, self.versions, place, what, limit, &is_there)
     }
 
     /// Writes what this node owns.
@@ -570,36 +601,30 @@ impl<S: Store> Turn<'_, S> {
                 _ => return Err(self.miss(Mode::Fresh)),
             }
         } else {
-            let calls_max = self.settings.calls_max;
-            let mut calls = invocation.calls_before;
-            if self.mode == Mode::Sequential {
-                calls += invocation.children.iter().map(|child| child.calls).sum::<u32>();
-                calls += u32::from(is_function);
-                if calls > calls_max {
-                    let reason = format!("a transaction has at most {calls_max} calls");
-                    return Err(Abort::refused(reason).into());
-                }
+            let mode = self.mode;
+            if mode == Mode::Sequential {
+                self.defer(is_function)?;
             } else {
                 // Only one call after the other says which is the one too many.
                 *self.calls += 1;
-                if *self.calls > calls_max {
+                if *self.calls > self.settings.calls_max {
                     return Err(self.miss(Mode::Sequential));
                 }
             }
-            let (tid, home, mode) = (self.tid, self.home, self.mode);
-            let caller = (wanted || mode == Mode::Sequential).then_some(self.me);
-            let share = share::of_call(invocation.share, nth as u32);
+            let invocation = &mut *self.invocation;
             let known = invocation.known_ahead(&call).filter(|_| mode == Mode::Fresh);
             let (is_ahead, reply) = (known.is_some(), known.unwrap_or(Answer::Nothing));
-            let child = Child { ordinal, call: call.clone(), wanted, reply, is_ahead, calls: 0 };
+            let (child, calls) = (call.clone(), invocation.calls_before);
+            let child = Child { ordinal, call: child, to, wanted, reply, is_ahead, calls: 0 };
             invocation.children.push(child);
-            self.sends.push((to, Body::Call { tid, path, call, share, home, caller, mode, calls }));
+            if mode != Mode::Sequential {
+                let (tid, home, caller) = (self.tid, self.home, wanted.then_some(self.me));
+                let share = share::of_call(invocation.share, nth as u32);
+                let call = Body::Call { tid, path, call, share, home, caller, mode, calls };
+                self.sends.push((to, call));
+            }
         }
-        let nth = nth as u32;
-        if self.mode == Mode::Sequential {
-            self.answer(nth)?;
-        }
-        Ok(nth)
+        Ok(nth as u32)
     }
 
     /// What a call has returned; the function begins again when it has not yet.

@@ -72,8 +72,11 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Goes on where all that it was told ahead is confirmed.
+    /// Goes on where all that it was told is so, what was told ahead and what may change by a call before it.
     pub(super) fn confirm(&mut self) -> Result<(), Stop> {
+        if self.invocation.has_deferred() {
+            return Err(Stop::Unwind);
+        }
         match self.invocation.is_unconfirmed() {
             true => {
                 self.invocation.confirms();
