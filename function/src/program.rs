@@ -55,6 +55,9 @@ pub struct Handle(pub(crate) u32);
 pub enum Step {
     /// It goes on when these calls have returned, which it wanted.
     Wait(Vec<Handle>),
+    /// It was told [`Stop::Unwind`] and keeps where it is, all the same: when it can go on it makes the same use of its
+    /// context again, and no other before.
+    Stay,
     /// It returns.
     Done(Value),
 }
@@ -129,6 +132,12 @@ pub trait Functions: Send + Sync {
 
     /// Begins a function; aborts when there is none, or when the arguments do not fit.
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
+
+    /// Begins a function that has been begun again many times: it may keep where it is ([`Step::Stay`]), if that costs
+    /// less.
+    fn begin_kept(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        self.begin(call)
+    }
 
     /// The event that tells others what a request has come to, beside its reply, if somebody wants it.
     fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
@@ -241,7 +250,7 @@ pub trait Context {
     /// Calls a function, and says whether anybody will wait for what it returns.
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
     /// What a call has returned that the function has waited for.
-    fn reply(&self, handle: Handle) -> Option<&Value>;
+    fn reply(&mut self, handle: Handle) -> Option<&Value>;
     /// What a call has returned, whose reply the function wanted. Where it has not yet, the function is begun
     /// again when it has: so functions wait that can't keep where they are.
     fn settled(&mut self, handle: Handle) -> Result<&Value, Stop>;

@@ -88,6 +88,27 @@ pub fn overdue(limit_us: Option<i64>) -> String {
     format!("the function took longer than {} microseconds", limit_us.unwrap_or_default())
 }
 
+/// Waits, and what runs on this thread begins its time anew behind that: a wait is nobody's time. Whoever calls it has the lock
+/// of the interpreter, if something runs.
+pub fn waiting<T>(wait: impl FnOnce() -> T) -> T {
+    let (set, see) = (Ordering::AcqRel, Ordering::Acquire);
+    let pauses = OWN.with(|own| {
+        let state = &own.get()?.slot.state;
+        // What has been interrupted ends by that.
+        let runs = |state: u64| (state > GONE && state % 2 == 0).then_some(IDLE);
+        state.fetch_update(set, see, runs).ok()
+    });
+    let waited = wait();
+    if pauses.is_some() {
+        OWN.with(|own| {
+            let Some(Own { slot, calls }) = own.get() else { return };
+            calls.set(calls.get() + 1);
+            slot.state.store(calls.get() * 2, Ordering::Release);
+        });
+    }
+    waited
+}
+
 /// A call that runs under a deadline, until it is dropped at the latest.
 pub struct Timed(Arc<Slot>);
 

@@ -10,6 +10,7 @@ mod cluster;
 mod deadline;
 mod errors;
 mod external;
+mod kept;
 mod mill;
 mod msgpack;
 mod nodes;

@@ -1,5 +1,5 @@
 //! Python functions on a node: each call is an activation, which goes on when what it waits for is there, and
-//! is begun again when it can't keep where it is. The package's half is `remote.py`.
+//! is begun again when it can't keep where it is ([`crate::kept`]). The package's half is `remote.py`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,6 +17,7 @@ use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, Window
 use crate::attached::attached;
 use crate::deadline::{overdue, Timed};
 use crate::errors::to_python as raised;
+use crate::kept::kept;
 use crate::mill::app_spec;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
@@ -407,6 +408,10 @@ impl Begins for PyFunctions {
         let functions = functions.expect("whoever asks holds it");
         let (call, running, coroutine, decimals) = (call.clone(), None, None, None);
         Ok(Box::new(Turns { functions, function, call, is_request, running, coroutine, decimals }))
+    }
+
+    fn keep(&self, activation: Box<dyn Activation>) -> Box<dyn Activation> {
+        kept(activation)
     }
 }
 

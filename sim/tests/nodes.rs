@@ -132,10 +132,12 @@ fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
     let nodes = 1 + dice.below(4) as u16;
     let cache = dice.chance(75);
     let rounds_max = 2 + dice.below(5) as u32;
+    let begins_max = *dice.pick(&[0, 1, 2, 16]);
     let settings = Settings {
         calls_max: CALLS_MAX,
         depth_max: DEPTH_MAX,
         rounds_max,
+        begins_max,
         cache,
         fault,
         ..Settings::default()

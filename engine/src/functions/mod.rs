@@ -54,6 +54,11 @@ pub trait Begins: Send + Sync {
         call: &Call,
         is_request: bool,
     ) -> Result<Box<dyn Activation>, Abort>;
+
+    /// The same of a function that has been begun again many times: it may keep where it is, if that costs less.
+    fn keep(&self, activation: Box<dyn Activation>) -> Box<dyn Activation> {
+        activation
+    }
 }
 
 /// An app's program as nodes see it.
@@ -564,6 +569,10 @@ impl AppFunctions {
 impl Functions for AppFunctions {
     fn program(&self) -> &Program {
         &self.program
+    }
+
+    fn begin_kept(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
+        Ok(self.begins.keep(self.begin(call)?))
     }
 
     fn begin(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {

@@ -96,13 +96,14 @@ impl Owners {
 /// What may be chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// So many calls may be in one transaction. One call after the other, which is how it is found which one
-    /// is too many, costs the square of their number.
+    /// So many calls may be in one transaction.
     pub calls_max: u32,
     /// So many may be in one another.
     pub depth_max: usize,
     /// After so many rounds of an epoch transactions run one at a time.
     pub rounds_max: u32,
+    /// A call that has been begun so often keeps where it is from then on, if it can ([`Functions::begin_kept`]).
+    pub begins_max: u32,
     /// Whether a re-run makes all calls at once where it can.
     pub cache: bool,
     /// What random numbers are made of, beside places.
@@ -120,6 +121,7 @@ impl Default for Settings {
             calls_max: 10_000,
             depth_max: 100,
             rounds_max: 6,
+            begins_max: 16,
             cache: true,
             seed: 0,
             output_bytes_max: 900_000,
@@ -198,6 +200,8 @@ pub struct Counters {
     pub calls: u64,
     /// Of those the ones executed without being called.
     pub cached: u64,
+    /// How often functions have begun, or begun again.
+    pub begins: u64,
     /// Messages to other nodes.
     pub messages: u64,
 }

@@ -58,6 +58,8 @@ pub(super) struct Invocation {
     pub caller: Option<NodeId>,
     /// The function, while it waits; none before it begins, and when it has to begin again.
     pub activation: Option<Box<dyn Activation>>,
+    /// How often it has begun.
+    pub begun: u32,
     /// How many accesses and calls it has made.
     pub ordinal: u32,
     /// What it has read, in its order; one that begins again is told the same again.
@@ -68,6 +70,8 @@ pub(super) struct Invocation {
     /// The calls it has made; one that begins again has made so many of them again.
     pub children: Vec<Child>,
     pub made: usize,
+    /// How far it was before its last use of its context.
+    pub mark: Mark,
     /// The calls it waits for, and all that it has waited for since it began.
     pub waits: Vec<u32>,
     pub awaited: BTreeSet<u32>,
@@ -84,6 +88,15 @@ pub(super) struct Invocation {
     /// How far its calls have come, where they take place one after the other.
     pub serial: Option<Box<Serial>>,
     pub outcome: Option<Outcome>,
+}
+
+/// How far a call has come: accesses, reads told, calls and writes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Mark {
+    ordinal: u32,
+    told: usize,
+    made: usize,
+    writes: usize,
 }
 
 /// A read, and what it was told.
@@ -150,6 +163,7 @@ impl Invocation {
             share,
             caller,
             activation: None,
+            begun: 0,
             ordinal: 0,
             reads: Vec::new(),
             told: 0,
@@ -157,6 +171,7 @@ impl Invocation {
             emits: Vec::new(),
             children: Vec::new(),
             made: 0,
+            mark: Mark::default(),
             waits: Vec::new(),
             awaited: BTreeSet::new(),
             asks: None,
@@ -187,6 +202,19 @@ impl Invocation {
     /// Whether something that it was told ahead has not been confirmed.
     pub fn is_unconfirmed(&self) -> bool {
         self.ahead.is_some() && self.children.iter().any(|child| child.is_ahead)
+    }
+
+    /// Remembers how far it is.
+    pub fn mark(&mut self) {
+        let (told, made, writes) = (self.told, self.made, self.writes.len());
+        self.mark = Mark { ordinal: self.ordinal, told, made, writes };
+    }
+
+    /// Goes back to where it was before the use that could not be.
+    pub fn back(&mut self) {
+        let Mark { ordinal, told, made, writes } = self.mark;
+        (self.ordinal, self.told, self.made) = (ordinal, told, made);
+        self.writes.truncate(writes);
     }
 
     /// The same call again.

@@ -151,6 +151,7 @@ impl<S: Store> Node<S> {
                 has_missed: part.has_missed,
                 written: &mut part.written,
                 calls: &mut part.calls,
+                begins: &mut self.counters.begins,
                 cached: (part.before.get(&path).map(|before| &**before))
                     .filter(|_| part.mode == Mode::Cached),
                 invocation: &mut invocation,
@@ -251,6 +252,7 @@ struct Turn<'a, S> {
     written: &'a mut Vec<(TableId, Key)>,
     /// The calls of the transaction that were made here.
     calls: &'a mut u32,
+    begins: &'a mut u64,
     /// The last run of the same call, where it is to be repeated.
     cached: Option<&'a Invocation>,
     invocation: &'a mut Invocation,
@@ -325,14 +327,18 @@ impl<S: Store> Turn<'_, S> {
                         false => outcome = Some(Outcome::Failed(self.here(), unwanted())),
                     }
                 }
-                Err(Stop::Unwind) => {
+                Ok(Step::Stay) | Err(Stop::Unwind) => {
                     if let Some(mode) = self.missed {
                         return Some(Outcome::Missed(mode));
                     }
+                    match step {
+                        Ok(_) => self.invocation.back(),
+                        Err(_) => activation = None,
+                    }
                     if self.invocation.asks.is_some() {
+                        self.invocation.activation = activation;
                         return None;
                     }
-                    activation = None;
                 }
             }
             match outcome {
@@ -372,11 +378,19 @@ impl<S: Store> Turn<'_, S> {
         if let Some(reason) = self.judged(0) {
             return Err(Abort { kind: AbortKind::Overdue, reason });
         }
+        *self.begins += 1;
+        self.invocation.begun += 1;
         let call = &self.invocation.call;
         match call.target {
+            Target::Function(_) if self.keeps() => self.functions.begin_kept(call),
             Target::Function(_) => self.functions.begin(call),
             _ => Ok(Box::new(OnRow(call.clone()))),
         }
+    }
+
+    /// Whether it has begun so often that it keeps where it is, if it can.
+    fn keeps(&self) -> bool {
+        self.invocation.begun > self.settings.begins_max
     }
 
     /// Why a part of the call took too long, if it did; the whole of it is part 0.
@@ -442,6 +456,9 @@ impl<S: Store> Turn<'_, S> {
                 return Err(self.not_deterministic());
             }
             return Ok(read.saw.clone());
+        }
+        if self.invocation.waits_to_read() {
+            return Err(Stop::Unwind);
         }
         let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);

@@ -16,6 +16,7 @@ use crate::store::Store;
 
 impl<S: Store> Context for Turn<'_, S> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
+        self.invocation.mark();
         self.functions.program().check_visible(table)?;
         let key = self.functions.program().stored_key(table, key)?;
         let owner = self.owner(table, &key);
@@ -28,6 +29,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
+        self.invocation.mark();
         if self.is_kept(table) {
             let key = self.invocation.call.key.clone();
             return self.hold(table, &key, row);
@@ -37,6 +39,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        self.invocation.mark();
         if self.is_kept(table) {
             return self.let_go(table, key);
         }
@@ -51,6 +54,7 @@ impl<S: Store> Context for Turn<'_, S> {
         leading: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        self.invocation.mark();
         self.functions.program().check_ranges(table)?;
         let leading = self.functions.program().stored_bound(table, leading)?;
         self.rows(table, Bounds::Leading, (leading, Vec::new()), limit)
@@ -63,6 +67,7 @@ impl<S: Store> Context for Turn<'_, S> {
         to: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        self.invocation.mark();
         self.functions.program().check_ranges(table)?;
         let from = self.functions.program().stored_bound(table, from)?;
         let to = self.functions.program().stored_bound(table, to)?;
@@ -73,16 +78,18 @@ impl<S: Store> Context for Turn<'_, S> {
         &mut self,
         rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>,
     ) -> Result<(), Stop> {
+        self.invocation.mark();
         self.ask_ahead(rows)
     }
 
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
+        self.invocation.mark();
         let key = stored_key(self.functions.program(), &call)?;
         let owner = self.owner(call.table, &key);
         self.make(Call { key: key.into(), ..call }, owner, wanted).map(Handle)
     }
 
-    fn reply(&self, handle: Handle) -> Option<&Value> {
+    fn reply(&mut self, handle: Handle) -> Option<&Value> {
         if !self.invocation.awaited.contains(&handle.0) {
             // It may be here: when is a matter of chance.
             return None;
@@ -94,6 +101,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn settled(&mut self, handle: Handle) -> Result<&Value, Stop> {
+        self.invocation.mark();
         let child = self.invocation.children.get(handle.0 as usize);
         if !child.is_some_and(|child| child.wanted) {
             return Err(unwanted().into());
@@ -112,6 +120,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop> {
+        self.invocation.mark();
         let (path, _) = self.access()?;
         let asked = asked::hash(&path, &self.invocation.call, question);
         let Some(answer) = self.answers.get(&(self.tid, asked)) else {
@@ -134,6 +143,7 @@ impl<S: Store> Context for Turn<'_, S> {
     }
 
     fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop> {
+        self.invocation.mark();
         match (self.judged(part), reason) {
             (None, Some(reason)) => {
                 // It may have been told what is not so.

@@ -27,6 +27,8 @@ pub(in crate::node) struct Serial {
     calls: u32,
     /// So many of its reads have been told what is so.
     reads: usize,
+    /// Whether it reads nothing before its calls have taken place: it has been begun again for that often enough.
+    is_careful: bool,
     /// What it has come to, if all of its calls end well.
     outcome: Option<Outcome>,
 }
@@ -46,6 +48,11 @@ impl Invocation {
     /// Whether calls that it has made have not taken place yet.
     pub(super) fn has_deferred(&self) -> bool {
         self.serial.as_ref().is_some_and(|serial| serial.sent < self.children.len())
+    }
+
+    /// Whether it is to read when its calls have taken place.
+    pub(super) fn waits_to_read(&self) -> bool {
+        self.has_deferred() && self.serial.as_ref().is_some_and(|serial| serial.is_careful)
     }
 
     /// Notes what it has come to, for when its calls have taken place.
@@ -150,8 +157,10 @@ impl<S: Store> Turn<'_, S> {
             self.versions.take_back((self.tid, &place), write.table, &write.key);
         }
         invocation.reads.truncate(read);
+        let is_careful = invocation.begun >= self.settings.begins_max;
         let serial = invocation.serial();
         (serial.deferred, serial.reads, serial.outcome) = (0, read, None);
+        serial.is_careful |= is_careful;
         let sent = serial.sent;
         invocation.children.truncate(sent);
         invocation.waits.clear();

@@ -20,7 +20,7 @@ pub(super) trait Memory {
     fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop>;
     fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop>;
     fn call(&mut self, call: Call, wanted: bool) -> Result<Self::Made, Stop>;
-    fn reply(&self, made: Self::Made) -> Option<i64>;
+    fn reply(&mut self, made: Self::Made) -> Option<i64>;
     fn settled(&mut self, made: Self::Made) -> Result<i64, Stop>;
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop>;
     fn now_us(&self) -> i64;
@@ -77,6 +77,7 @@ impl<M: Memory> Counted<'_, M> {
 }
 
 /// A function that runs.
+#[derive(Clone)]
 pub(super) struct Machine<M> {
     function: u32,
     table: TableId,

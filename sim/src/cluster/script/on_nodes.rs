@@ -52,7 +52,7 @@ impl Memory for OnNode<'_> {
         self.0.call(call, wanted)
     }
 
-    fn reply(&self, made: Handle) -> Option<i64> {
+    fn reply(&mut self, made: Handle) -> Option<i64> {
         self.0.reply(made).map(int)
     }
 
@@ -92,6 +92,149 @@ impl Memory for OnNode<'_> {
             self.0.verdict(part, Some(&verdict))?;
         }
         Ok(false)
+    }
+}
+
+/// What a use of the memory has come to.
+#[derive(Clone)]
+enum Used {
+    Nothing,
+    Row(Option<Vec<i64>>),
+    Rows(Vec<Vec<i64>>),
+    Made(Handle),
+    Int(i64),
+    Is(bool),
+}
+
+/// On a node, by who keeps where it is: uses that it has made already come to what they came to.
+struct Kept<'a> {
+    node: OnNode<'a>,
+    used: &'a mut Vec<Used>,
+    at: usize,
+}
+
+impl Kept<'_> {
+    fn uses(
+        &mut self,
+        work: impl FnOnce(&mut OnNode<'_>) -> Result<Used, Stop>,
+    ) -> Result<Used, Stop> {
+        if self.at == self.used.len() {
+            self.used.push(work(&mut self.node)?);
+        }
+        self.at += 1;
+        Ok(self.used[self.at - 1].clone())
+    }
+
+    fn is_done(
+        &mut self,
+        work: impl FnOnce(&mut OnNode<'_>) -> Result<(), Stop>,
+    ) -> Result<(), Stop> {
+        self.uses(|node| work(node).map(|()| Used::Nothing)).map(drop)
+    }
+}
+
+impl Memory for Kept<'_> {
+    type Made = Handle;
+
+    fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop> {
+        match self.uses(|node| node.get(table, key).map(Used::Row))? {
+            Used::Row(row) => Ok(row),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop> {
+        self.is_done(|node| node.put(table, row))
+    }
+
+    fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop> {
+        self.is_done(|node| node.delete(table, key))
+    }
+
+    fn expect(&mut self, rows: &[(TableId, Vec<i64>)]) -> Result<(), Stop> {
+        self.is_done(|node| node.expect(rows))
+    }
+
+    fn find(&mut self, table: TableId, leading: &[i64], limit: u32) -> Result<Vec<Vec<i64>>, Stop> {
+        match self.uses(|node| node.find(table, leading, limit).map(Used::Rows))? {
+            Used::Rows(rows) => Ok(rows),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn range(&mut self, table: TableId, from: &[i64], to: &[i64]) -> Result<Vec<Vec<i64>>, Stop> {
+        match self.uses(|node| node.range(table, from, to).map(Used::Rows))? {
+            Used::Rows(rows) => Ok(rows),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
+        match self.uses(|node| node.call(call, wanted).map(Used::Made))? {
+            Used::Made(made) => Ok(made),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn reply(&mut self, made: Handle) -> Option<i64> {
+        self.node.reply(made)
+    }
+
+    fn settled(&mut self, made: Handle) -> Result<i64, Stop> {
+        match self.uses(|node| node.settled(made).map(Used::Int))? {
+            Used::Int(reply) => Ok(reply),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop> {
+        self.is_done(|node| node.emit(n, acc))
+    }
+
+    fn now_us(&self) -> i64 {
+        self.node.now_us()
+    }
+
+    fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
+        match self.uses(|node| node.lookup(question).map(Used::Int))? {
+            Used::Int(said) => Ok(said),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+
+    fn tarry(&mut self, verdict: String) -> Result<(), Stop> {
+        self.is_done(|node| node.tarry(verdict))
+    }
+
+    fn tarry_partly(&mut self, part: u32, verdict: String) -> Result<bool, Stop> {
+        match self.uses(|node| node.tarry_partly(part, verdict).map(Used::Is))? {
+            Used::Is(is) => Ok(is),
+            _ => unreachable!("it makes the same uses again"),
+        }
+    }
+}
+
+/// Keeps where it is: the machine as it went on last, and what it has used since.
+struct Stays {
+    running: Running,
+    used: Vec<Used>,
+}
+
+impl Activation for Stays {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Running { script, machine } = &mut self.running;
+        let mut on = machine.clone();
+        let mut kept = Kept { node: OnNode(context, script), used: &mut self.used, at: 0 };
+        match on.run(script, &mut kept) {
+            Ok(Pause::Waits(made)) => {
+                self.used.clear();
+                *machine = on;
+                Ok(Step::Wait(made))
+            }
+            Ok(Pause::Done(acc)) => Ok(Step::Done(Value::Int(acc))),
+            Err(Stop::Unwind) => Ok(Step::Stay),
+            Err(stop) => Err(stop),
+        }
     }
 }
 
@@ -171,6 +314,14 @@ pub struct OnNodes {
     pub executes_again: bool,
 }
 
+impl OnNodes {
+    fn running(&self, function: u32, call: &Call) -> Result<Running, Abort> {
+        self.script.code(function)?;
+        let machine = Machine::new(function, call);
+        Ok(Running { script: self.script.clone(), machine })
+    }
+}
+
 impl Functions for OnNodes {
     fn takes_turns(&self, call: &Call) -> bool {
         // Some do, be it that they are not in each other's way.
@@ -197,9 +348,17 @@ impl Functions for OnNodes {
             let (call, executes_again) = (call.clone(), self.executes_again);
             return Ok(Box::new(Once { call, executes_again, made: None }));
         }
-        self.script.code(function)?;
-        let machine = Machine::new(function, call);
-        Ok(Box::new(Running { script: self.script.clone(), machine }))
+        Ok(Box::new(self.running(function, call)?))
+    }
+
+    fn begin_kept(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        match call.target {
+            Target::Function(function) if function < ONCE => {
+                let running = self.running(function, call)?;
+                Ok(Box::new(Stays { running, used: Vec::new() }))
+            }
+            _ => self.begin(call),
+        }
     }
 
     fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {

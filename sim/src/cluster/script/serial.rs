@@ -84,7 +84,7 @@ impl Memory for OnTx<'_> {
         Ok(self.replies.len() - 1)
     }
 
-    fn reply(&self, made: usize) -> Option<i64> {
+    fn reply(&mut self, made: usize) -> Option<i64> {
         Some(self.replies[made])
     }
 

@@ -1,0 +1,308 @@
+//! Functions that keep where they are.
+//!
+//! A function that uses a row of another node, or asks for the result of a call, is begun again when that is there. One that does so
+//! many times would cost the square of that: so it runs on a thread of its own from then on, which waits where it is. Only one of
+//! the two runs at a time, that thread or the node's, and all that the function uses is used by the node's.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+
+use pyo3::{ffi, Python};
+use tidemill_core::{StreamId, TableId, Value};
+use tidemill_function::{Activation, Call, Context, Handle, Step, Stop};
+use tidemill_txn::program::Ask;
+
+use crate::deadline;
+
+/// So many functions have threads at a time; others are begun again.
+const THREADS_MAX: usize = 32;
+/// Functions may call each other as deep as on the interpreter's own threads.
+const STACK_BYTES: usize = 16 << 20;
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// A use of the context; whether it came to something.
+type Use = Box<dyn FnMut(&mut dyn Context) -> bool + Send>;
+
+/// What a function's thread says to the node's.
+enum Says {
+    Uses(Use),
+    Stops(Result<Step, Stop>),
+}
+
+/// What the node's says to the function's.
+enum Told {
+    /// Go on.
+    On,
+    /// What was to be used is not there yet.
+    Waits,
+}
+
+/// A thread of the process, of so many.
+struct Slot;
+
+impl Slot {
+    fn take() -> Option<Slot> {
+        let more = |threads: usize| (threads < THREADS_MAX).then_some(threads + 1);
+        THREADS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Slot)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        THREADS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The function, where threads are left; else the one that it was.
+pub fn kept(activation: Box<dyn Activation>) -> Box<dyn Activation> {
+    let Some(slot) = Slot::take() else { return activation };
+    let ((says, said), (tells, told)) = (channel(), channel());
+    let mut far = Far { says, told: Mutex::new(told), value: None };
+    let function = Arc::new(Mutex::new(Some(activation)));
+    let theirs = function.clone();
+    let run = move || {
+        let taken = theirs.lock().ok().and_then(|mut function| function.take());
+        let Some(mut activation) = taken else { return };
+        while let Some(Told::On) = far.hears() {
+            let step = activation.resume(&mut far);
+            if far.says.send(Says::Stops(step)).is_err() {
+                return;
+            }
+        }
+    };
+    let named = Builder::new().name("tidemill-function".into()).stack_size(STACK_BYTES);
+    match named.spawn(run) {
+        Ok(thread) => {
+            let (said, thread, used) = (Mutex::new(said), Some(thread), None);
+            Box::new(Kept { tells: Some(tells), said, used, thread, _slot: slot })
+        }
+        // The system has none: it is begun again as any other.
+        Err(_) => {
+            let left = function.lock().ok().and_then(|mut function| function.take());
+            left.expect("nobody else has taken it")
+        }
+    }
+}
+
+/// A function on a thread of its own, as its node has it.
+struct Kept {
+    /// None when it ends.
+    tells: Option<Sender<Told>>,
+    said: Mutex<Receiver<Says>>,
+    /// What it is about to use, and waits for.
+    used: Option<Use>,
+    thread: Option<JoinHandle<()>>,
+    _slot: Slot,
+}
+
+impl Kept {
+    fn tell(&self, told: Told) {
+        // Where it has ended it says no more, either.
+        let _ = self.tells.as_ref().map(|tells| tells.send(told));
+    }
+}
+
+impl Activation for Kept {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        if let Some(used) = &mut self.used {
+            if !used(context) {
+                return Ok(Step::Stay);
+            }
+            self.used = None;
+        }
+        self.tell(Told::On);
+        loop {
+            match heard(&self.said) {
+                Some(Says::Uses(mut used)) => match used(context) {
+                    true => self.tell(Told::On),
+                    false => {
+                        self.tell(Told::Waits);
+                        self.used = Some(used);
+                        return Ok(Step::Stay);
+                    }
+                },
+                Some(Says::Stops(step)) => return step,
+                None => {
+                    let thread = self.thread.take().expect("it has not been joined");
+                    let panic = thread.join().expect_err("it ends when it is told so");
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // It hears that there is nothing to go on with.
+        self.tells = None;
+        if let Some(thread) = self.thread.take() {
+            // Where it has panicked the system has said so.
+            let _ = unattended(|| thread.join());
+        }
+    }
+}
+
+/// Waits, and leaves the interpreter to others meanwhile.
+fn unattended<T: Send>(wait: impl FnOnce() -> T + Send) -> T {
+    // SAFETY: it looks at the thread's own state.
+    match unsafe { ffi::PyGILState_Check() } == 1 {
+        true => Python::attach(|py| py.detach(wait)),
+        false => wait(),
+    }
+}
+
+/// The next word, none when there will be none.
+fn heard<T: Send>(from: &Mutex<Receiver<T>>) -> Option<T> {
+    unattended(|| from.lock().ok()?.recv().ok())
+}
+
+/// The context as the function's thread has it.
+struct Far {
+    says: Sender<Says>,
+    told: Mutex<Receiver<Told>>,
+    /// What it has lent last.
+    value: Option<Value>,
+}
+
+impl Far {
+    fn hears(&self) -> Option<Told> {
+        heard(&self.told)
+    }
+
+    /// Has the context used, and waits until that has come to something.
+    fn uses<T: Send + 'static>(
+        &self,
+        mut work: impl FnMut(&mut dyn Context) -> Result<T, Stop> + Send + 'static,
+    ) -> Result<T, Stop> {
+        let done = Arc::new(Mutex::new(None));
+        let into = done.clone();
+        let used = move |context: &mut dyn Context| match work(context) {
+            Err(Stop::Unwind) => false,
+            result => {
+                *into.lock().unwrap_or_else(|e| e.into_inner()) = Some(result);
+                true
+            }
+        };
+        let ended = || Err(Stop::Unwind);
+        if self.says.send(Says::Uses(Box::new(used))).is_err() {
+            return ended();
+        }
+        let told = match self.hears() {
+            // That is not the function's time.
+            Some(Told::Waits) => deadline::waiting(|| self.hears()),
+            told => told,
+        };
+        match told {
+            Some(Told::On) => {
+                let done = done.lock().unwrap_or_else(|e| e.into_inner()).take();
+                done.unwrap_or_else(ended)
+            }
+            _ => ended(),
+        }
+    }
+
+    /// The same of what can be used at any time.
+    fn asks<T: Send + 'static>(
+        &self,
+        otherwise: T,
+        mut work: impl FnMut(&mut dyn Context) -> T + Send + 'static,
+    ) -> T {
+        // Where the function is to end nobody looks at it.
+        self.uses(move |context| Ok(work(context))).unwrap_or(otherwise)
+    }
+}
+
+impl Context for Far {
+    fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
+        let key = key.to_vec();
+        self.uses(move |context| context.get(table, &key))
+    }
+
+    fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
+        let row = row.to_vec();
+        self.uses(move |context| context.put(table, &row))
+    }
+
+    fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        let key = key.to_vec();
+        self.uses(move |context| context.delete(table, &key))
+    }
+
+    fn find(
+        &mut self,
+        table: TableId,
+        leading: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let leading = leading.to_vec();
+        self.uses(move |context| context.find(table, &leading, limit))
+    }
+
+    fn range(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        limit: u32,
+    ) -> Result<Vec<Arc<[Value]>>, Stop> {
+        let (from, to) = (from.to_vec(), to.to_vec());
+        self.uses(move |context| context.range(table, &from, &to, limit))
+    }
+
+    fn expect(
+        &mut self,
+        rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>,
+    ) -> Result<(), Stop> {
+        let rows: Vec<(TableId, Vec<Value>)> = rows.collect();
+        self.uses(move |context| context.expect(&mut rows.iter().cloned()))
+    }
+
+    fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop> {
+        self.uses(move |context| context.call(call.clone(), wanted))
+    }
+
+    fn reply(&mut self, handle: Handle) -> Option<&Value> {
+        self.value = self.asks(None, move |context| context.reply(handle).cloned());
+        self.value.as_ref()
+    }
+
+    fn settled(&mut self, handle: Handle) -> Result<&Value, Stop> {
+        let value = self.uses(move |context| context.settled(handle).cloned())?;
+        Ok(self.value.insert(value))
+    }
+
+    fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop> {
+        let row = row.to_vec();
+        self.uses(move |context| context.emit(stream, &row))
+    }
+
+    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop> {
+        let (question, ask) = (question.to_vec(), ask.clone());
+        self.uses(move |context| context.lookup(&question, &ask))
+    }
+
+    fn has_deadline(&self) -> bool {
+        self.asks(false, |context| context.has_deadline())
+    }
+
+    fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop> {
+        let reason = reason.map(str::to_string);
+        self.uses(move |context| context.verdict(part, reason.as_deref()))
+    }
+
+    fn random(&mut self) -> u64 {
+        self.asks(0, |context| context.random())
+    }
+
+    fn now_us(&self) -> i64 {
+        self.asks(0, |context| context.now_us())
+    }
+
+    fn mark_us(&self, stream: StreamId) -> Option<i64> {
+        self.asks(None, move |context| context.mark_us(stream))
+    }
+}
