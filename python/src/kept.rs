@@ -9,11 +9,12 @@ use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
-use pyo3::{ffi, Python};
+use pyo3::Python;
 use tidemill_core::{StreamId, TableId, Value};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop};
 use tidemill_txn::program::Ask;
 
+use crate::attached::attached;
 use crate::deadline;
 
 /// So many functions have threads at a time; others are begun again.
@@ -107,6 +108,13 @@ impl Kept {
 
 impl Activation for Kept {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        // With the lock of the interpreter, which it gives up where it waits: so it need not be taken for that.
+        attached(|_| self.goes_on(context))
+    }
+}
+
+impl Kept {
+    fn goes_on(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         if let Some(used) = &mut self.used {
             if !used(context) {
                 return Ok(Step::Stay);
@@ -148,11 +156,10 @@ impl Drop for Kept {
 
 /// Waits, and leaves the interpreter to others meanwhile.
 fn unattended<T: Send>(wait: impl FnOnce() -> T + Send) -> T {
-    // SAFETY: it looks at the thread's own state.
-    match unsafe { ffi::PyGILState_Check() } == 1 {
-        true => Python::attach(|py| py.detach(wait)),
-        false => wait(),
-    }
+    let mut wait = Some(wait);
+    let waited = Python::try_attach(|py| wait.take().map(|wait| py.detach(wait)));
+    // Where the interpreter has ended nobody else waits for it.
+    waited.flatten().or_else(|| wait.map(|wait| wait())).expect("one of both has waited")
 }
 
 /// The next word, none when there will be none.

@@ -70,11 +70,21 @@ impl Held {
         self.loaded &= self.dirty;
     }
 
+    /// Whether it may be another one than the engine knows.
+    pub fn is_active(&self) -> bool {
+        self.loaded || self.dirty || self.is_given()
+    }
+
     /// Whether the function may have changed it in place since others may have.
     pub fn is_to_be_looked_at(&self) -> bool {
+        !self.loaded && self.is_given()
+    }
+
+    /// Whether the function has something of it that it can change in place.
+    fn is_given(&self) -> bool {
         let given = self.objects.iter().zip(&self.values);
         let mut given = given.filter(|(object, _)| object.is_some());
-        !self.loaded && given.any(|(_, value)| matches!(value, Value::List(_) | Value::Any(_)))
+        given.any(|(_, value)| matches!(value, Value::List(_) | Value::Any(_)))
     }
 
     /// A column becomes this; a missing row is made.

@@ -1,6 +1,6 @@
 //! The transaction that a Python function runs in: what tables, rows and streams ask for.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
@@ -44,6 +44,8 @@ pub struct Rows {
     held: Vec<Held>,
     /// Where each is, once there are more than [`ROWS_FEW`].
     by_key: HashMap<(usize, Key), usize, foldhash::fast::RandomState>,
+    /// Those that are loaded, or written, or have what the function may change in place: the others are as they were.
+    active: BTreeSet<usize>,
     shapes: Arc<Shapes>,
 }
 
@@ -99,19 +101,28 @@ impl Rows {
             let held = &mut self.held[at];
             let row = engine(&mut self.tx).get(TableId(held.table as u16), &held.key)?;
             held.load(row, &self.shapes.tables[held.table].spec);
+            self.active.insert(at);
         }
         Ok(&mut self.held[at])
     }
 
+    /// A row, which has been found to be this, unless the function has it already.
+    fn is(&mut self, at: usize, row: tidemill_core::Row) {
+        let held = &mut self.held[at];
+        if !held.loaded {
+            held.load(Some(row), &self.shapes.tables[held.table].spec);
+            self.active.insert(at);
+        }
+    }
+
     /// Looks rows up again, of a table or of all, that others may have written, and the function in place.
     fn refresh(&mut self, table: Option<usize>) -> Result<(), Abort> {
-        for at in 0..self.held.len() {
-            let held = &self.held[at];
-            if held.is_to_be_looked_at() && table.is_none_or(|table| held.table == table) {
-                self.loaded(at)?;
-            }
-        }
-        Ok(())
+        let is_due = |at: &usize| {
+            let held = &self.held[*at];
+            held.is_to_be_looked_at() && table.is_none_or(|table| held.table == table)
+        };
+        let due: Vec<usize> = self.active.iter().copied().filter(is_due).collect();
+        due.into_iter().try_for_each(|at| self.loaded(at).map(drop))
     }
 
     /// Sets columns of a row, together.
@@ -152,6 +163,7 @@ impl Rows {
 
     /// A row is about to be written: where triggers see that, they come in this order.
     fn begins(&mut self, at: usize) -> Result<(), Abort> {
+        self.active.insert(at);
         let held = &mut self.held[at];
         if self.shapes.tables[held.table].watched && !std::mem::replace(&mut held.told, true) {
             engine(&mut self.tx).will_write(TableId(held.table as u16), &held.key)?;
@@ -180,7 +192,8 @@ impl Rows {
     /// Writes what has changed in a table, or in all, for what the engine does.
     pub fn flush(&mut self, py: Python<'_>, table: Option<usize>) -> Result<(), Abort> {
         self.refresh(table)?;
-        for held in &mut self.held {
+        for &at in &self.active {
+            let held = &mut self.held[at];
             if table.is_none_or(|table| held.table == table) {
                 let write = held.flushed(py, &self.shapes.tables[held.table].spec)?;
                 perform(&mut self.tx, held, write)?;
@@ -208,7 +221,11 @@ impl Rows {
 
     /// Others may have written rows.
     pub fn forget(&mut self) {
-        self.held.iter_mut().for_each(Held::forget);
+        let held = &mut self.held;
+        self.active.retain(|at| {
+            held[*at].forget();
+            held[*at].is_active()
+        });
     }
 
     /// The node that the function runs on, if it does.
@@ -299,6 +316,7 @@ impl NativeTx {
         (rows.tx, rows.returned) = (None, None);
         rows.made.clear();
         rows.by_key.clear();
+        rows.active.clear();
         // Rows may be the last to hold this very object.
         drop(rows);
         drop(held);
@@ -623,9 +641,7 @@ impl NativeTx {
             for row in found {
                 let key = shape.spec.key.iter().map(|column| row[*column].clone()).collect();
                 let at = rows.find(id, key);
-                if !rows.held[at].loaded {
-                    rows.held[at].load(Some(row), &shape.spec);
-                }
+                rows.is(at, row);
                 places.push(at);
             }
             Ok(places)

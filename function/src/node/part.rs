@@ -74,6 +74,8 @@ pub(super) struct Invocation {
     pub mark: Mark,
     /// The calls it waits for, and all that it has waited for since it began.
     pub waits: Vec<u32>,
+    /// So many of the calls it waits for have returned, from the first on.
+    returned: usize,
     pub awaited: BTreeSet<u32>,
     /// What it has asked outside, while it is not told.
     pub asks: Option<Asked>,
@@ -85,6 +87,8 @@ pub(super) struct Invocation {
     pub calls_before: u32,
     /// What it has asked for before it uses it.
     pub ahead: Option<Box<Ahead>>,
+    /// How much of what it was told by that has not been confirmed.
+    pub unconfirmed: u32,
     /// How far its calls have come, where they take place one after the other.
     pub serial: Option<Box<Serial>>,
     pub outcome: Option<Outcome>,
@@ -173,35 +177,45 @@ impl Invocation {
             made: 0,
             mark: Mark::default(),
             waits: Vec::new(),
+            returned: 0,
             awaited: BTreeSet::new(),
             asks: None,
             is_judged: false,
             misses: false,
             calls_before,
             ahead: None,
+            unconfirmed: 0,
             serial: None,
             outcome: None,
         }
     }
 
+    /// It goes on when these calls have returned.
+    pub fn wait_for(&mut self, calls: Vec<u32>) {
+        (self.waits, self.returned) = (calls, 0);
+    }
+
     /// Whether it can't go on yet.
-    pub fn is_waiting(&self) -> bool {
-        let is_open = |&n: &u32| self.children[n as usize].reply == Answer::Nothing;
+    pub fn is_waiting(&mut self) -> bool {
+        // What has returned once is not looked at again.
+        let Invocation { waits, children, returned, .. } = self;
+        let is_open = |&n: &u32| children[n as usize].reply == Answer::Nothing;
+        *returned += waits[*returned..].iter().take_while(|n| !is_open(n)).count();
         let ahead = self.ahead.as_ref();
-        self.waits.iter().any(is_open)
+        self.returned < self.waits.len()
             || ahead.is_some_and(|ahead| ahead.open > 0 || ahead.confirms && self.is_unconfirmed())
     }
 
     /// Whether it goes on: also where it was told what is not so, but not before all who were asked ahead have told. Nothing else
     /// would wait for them.
-    pub fn may_go_on(&self) -> bool {
+    pub fn may_go_on(&mut self) -> bool {
         let is_wrong = |ahead: &Ahead| ahead.is_wrong && ahead.open == 0;
         self.ahead.as_deref().is_some_and(is_wrong) || !self.is_waiting()
     }
 
     /// Whether something that it was told ahead has not been confirmed.
     pub fn is_unconfirmed(&self) -> bool {
-        self.ahead.is_some() && self.children.iter().any(|child| child.is_ahead)
+        self.unconfirmed > 0
     }
 
     /// Remembers how far it is.

@@ -110,8 +110,10 @@ impl<S: Store> Node<S> {
         let at = invocation.children.binary_search_by_key(&ordinal, |c| c.ordinal);
         let child = &mut invocation.children[at.expect("it has made this call")];
         let reply = value.map_or(Answer::Failed, Answer::Value);
-        let is_wrong = std::mem::take(&mut child.is_ahead) && child.reply != reply;
+        let was_ahead = std::mem::take(&mut child.is_ahead);
+        let is_wrong = was_ahead && child.reply != reply;
         (child.reply, child.calls) = (reply, calls);
+        invocation.unconfirmed -= u32::from(was_ahead);
         if let Some(serial) = &mut invocation.serial {
             serial.ended(calls);
         }
@@ -322,7 +324,7 @@ impl<S: Store> Turn<'_, S> {
                     match waits.iter().all(is_wanted) {
                         true => {
                             self.invocation.awaited.extend(&waits);
-                            self.invocation.waits = waits;
+                            self.invocation.wait_for(waits);
                         }
                         false => outcome = Some(Outcome::Failed(self.here(), unwanted())),
                     }
@@ -631,6 +633,7 @@ impl<S: Store> Turn<'_, S> {
             let invocation = &mut *self.invocation;
             let known = invocation.known_ahead(&call).filter(|_| mode == Mode::Fresh);
             let (is_ahead, reply) = (known.is_some(), known.unwrap_or(Answer::Nothing));
+            invocation.unconfirmed += u32::from(is_ahead);
             let (child, calls) = (call.clone(), invocation.calls_before);
             let child = Child { ordinal, call: child, to, wanted, reply, is_ahead, calls: 0 };
             invocation.children.push(child);
@@ -647,7 +650,7 @@ impl<S: Store> Turn<'_, S> {
     /// What a call has returned; the function begins again when it has not yet.
     fn answer(&mut self, nth: u32) -> Result<&Value, Stop> {
         if !matches!(self.invocation.children[nth as usize].reply, Answer::Value(_)) {
-            self.invocation.waits = vec![nth];
+            self.invocation.wait_for(vec![nth]);
             return Err(Stop::Unwind);
         }
         match &self.invocation.children[nth as usize].reply {

@@ -27,7 +27,7 @@ pub(in crate::node) struct Serial {
     calls: u32,
     /// So many of its reads have been told what is so.
     reads: usize,
-    /// Whether it reads nothing before its calls have taken place: it has been begun again for that often enough.
+    /// Whether it reads nothing before its calls have taken place: it has been begun again for that once.
     is_careful: bool,
     /// What it has come to, if all of its calls end well.
     outcome: Option<Outcome>,
@@ -157,13 +157,14 @@ impl<S: Store> Turn<'_, S> {
             self.versions.take_back((self.tid, &place), write.table, &write.key);
         }
         invocation.reads.truncate(read);
-        let is_careful = invocation.begun >= self.settings.begins_max;
+        // From now on it waits for its calls where it reads, and where it is, if it can.
+        invocation.begun = invocation.begun.max(self.settings.begins_max);
         let serial = invocation.serial();
         (serial.deferred, serial.reads, serial.outcome) = (0, read, None);
-        serial.is_careful |= is_careful;
+        serial.is_careful = true;
         let sent = serial.sent;
         invocation.children.truncate(sent);
-        invocation.waits.clear();
+        invocation.wait_for(Vec::new());
         invocation.activation = None;
     }
 

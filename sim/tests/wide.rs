@@ -1,0 +1,331 @@
+//! Functions that make many calls, or use many rows: what they cost grows as the number of these does, not as its square.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use tidemill_core::{Column, DataType, Key, TableId, Value};
+use tidemill_function::{
+    Activation, Call, Clock, Context, Event, Functions, Handle, Message, Node, NodeId, Outbox,
+    Owners, RowAt, Rows, Settings, Step, Stop, Target, Tid,
+};
+use tidemill_txn::program::{Abort, Builder};
+use tidemill_txn::Program;
+
+const CELLS: TableId = TableId(0);
+/// The entities that wide functions call and read.
+const CELLS_CALLED: u32 = 64;
+
+/// What a function does so many times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// Adds one to a cell, and waits for nothing.
+    Sends,
+    /// The same, and waits for it.
+    Awaits,
+    /// The same, where it can't wait, and is begun again.
+    Asks,
+    /// Adds one to a cell, and reads its own row, which does not change.
+    SendsAndReads,
+    /// Adds one to its own row, by a call, and reads it.
+    Changes,
+    /// Reads a row.
+    Reads,
+    /// Writes one.
+    Writes,
+}
+
+const ALL: [Does; 7] = [
+    Does::Sends,
+    Does::Awaits,
+    Does::Asks,
+    Does::SendsAndReads,
+    Does::Changes,
+    Does::Reads,
+    Does::Writes,
+];
+
+/// Adds one to a row; with a second argument by another call.
+const ADD: Target = Target::Function(100);
+
+#[derive(Default)]
+struct Counts {
+    /// How often wide functions have begun, and how many of their steps they have gone through.
+    begins: AtomicU64,
+    steps: AtomicU64,
+}
+
+struct Wide {
+    program: Program,
+    counts: Arc<Counts>,
+}
+
+impl Wide {
+    fn begins(&self, call: &Call, keeps: bool) -> Box<dyn Activation> {
+        let (call, counts) = (call.clone(), self.counts.clone());
+        let Target::Function(number) = call.target else { unreachable!("nodes use rows") };
+        let Some(&does) = ALL.get(number as usize) else { return Box::new(Adds(call)) };
+        counts.begins.fetch_add(1, Ordering::Relaxed);
+        Box::new(Running {
+            call,
+            does,
+            counts,
+            keeps,
+            has_tangled: false,
+            at: 0,
+            made: None,
+            sum: 0,
+        })
+    }
+}
+
+impl Functions for Wide {
+    fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        Ok(self.begins(call, false))
+    }
+
+    fn begin_kept(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+        Ok(self.begins(call, true))
+    }
+}
+
+fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(int) => *int,
+        other => unreachable!("all values are integers, not {other}"),
+    }
+}
+
+fn call(target: Target, key: i64, args: &[i64]) -> Call {
+    let ints = |ints: &[i64]| ints.iter().map(|&i| Value::Int(i)).collect();
+    Call { target, table: CELLS, key: ints(&[key]), args: ints(args) }
+}
+
+fn held(context: &mut dyn Context, key: i64) -> Result<i64, Stop> {
+    let row = context.get(CELLS, &[Value::Int(key)])?;
+    Ok(row.map_or(0, |row| int(&row[1])))
+}
+
+struct Adds(Call);
+
+impl Activation for Adds {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        if let [_, to] = &self.0.args[..] {
+            context.call(call(ADD, int(to), &[1]), false)?;
+            return Ok(Step::Done(Value::Null));
+        }
+        let key = int(&self.0.key[0]);
+        let n = held(context, key)? + 1;
+        context.put(CELLS, &[Value::Int(key), Value::Int(n)])?;
+        Ok(Step::Done(Value::Int(n)))
+    }
+}
+
+struct Running {
+    call: Call,
+    does: Does,
+    counts: Arc<Counts>,
+    keeps: bool,
+    has_tangled: bool,
+    at: i64,
+    made: Option<Handle>,
+    sum: i64,
+}
+
+impl Running {
+    /// Makes two calls that are in each other's way: the second one is soon where the first one goes by another node.
+    fn tangle(&mut self, context: &mut dyn Context) -> Result<(), Stop> {
+        if let [_, by, to] = &self.call.args.clone()[..] {
+            context.call(call(ADD, int(by), &[1, int(to)]), false)?;
+            context.call(call(ADD, int(to), &[1]), false)?;
+        }
+        self.has_tangled = true;
+        Ok(())
+    }
+
+    /// The next of its steps; whether it waits for a call.
+    fn step(&mut self, context: &mut dyn Context) -> Result<Option<Handle>, Stop> {
+        let cell = 1 + self.at % i64::from(CELLS_CALLED);
+        let own = int(&self.call.key[0]);
+        match (self.does, self.made) {
+            (Does::Sends, _) => {
+                context.call(call(ADD, cell, &[1]), false)?;
+            }
+            (Does::Awaits, None) => {
+                self.made = Some(context.call(call(ADD, cell, &[1]), true)?);
+                return Ok(self.made);
+            }
+            (Does::Awaits, Some(made)) => {
+                self.sum += int(context.reply(made).expect("it was waited for"));
+            }
+            (Does::Asks, _) => {
+                let made = match self.made {
+                    Some(made) => made,
+                    None => *self.made.insert(context.call(call(ADD, cell, &[1]), true)?),
+                };
+                self.sum += int(context.settled(made)?);
+            }
+            (Does::SendsAndReads | Does::Changes, made) => {
+                let to = if self.does == Does::Changes { own } else { cell };
+                if made.is_none() {
+                    self.made = Some(context.call(call(ADD, to, &[1]), false)?);
+                }
+                self.sum += held(context, own)?;
+            }
+            (Does::Reads, _) => self.sum += held(context, cell + self.at)?,
+            (Does::Writes, _) => {
+                context.put(CELLS, &[1000 + self.at, self.at].map(Value::Int))?;
+            }
+        }
+        self.made = None;
+        Ok(None)
+    }
+}
+
+impl Activation for Running {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        if !self.has_tangled {
+            self.tangle(context)?;
+        }
+        while self.at < int(&self.call.args[0]) {
+            self.counts.steps.fetch_add(1, Ordering::Relaxed);
+            match self.step(context) {
+                Ok(None) => self.at += 1,
+                Ok(Some(made)) => return Ok(Step::Wait(vec![made])),
+                Err(Stop::Unwind) if self.keeps => return Ok(Step::Stay),
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(Step::Done(Value::Int(self.sum)))
+    }
+}
+
+/// What a request came to, and what that took.
+#[derive(Debug)]
+struct Came {
+    reply: Result<Value, Abort>,
+    begins: u64,
+    steps: u64,
+    messages: u64,
+    /// All that cells hold.
+    held: i64,
+}
+
+/// Runs a function on two nodes, and then a small one.
+fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Came {
+    let mut builder = Builder::new("wide");
+    let columns = ["id", "n"].map(|name| Column::new(name, DataType::Int)).to_vec();
+    builder.table("cells", &["id"], columns);
+    let (program, counts) = (builder.finish().expect("a program"), Arc::new(Counts::default()));
+    let owners = Owners::equal(2);
+    let at = |node: u16, from: i64| {
+        let key = |key: &i64| Key::of(&[Value::Int(*key)]);
+        let row = |at: &i64| RowAt { table: CELLS, key: key(at), writes: true };
+        let found = (from..).find(|at| owners.of_row(&program, &row(at)) == NodeId(node));
+        found.expect("both have some")
+    };
+    let (own, by, to) = (at(0, 1_000_000), at(1, 2_000_000), at(0, 3_000_000));
+    let args = if tangles { vec![count, by, to] } else { vec![count] };
+    let number = ALL.iter().position(|d| *d == does).expect("it is one of them") as u32;
+    let wide = call(Target::Function(number), own, &args);
+    let functions = Arc::new(Wide { program, counts: counts.clone() });
+    let node = |n| Node::new(NodeId(n), functions.clone(), owners.clone(), settings, Rows::new(1));
+    let mut nodes = [node(0), node(1)];
+    let mut replies = Vec::new();
+    for (epoch, call) in [wide, call(ADD, by, &[])].into_iter().enumerate() {
+        let mut wires: VecDeque<(NodeId, NodeId, Message)> = VecDeque::new();
+        let mut requests = Some((Tid(1 + epoch as u64), call));
+        let mut outs = Vec::new();
+        for (n, node) in nodes.iter_mut().enumerate() {
+            let mut out = Outbox::default();
+            node.begin(epoch as u64, Clock::from(1), requests.take(), &mut out);
+            outs.push((NodeId(n as u16), out));
+        }
+        loop {
+            for (from, out) in outs.drain(..) {
+                wires.extend(out.messages.into_iter().map(|(to, message)| (from, to, message)));
+                replies.extend(out.events.into_iter().filter_map(|event| match event {
+                    Event::Replied { outcome, .. } => Some(outcome),
+                    _ => None,
+                }));
+            }
+            let Some((from, to, message)) = wires.pop_front() else { break };
+            let mut out = Outbox::default();
+            nodes[usize::from(to.0)].receive(from, message, &mut out);
+            outs.push((to, out));
+        }
+        assert!(nodes.iter().all(|node| !node.is_running()), "{does:?}: an epoch has not ended");
+    }
+    assert_eq!(replies.pop(), Some(Ok(Value::Int(1))), "the small one");
+    let rows = nodes.iter().flat_map(|node| node.store().iter());
+    Came {
+        reply: replies.pop().expect("it has a reply"),
+        begins: counts.begins.load(Ordering::Relaxed),
+        steps: counts.steps.load(Ordering::Relaxed),
+        messages: nodes.iter().map(|node| node.counters().messages).sum(),
+        held: rows.map(|(_, _, row)| int(&row[1])).sum(),
+    }
+}
+
+/// What a function returns, and all that cells hold behind it and the small one.
+fn wanted(does: Does, count: i64, tangles: bool) -> (i64, i64) {
+    let cells = i64::from(CELLS_CALLED);
+    let returned = match does {
+        Does::Awaits | Does::Asks => (0..count).map(|at| at / cells + 1).sum(),
+        Does::Changes => (0..count).map(|at| at + 1).sum(),
+        Does::Sends | Does::SendsAndReads | Does::Reads | Does::Writes => 0,
+    };
+    let held = match does {
+        Does::Reads => 0,
+        Does::Writes => (0..count).sum(),
+        _ => count,
+    };
+    (returned, held + 1 + if tangles { 2 } else { 0 })
+}
+
+#[test]
+fn many_calls_and_rows_cost_as_much_as_there_are() {
+    for does in ALL {
+        for tangles in [false, true] {
+            let count = 3000;
+            let came = run(does, count, tangles, Settings::default());
+            let (returned, held) = wanted(does, count, tangles);
+            assert_eq!(came.reply, Ok(Value::Int(returned)), "{does:?}, tangles: {tangles}");
+            assert_eq!(came.held, held, "{does:?}, tangles: {tangles}");
+            // A re-run doubles all that, and so does one more begin where something has to be seen.
+            let many = count as u64;
+            assert!(came.begins <= 40, "{does:?}, tangles: {tangles}: {came:?}");
+            assert!(came.steps <= 6 * many + 1000, "{does:?}, tangles: {tangles}: {came:?}");
+            assert!(came.messages <= 8 * many + 100, "{does:?}, tangles: {tangles}: {came:?}");
+        }
+    }
+}
+
+#[test]
+fn one_call_too_many_aborts_its_transaction_alone() {
+    let settings = Settings { calls_max: 2000, ..Settings::default() };
+    let refused = || Err(Abort::refused("a transaction has at most 2000 calls"));
+    for does in [Does::Sends, Does::Awaits, Does::Asks, Does::SendsAndReads, Does::Changes] {
+        // The request is a call, too. One that never ends is ended.
+        for (count, is_refused) in [(1999, false), (2000, true), (5000, true), (i64::MAX, true)] {
+            let came = run(does, count, false, settings);
+            match is_refused {
+                true => {
+                    assert_eq!((came.reply.clone(), came.held), (refused(), 1), "{does:?} {count}")
+                }
+                false => {
+                    let (returned, held) = wanted(does, count, false);
+                    assert_eq!((came.reply.clone(), came.held), (Ok(Value::Int(returned)), held));
+                }
+            }
+            assert!(
+                came.begins <= 40 && came.steps <= 6 * 2000 + 1000,
+                "{does:?} {count}: {came:?}"
+            );
+        }
+    }
+}
