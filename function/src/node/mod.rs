@@ -118,7 +118,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
-            calls_max: 10_000,
+            calls_max: 100_000,
             depth_max: 100,
             rounds_max: 6,
             begins_max: 16,
