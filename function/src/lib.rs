@@ -50,7 +50,7 @@ mod size;
 mod store;
 mod versions;
 
-pub use message::{Body, Message, Mode, Verdict};
+pub use message::{Body, Message, Mode, Spent, Verdict};
 pub use node::{Counters, Event, Fault, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{

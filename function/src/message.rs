@@ -19,6 +19,24 @@ pub struct Message {
     pub body: Body,
 }
 
+/// What calls of functions came to, with all that they have called: how many there were, and how many uses of their contexts they
+/// made. It does not depend on where rows live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// Calls.
+    pub calls: u32,
+    /// Uses of rows, calls and events.
+    pub uses: u32,
+}
+
+impl Spent {
+    /// Both together.
+    pub fn and(self, more: Spent) -> Spent {
+        let calls = self.calls.saturating_add(more.calls);
+        Spent { calls, uses: self.uses.saturating_add(more.uses) }
+    }
+}
+
 /// How a transaction runs. Later ones are slower, and right in more cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
@@ -62,8 +80,8 @@ pub enum Body {
         caller: Option<NodeId>,
         /// How the transaction runs.
         mode: Mode,
-        /// How many calls there have been before it, where they run one after the other.
-        calls: u32,
+        /// What there has been before it, itself included, where calls run one after the other.
+        before: Spent,
     },
     /// What a call has returned; `None` when it did not.
     Reply {
@@ -73,8 +91,8 @@ pub enum Body {
         path: Path,
         /// What it returned.
         value: Option<Value>,
-        /// How many calls it came to, where they run one after the other.
-        calls: u32,
+        /// What it took, where calls run one after the other.
+        spent: Spent,
     },
     /// What are these rows, of which you own each, before this call? It will use them, most likely.
     Ahead {
@@ -102,6 +120,8 @@ pub enum Body {
         share: u32,
         /// How many calls it has made, each of which says so itself.
         calls: u32,
+        /// What it took itself.
+        spent: Spent,
         /// Where and why it failed, if it did.
         failure: Option<(Path, Abort)>,
         /// It was not run to the end, and has to be run again so.

@@ -329,3 +329,25 @@ fn one_call_too_many_aborts_its_transaction_alone() {
         }
     }
 }
+
+#[test]
+fn one_use_too_many_aborts_its_transaction_alone() {
+    let settings = Settings { uses_max: 2000, ..Settings::default() };
+    let refused = || Err(Abort::refused("a transaction has at most 2000 operations"));
+    for does in ALL {
+        // Who is called reads its row and writes it.
+        let each = match does {
+            Does::Sends | Does::Awaits | Does::Asks => 3,
+            Does::SendsAndReads | Does::Changes => 4,
+            Does::Reads | Does::Writes => 1,
+        };
+        let most = 2000 / each;
+        for (count, is_refused) in [(most, false), (most + 1, true), (i64::MAX, true)] {
+            let came = run(does, count, false, settings);
+            let (returned, held) = wanted(does, if is_refused { 0 } else { count }, false);
+            let reply = if is_refused { refused() } else { Ok(Value::Int(returned)) };
+            assert_eq!((came.reply.clone(), came.held), (reply, held), "{does:?} {count}");
+            assert!(came.begins <= 40 && came.steps <= 15_000, "{does:?} {count}: {came:?}");
+        }
+    }
+}

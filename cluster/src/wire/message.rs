@@ -4,7 +4,7 @@ use tidemill_core::wire::{
     put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64, take_u8,
 };
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Body, Message, Mode, NodeId, Verdict};
+use tidemill_function::{Body, Message, Mode, NodeId, Spent, Verdict};
 
 use super::record::{
     put_abort, put_call, put_outcome, put_stored, take_abort, take_call, take_outcome, take_stored,
@@ -31,6 +31,15 @@ fn take_mode(input: &mut &[u8]) -> Option<Mode> {
     }
 }
 
+fn put_spent(spent: Spent, out: &mut Vec<u8>) {
+    put_u32(spent.calls, out);
+    put_u32(spent.uses, out);
+}
+
+fn take_spent(input: &mut &[u8]) -> Option<Spent> {
+    Some(Spent { calls: take_u32(input)?, uses: take_u32(input)? })
+}
+
 pub(super) fn put_node(node: NodeId, out: &mut Vec<u8>) {
     put_u16(node.0, out);
 }
@@ -51,7 +60,7 @@ pub(super) fn take_message(input: &mut &[u8]) -> Option<Message> {
 
 fn put_body(body: &Body, out: &mut Vec<u8>) {
     match body {
-        Body::Call { tid, path, call, share, home, caller, mode, calls } => {
+        Body::Call { tid, path, call, share, home, caller, mode, before } => {
             out.push(0);
             put_tid(*tid, out);
             put_path(path, out);
@@ -60,20 +69,21 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             put_node(*home, out);
             put_option(*caller, out, put_node);
             put_mode(*mode, out);
-            put_u32(*calls, out);
+            put_spent(*before, out);
         }
-        Body::Reply { tid, path, value, calls } => {
+        Body::Reply { tid, path, value, spent } => {
             out.push(1);
             put_tid(*tid, out);
             put_path(path, out);
             put_option(value.as_ref(), out, put_value);
-            put_u32(*calls, out);
+            put_spent(*spent, out);
         }
-        Body::Ended { tid, share, calls, failure, missed, judged } => {
+        Body::Ended { tid, share, calls, spent, failure, missed, judged } => {
             out.push(2);
             put_tid(*tid, out);
             put_u32(*share, out);
             put_u32(*calls, out);
+            put_spent(*spent, out);
             put_option(failure.as_ref(), out, |(path, abort), out| {
                 put_path(path, out);
                 put_abort(abort, out);
@@ -165,18 +175,19 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             home: take_node(input)?,
             caller: take_option(input, take_node)?,
             mode: take_mode(input)?,
-            calls: take_u32(input)?,
+            before: take_spent(input)?,
         },
         1 => Body::Reply {
             tid: take_tid(input)?,
             path: take_path(input)?,
             value: take_option(input, take_value)?,
-            calls: take_u32(input)?,
+            spent: take_spent(input)?,
         },
         2 => Body::Ended {
             tid: take_tid(input)?,
             share: take_u32(input)?,
             calls: take_u32(input)?,
+            spent: take_spent(input)?,
             failure: take_option(input, |input| Some((take_path(input)?, take_abort(input)?)))?,
             missed: take_option(input, take_mode)?,
             judged: take_bool(input)?,

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
 use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
-use tidemill_function::{Body, Bounds, Call, Message, Mode, NodeId, Target, Verdict};
+use tidemill_function::{Body, Bounds, Call, Message, Mode, NodeId, Spent, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
@@ -119,6 +119,7 @@ fn records_of_earlier_versions_are_read() {
 
 fn packets() -> Vec<Packet> {
     let (tid, path, generation): (_, Path, _) = (Tid(77), smallvec![3], 5);
+    let spent = Spent { calls: 1, uses: 3 };
     let (home, key) = (NodeId(1), Key::of([&Value::Int(7)]));
     let call = |call| Body::Call {
         tid,
@@ -128,17 +129,18 @@ fn packets() -> Vec<Packet> {
         home,
         caller: Some(home),
         mode: Mode::Cached,
-        calls: 2,
+        before: spent,
     };
     let mut bodies: Vec<Body> = calls().into_iter().map(call).collect();
     let failure = Some((path.clone(), abort(AbortKind::Refused)));
     bodies.extend([
-        Body::Reply { tid, path: path.clone(), value: Some(Value::Null), calls: 1 },
-        Body::Reply { tid, path: path.clone(), value: None, calls: 1 },
+        Body::Reply { tid, path: path.clone(), value: Some(Value::Null), spent },
+        Body::Reply { tid, path: path.clone(), value: None, spent },
         Body::Ended {
             tid,
             share: 1,
             calls: 2,
+            spent,
             failure,
             missed: Some(Mode::Sequential),
             judged: true,

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use tidemill_core::Value;
 use tidemill_txn::program::Abort;
 
-use super::{run, running, Event, Fault, Node, NodeId, Outbox};
-use crate::message::{Body, Mode, Verdict};
+use super::{run, running, Event, Fault, Node, NodeId, Outbox, Settings};
+use crate::message::{Body, Mode, Spent, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::share::Sum;
@@ -22,8 +22,8 @@ pub(super) struct Home {
     pub sum: Sum,
     /// The nodes that have taken part, in any run.
     pub parts: BTreeSet<NodeId>,
-    /// How many calls all of its calls have made.
-    pub calls: u32,
+    /// What all of its calls took.
+    pub spent: Spent,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
     pub judged: bool,
@@ -35,6 +35,7 @@ pub(super) struct Home {
 pub(super) struct Ended {
     pub share: u32,
     pub calls: u32,
+    pub spent: Spent,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
     pub judged: bool,
@@ -47,7 +48,7 @@ impl Home {
             to,
             sum: Sum::default(),
             parts: BTreeSet::new(),
-            calls: 0,
+            spent: Spent::default(),
             failure: None,
             missed: None,
             judged: false,
@@ -79,7 +80,7 @@ impl<S: Store> Node<S> {
     pub(super) fn begin_home(&mut self, tid: Tid, mode: Mode, out: &mut Outbox) {
         let epoch = running!(self);
         let home = epoch.homes.get_mut(&tid).expect("it came in here");
-        (home.sum, home.calls, home.failure, home.missed) = Default::default();
+        (home.sum, home.spent, home.failure, home.missed) = Default::default();
         (home.value, home.verdict, home.judged) = (None, None, false);
         epoch.open += 1;
         let (call, to) = (home.call.clone(), home.to);
@@ -88,10 +89,10 @@ impl<S: Store> Node<S> {
         }
         let path = Path::new();
         // The request is the first call.
-        let (me, share, calls) = (self.me, 0, 1);
+        let (me, share, before) = (self.me, 0, Spent { calls: 1, uses: 0 });
         // A key that is none is found when the function begins.
         let to = to.unwrap_or(me);
-        let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, calls };
+        let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, before };
         self.send(to, call, out);
     }
 
@@ -110,7 +111,7 @@ impl<S: Store> Node<S> {
             }
         }
         home.sum.add_rest(ended.share, ended.calls);
-        home.calls = home.calls.saturating_add(ended.calls);
+        home.spent = home.spent.and(ended.spent);
         let whole = home.sum.is_whole() || (lose_share && home.sum.is_half());
         if whole && home.verdict.is_none() {
             self.end(tid, out);
@@ -119,11 +120,12 @@ impl<S: Store> Node<S> {
 
     /// All calls of a transaction have ended.
     fn end(&mut self, tid: Tid, out: &mut Outbox) {
-        let calls_max = self.settings.calls_max;
+        let Settings { calls_max, uses_max, .. } = self.settings;
         let epoch = running!(self);
         let home = epoch.homes.get_mut(&tid).expect("it came in here");
-        if home.calls >= calls_max && epoch.run[&tid] != Mode::Sequential {
-            // Perhaps too many: only one call after the other says where.
+        let is_much = home.spent.calls > calls_max || home.spent.uses > uses_max;
+        if is_much && epoch.run[&tid] != Mode::Sequential {
+            // Perhaps too much: only one call after the other says where.
             home.missed = Some(Mode::Sequential);
         }
         let verdict = match (home.missed, &home.failure) {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
-use tidemill_txn::program::{Abort, Asked};
+use tidemill_txn::program::{Abort, Asked, OPERATIONS_MAX};
 
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
@@ -98,6 +98,8 @@ impl Owners {
 pub struct Settings {
     /// So many calls may be in one transaction.
     pub calls_max: u32,
+    /// So many uses of rows, calls and events may functions make in one.
+    pub uses_max: u32,
     /// So many may be in one another.
     pub depth_max: usize,
     /// After so many rounds of an epoch transactions run one at a time.
@@ -119,6 +121,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             calls_max: 100_000,
+            uses_max: OPERATIONS_MAX as u32,
             depth_max: 100,
             rounds_max: 6,
             begins_max: 16,
@@ -432,15 +435,15 @@ impl<S: Store> Node<S> {
 
     fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
         match body {
-            Body::Call { tid, path, call, share, home, caller, mode, calls } => {
-                let invocation = part::Invocation::new(call, share, caller, calls);
+            Body::Call { tid, path, call, share, home, caller, mode, before } => {
+                let invocation = part::Invocation::new(call, share, caller, before);
                 self.called(tid, path, invocation, home, mode, out);
             }
-            Body::Reply { tid, path, value, calls } => self.replied(tid, path, value, calls, out),
+            Body::Reply { tid, path, value, spent } => self.replied(tid, path, value, spent, out),
             Body::Ahead { tid, path, rows } => self.tell_ahead(from, tid, path, rows, out),
             Body::AreAhead { tid, path, rows } => self.told_ahead(tid, path, rows, out),
-            Body::Ended { tid, share, calls, failure, missed, judged } => {
-                let ended = home::Ended { share, calls, failure, missed, judged };
+            Body::Ended { tid, share, calls, spent, failure, missed, judged } => {
+                let ended = home::Ended { share, calls, spent, failure, missed, judged };
                 self.ended(from, tid, ended, out);
             }
             Body::Finished { tid, verdict } => self.finished(tid, verdict),

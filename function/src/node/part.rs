@@ -10,7 +10,7 @@ use super::run::ahead::Ahead;
 use super::run::serial::Serial;
 use super::NodeId;
 use crate::gate::Wish;
-use crate::message::{Mode, Verdict};
+use crate::message::{Mode, Spent, Verdict};
 use crate::order::Path;
 use crate::program::{Activation, Call, Target};
 use crate::store::Stored;
@@ -27,8 +27,8 @@ pub(super) struct Part {
     pub before: Runs,
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
-    /// How many calls this run has made here.
-    pub calls: u32,
+    /// What this run has taken here.
+    pub spent: Spent,
     /// Whether repeating the last run has failed: then it is not tried again.
     pub has_missed: bool,
     /// What this run came to, once that is known.
@@ -43,7 +43,7 @@ impl Part {
             runs: BTreeMap::new(),
             before: BTreeMap::new(),
             written: Vec::new(),
-            calls: 0,
+            spent: Spent::default(),
             has_missed: false,
             verdict: None,
         }
@@ -60,6 +60,8 @@ pub(super) struct Invocation {
     pub activation: Option<Box<dyn Activation>>,
     /// How often it has begun.
     pub begun: u32,
+    /// How many accesses it has made at most, of all times that it has begun.
+    pub most: u32,
     /// How many accesses and calls it has made.
     pub ordinal: u32,
     /// What it has read, in its order; one that begins again is told the same again.
@@ -83,8 +85,8 @@ pub(super) struct Invocation {
     pub is_judged: bool,
     /// Whether that is recorded now, and what it has done must be undone.
     pub misses: bool,
-    /// How many calls of the transaction were made before it, where they run one after the other.
-    pub calls_before: u32,
+    /// What there has been before it, itself included, where calls run one after the other.
+    pub before: Spent,
     /// What it has asked for before it uses it.
     pub ahead: Option<Box<Ahead>>,
     /// How much of what it was told by that has not been confirmed.
@@ -136,8 +138,8 @@ pub(super) struct Child {
     pub reply: Answer,
     /// Whether that is what was told ahead, and is to be confirmed.
     pub is_ahead: bool,
-    /// How many calls it came to, where they run one after the other.
-    pub calls: u32,
+    /// What it took, where calls run one after the other.
+    pub spent: Spent,
 }
 
 /// What has come back from a call.
@@ -161,13 +163,14 @@ pub(super) enum Outcome {
 }
 
 impl Invocation {
-    pub fn new(call: Call, share: u32, caller: Option<NodeId>, calls_before: u32) -> Invocation {
+    pub fn new(call: Call, share: u32, caller: Option<NodeId>, before: Spent) -> Invocation {
         Invocation {
             call,
             share,
             caller,
             activation: None,
             begun: 0,
+            most: 0,
             ordinal: 0,
             reads: Vec::new(),
             told: 0,
@@ -182,7 +185,7 @@ impl Invocation {
             asks: None,
             is_judged: false,
             misses: false,
-            calls_before,
+            before,
             ahead: None,
             unconfirmed: 0,
             serial: None,
@@ -233,7 +236,7 @@ impl Invocation {
 
     /// The same call again.
     pub fn again(&self) -> Invocation {
-        Invocation::new(self.call.clone(), self.share, self.caller, 0)
+        Invocation::new(self.call.clone(), self.share, self.caller, Spent::default())
     }
 
     /// What it has read.
@@ -241,11 +244,17 @@ impl Invocation {
         self.reads.iter().map(|read| read.what.clone())
     }
 
-    /// How many calls it and those that it has made came to, where they run one after the other; uses of
-    /// rows are none.
-    pub fn calls(&self) -> u32 {
-        let own = matches!(self.call.target, Target::Function(_));
-        u32::from(own) + self.children.iter().map(|child| child.calls).sum::<u32>()
+    /// What it took itself; uses of rows where they live are part of what used them.
+    pub fn own(&self) -> Spent {
+        match self.call.target {
+            Target::Function(_) => Spent { calls: 1, uses: self.ordinal },
+            _ => Spent::default(),
+        }
+    }
+
+    /// What it and those that it has made took, where they run one after the other.
+    pub fn spent(&self) -> Spent {
+        self.children.iter().fold(self.own(), |spent, child| spent.and(child.spent))
     }
 
     /// Whether another run of the same call has read the same and yet done something else. What a clock has ended is no

@@ -11,7 +11,7 @@ use std::ops::Bound;
 use super::check::Checked;
 use super::{running, Fault, Node, Outbox};
 use crate::gate::Waiter;
-use crate::message::{Body, Mode, Verdict};
+use crate::message::{Body, Mode, Spent, Verdict};
 use crate::order::Tid;
 use crate::store::Store;
 
@@ -33,7 +33,7 @@ impl<S: Store> Node<S> {
             }
             let epoch = running!(self);
             let Some(part) = epoch.parts.get_mut(&tid) else { continue };
-            (part.mode, part.verdict, part.calls) = (mode, None, 0);
+            (part.mode, part.verdict, part.spent) = (mode, None, Spent::default());
             part.before = std::mem::take(&mut part.runs);
             epoch.there.remove(&tid);
             for (table, key) in std::mem::take(&mut part.written) {

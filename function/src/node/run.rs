@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Ask, Asked, Index, OPERATIONS_MAX};
+use tidemill_txn::program::{Abort, AbortKind, Ask, Asked, Index};
 use tidemill_txn::Program;
 
 use self::look::look;
@@ -20,7 +20,7 @@ use super::asked::{self, Answers, Question};
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
 use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Waiter, Wish};
-use crate::message::{Body, Mode, Verdict};
+use crate::message::{Body, Mode, Spent, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Activation, Call, Clock, Context, Functions, Step, Stop, Target};
 use crate::share;
@@ -97,7 +97,7 @@ impl<S: Store> Node<S> {
         tid: Tid,
         path: Path,
         value: Option<Value>,
-        calls: u32,
+        spent: Spent,
         out: &mut Outbox,
     ) {
         let epoch = running!(self);
@@ -112,10 +112,10 @@ impl<S: Store> Node<S> {
         let reply = value.map_or(Answer::Failed, Answer::Value);
         let was_ahead = std::mem::take(&mut child.is_ahead);
         let is_wrong = was_ahead && child.reply != reply;
-        (child.reply, child.calls) = (reply, calls);
+        (child.reply, child.spent) = (reply, spent);
         invocation.unconfirmed -= u32::from(was_ahead);
         if let Some(serial) = &mut invocation.serial {
-            serial.ended(calls);
+            serial.ended(spent);
         }
         if let Some(ahead) = &mut invocation.ahead {
             ahead.is_wrong |= is_wrong && self.settings.fault != Some(Fault::TrustAhead);
@@ -152,7 +152,7 @@ impl<S: Store> Node<S> {
                 has_deadline: tid > self.left,
                 has_missed: part.has_missed,
                 written: &mut part.written,
-                calls: &mut part.calls,
+                spent: &mut part.spent,
                 begins: &mut self.counters.begins,
                 cached: (part.before.get(&path).map(|before| &**before))
                     .filter(|_| part.mode == Mode::Cached),
@@ -170,7 +170,15 @@ impl<S: Store> Node<S> {
                 out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
             }
             let trusts = self.settings.fault == Some(Fault::TrustCachedReplies);
-            ended = end(tid, &path, &invocation, part, outcome, trusts, &mut sends);
+            ended = end(
+                tid,
+                &path,
+                &invocation,
+                part,
+                outcome,
+                (trusts, self.settings.uses_max),
+                &mut sends,
+            );
         }
         part.runs.insert(path, invocation);
         if let Some(verdict) = ended {
@@ -192,7 +200,7 @@ fn end(
     invocation: &Invocation,
     part: &Part,
     outcome: Outcome,
-    trusts: bool,
+    (trusts, uses_max): (bool, u32),
     sends: &mut Vec<(NodeId, Body)>,
 ) -> Option<Verdict> {
     let (mut value, mut failure, mut missed) = (None, None, None);
@@ -218,18 +226,19 @@ fn end(
     }
     if let Some(caller) = invocation.caller {
         if part.mode != Mode::Cached || path.is_empty() {
-            let (path, calls) = (path.clone(), invocation.calls());
-            sends.push((caller, Body::Reply { tid, path, value, calls }));
+            let (path, spent) = (path.clone(), invocation.spent());
+            sends.push((caller, Body::Reply { tid, path, value, spent }));
         }
     }
-    let (share, calls) = (invocation.share, calls as u32);
+    let (share, calls, spent) = (invocation.share, calls as u32, invocation.own());
     let judged = invocation.misses;
-    let verdict = (share == 0 && calls == 0).then_some(match (missed, &failure) {
+    let is_all = share == 0 && calls == 0 && spent.uses <= uses_max;
+    let verdict = is_all.then_some(match (missed, &failure) {
         (Some(mode), _) => Verdict::Missed(mode),
         (None, Some(_)) => Verdict::Abort,
         (None, None) => Verdict::Commit,
     });
-    sends.push((part.home, Body::Ended { tid, share, calls, failure, missed, judged }));
+    sends.push((part.home, Body::Ended { tid, share, calls, spent, failure, missed, judged }));
     verdict
 }
 
@@ -252,8 +261,8 @@ struct Turn<'a, S> {
     /// Whether the transaction could not be run to its end before.
     has_missed: bool,
     written: &'a mut Vec<(TableId, Key)>,
-    /// The calls of the transaction that were made here.
-    calls: &'a mut u32,
+    /// What the transaction has taken here.
+    spent: &'a mut Spent,
     begins: &'a mut u64,
     /// The last run of the same call, where it is to be repeated.
     cached: Option<&'a Invocation>,
@@ -347,7 +356,7 @@ impl<S: Store> Turn<'_, S> {
                 Some(outcome) if self.invocation.has_deferred() => {
                     self.invocation.comes_to(outcome);
                 }
-                Some(outcome) => return Some(outcome),
+                Some(outcome) => return Some(self.within(outcome)),
                 None => self.invocation.activation = activation,
             }
             if self.mode != Mode::Sequential && self.invocation.is_waiting() {
@@ -431,11 +440,8 @@ impl<S: Store> Turn<'_, S> {
     fn access(&mut self) -> Result<(Path, u32), Stop> {
         let place = self.here();
         let ordinal = self.invocation.ordinal;
-        if ordinal as usize >= OPERATIONS_MAX {
-            let reason = format!("a function has at most {OPERATIONS_MAX} operations");
-            return Err(Abort::refused(reason).into());
-        }
-        self.invocation.ordinal += 1;
+        self.invocation.ordinal = ordinal.saturating_add(1);
+        self.count_use()?;
         Ok((place, ordinal))
     }
 
@@ -625,8 +631,8 @@ impl<S: Store> Turn<'_, S> {
                 self.defer(is_function)?;
             } else {
                 // Only one call after the other says which is the one too many.
-                *self.calls += 1;
-                if *self.calls > self.settings.calls_max {
+                self.spent.calls += u32::from(is_function);
+                if self.spent.calls > self.settings.calls_max {
                     return Err(self.miss(Mode::Sequential));
                 }
             }
@@ -634,13 +640,21 @@ impl<S: Store> Turn<'_, S> {
             let known = invocation.known_ahead(&call).filter(|_| mode == Mode::Fresh);
             let (is_ahead, reply) = (known.is_some(), known.unwrap_or(Answer::Nothing));
             invocation.unconfirmed += u32::from(is_ahead);
-            let (child, calls) = (call.clone(), invocation.calls_before);
-            let child = Child { ordinal, call: child, to, wanted, reply, is_ahead, calls: 0 };
+            let (child, before) = (call.clone(), invocation.before);
+            let child = Child {
+                ordinal,
+                call: child,
+                to,
+                wanted,
+                reply,
+                is_ahead,
+                spent: Spent::default(),
+            };
             invocation.children.push(child);
             if mode != Mode::Sequential {
                 let (tid, home, caller) = (self.tid, self.home, wanted.then_some(self.me));
                 let share = share::of_call(invocation.share, nth as u32);
-                let call = Body::Call { tid, path, call, share, home, caller, mode, calls };
+                let call = Body::Call { tid, path, call, share, home, caller, mode, before };
                 self.sends.push((to, call));
             }
         }

@@ -8,11 +8,11 @@
 use tidemill_txn::program::Abort;
 
 use super::Turn;
-use crate::message::Body;
+use crate::message::{Body, Mode, Spent};
 use crate::node::part::{Answer, Invocation, Outcome};
-use crate::node::Fault;
+use crate::node::{Fault, Settings};
 use crate::order::Path;
-use crate::program::Target;
+use crate::program::{Stop, Target};
 use crate::share;
 use crate::store::Store;
 
@@ -23,8 +23,8 @@ pub(in crate::node) struct Serial {
     sent: usize,
     /// So many functions are among the others.
     deferred: u32,
-    /// To how many calls those came that have ended.
-    calls: u32,
+    /// What those took that have ended.
+    spent: Spent,
     /// So many of its reads have been told what is so.
     reads: usize,
     /// Whether it reads nothing before its calls have taken place: it has been begun again for that once.
@@ -34,9 +34,9 @@ pub(in crate::node) struct Serial {
 }
 
 impl Serial {
-    /// A call of it has ended, and came to so many.
-    pub fn ended(&mut self, calls: u32) {
-        self.calls = self.calls.saturating_add(calls);
+    /// A call of it has ended, and took so much.
+    pub fn ended(&mut self, spent: Spent) {
+        self.spent = self.spent.and(spent);
     }
 }
 
@@ -76,17 +76,56 @@ impl<S: Store> Turn<'_, S> {
     pub(super) fn defer(&mut self, is_function: bool) -> Result<(), Abort> {
         let calls_max = self.settings.calls_max;
         let (reads, children) = (self.invocation.reads.len(), self.invocation.children.len());
-        let before = self.invocation.calls_before;
+        let before = self.invocation.before.calls;
         let serial = self.invocation.serial();
         if serial.sent == children {
             // Nothing was under way.
             serial.reads = reads;
         }
         serial.deferred += u32::from(is_function);
-        let least = before.saturating_add(serial.calls).saturating_add(serial.deferred);
+        let least = before.saturating_add(serial.spent.calls).saturating_add(serial.deferred);
         match is_function && least > calls_max {
-            true => Err(too_many(calls_max)),
+            true => Err(too_many(calls_max, "calls")),
             false => Ok(()),
+        }
+    }
+
+    /// Counts a use. Only one call after the other says which is the one too many.
+    pub(super) fn count_use(&mut self) -> Result<(), Stop> {
+        if self.is_on_row() {
+            return Ok(());
+        }
+        let uses_max = self.settings.uses_max;
+        let invocation = &mut *self.invocation;
+        if self.mode == Mode::Sequential {
+            let ended = invocation.serial().spent;
+            let least = invocation.before.and(ended).and(invocation.own());
+            return match least.uses > uses_max {
+                true => Err(too_many(uses_max, USES).into()),
+                false => Ok(()),
+            };
+        }
+        if invocation.ordinal > invocation.most {
+            invocation.most = invocation.ordinal;
+            self.spent.uses = self.spent.uses.saturating_add(1);
+        }
+        match self.spent.uses > uses_max {
+            true => Err(self.miss(Mode::Sequential)),
+            false => Ok(()),
+        }
+    }
+
+    /// What the function comes to, if all that it has called and used is not too much.
+    pub(super) fn within(&mut self, outcome: Outcome) -> Outcome {
+        let uses_max = self.settings.uses_max;
+        if self.mode != Mode::Sequential || self.is_on_row() {
+            return outcome;
+        }
+        let invocation = &mut *self.invocation;
+        let ended = invocation.serial().spent;
+        match invocation.before.and(ended).and(invocation.own()).uses > uses_max {
+            true => Outcome::Failed(self.here(), too_many(uses_max, USES)),
+            false => outcome,
         }
     }
 
@@ -105,23 +144,29 @@ impl<S: Store> Turn<'_, S> {
             self.take_back(at);
             return Settled::GoesOn;
         }
-        let (calls_max, before) = (self.settings.calls_max, self.invocation.calls_before);
+        let Settings { calls_max, uses_max, .. } = *self.settings;
+        let before = self.invocation.before;
         let serial = self.invocation.serial();
         let Some((ordinal, call)) = next else {
-            return serial.outcome.take().map_or(Settled::GoesOn, Settled::Ends);
+            let outcome = serial.outcome.take();
+            return outcome.map_or(Settled::GoesOn, |outcome| Settled::Ends(self.within(outcome)));
         };
         let is_function = u32::from(matches!(call.target, Target::Function(_)));
-        let calls = before.saturating_add(serial.calls).saturating_add(is_function);
+        let own = Spent { calls: is_function, uses: ordinal + 1 };
+        let before = before.and(serial.spent).and(own);
         serial.deferred -= is_function;
-        if calls > calls_max {
-            let place = self.place(ordinal + 1);
-            return self.stop(Outcome::Failed(place, too_many(calls_max)));
+        let (is_many, place) = (before.calls > calls_max, self.place(ordinal + 1));
+        if is_many || before.uses > uses_max {
+            let abort =
+                if is_many { too_many(calls_max, "calls") } else { too_many(uses_max, USES) };
+            return self.stop(Outcome::Failed(place, abort));
         }
+        let serial = self.invocation.serial();
         serial.sent += 1;
         let (tid, path, home, mode) = (self.tid, self.place(ordinal), self.home, self.mode);
         let share = share::of_call(self.invocation.share, sent as u32);
         let (caller, to) = (Some(self.me), self.invocation.children[sent].to);
-        self.sends.push((to, Body::Call { tid, path, call, share, home, caller, mode, calls }));
+        self.sends.push((to, Body::Call { tid, path, call, share, home, caller, mode, before }));
         Settled::Waits
     }
 
@@ -176,6 +221,9 @@ impl<S: Store> Turn<'_, S> {
     }
 }
 
-fn too_many(calls_max: u32) -> Abort {
-    Abort::refused(format!("a transaction has at most {calls_max} calls"))
+/// What uses are called.
+const USES: &str = "operations";
+
+fn too_many(most: u32, what: &str) -> Abort {
+    Abort::refused(format!("a transaction has at most {most} {what}"))
 }
