@@ -148,8 +148,8 @@ impl Drop for Kept {
         // It hears that there is nothing to go on with.
         self.tells = None;
         if let Some(thread) = self.thread.take() {
-            // Where it has panicked the system has said so.
-            let _ = unattended(|| thread.join());
+            // Where it has panicked the system has said so; and it comes to no end where the interpreter has ended.
+            let _ = Python::try_attach(|py| py.detach(|| thread.join()));
         }
     }
 }

@@ -33,9 +33,11 @@ enum Does {
     Reads,
     /// Writes one.
     Writes,
+    /// Adds one to a cell, waits for nothing, and fails in the end.
+    Fails,
 }
 
-const ALL: [Does; 7] = [
+const ALL: [Does; 8] = [
     Does::Sends,
     Does::Awaits,
     Does::Asks,
@@ -43,6 +45,7 @@ const ALL: [Does; 7] = [
     Does::Changes,
     Does::Reads,
     Does::Writes,
+    Does::Fails,
 ];
 
 /// Adds one to a row; with a second argument by another call.
@@ -152,7 +155,7 @@ impl Running {
         let cell = 1 + self.at % i64::from(CELLS_CALLED);
         let own = int(&self.call.key[0]);
         match (self.does, self.made) {
-            (Does::Sends, _) => {
+            (Does::Sends | Does::Fails, _) => {
                 context.call(call(ADD, cell, &[1]), false)?;
             }
             (Does::Awaits, None) => {
@@ -200,7 +203,10 @@ impl Activation for Running {
                 Err(stop) => return Err(stop),
             }
         }
-        Ok(Step::Done(Value::Int(self.sum)))
+        match self.does {
+            Does::Fails => Err(Abort::refused("enough").into()),
+            _ => Ok(Step::Done(Value::Int(self.sum))),
+        }
     }
 }
 
@@ -272,19 +278,21 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Came {
 }
 
 /// What a function returns, and all that cells hold behind it and the small one.
-fn wanted(does: Does, count: i64, tangles: bool) -> (i64, i64) {
+fn wanted(does: Does, count: i64, tangles: bool) -> (Result<Value, Abort>, i64) {
     let cells = i64::from(CELLS_CALLED);
     let returned = match does {
         Does::Awaits | Does::Asks => (0..count).map(|at| at / cells + 1).sum(),
         Does::Changes => (0..count).map(|at| at + 1).sum(),
         Does::Sends | Does::SendsAndReads | Does::Reads | Does::Writes => 0,
+        // All that it has called is undone.
+        Does::Fails => return (Err(Abort::refused("enough")), 1),
     };
     let held = match does {
         Does::Reads => 0,
         Does::Writes => (0..count).sum(),
         _ => count,
     };
-    (returned, held + 1 + if tangles { 2 } else { 0 })
+    (Ok(Value::Int(returned)), held + 1 + if tangles { 2 } else { 0 })
 }
 
 #[test]
@@ -294,7 +302,7 @@ fn many_calls_and_rows_cost_as_much_as_there_are() {
             let count = 3000;
             let came = run(does, count, tangles, Settings::default());
             let (returned, held) = wanted(does, count, tangles);
-            assert_eq!(came.reply, Ok(Value::Int(returned)), "{does:?}, tangles: {tangles}");
+            assert_eq!(came.reply, returned, "{does:?}, tangles: {tangles}");
             assert_eq!(came.held, held, "{does:?}, tangles: {tangles}");
             // A re-run doubles all that, and so does one more begin where something has to be seen.
             let many = count as u64;
@@ -319,7 +327,7 @@ fn one_call_too_many_aborts_its_transaction_alone() {
                 }
                 false => {
                     let (returned, held) = wanted(does, count, false);
-                    assert_eq!((came.reply.clone(), came.held), (Ok(Value::Int(returned)), held));
+                    assert_eq!((came.reply.clone(), came.held), (returned, held));
                 }
             }
             assert!(
@@ -337,7 +345,7 @@ fn one_use_too_many_aborts_its_transaction_alone() {
     for does in ALL {
         // Who is called reads its row and writes it.
         let each = match does {
-            Does::Sends | Does::Awaits | Does::Asks => 3,
+            Does::Sends | Does::Awaits | Does::Asks | Does::Fails => 3,
             Does::SendsAndReads | Does::Changes => 4,
             Does::Reads | Does::Writes => 1,
         };
@@ -345,7 +353,7 @@ fn one_use_too_many_aborts_its_transaction_alone() {
         for (count, is_refused) in [(most, false), (most + 1, true), (i64::MAX, true)] {
             let came = run(does, count, false, settings);
             let (returned, held) = wanted(does, if is_refused { 0 } else { count }, false);
-            let reply = if is_refused { refused() } else { Ok(Value::Int(returned)) };
+            let (reply, held) = if is_refused { (refused(), 1) } else { (returned, held) };
             assert_eq!((came.reply.clone(), came.held), (reply, held), "{does:?} {count}");
             assert!(came.begins <= 40 && came.steps <= 15_000, "{does:?} {count}: {came:?}");
         }

@@ -168,6 +168,7 @@ impl World {
         // Of other dice, so that the others fall as they did.
         let mut more = Dice::new(seed ^ 0xE7E7);
         let mut ends = Dice::new(seed ^ 0xE1D);
+        let mut begins = Dice::new(seed ^ 0xBE91);
         // The last one goes on, without such events, so that all of these may end.
         let timed = if sources > 1 && ends.chance(40) { sources - 1 } else { sources };
         let event_time = Arc::new(event_time(&mut more, timed));
@@ -198,6 +199,7 @@ impl World {
                 calls_max: CALLS_MAX,
                 depth_max: DEPTH_MAX,
                 rounds_max: 2 + dice.below(5) as u32,
+                begins_max: *begins.pick(&[0, 1, 16]),
                 cache: dice.chance(75),
                 seed,
                 fault,

@@ -132,10 +132,12 @@ impl<S: Store> Turn<'_, S> {
     /// Lets the next call take place, if the one before has ended and what the function has read before it is so.
     pub(super) fn settle(&mut self) -> Settled {
         let sent = self.invocation.serial().sent;
-        match sent.checked_sub(1).map(|last| &self.invocation.children[last].reply) {
-            Some(Answer::Nothing) => return Settled::Waits,
-            Some(Answer::Failed) => return self.stop(Outcome::Stopped),
-            Some(Answer::Value(_)) | None => {}
+        if let Some(last) = sent.checked_sub(1).map(|last| &self.invocation.children[last]) {
+            match last.reply {
+                Answer::Nothing => return Settled::Waits,
+                Answer::Failed => return self.stop(last.ordinal, Outcome::Stopped),
+                Answer::Value(_) => {}
+            }
         }
         let next =
             self.invocation.children.get(sent).map(|child| (child.ordinal, child.call.clone()));
@@ -145,21 +147,22 @@ impl<S: Store> Turn<'_, S> {
             return Settled::GoesOn;
         }
         let Settings { calls_max, uses_max, .. } = *self.settings;
-        let before = self.invocation.before;
+        let (before, is_on_row) = (self.invocation.before, self.is_on_row());
         let serial = self.invocation.serial();
         let Some((ordinal, call)) = next else {
             let outcome = serial.outcome.take();
             return outcome.map_or(Settled::GoesOn, |outcome| Settled::Ends(self.within(outcome)));
         };
         let is_function = u32::from(matches!(call.target, Target::Function(_)));
-        let own = Spent { calls: is_function, uses: ordinal + 1 };
+        let uses = if is_on_row { 0 } else { ordinal + 1 };
+        let own = Spent { calls: is_function, uses };
         let before = before.and(serial.spent).and(own);
         serial.deferred -= is_function;
         let (is_many, place) = (before.calls > calls_max, self.place(ordinal + 1));
         if is_many || before.uses > uses_max {
             let abort =
                 if is_many { too_many(calls_max, "calls") } else { too_many(uses_max, USES) };
-            return self.stop(Outcome::Failed(place, abort));
+            return self.stop(ordinal, Outcome::Failed(place, abort));
         }
         let serial = self.invocation.serial();
         serial.sent += 1;
@@ -171,10 +174,14 @@ impl<S: Store> Turn<'_, S> {
     }
 
     /// The call ends; those that it has made and that have not taken place never will, nor has it come to what is behind them.
-    fn stop(&mut self, outcome: Outcome) -> Settled {
-        let (sent, reads) = (self.invocation.serial().sent, self.invocation.serial().reads);
-        self.invocation.children.truncate(sent);
-        self.invocation.reads.truncate(reads);
+    fn stop(&mut self, at: u32, outcome: Outcome) -> Settled {
+        let invocation = &mut *self.invocation;
+        let serial = invocation.serial();
+        let (sent, reads) = (serial.sent, serial.reads);
+        invocation.children.truncate(sent);
+        invocation.reads.truncate(reads);
+        invocation.writes.retain(|write| write.ordinal < at);
+        invocation.emits.retain(|(ordinal, ..)| *ordinal < at);
         Settled::Ends(outcome)
     }
 
