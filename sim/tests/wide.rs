@@ -359,3 +359,14 @@ fn one_use_too_many_aborts_its_transaction_alone() {
         }
     }
 }
+
+#[test]
+fn calls_one_after_the_other_begin_nobody_again() {
+    // Nobody keeps where it is.
+    let settings = Settings { begins_max: u32::MAX, ..Settings::default() };
+    for does in [Does::Sends, Does::Awaits, Does::SendsAndReads, Does::Writes, Does::Fails] {
+        let came = run(does, 2000, true, settings);
+        assert_eq!((came.reply.clone(), came.held), wanted(does, 2000, true), "{does:?}");
+        assert!((2..=3).contains(&came.begins), "{does:?}: {came:?}");
+    }
+}
