@@ -95,7 +95,7 @@ pub fn waiting<T>(wait: impl FnOnce() -> T) -> T {
     let pauses = OWN.with(|own| {
         let state = &own.get()?.slot.state;
         // What has been interrupted ends by that.
-        let runs = |state: u64| (state > GONE && state % 2 == 0).then_some(IDLE);
+        let runs = |state: u64| (state > GONE && state.is_multiple_of(2)).then_some(IDLE);
         state.fetch_update(set, see, runs).ok()
     });
     let waited = wait();

@@ -7,10 +7,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle};
 
 use pyo3::Python;
 use tidemill_core::{StreamId, TableId, Value};
+use tidemill_env::{Env, Handle as Thread};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop};
 use tidemill_txn::program::Ask;
 
@@ -19,8 +19,6 @@ use crate::deadline;
 
 /// So many functions have threads at a time; others are begun again.
 const THREADS_MAX: usize = 32;
-/// Functions may call each other as deep as on the interpreter's own threads.
-const STACK_BYTES: usize = 16 << 20;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
@@ -74,8 +72,7 @@ pub fn kept(activation: Box<dyn Activation>) -> Box<dyn Activation> {
             }
         }
     };
-    let named = Builder::new().name("tidemill-function".into()).stack_size(STACK_BYTES);
-    match named.spawn(run) {
+    match Env::real().threads.spawn("tidemill-function", Box::new(run)) {
         Ok(thread) => {
             let (said, thread, used) = (Mutex::new(said), Some(thread), None);
             Box::new(Kept { tells: Some(tells), said, used, thread, _slot: slot })
@@ -95,7 +92,7 @@ struct Kept {
     said: Mutex<Receiver<Says>>,
     /// What it is about to use, and waits for.
     used: Option<Use>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread>,
     _slot: Slot,
 }
 
@@ -135,8 +132,7 @@ impl Kept {
                 Some(Says::Stops(step)) => return step,
                 None => {
                     let thread = self.thread.take().expect("it has not been joined");
-                    let panic = thread.join().expect_err("it ends when it is told so");
-                    std::panic::resume_unwind(panic);
+                    panic!("{}", thread.join().expect_err("it ends when it is told so"));
                 }
             }
         }
