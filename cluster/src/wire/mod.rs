@@ -22,7 +22,7 @@ use tidemill_function::{Path, Tid};
 /// The version of records and parts of snapshots: logs and stores name it.
 pub const VERSION: u32 = 7;
 /// The version of all this: processes with different ones do not talk.
-pub const MESSAGES: u32 = 11;
+pub const MESSAGES: u32 = 12;
 
 /// So many lists may be in one another.
 const DEPTH_MAX: usize = 128;
