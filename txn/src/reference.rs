@@ -219,7 +219,8 @@ pub fn run_told(
                 end(program, program.root_stream(stream), sources, cut),
                 groups.event_time[group],
             ) {
-                (Some(end), _) => Stamp::admitted(end, admission),
+                // Where it was idle, time may have gone on without it.
+                (Some(end), _) => Stamp::admitted(end.max(before[group]), admission),
                 (None, true) => Stamp::admitted(before[group], admission),
                 (None, false) => Stamp::of(Position { time_us: clock, source, offset }),
             }

@@ -11,6 +11,7 @@ use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
 use tidemill_kafka::Followed;
 use tidemill_mesh::{Peer, Secret, Tls};
+use tidemill_txn::program::Extent;
 
 use super::feeds;
 use super::topics::sources;
@@ -24,6 +25,8 @@ pub(super) const TOGETHER: usize = 256;
 /// So many requests of a source are in an epoch where nothing else is said; and where none of them runs again.
 const EPOCH_ROWS: u64 = 250;
 const EPOCH_ROWS_KNOWN: u64 = 2500;
+/// So often these requests may slide a window by time. An epoch that has begun is executed whole, and a stop waits for it.
+const EPOCH_SLIDES: i64 = 10_000;
 /// Bytes of a secret, at least.
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -209,10 +212,7 @@ impl ClusterSettings {
                 lease_us: self.lease_us,
                 beat_us: self.beat_us,
                 form_us: self.form_us,
-                epoch_max: self.epoch_rows_max.unwrap_or(match knows_rows(spec) {
-                    true => EPOCH_ROWS_KNOWN,
-                    false => EPOCH_ROWS,
-                }),
+                epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
                 // What the coordinator serves nobody else reads.
                 tells_left: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
@@ -283,6 +283,19 @@ pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
 /// The number of a process, as people read it.
 pub(super) fn shown(peer: Peer) -> String {
     format!("{:08x}", peer.0)
+}
+
+/// So many requests of a source are in an epoch where nothing else is said.
+fn epoch_rows(spec: &AppSpec) -> u64 {
+    if knows_rows(spec) {
+        return EPOCH_ROWS_KNOWN;
+    }
+    let slides = spec.program.windows.iter().filter_map(|window| match window.extent {
+        Extent::Time { size_us, slide_us } => Some((size_us - 1) / slide_us + 1),
+        Extent::Rows { .. } => None,
+    });
+    let rows = |slides: i64| u64::try_from(EPOCH_SLIDES / slides).unwrap_or(0).max(1);
+    slides.map(rows).fold(EPOCH_ROWS, u64::min)
 }
 
 #[cfg(test)]
@@ -397,10 +410,33 @@ mod tests {
     }
 
     #[test]
+    fn an_epoch_is_shorter_where_rows_slide_windows_often() {
+        let rows = |size_us: i64, slide_us: i64| {
+            let mut b = Builder::new("app");
+            let events = b.stream("events", vec![Column::new("k", DataType::Int)]);
+            let owner = b.opaque("idle", events, Arc::new(Idle));
+            let extents = [
+                ("count", Extent::Rows { size: 1 << 20, slide: 1 }),
+                ("minute", Extent::Time { size_us: 60, slide_us: 60 }),
+                ("given", Extent::Time { size_us, slide_us }),
+            ];
+            for (name, extent) in extents {
+                b.window(name, owner, extent, vec![Column::new("k", DataType::Int)], None, &[]);
+            }
+            let sources = vec![SourceDecl::pushed("events")];
+            epoch_rows(&AppSpec::new(b.finish().unwrap(), sources, Settings::default()))
+        };
+        let found = [(60, 60), (40, 1), (41, 1), (82, 2), (3_600, 1), (100_000, 1)];
+        let found = found.map(|(size_us, slide_us)| rows(size_us, slide_us));
+        assert_eq!(found, [250, 250, 243, 243, 2, 1]);
+    }
+
+    #[test]
     fn an_epoch_is_longer_where_all_is_declared_and_rows_follow_from_the_event() {
         let told = told().remove("cluster_epoch_rows_max").unwrap();
         let words =
-            "250; 2,500 where all transactions are declared and their rows follow from the event";
+            "250; 2,500 where all transactions are declared and their rows follow from the event; as many as slide \
+             a window by time 10,000 times, where these are fewer";
         assert_eq!(told, words);
         let settings = ClusterSettings::default();
         let found = [true, false].map(|has_function| machine(&settings, has_function).epoch_max);

@@ -5,8 +5,8 @@
 //! By count, what is left over waits, parked, for more to come. By event time nothing is left over,
 //! because the watermarks of a stream's group stop at the ends of its intervals. In arrival time a batch
 //! arrives when it is whole: with its last event, or when so much time has passed since its first. When a
-//! stream has ended, what waits is a batch, too: in event time its place is behind all rows of the stream,
-//! and else that of the cut that sees the end.
+//! stream has ended, what waits is a batch, too: in event time its place is behind all rows of the stream, and not before
+//! the watermark, where that has gone on while the stream was idle; else it is that of the cut that sees the end.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(super) struct Cutting<'c> {
     pub(super) clock_us: i64,
     /// Whether no event of a stream will come any more.
     pub(super) ended: &'c dyn Fn(StreamId) -> bool,
-    /// Where a stream in event time ends, if it has ended and everything before that has come.
+    /// Where what is left of a stream in event time stands, if it has ended and everything before that has come.
     pub(super) ends: &'c dyn Fn(StreamId) -> Option<Position>,
     /// Gives what comes in arrival time its place in this cut.
     pub(super) arrived: &'c dyn Fn(Run) -> Run,

@@ -387,8 +387,10 @@ impl Sequencer {
             clock_us: self.clock_us,
             ended: &ended,
             ends: &|stream| {
+                let group = self.groups.of[stream.index()];
                 let end = ends[self.roots[stream.index()].index()];
-                end.filter(|end| *end <= marks[self.groups.of[stream.index()]])
+                // Where it was idle, time may have gone on without it.
+                end.filter(|end| *end <= marks[group]).map(|end| end.max(self.watermarks[group]))
             },
             arrived: &|run| {
                 let group = self.groups.of[run.stream.index()];
