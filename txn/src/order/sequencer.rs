@@ -221,7 +221,7 @@ impl Sequencer {
         self.program.sources.iter().enumerate().filter_map(come)
     }
 
-    /// Whether a watermark could be further than it is, as nothing more has come than this.
+    /// Whether a watermark could be further than it is, where no more has come than this.
     pub fn is_held(&self, input: &CutInput) -> bool {
         self.new_watermarks(input).iter().zip(&self.watermarks).any(|(new, now)| new > now)
     }
