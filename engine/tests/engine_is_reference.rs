@@ -116,17 +116,7 @@ fn check(seed: u64, workers: usize) {
         sim.clock.advance_us(1);
     }
     let summary = mill.finish().unwrap();
-    let cuts: Vec<CutAt> = mill
-        .cuts()
-        .into_iter()
-        .map(|c| CutAt {
-            offsets: c.offsets,
-            clock_us: c.clock_us,
-            idle: c.idle,
-            ended: c.ended,
-            ..CutAt::default()
-        })
-        .collect();
+    let cuts: Vec<CutAt> = mill.cuts().into_iter().map(random::cut_at).collect();
     let wanted = reference::run(&program, &sources, &cuts);
     let watermarks: Vec<_> = mill.cuts().into_iter().map(|c| c.watermarks).collect();
     assert_eq!(wanted.watermarks, watermarks, "watermarks");

@@ -18,6 +18,7 @@ mod opaque;
 mod reference;
 mod remote;
 mod row;
+mod rows;
 mod rules;
 mod running;
 mod shapes;

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import json
-import random
 import re
-import signal
-import subprocess
-import sys
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 import tidemill as tm
 from tidemill import config
-from tidemill.deadline import Calls, Overdue
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
 
@@ -645,85 +639,6 @@ def test_every_nth_opaque_transaction_runs_twice(every: int, called: int) -> Non
     assert len(calls) == called
 
 
-def test_without_a_deadline_a_function_takes_its_time() -> None:
-    app = tm.App("deadline")
-
-    @app.procedure
-    def count(tx: Any, until: int) -> int:
-        n = 0
-        while n < until:
-            n += 1
-        return n
-
-    late = "the function took longer than 1000 microseconds"
-    with app.start(deadline_us=1000) as mill:
-        with pytest.raises(tm.Abort, match=late) as caught:
-            mill.call(count, until=10**9)
-        # Who takes too long says no, and has made no mistake.
-        assert not isinstance(caught.value, tm.Fault)
-        assert mill.status()["faults"] == 0
-    with app.start(deadline_us=0) as mill:
-        assert mill.call(count, until=10**6) == 10**6
-
-
-class Running:
-    """A thread whose calls follow one another, in simulated time."""
-
-    def __init__(self, limit_us: int, dice: random.Random) -> None:
-        self.limit_us, self.dice = limit_us, dice
-        self.limit_s = limit_us / 1e6
-        self.call, self.now = 0, 0.0
-        #: When the call begins and ends.
-        self.span = (0.0, 0.0)
-        #: By call how long it had taken whenever it was interrupted.
-        self.interrupted: dict[int, list[float]] = {}
-
-    def live(self, now: float) -> None:
-        """Goes on until then. Some calls take less than they may, and some more."""
-        self.now = now
-        while self.span[1] <= now:
-            begins = self.span[1] + self.dice.random() * self.limit_s
-            self.span = (begins, begins + 2 * self.dice.random() * self.limit_s)
-            self.call += 1
-
-    def limit(self) -> int | None:
-        return self.limit_us
-
-    def running(self) -> tuple[int, int] | None:
-        return (self.call, self.limit_us) if self.span[0] <= self.now else None
-
-    def interrupt(self, call: int, error: type[BaseException]) -> None:
-        assert (call, error) == (self.call, Overdue)
-        self.interrupted.setdefault(call, []).append(self.now - self.span[0])
-        # Some catch it, and go on.
-        if self.dice.random() < 0.5:
-            self.span = (self.span[0], self.now)
-
-
-@pytest.mark.parametrize("limits", [(10_000_000,), (10_000_000, 16_000), (20_000, 900_000, 8_000)])
-@pytest.mark.parametrize("seed", range(10))
-def test_a_call_takes_its_deadline_and_up_to_a_quarter_more(
-    limits: tuple[int, ...], seed: int
-) -> None:
-    assert "(10 seconds, up to a\n  quarter more)" in GUIDE
-    dice = random.Random(seed)
-    threads = [Running(limit, dice) for limit in limits]
-    calls = Calls()
-    for thread in threads:
-        calls.add(cast(Any, thread))
-    now = 0.0
-    while any(thread.call < 40 for thread in threads):
-        for thread in threads:
-            thread.live(now)
-        wait = calls.look(now)
-        assert wait is not None
-        now += wait
-    for thread in threads:
-        assert 0 < len(thread.interrupted) < thread.call
-        for first, *_ in thread.interrupted.values():
-            assert thread.limit_s - 1e-6 <= first <= 1.25 * thread.limit_s + 1e-6
-
-
 def test_another_seed_gives_other_random_numbers() -> None:
     drawn = []
     for seed in (7, 7, 8):
@@ -805,46 +720,6 @@ def test_the_version_before_an_upgrade_is_refused_and_its_flags_do_nothing(tmp_p
             assert mill.sent("events") == 1
     with pytest.raises(tm.SettingError, match="another version of this program"):
         edited(tmp_path, SOURCE).start(**settings)
-
-
-ENDLESS = """
-import tidemill as tm
-
-app = tm.App("endless")
-events = app.stream("events", n=int)
-events.read(tm.files("in.csv"))
-
-
-@app.transaction(events, opaque=True)
-def turn(tx, e):
-    print("turning", flush=True)
-    while True:
-        pass
-"""
-
-
-def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    (tmp_path / "app.py").write_text(ENDLESS)
-    (tmp_path / "in.csv").write_text("n\n1\n")
-    command = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--set", "deadline_us=0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            while "turning" not in (said := process.stdout.readline()):
-                assert said
-            process.send_signal(signal.SIGINT)
-            # What is in work is waited for.
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(timeout=0.3)
-            # Two that come before one is looked at are one.
-            for _ in range(100):
-                process.send_signal(signal.SIGINT)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    assert process.wait(timeout=0.3) in (130, -signal.SIGINT)
-                    break
-            assert process.poll() is not None
-        finally:
-            process.kill()
 
 
 def test_while_nothing_runs_nothing_fires(tmp_path: Path) -> None:

@@ -88,17 +88,7 @@ fn check(seed: u64) -> u64 {
 
 fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], seed: u64) -> u64 {
     let cuts = mill.cuts();
-    let at: Vec<CutAt> = cuts
-        .iter()
-        .cloned()
-        .map(|c| CutAt {
-            offsets: c.offsets,
-            clock_us: c.clock_us,
-            idle: c.idle,
-            ended: c.ended,
-            ..CutAt::default()
-        })
-        .collect();
+    let at: Vec<CutAt> = cuts.iter().cloned().map(random::cut_at).collect();
     let mut compared = 0;
     let step = 1 + at.len() / 12;
     for epoch in (1..=at.len()).rev().step_by(step) {

@@ -161,14 +161,7 @@ impl Case {
             // Without a snapshot the last life repeats all that those before it have recorded.
             let epochs: Vec<u64> = cuts.iter().map(|cut| cut.epoch).collect();
             assert_eq!(epochs, (1..=cuts.len() as u64).collect::<Vec<_>>(), "{}", self.topics);
-            let at = cuts.into_iter().map(|cut| CutAt {
-                offsets: cut.offsets,
-                clock_us: cut.clock_us,
-                idle: cut.idle,
-                ended: cut.ended,
-                ..Default::default()
-            });
-            at.collect()
+            cuts.into_iter().map(random::cut_at).collect()
         };
         reference::run(&self.program, &self.rows, &cuts)
     }

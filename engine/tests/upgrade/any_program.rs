@@ -77,16 +77,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
         cuts.extend(mill.cuts());
     }
     let summary = mill.summary().unwrap();
-    let cuts: Vec<CutAt> = cuts
-        .into_iter()
-        .map(|c| CutAt {
-            offsets: c.offsets,
-            clock_us: c.clock_us,
-            idle: c.idle,
-            ended: c.ended,
-            ..CutAt::default()
-        })
-        .collect();
+    let cuts: Vec<CutAt> = cuts.into_iter().map(random::cut_at).collect();
     let wanted = reference::run(&new, &inputs, &cuts);
     for (table, wanted) in new.tables.iter().zip(&wanted.tables) {
         let key = |row: &Row| Key::of(table.key.iter().map(|c| &row[*c]));

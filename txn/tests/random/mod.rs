@@ -859,6 +859,13 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
         .collect()
 }
 
+/// A cut that an engine has made, as the reference takes it: it finds out itself how far event time has come.
+#[allow(dead_code)] // Tests of the executors make their cuts.
+pub fn cut_at(cut: tidemill_core::Cut) -> CutAt {
+    let tidemill_core::Cut { offsets, clock_us, idle, ended, .. } = cut;
+    CutAt { offsets, clock_us, idle, ended, watermarks_max: None }
+}
+
 // The engine's tests take the cuts that the engine makes.
 #[allow(dead_code)]
 /// Cuts that end with everything taken and every source ended.
