@@ -739,11 +739,18 @@ def test_who_reads_too_slowly_is_told_what_is_gone() -> None:
             b"GET /streams/keep?from=0 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         )
         sock.sendall(request)
-        for _ in range(count):
-            mill.send(given, {"text": ["x" * (1 << 20)]}, wait=True)
         with sock.makefile("rb") as file:
+            # The reader follows before the rows come that it is too slow for.
+            mill.send(given, {"text": ["first"]}, wait=True)
+            lines = []
+            while b"id: 0" not in lines:
+                line = file.readline()
+                assert line
+                lines.append(line.strip())
+            for _ in range(count - 1):
+                mill.send(given, {"text": ["x" * (1 << 20)]}, wait=True)
             # It ends by itself.
-            lines = [line.strip() for line in file]
+            lines.extend(line.strip() for line in file)
         ids = [int(line[4:]) for line in lines if line.startswith(b"id: ")]
         *sent, last = [id for id in ids if id >= 0]
         assert sent == list(range(len(sent)))
