@@ -11,7 +11,7 @@ use super::native::{self, NativeCode};
 use super::output::OutputBuilder;
 use super::segment::Reason;
 use super::serial::HandlerCounts;
-use super::words::{self, Frame, KeyFrom, WordCode};
+use super::words::{self, Frame, WordCode};
 use super::work;
 use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Turns;
@@ -256,11 +256,6 @@ impl Codes {
             lane
         };
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
-    }
-
-    /// The rows of each of a handler's transactions, by table and key, on the fast path.
-    pub(crate) fn keys(&self, handler: usize) -> Option<&[(usize, KeyFrom)]> {
-        self.wants[handler].as_ref().map(|wants| &wants.keys[..])
     }
 
     /// Interprets what would be machine code.

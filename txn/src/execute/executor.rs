@@ -118,6 +118,7 @@ impl Executor {
             discovered: (0..program.handlers.len())
                 .map(|h| graph::discovers(&program, h))
                 .collect(),
+            samples: [0, 1].map(|_| Sample::new(&program)),
             program,
             graphs: None,
             rounds: None,
@@ -129,7 +130,6 @@ impl Executor {
             work: 0,
             vain: 0,
             choosers: Vec::new(),
-            samples: Default::default(),
             aborts: 0.0,
             strategy,
             ran: Ran::new(strategy, "nothing was executed yet"),
@@ -342,9 +342,9 @@ impl Executor {
             self.choosers.extend(among.map(|among| Chooser::new(among, slower)));
         }
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
-        let (codes, sample) = (&self.serial.codes, &mut self.samples[kind]);
+        let sample = &mut self.samples[kind];
         let chooser = &mut self.choosers[kind];
-        let mut seen = chooser.look_at(epoch.order.len(), || sample.properties(codes, epoch));
+        let mut seen = chooser.look_at(epoch.order.len(), || sample.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
         // A long epoch is no reason to try something for long: what is tried executes a part, and the rest goes to
         // what is expected to be the best.

@@ -1,8 +1,11 @@
 //! What epochs look like, from a sample of their transactions.
 
-use super::codes::Codes;
-use super::words::KeyFrom;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tidemill_core::{Batch, Value};
+
 use crate::order::Epoch;
+use crate::program::{Body, Expr, ExprId, Footprint, Program, RowUse};
 use crate::schedule::Properties;
 
 /// One of so many transactions: a sample must cost next to nothing.
@@ -16,12 +19,31 @@ const TOGETHER: usize = 16;
 const WHOLE: usize = 64;
 
 /// A sample of epochs.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Sample {
+    /// By handler: the rows of its transactions that its events tell.
+    rows: Vec<Vec<RowOf>>,
     seen: Seen,
     now: Counts,
     /// What the last whole one said.
     last: Option<Counts>,
+}
+
+/// A row of a handler's transactions, of which the event tells the key.
+#[derive(Debug)]
+struct RowOf {
+    table: usize,
+    /// By key column.
+    key: Vec<KeyPart>,
+    is_written: bool,
+}
+
+#[derive(Debug)]
+enum KeyPart {
+    /// A column of the event.
+    Column(usize),
+    /// A constant, as a word that tells it from others.
+    Const(u64),
 }
 
 /// What there is in a sample.
@@ -31,12 +53,20 @@ struct Counts {
     /// Rows that they use; of these, those that others in the sample use, too.
     rows: usize,
     shared: usize,
+    /// The transactions that write the row that most of them write.
+    hottest: usize,
 }
 
 impl Sample {
+    /// One of a program's epochs, which says nothing yet.
+    pub(crate) fn new(program: &Program) -> Sample {
+        let rows = (0..program.handlers.len()).map(|handler| rows_of(program, handler)).collect();
+        Sample { rows, seen: Seen::default(), now: Counts::default(), last: None }
+    }
+
     /// What an epoch looks like: aborts, and what is not known beforehand, are for others to say.
-    pub(crate) fn properties(&mut self, codes: &Codes, epoch: &Epoch) -> Properties {
-        self.look_at(codes, epoch);
+    pub(crate) fn properties(&mut self, epoch: &Epoch) -> Properties {
+        self.look_at(epoch);
         if self.now.transactions >= WHOLE {
             self.last = Some(std::mem::take(&mut self.now));
             self.seen = Seen::default();
@@ -47,65 +77,115 @@ impl Sample {
             transactions: epoch.order.len(),
             rows: share(of.rows, of.transactions),
             shared: share(of.shared, of.rows),
+            hottest: share(of.hottest, of.transactions).min(1.0),
             aborts: 0.0,
             unknown: 0.0,
         }
     }
 
-    fn look_at(&mut self, codes: &Codes, epoch: &Epoch) {
+    fn look_at(&mut self, epoch: &Epoch) {
         let len = epoch.order.len();
         let sample = (len / EVERY).clamp(SAMPLE.0, SAMPLE.1);
         let together = sample.min(TOGETHER);
         let every = (len * together).div_ceil(sample).max(1);
         for ranked in epoch.order.chunks(every).flat_map(|of| &of[..together.min(of.len())]) {
             let lane = &epoch.lanes[ranked.lane as usize];
-            let Some(keys) = codes.keys(lane.handler as usize) else { continue };
+            let batch = &epoch.runs[lane.run as usize].batch;
             self.now.transactions += 1;
-            for (table, key) in keys {
-                let key = match key {
-                    KeyFrom::Const(word) => Some(*word),
-                    KeyFrom::Column(column) => {
-                        let ints = epoch.runs[lane.run as usize].batch.ints(usize::from(*column));
-                        ints.map(|ints| ints[ranked.row as usize] as u64)
-                    }
-                };
+            for row in &self.rows[lane.handler as usize] {
+                let of_row = self.seen.add(row.hash(batch, ranked.row as usize), row.is_written);
                 self.now.rows += 1;
-                let is_shared = key.is_some_and(|key| !self.seen.is_new(*table, key));
-                self.now.shared += usize::from(is_shared);
+                self.now.shared += usize::from(!of_row.is_new);
+                self.now.hottest = self.now.hottest.max(of_row.writers);
             }
         }
     }
 }
 
-/// Rows that were seen, by a few bits of their hashes: good enough for a sample, and no more than a
-/// few lines of memory.
+impl RowOf {
+    /// A hash of the row that an event's transaction uses.
+    fn hash(&self, batch: &Batch, event: usize) -> u64 {
+        let word = |part: &KeyPart| match part {
+            KeyPart::Const(word) => *word,
+            KeyPart::Column(column) => match batch.ints(*column) {
+                Some(ints) => ints[event] as u64,
+                None => word_of(&batch.value(*column, event)),
+            },
+        };
+        let mix = |hash: u64, word: u64| (hash.rotate_left(29) ^ word).wrapping_mul(ODD);
+        self.key.iter().map(word).fold((self.table as u64) << 56, mix)
+    }
+}
+
+/// Multiplying by it spreads what words differ by over the upper bits.
+const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+fn word_of(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The rows of a handler's transactions of which the event alone tells the key.
+fn rows_of(program: &Program, handler: usize) -> Vec<RowOf> {
+    let exprs = match &program.handlers[handler].body {
+        Body::Declared(declared) => &declared.exprs,
+        Body::Native(native) => &program.natives[*native].exprs,
+        Body::Opaque(_) => return Vec::new(),
+    };
+    let part = |id: &ExprId| match exprs.expr(*id) {
+        Expr::Column(column) => Some(KeyPart::Column(usize::from(*column))),
+        Expr::Const(Value::Int(int)) => Some(KeyPart::Const(*int as u64)),
+        Expr::Const(value) => Some(KeyPart::Const(word_of(value))),
+        _ => None,
+    };
+    let row = |row: RowUse| {
+        let key = row.key.iter().map(part).collect::<Option<_>>()?;
+        Some(RowOf { table: row.table.index(), key, is_written: row.access.writes })
+    };
+    Footprint::of(program, handler).rows.into_iter().filter_map(row).collect()
+}
+
+/// Rows that were seen, by a few bits of their hashes: good enough for a sample, and no more than some
+/// lines of memory.
 #[derive(Debug)]
-struct Seen([u64; Seen::WORDS]);
+struct Seen {
+    /// A bit says that a row was there.
+    rows: [u64; Seen::WORDS],
+    /// How many wrote it.
+    writers: [u8; Seen::WRITTEN],
+}
+
+/// What is known of a row once it was seen.
+struct OfRow {
+    is_new: bool,
+    writers: usize,
+}
 
 impl Default for Seen {
     fn default() -> Seen {
-        Seen([0; Seen::WORDS])
+        Seen { rows: [0; Seen::WORDS], writers: [0; Seen::WRITTEN] }
     }
 }
 
 impl Seen {
     const WORDS: usize = 512;
+    const WRITTEN: usize = 2_048;
 
-    /// Whether a row is seen for the first time.
-    fn is_new(&mut self, table: usize, key: u64) -> bool {
-        let hash = (key ^ (table as u64) << 56).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    /// Adds a row by its hash, of which the upper bits say most.
+    fn add(&mut self, hash: u64, is_written: bool) -> OfRow {
         let bit = hash >> (64 - (Seen::WORDS * 64).ilog2());
-        let word = &mut self.0[(bit / 64) as usize];
+        let word = &mut self.rows[(bit / 64) as usize];
         let is_new = *word >> (bit % 64) & 1 == 0;
         *word |= 1 << (bit % 64);
-        is_new
+        let writers = &mut self.writers[(hash >> (64 - Seen::WRITTEN.ilog2())) as usize];
+        *writers = writers.saturating_add(u8::from(is_written));
+        OfRow { is_new, writers: usize::from(*writers) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use tidemill_core::{Batch, Column, DataType, Row, SourceId, StreamId, TableId, Value};
 
     use super::*;
@@ -145,20 +225,64 @@ mod tests {
     /// rows as of one of 10,000.
     #[test]
     fn short_epochs_look_like_long_ones() {
-        let program = Arc::new(program());
-        let codes = Codes::new(program.clone());
+        let program = program();
         let event = |at: i64| [at % 10, 1_000 + at];
-        let long = Sample::default().properties(&codes, &epoch(&program, (0..10_000).map(event)));
-        let mut sample = Sample::default();
+        let long = Sample::new(&program).properties(&epoch(&program, (0..10_000).map(event)));
+        let mut sample = Sample::new(&program);
         let mut short = Vec::new();
         for number in 0..20 {
             let events = (number * 200..(number + 1) * 200).map(event);
-            short.push(sample.properties(&codes, &epoch(&program, events)));
+            short.push(sample.properties(&epoch(&program, events)));
         }
         assert_eq!((long.rows, long.transactions), (2.0, 10_000));
         assert!(short.iter().all(|seen| seen.rows == 2.0 && seen.transactions == 200));
         assert!((0.4..=0.5).contains(&long.shared), "{long:?}");
         assert!(short[0].shared < 0.1, "{:?}", short[0]);
         assert!((short[19].shared - long.shared).abs() < 0.1, "{:?} {long:?}", short[19]);
+    }
+
+    /// The share of transactions that write the row that most of them write.
+    fn hottest(program: &Program, event: impl Fn(i64) -> [i64; 2]) -> f64 {
+        Sample::new(program).properties(&epoch(program, (0..10_000).map(event))).hottest
+    }
+
+    #[test]
+    fn the_hottest_row_is_found() {
+        let program = program();
+        let most =
+            hottest(&program, |at| [if at % 4 < 3 { 7 } else { 1_000 + at }, 1_000_000 + at]);
+        assert!((most - 0.75).abs() < 0.02, "{most}");
+        let even = hottest(&program, |at| [at, 1_000_000 + at]);
+        assert!(even < 0.05, "{even}");
+    }
+
+    /// A key may have several columns, texts and constants. A row that is only read makes nobody wait.
+    #[test]
+    fn the_hottest_row_may_have_any_key() {
+        for (writes, expected) in [(true, 1.0), (false, 0.0)] {
+            let mut b = Builder::new("t");
+            let columns = ["a", "b", "v"].map(|name| match name {
+                "a" => Column::new(name, DataType::Str),
+                _ => Column::new(name, DataType::Int),
+            });
+            let table = b.table("t", &["a", "b"], columns.into());
+            let input =
+                b.stream("s", ["a", "b"].map(|name| Column::new(name, DataType::Int)).into());
+            b.source("source", input, 0);
+            let mut h = b.handler("touch", input);
+            let (text, int, one) = (h.value(Value::Str("x".into())), h.column("a"), h.int(1));
+            let row = h.row(table, &[text, int]);
+            match writes {
+                true => h.upsert(row, &[("v", one)]),
+                false => {
+                    let exists = h.exists(row);
+                    h.require(exists, "it is not there");
+                }
+            }
+            h.done();
+            let program = b.finish().unwrap();
+            assert_eq!(hottest(&program, |at| [7, at]), expected);
+            assert!(hottest(&program, |at| [at, 7]) < 0.05);
+        }
     }
 }

@@ -42,6 +42,9 @@ pub struct Properties {
     /// Of the rows in a sample of some dozens of transactions, the share that others in the sample use, too: what
     /// becomes of the skew (theta) there.
     pub shared: f64,
+    /// The share of its transactions that write the row that most of them write: these can only be executed one after
+    /// the other.
+    pub hottest: f64,
     /// The share of the transactions of the epoch before that aborted (a).
     pub aborts: f64,
     /// The share of transactions of which only a run tells what they touch: for a graph they may run twice.

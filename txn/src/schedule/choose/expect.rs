@@ -103,7 +103,10 @@ impl Chooser {
         let lists = plan.max((plan + serial) / threads);
         let known = serial + GRAPH_NS * self.slower;
         let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
-        let graph = (known * (1.0 - seen.unknown) + discovered * seen.unknown) / threads;
+        let one = known * (1.0 - seen.unknown) + discovered * seen.unknown;
+        // Operations on one row follow one another, on however many threads, once they are planned.
+        let on_hottest = seen.hottest * serial / seen.rows.max(1.0);
+        let graph = (one / threads).max((one - serial) / threads + on_hottest);
         let rounds = (serial + RESERVE_NS * self.slower) / threads;
         let planned = BLOCKS_ROW_NS * seen.rows * self.slower;
         let blocks = (serial * BLOCKS_LONGER + planned) / threads;

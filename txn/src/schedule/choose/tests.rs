@@ -2,8 +2,14 @@
 
 use super::*;
 
-const SEEN: Properties =
-    Properties { transactions: 10_000, rows: 3.5, shared: 0.1, aborts: 0.0, unknown: 0.0 };
+const SEEN: Properties = Properties {
+    transactions: 10_000,
+    rows: 3.5,
+    shared: 0.1,
+    hottest: 0.0,
+    aborts: 0.0,
+    unknown: 0.0,
+};
 
 /// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
 fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; ARMS] {
@@ -178,6 +184,23 @@ fn a_graph_is_for_what_is_dear_and_known_beforehand() {
         }
         assert_eq!(in_graphs > 1_900, is_graph, "{serial} {graph}: {in_graphs}");
         assert!(is_graph || in_graphs < 60, "{serial} {graph}: {in_graphs}");
+    }
+}
+
+/// Where most transactions write one row, a graph could only execute them one after the other: it is not even tried.
+#[test]
+fn a_graph_is_not_tried_for_one_row() {
+    for (hottest, is_tried) in [(0.75, false), (0.1, true)] {
+        let seen = Properties { rows: 1.0, hottest, ..SEEN };
+        let mut chooser = Chooser::new(Arm::ELSEWHERE, 1.5);
+        let mut in_graphs = 0;
+        for _ in 0..200 {
+            let arm = chooser.choose(&seen, 2).arm;
+            in_graphs += usize::from(arm == Arm::Graph);
+            let took = Took { ns: 4_000.0, ..Took::default() };
+            chooser.learn(&seen, 2, arm, took);
+        }
+        assert_eq!(in_graphs > 0, is_tried, "{hottest}: {in_graphs}");
     }
 }
 
