@@ -23,7 +23,7 @@ AS_BUILT = $(addprefix PYO3_BUILD_EXTENSION_MODULE=1 PYO3_CONFIG_FILE=,$(firstwo
 SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
-.PHONY: setup demo test test-rust test-python lint soak soak-servers seed loom histories test-servers beside-servers bench-peers clean
+.PHONY: setup demo docs wheel test-wheel test test-rust test-python lint soak soak-servers seed loom histories test-servers beside-servers bench-peers clean
 
 $(STAMP): python/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Tidemill needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -36,11 +36,11 @@ $(STAMP): python/pyproject.toml
 setup: $(STAMP)
 	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release $(if $(FEATURES),--features $(FEATURES))
 
-# Runs the ledger, kills it in the midst, goes on, and compares with a run that nobody has killed.
+# Runs the ledger, kills it midway, starts it again, and compares with an undisturbed run.
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/tidemill demo --dir target/demo
 
-test: setup lint test-rust test-python
+test: setup lint docs test-rust test-python
 
 lint: setup
 	cargo fmt --all --check
@@ -51,6 +51,30 @@ lint: setup
 	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml ../servers
 	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../servers
 	cd python && ../$(BIN)/mypy --strict tidemill
+	$(BIN)/ruff check --quiet --config python/pyproject.toml tools docs/conf.py
+	$(BIN)/ruff format --check --quiet --config python/pyproject.toml tools docs/conf.py
+	$(BIN)/python tools/prose.py
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/codespell --toml tools/codespell.toml $$(git ls-files '*.md' '*.py' '*.rs')
+
+# Wheels for Linux, into dist: one for each target. They run on any glibc from 2.17 and any musl from 1.2 on, with
+# Kafka and S3. Zig is the linker, which pip installs. A wheel for macOS has to be built there, with `maturin build`.
+WHEELS ?= x86_64-unknown-linux-gnu:manylinux_2_17 x86_64-unknown-linux-musl:musllinux_1_2
+wheel: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.1
+	set -e; for wheel in $(WHEELS); do \
+	  rustup target add $${wheel%%:*}; \
+	  cd $(CURDIR)/python; PATH=$(CURDIR)/$(BIN):$$PATH $(CURDIR)/$(BIN)/maturin build --release --zig --locked \
+	    --target $${wheel%%:*} --compatibility $${wheel##*:} --target-dir $(CURDIR)/target/wheel --out $(CURDIR)/dist; \
+	done
+
+# Installs the wheel into empty environments of the oldest and newest Python here, and runs the demo and a new app.
+test-wheel: wheel
+	$(BIN)/python tools/try_wheel.py dist/tidemill-*manylinux*.whl
+
+# The site: target/docs/index.html.
+docs: setup
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs target/docs
 
 test-rust:
 	cargo test --release --workspace --quiet

@@ -1,10 +1,10 @@
-"""A bank whose accounts are entities: runs in one process, or on several.
+"""A bank whose accounts are entities. It runs in one process or on several.
 
     tidemill run examples/bank.py --processes 2 --http 8080
     curl -H 'Content-Type: application/json' -d '{"id": 1, "to": 2, "amount": "12.50"}' \\
         http://127.0.0.1:8080/call/account.transfer
 
-An account is there when it is first named, with 100 to begin with.
+An account exists from its first use, with an initial balance of 100.
 """
 
 from decimal import Decimal
@@ -20,13 +20,13 @@ moved = app.stream("moved", src=int, dst=int, amount=tm.decimal(2))
 
 @account.function(creates=True)
 async def add(self, ctx: tm.Context, amount: tm.decimal(2)) -> None:
-    """Puts money into the account; called by others."""
+    """Adds money to the account; other accounts call this."""
     self.balance += amount
 
 
 @account.function(creates=True)
 async def transfer(self, ctx: tm.Context, to: int, amount: tm.decimal(2)) -> str:
-    """Moves money to another account, or does nothing; returns what is left."""
+    """Moves money to another account, or aborts; returns the new balance."""
     ctx.require(amount > 0, "the amount is not positive")
     ctx.require(self.balance >= amount, "insufficient funds")
     self.balance -= amount

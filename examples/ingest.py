@@ -1,9 +1,10 @@
-"""Streaming ingestion with cleaning: a bank's list into a warehouse, a day at a time (S-Store 1.1).
+"""Streaming ingestion with cleaning: a bank's list into a warehouse, one day at a time (S-Store,
+section 1.1).
 
-The list comes as it is: codes in Czech, amounts without a sign, rows that are wrong. Each row is
-cleaned or set aside with the reason; and because reports must not see half a day, the rows of a
-day are one batch, which is one transaction: facts, monthly sums and the day's own line come
-together. A trigger keeps watch over the sums while they change.
+The list is raw: codes in Czech, amounts without a sign, invalid rows. The app cleans each row or
+rejects it with a reason. Reports must never see half a day. So the rows of a day are one batch,
+which is one transaction: facts, monthly sums and the day's own line appear together. A trigger
+watches the sums while they change.
 
     python examples/ingest.py
 
@@ -21,7 +22,8 @@ from typing import Any
 
 import tidemill as tm
 
-HERE = Path(__file__).parent
+#: A real bank list, which comes with the package.
+BANK_LIST = Path(tm.__file__).parent / "demo/data/berka/trans.csv.gz"
 MONEY = tm.decimal(2)
 KINDS = {"PRIJEM": "credit", "VYDAJ": "debit", "VYBER": "debit"}
 WAYS = {
@@ -68,7 +70,7 @@ biggest = app.table("biggest", key="id", id=int, turnover=MONEY)
 
 @app.procedure(rows)
 def load(tx, rows):
-    """One day: what is right of it goes into the warehouse at once, or none of it does."""
+    """Adds the valid rows of one day to the warehouse: all of them at once, or none."""
     day, bad, turnover = f"{rows[-1].date:%Y-%m-%d}", 0, Decimal(0)
     for row in rows:
         kind = KINDS.get(row.type)
@@ -79,7 +81,7 @@ def load(tx, rows):
         elif row.amount <= 0:
             reason = "the amount is not positive"
         elif row.trans_id in facts:
-            reason = "it came twice"
+            reason = "the id is a duplicate"
         if reason is not None:
             bad += 1
             tx.emit(rejected, trans_id=row.trans_id, reason=reason)
@@ -95,7 +97,7 @@ def load(tx, rows):
 
 @app.trigger(days, changes=["insert"])
 def record(tx, change):
-    """Says so when a day had more turnover than all before it."""
+    """Reports a day with more turnover than all days before it."""
     best = biggest[0]
     if not best.exists() or change.new.turnover > best.turnover:
         biggest.upsert(id=0, turnover=change.new.turnover)
@@ -104,7 +106,7 @@ def record(tx, change):
 
 @app.procedure
 def report(tx, day: str):
-    """A day of the warehouse: never half of one."""
+    """Returns a day of the warehouse, which is always complete."""
     found = by_day[day]
     line = days[day]
     tx.require(line.exists(), "no such day")
@@ -114,14 +116,14 @@ def report(tx, day: str):
 
 
 LIST = dict(delimiter=";", formats={"date": "%y%m%d"})
-rows.read(tm.files(HERE / "data/berka/trans.csv.gz", **LIST))
+rows.read(tm.files(BANK_LIST, **LIST))
 
 
 def straight() -> tuple[Counter[str], Decimal]:
-    """Rows by month and their sum, from the file itself."""
+    """Returns the number of rows by month and the total, from the file itself."""
     count: Counter[str] = Counter()
     total = Decimal(0)
-    with gzip.open(HERE / "data/berka/trans.csv.gz", "rt") as file:
+    with gzip.open(BANK_LIST, "rt") as file:
         for row in csv.DictReader(file, delimiter=";"):
             count[f"19{row['date'][:2]}-{row['date'][2:4]}"] += 1
             total += Decimal(row["amount"]) * (1 if row["type"] == "PRIJEM" else -1)
@@ -129,15 +131,15 @@ def straight() -> tuple[Counter[str], Decimal]:
 
 
 def main(**settings: Any) -> dict[str, Any]:
-    """Loads the list; what it came to."""
+    """Loads the list; returns a summary."""
     with app.start(**settings) as mill:
         early = 0
         while not early:
-            # Reports go on while days come in.
+            # Reports are possible while days arrive.
             try:
                 early = mill.call(report, day="1993-01-05")["rows"]
             except tm.Abort:
-                continue  # There is no such day yet.
+                continue  # This day has not arrived yet.
         mill.drain()
         held = list(mill.table("months").rows())
         lines = list(mill.table("days").rows())

@@ -1,14 +1,15 @@
-"""Order routing beside OLTP over one set of tables (S-Store, Figure 1).
+"""Order routing beside OLTP over one set of tables (S-Store, figure 1).
 
-Orders come on a stream. A procedure checks that the customer has the money and puts it on hold; a
-second one chooses the exchange, by what it has confirmed of the security lately; together they
-are one nested transaction, so that no order is on hold without a way. Exchanges answer on another
-stream: a confirmed order is paid, a denied one gives the money back. Meanwhile clients deposit
-money and look at their orders, by calls, on the same tables.
+Orders arrive on a stream. A procedure checks that the customer has the money and puts it on hold. A
+second one chooses the exchange, by its recent confirmations of the security. Together they are one
+nested transaction, so that no order is on hold without an exchange. Exchanges answer on another
+stream: a confirmed order is paid, and a denied one returns the money. Meanwhile clients call
+procedures on the same tables, to deposit money and to see their orders.
 
     python examples/routing.py
 
-At any moment all money of a customer is free, on hold or paid; the last lines say so.
+At any moment, all money of a customer is free, on hold or paid. The last lines of the output show
+this.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ orders = app.table(
 )
 of_customer = orders.index("customer")
 
-# What venues have confirmed and denied of a security, of their last answers.
+# The recent answers of venues about each security: confirmed and denied orders.
 tried = app.table(
     "tried",
     key=("security", "venue"),
@@ -67,7 +68,9 @@ def check_and_hold(tx, placed):
 
 @app.procedure(covered)
 def choose_venue(tx, covered):
-    """Sends an order where most of the security was confirmed; now and then elsewhere, to learn."""
+    """Sends an order to the venue with the most confirmations; sometimes to another one, to
+    explore.
+    """
     for order in covered:
         score = dict.fromkeys(VENUES, 0.5)
         for row in tried.scan((order.security,), (order.security + "\0",)):
@@ -84,7 +87,7 @@ app.nested("route", check_and_hold, choose_venue)
 
 @app.transaction(answers, opaque=True)
 def update_order(tx, answer):
-    """An exchange has answered: the order is paid, or its money is free again."""
+    """Processes the answer of an exchange: the order is paid, or its money is free again."""
     order = orders[answer.id]
     tx.require(order.exists() and order.state == "routed", "no such order is on its way")
     customer, row = customers[order.customer], tried[order.security, order.venue]
@@ -100,7 +103,7 @@ def update_order(tx, answer):
 
 @app.procedure
 def deposit(tx, customer: int, amount: MONEY):
-    """A client brings money."""
+    """Deposits a client's money."""
     tx.require(amount > 0, "the amount is not positive")
     row = customers[customer]
     if not row.exists():
@@ -112,7 +115,7 @@ def deposit(tx, customer: int, amount: MONEY):
 
 @app.procedure
 def my_orders(tx, customer: int):
-    """What became of a client's orders: consistent with what the client has."""
+    """Returns a client's orders, consistent with the client's money."""
     row = customers[customer]
     tx.require(row.exists(), "no such customer")
     found = [{"id": o.id, "state": o.state, "venue": o.venue} for o in of_customer[customer]]
@@ -120,7 +123,7 @@ def my_orders(tx, customer: int):
 
 
 def exchange(rows: list[dict[str, Any]], dice: random.Random) -> list[dict[str, Any]]:
-    """The exchanges of this example: each is good at another security."""
+    """Simulates the exchanges: each is good at a different security."""
     good = dict(zip(("iron", "wheat", "wool"), VENUES, strict=True))
     chance = [0.9 if good[row["security"]] == row["venue"] else 0.3 for row in rows]
     return [
@@ -130,7 +133,7 @@ def exchange(rows: list[dict[str, Any]], dice: random.Random) -> list[dict[str, 
 
 
 def main(rounds: int = 40, **settings: Any) -> dict[str, Any]:
-    """Orders, answers and calls, mixed; what it came to."""
+    """Runs a mix of orders, answers and calls; returns a summary."""
     dice, seen, number = random.Random(5), 0, 0
     with app.start(**settings) as mill:
         for customer in range(20):

@@ -3,30 +3,29 @@
 
     servers/run.py [--kafka] [--registry] [--s3] [--long] -- cargo test --release ...
 
-The servers are installed once, into target/servers, and started for this run alone: on free
+The servers are installed once, into target/servers. They are started only for this run, on free
 loopback ports, with a temporary folder. The command finds them in its environment:
 
-    SERVERS_KAFKA          host:port of the broker, in clear text, for everybody
-    SERVERS_KAFKA_SASL     host:port for those who log in (PLAIN, SCRAM-SHA-256), in clear text
-    SERVERS_KAFKA_TLS      host:port in TLS, for everybody
-    SERVERS_KAFKA_SASL_TLS host:port in TLS for those who log in
-    SERVERS_KAFKA_MUTUAL   host:port in TLS for those who show a certificate
+    SERVERS_KAFKA          host:port of the broker, in clear text, without authentication
+    SERVERS_KAFKA_SASL     host:port with authentication (PLAIN, SCRAM-SHA-256), in clear text
+    SERVERS_KAFKA_TLS      host:port in TLS, without authentication
+    SERVERS_KAFKA_SASL_TLS host:port in TLS with authentication
+    SERVERS_KAFKA_MUTUAL   host:port in TLS with client certificates
     SERVERS_KAFKA_USER, SERVERS_KAFKA_PASSWORD
-                           who may log in
+                           the login
     SERVERS_KAFKA_KEYS     a folder: authority.pem has signed the broker's certificate and that in
                            client.pem, whose key is in client.key; other.pem has signed nothing
-    SERVERS_KAFKA_CONTROL  a folder: whoever makes the file `kill`, `stop`, `go` or `start` there
-                            has the broker killed, suspended, resumed or started again; the file is
-                            gone when that is done
-    SERVERS_REGISTRY       the URL of the registry of schemas (Apicurio's, asked as Confluent's)
-    SERVERS_REGISTRY_TLS   the same by HTTPS
+    SERVERS_KAFKA_CONTROL  a folder: creating the file `kill`, `stop`, `go` or `start` there kills,
+                           suspends, resumes or starts the broker; the file is removed afterwards
+    SERVERS_REGISTRY       the URL of the registry of schemas (Apicurio's, by Confluent's API)
+    SERVERS_REGISTRY_TLS   its URL by HTTPS
     SERVERS_REGISTRY_AUTHORITY
-                           a file: the certificate of who has signed the registry's
+                           a file: the authority that has signed the registry's certificate
     SERVERS_REGISTRY_CONTROL
-                           a folder, as that of the broker
+                           a folder like that of the broker
     SERVERS_S3_ENDPOINT    http://host:port
-    SERVERS_S3_BUCKET      a bucket that is there
-    SERVERS_S3_CONTROL     a folder, as the broker's, for the store
+    SERVERS_S3_BUCKET      an existing bucket
+    SERVERS_S3_CONTROL     a folder like that of the broker, for the store
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION, AWS_ENDPOINT_URL
 
 The exit status is that of the command. Only the standard library is used.
@@ -53,21 +52,21 @@ import time
 from pathlib import Path
 
 KAFKA = "4.3.1"
-# The newest that runs on Java 17.
+# The newest version for Java 17.
 REGISTRY = "2.6.13.Final"
 MINIO = "v0.0.0-20260212201848-7aac2a2c5b7c"
 INSTALLED = Path(__file__).resolve().parent.parent / "target" / "servers"
 BUCKET = "tidemill"
 USER, PASSWORD, REGION = "tidemill", "tidemill-secret", "us-east-1"
 
-#: Brokers live for seconds here: what makes them start sooner counts, and not what makes them fast.
+#: Options of a broker that runs for seconds: a fast start matters, throughput does not.
 QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m"]
-#: What a broker that lives for minutes has instead, as one that is benchmarked.
+#: Options of a broker that runs for minutes, for benchmarks.
 LONG = ["-Xmx1g"]
-#: What there is.
+#: The servers, with their descriptions.
 SERVERS = {"kafka": "a Kafka broker", "registry": "a registry of schemas", "s3": "an S3 server"}
 
-#: Where the broker listens, and how it speaks there.
+#: The broker's listeners, with their protocols.
 LISTENERS = {
     "PLAINTEXT": "PLAINTEXT",
     "SASL": "SASL_PLAINTEXT",
@@ -95,11 +94,11 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 class Failed(Exception):
-    """What went wrong, for people."""
+    """An error with a message for users."""
 
 
 def need(tool: str, package: str) -> str:
-    """The path of a program."""
+    """Returns the path of a program."""
     path = shutil.which(tool)
     if path is None:
         raise Failed(f"{tool} is missing: apt-get install {package}")
@@ -107,7 +106,7 @@ def need(tool: str, package: str) -> str:
 
 
 def install_kafka() -> Path:
-    """The folder with the broker's jars."""
+    """Installs the broker; returns the folder with its jars."""
     home = INSTALLED / f"kafka-{KAFKA}"
     libs = home / "libs"
     if libs.is_dir():
@@ -116,7 +115,7 @@ def install_kafka() -> Path:
     print(f"servers: installing Kafka {KAFKA} (once, 54 MB)", file=sys.stderr)
     home.mkdir(parents=True, exist_ok=True)
     (home / "pom.xml").write_text(POM)
-    # Into another folder first: what was half fetched is not taken for whole.
+    # Into another folder first, so that an incomplete download does not count as complete.
     fetched = home / "libs.part"
     shutil.rmtree(fetched, ignore_errors=True)
     command = [mvn, "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
@@ -130,9 +129,9 @@ def install_kafka() -> Path:
 
 
 def remember_classes(libs: Path) -> Path:
-    """A file from which Java loads the broker's classes; it halves the time that a start takes.
+    """Returns a file from which Java loads the broker's classes. It halves the start time.
 
-    Where it is of another Java, Java does without it.
+    If the file is of another version of Java, Java ignores it.
     """
     remembered = libs.parent / "classes.jsa"
     if not remembered.is_file():
@@ -152,7 +151,7 @@ def remember_classes(libs: Path) -> Path:
 
 
 def install_registry() -> Path:
-    """The folder with the registry's jars."""
+    """Installs the registry; returns the folder with its jars."""
     home = INSTALLED / f"registry-{REGISTRY}"
     app = home / "app"
     if app.is_dir():
@@ -178,7 +177,7 @@ def install_registry() -> Path:
 
 
 def install_minio() -> Path:
-    """The path of the server."""
+    """Builds the S3 server; returns its path."""
     home = INSTALLED / f"minio-{MINIO}"
     binary = home / "minio"
     if binary.is_file():
@@ -196,7 +195,7 @@ def install_minio() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on. Held all at once, so that none comes twice."""
+    """Returns free ports. All are held at once, so that no port is returned twice."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -214,7 +213,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it; what it prints goes to its log."""
+        """Starts the process; its output goes to its log."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, cwd=self.folder, env=self.environment,
@@ -224,7 +223,7 @@ class Server:
             )  # fmt: skip
 
     def wait_until(self, is_ready, seconds: float = 60) -> None:
-        """Waits until it is ready, or has ended."""
+        """Waits until the server is ready or has ended."""
         deadline = time.monotonic() + seconds
         while not is_ready():
             ended = self.process is None or self.process.poll() is not None
@@ -235,15 +234,15 @@ class Server:
             time.sleep(0.1)
 
     def signal(self, number: int) -> None:
-        """Sends it a signal, if it runs."""
+        """Sends a signal to the process, if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
 
     def end(self, seconds: float = 10) -> None:
-        """Ends it, by force if it takes too long."""
+        """Ends the process, by force if it takes too long."""
         if self.process is None:
             return
-        # A suspended process does not see the other signal.
+        # A suspended process does not receive SIGTERM.
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
         try:
@@ -252,14 +251,14 @@ class Server:
             self.kill()
 
     def kill(self) -> None:
-        """Ends it by force."""
+        """Ends the process by force."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections."""
+    """Whether a server listens on the port."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -268,7 +267,7 @@ def listens(port: int) -> bool:
 
 
 def make_keys(folder: Path) -> None:
-    """Two authorities, and certificates of one of them for the broker and for a client."""
+    """Creates two authorities, and certificates of one of them for the broker and for a client."""
     openssl = need("openssl", "openssl")
 
     def run(*args: str) -> None:
@@ -293,7 +292,7 @@ def make_keys(folder: Path) -> None:
 
 
 def make_kafka(folder: Path, libs: Path, *flags: str) -> tuple[Server, int, dict[str, str]]:
-    """A broker, not yet started, with an empty log; and where else it listens."""
+    """Returns a broker with an empty log, not yet started, and its further addresses."""
     java = need("java", "openjdk-17-jre-headless")
     (keys := folder / "keys").mkdir()
     make_keys(keys)
@@ -311,7 +310,7 @@ def make_kafka(folder: Path, libs: Path, *flags: str) -> tuple[Server, int, dict
         for mechanism, config in (("plain", plain), ("scram-sha-256", scram))
     )
     properties = folder / "server.properties"
-    # A broker that was killed is not taken back before its session is over.
+    # A broker that was killed can't register again before its session has expired.
     properties.write_text(
         f"""process.roles=broker,controller
 node.id=1
@@ -358,7 +357,7 @@ auto.create.topics.enable=false
 
 
 def make_registry(folder: Path) -> tuple[Server, int, dict[str, str]]:
-    """A registry of schemas, not yet started, with nothing in it; and where it is."""
+    """Returns an empty registry of schemas, not yet started, and its addresses."""
     java = need("java", "openjdk-17-jre-headless")
     app = install_registry()
     (keys := folder / "keys").mkdir()
@@ -371,7 +370,7 @@ def make_registry(folder: Path) -> tuple[Server, int, dict[str, str]]:
         QUARKUS_HTTP_HOST="127.0.0.1", QUARKUS_HTTP_PORT=str(port), QUARKUS_HTTP_SSL_PORT=str(tls),
         QUARKUS_HTTP_SSL_CERTIFICATE_FILES=str(keys / "broker.pem"),
         QUARKUS_HTTP_SSL_CERTIFICATE_KEY_FILES=str(keys / "broker.key"),
-        # It knows its schemas when it has been killed.
+        # Schemas survive when the registry is killed.
         REGISTRY_DATASOURCE_URL=f"jdbc:h2:file:{folder / 'data'}",
     )  # fmt: skip
     path = "/apis/ccompat/v7"
@@ -396,7 +395,7 @@ def answers(port: int) -> bool:
 
 
 def make_minio(folder: Path) -> tuple[Server, int]:
-    """An S3 server, not yet started, with nothing in it."""
+    """Returns an empty S3 server, not yet started."""
     binary = install_minio()
     (port,) = free_ports(1)
     command = [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{port}", "data"]
@@ -430,7 +429,7 @@ def s3(port: int, method: str, path: str) -> int:
 
 
 def has_bucket(port: int) -> bool:
-    """Makes the bucket, if the server is ready."""
+    """Creates the bucket; returns whether the server is ready."""
     try:
         return s3(port, "PUT", f"/{BUCKET}") in (200, 409)
     except (OSError, http.client.HTTPException):
@@ -438,7 +437,7 @@ def has_bucket(port: int) -> bool:
 
 
 def obey(control: Path, server: Server, is_ready, is_over: threading.Event) -> None:
-    """Does to a server what the command asks for, until the command is over."""
+    """Executes the command's requests for a server, until the command ends."""
     deeds = {
         "kill": server.kill,
         "stop": lambda: server.signal(signal.SIGSTOP),
@@ -458,11 +457,11 @@ def obey(control: Path, server: Server, is_ready, is_over: threading.Event) -> N
 def run(command: list[str], servers: set[str], is_long: bool) -> int:
     """Starts the servers, runs the command, ends the servers."""
     with contextlib.ExitStack() as stack:
-        # What is pushed last is done first: the servers end before their folder goes.
+        # Callbacks run in reverse order: the servers end before their folder is removed.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-servers-")))
         environment = dict(os.environ)
         is_over = threading.Event()
-        # Those that the command may do things to: each with its name and how it is ready.
+        # The servers that the command may control, each with its name and a check of its readiness.
         controlled = []
         if "kafka" in servers:
             (folder / "kafka").mkdir()
@@ -510,18 +509,18 @@ def run(command: list[str], servers: set[str], is_long: bool) -> int:
 
 
 def main() -> int:
-    """Runs what the command line asks for."""
+    """Runs the servers and the command that the arguments ask for."""
     parser = argparse.ArgumentParser(
         description="Runs a command beside servers that are started for it: by default all."
     )
     for name, what in SERVERS.items():
         parser.add_argument(
-            f"--{name}", action="store_true", help=f"{what}; none but those that are given"
+            f"--{name}", action="store_true", help=f"start {what}; by default, all servers start"
         )
     parser.add_argument(
-        "--long", action="store_true", help="a broker that starts later and is faster once warm"
+        "--long", action="store_true", help="a broker with a slower start and higher throughput"
     )
-    parser.add_argument("command", nargs="+", help="the command, behind --")
+    parser.add_argument("command", nargs="+", help="the command, after --")
     chosen = parser.parse_args()
     servers = {name for name in SERVERS if getattr(chosen, name)} or set(SERVERS)
     # An ended terminal or a `kill` must end the servers, too.

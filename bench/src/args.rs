@@ -12,14 +12,14 @@ pub enum ProgramKind {
     /// Rust closures over the words of rows.
     #[default]
     Rust,
-    /// Operations known before they run, as the Python tracer records them.
+    /// Declared transactions: operations known before they run, as the Python tracer records them.
     Traced,
     /// Opaque functions.
     Python,
 }
 
 impl ProgramKind {
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             ProgramKind::Rust => "rust",
@@ -29,160 +29,164 @@ impl ProgramKind {
     }
 }
 
-/// The serial executor without asking for memory ahead of time: shows what that is worth.
+/// The serial executor without prefetching, to measure the effect of prefetching.
 const NO_PREFETCH: &str = "serial-noprefetch";
 
-/// Every strategy but the one that chooses among them.
+/// All strategies except the adaptive one.
 const ALL: &str = "all";
 
-/// Workloads of requests: they are durable when they are answered, and each has a folder for that.
+/// The workloads of requests. Replies are durable by default, and each workload has a folder for
+/// that.
 const REQUESTS: &[&str] = &["leaderboard", "ycsb-t", "tpcc", "hotel", "movie"];
 
-/// Others that leave something behind without being given files.
+/// Other workloads that write files without reading any.
 const LEAVE: &[&str] = &["push", "http", "recovery", "recovery-modes"];
 
-/// Threads, at most.
+/// The largest number of threads.
 const THREADS_MAX: usize = 64;
 
-/// Connections of clients, at most.
+/// The largest number of client connections.
 const CONNECTIONS_MAX: usize = 4096;
 
-/// What survives a crash.
+/// The data that survives a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durable {
     /// Nothing.
     #[default]
     None,
-    /// Inputs and cuts are logged.
+    /// The log of inputs and cuts.
     Log,
-    /// And snapshots are taken.
+    /// The log and snapshots.
     #[serde(rename = "log+snapshots")]
     LogSnapshots,
 }
 
-/// The options of a run: a JSON object, every field but `workload` with a default.
+/// The options of a run: a JSON object in which every field but `workload` has a default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Args {
     /// The workload's name.
     pub workload: String,
-    /// How its transactions are written.
+    /// The form in which its transactions are written.
     #[serde(default)]
     pub program: ProgramKind,
-    /// Workers a process.
+    /// Workers per process.
     #[serde(default = "one")]
     pub threads: usize,
     /// Processes.
     #[serde(default = "one")]
     pub processes: usize,
-    /// How transactions are executed; see [`Args::strategy`].
+    /// The strategy of execution; see [`Args::strategy`].
     #[serde(default = "adaptive")]
     pub strategy: String,
-    /// Strategies that run beside `strategy` in each repeat: their names with commas between, or
+    /// The strategies that run beside `strategy` in each repeat: names separated by commas, or
     /// [`ALL`].
     #[serde(default)]
     pub compare: String,
     /// Keys of each table.
     #[serde(default = "default_keys")]
     pub keys: usize,
-    /// Zipf's θ: 0 draws every key alike.
+    /// Zipf's θ; 0 draws all keys uniformly.
     #[serde(default)]
     pub skew: f64,
-    /// The share of keys, 0 to 1, that are drawn again from those used before.
+    /// The share of keys, 0 to 1, that are drawn again from recent ones.
     #[serde(default)]
     pub overlap: f64,
-    /// Operations a transaction, for workloads that have such a thing.
+    /// Operations per transaction, for workloads where this varies.
     #[serde(default)]
     pub length: Option<usize>,
-    /// Whether dependencies between keys rise from level to level and never come back.
+    /// Whether dependencies between keys only rise from level to level, without cycles.
     #[serde(default)]
     pub acyclic: bool,
-    /// Whether the average is written and not the sum.
+    /// Whether transactions write the average instead of the sum.
     #[serde(default)]
     pub average: bool,
-    /// The share of transactions, 0 to 1, one of whose keys is only known when another row was read.
+    /// The share of transactions, 0 to 1, with a key that is known only after another row is read.
     #[serde(default)]
     pub computed: f64,
-    /// How far back window reads go, in units of event time; without it there are none.
+    /// The length of window reads, in units of event time; `None` for none.
     #[serde(default)]
     pub window: Option<i64>,
-    /// So many transactions have one among them that reads windows.
+    /// One transaction in this many reads windows.
     #[serde(default)]
     pub window_every: Option<usize>,
-    /// Whether the shape changes in phases.
+    /// Whether the shape of the events changes in phases.
     #[serde(default)]
     pub dynamic: bool,
-    /// The share of events, 0 to 1, that are made so that they must abort.
+    /// The share of events, 0 to 1, whose transactions must abort.
     #[serde(default)]
     pub abort: f64,
-    /// Events an epoch; [`DEFAULT_EPOCH`] when absent, from files what the engine has as its most.
+    /// Events per epoch. By default [`DEFAULT_EPOCH`], and for runs from files the engine's
+    /// maximum.
     #[serde(default)]
     pub epoch: Option<usize>,
-    /// Events of a run; [`DEFAULT_EVENTS`] when absent, of recorded ones all that there are.
+    /// Events per run. By default [`DEFAULT_EVENTS`], and for recorded events all of them.
     #[serde(default)]
     pub events: Option<usize>,
-    /// Events, in whole epochs, that the engine executes before its time counts.
+    /// Events, rounded up to whole epochs, that the engine executes before the measured time
+    /// begins.
     #[serde(default)]
     pub warm_up: usize,
-    /// Events and tables are a function of it.
+    /// The seed of events and tables.
     #[serde(default = "default_seed")]
     pub seed: u64,
     /// Extra work per operation, in nanoseconds.
     #[serde(default)]
     pub udf_ns: u64,
-    /// Runs of the engine, each beside one of the baseline.
+    /// The number of runs of the engine, each beside one of the baseline.
     #[serde(default = "default_repeat")]
     pub repeat: usize,
     /// The percentage of events that are deposits.
     #[serde(default = "default_deposits")]
     pub deposits: f64,
-    /// Rows that are sent at once, for workloads that send.
+    /// Rows sent at once, for workloads that send.
     #[serde(default)]
     pub batch: Option<usize>,
-    /// Rows a second, sent one at a time, for workloads that send: latency is measured.
+    /// Rows per second, sent one at a time, for workloads that send. The latency is measured.
     #[serde(default)]
     pub rate: Option<f64>,
-    /// Connections of clients, each of which waits for its reply before it calls again.
+    /// Client connections. Each waits for its reply before it sends the next call.
     #[serde(default)]
     pub connections: Option<usize>,
-    /// For so many seconds others call, at an address that is shown.
+    /// The time, in seconds, in which external clients may call the address that is shown.
     #[serde(default)]
     pub serve: Option<f64>,
     /// Whether each call has a request id.
     #[serde(default)]
     pub requests: bool,
-    /// Beside the calls a stream is sent, at this share of the rate that the app takes alone.
+    /// The rate of a stream beside the calls, as a share of the rate that the app takes without
+    /// calls.
     #[serde(default)]
     pub beside: Option<f64>,
-    /// A CSV file of labelled tweets, or a folder of them, for the workload that has such events.
+    /// A CSV file of labelled tweets, or a folder of them, for the workload with tweets.
     #[serde(default)]
     pub tweets: Option<String>,
-    /// Candidates of the show, for the workload that has one.
+    /// Candidates of the show, for the workload that has them.
     #[serde(default)]
     pub candidates: Option<usize>,
-    /// Phones of its viewers.
+    /// Phones of the viewers.
     #[serde(default)]
     pub phones: Option<usize>,
-    /// After so many accepted votes a candidate has to go.
+    /// A candidate is removed after every this many accepted votes.
     #[serde(default)]
     pub every: Option<u64>,
-    /// The graphs of calls, for the workload that has several.
+    /// The kind of graphs of calls, for the workload with several kinds.
     #[serde(default)]
     pub of: Option<String>,
     /// Warehouses, for the workload that has them.
     #[serde(default)]
     pub warehouses: Option<usize>,
-    /// Items that they sell.
+    /// Items that the warehouses sell.
     #[serde(default)]
     pub items: Option<usize>,
-    /// Lengths of chains, with commas between.
+    /// Lengths of chains, separated by commas.
     #[serde(default)]
     pub lengths: Option<String>,
-    /// What is durable; see [`Args::durable`].
+    /// The durable data; see [`Args::durable`].
     #[serde(default)]
     pub durable: Option<Durable>,
-    /// Files to read the events from, as `write_source` has written them: the run is end to end.
+    /// The files with the events, as `write_source` has written them. Then the run is end to end.
     #[serde(default)]
     pub source: Option<String>,
     /// A folder for the outputs, and for the data directory.
@@ -191,8 +195,8 @@ pub struct Args {
     /// The format of the outputs: parquet, csv or jsonl.
     #[serde(default = "parquet")]
     pub sink_format: FileFormat,
-    /// Where to write the generated events. The name's end is the format; each stream has a file,
-    /// with its name before that end.
+    /// The path for the generated events. Its extension is the format. Each stream has a file, with
+    /// the stream's name before the extension.
     #[serde(default)]
     pub write_source: Option<String>,
     /// The log server.
@@ -204,7 +208,7 @@ pub struct Args {
 }
 
 impl Durable {
-    /// The engine's setting.
+    /// Returns the engine's setting.
     pub(crate) fn setting(self) -> tidemill_engine::Durable {
         match self {
             Durable::None => tidemill_engine::Durable::None,
@@ -230,10 +234,10 @@ fn parquet() -> FileFormat {
     FileFormat::Parquet
 }
 
-/// Events an epoch of runs in memory.
+/// Events per epoch of runs in memory.
 pub const DEFAULT_EPOCH: usize = 10_240;
 
-/// Events of a run.
+/// Events per run.
 const DEFAULT_EVENTS: usize = 3_000_000;
 
 fn default_seed() -> u64 {
@@ -261,24 +265,24 @@ impl Args {
         Ok(args)
     }
 
-    /// Events an epoch.
+    /// Returns the events per epoch.
     pub fn epoch(&self) -> usize {
         self.epoch.unwrap_or(DEFAULT_EPOCH)
     }
 
-    /// Events of a run.
+    /// Returns the events per run.
     pub fn events(&self) -> usize {
         self.events.unwrap_or(DEFAULT_EVENTS)
     }
 
-    /// What is durable, where the options do not say: nothing, but for requests that are answered.
+    /// Returns the durable data. By default there is none, except for the workloads of requests.
     pub fn durable(&self) -> Durable {
         let default =
             if REQUESTS.contains(&&*self.workload) { Durable::Log } else { Durable::None };
         self.durable.unwrap_or(default)
     }
 
-    /// How transactions are executed.
+    /// Returns the strategy of execution.
     pub fn strategy(&self) -> Result<Strategy> {
         match self.prefetches() {
             true => self.strategy.parse(),
@@ -286,7 +290,7 @@ impl Args {
         }
     }
 
-    /// The strategies that it is compared with.
+    /// Returns the strategies of the comparison.
     pub(crate) fn compared(&self) -> Result<Vec<Strategy>> {
         match &*self.compare {
             "" => Ok(Vec::new()),
@@ -295,12 +299,12 @@ impl Args {
         }
     }
 
-    /// Whether the executor asks for memory ahead of time.
+    /// Whether the executor prefetches.
     pub(crate) fn prefetches(&self) -> bool {
         self.strategy != NO_PREFETCH
     }
 
-    /// Refuses options that were given and are not among those that a workload has of its own.
+    /// Refuses given options that are not among a workload's own.
     pub(crate) fn only(&self, own: &[&str]) -> Result<()> {
         let given = [
             ("overlap", self.overlap != 0.0),
@@ -336,24 +340,24 @@ impl Args {
             Some((name, _)) => {
                 let what = format!("--{name}: {} has no such option", self.workload);
                 let own = if own.is_empty() { "none".into() } else { own.join(", ") };
-                Err(Error::setting(what).help(format!("those it has of its own: {own}")))
+                Err(Error::setting(what).help(format!("its own options: {own}")))
             }
         }
     }
 
-    /// Refuses what no workload can do.
+    /// Refuses options that no workload supports.
     fn check(&self) -> Result<()> {
         self.strategy()?;
         self.compared()?;
         let wrong = |what: String| Err(Error::setting(what));
         if !(1..=THREADS_MAX).contains(&self.threads) {
-            return wrong(format!("--threads {}: 1 to {THREADS_MAX} are possible", self.threads));
+            return wrong(format!("--threads {}: it must be 1 to {THREADS_MAX}", self.threads));
         }
         if self.processes != 1 {
-            return wrong(format!("--processes {}: only 1 is possible so far", self.processes));
+            return wrong(format!("--processes {}: it must be 1", self.processes));
         }
         if self.warm_up > 0 && (self.dynamic || self.source.is_some()) {
-            return wrong(format!("--warm-up {}: phases and files count in full", self.warm_up));
+            return wrong(format!("--warm-up {}: not with --dynamic or --source", self.warm_up));
         }
         let counts = [("epoch", self.epoch()), ("events", self.events()), ("repeat", self.repeat)];
         for (name, count) in counts {
@@ -379,8 +383,7 @@ impl Args {
         }
         if self.udf_ns > 0 && self.program != ProgramKind::Rust {
             return Err(Error::setting(format!(
-                "--udf-ns {}: a program that is not made of Rust closures has no place for extra \
-                 work",
+                "--udf-ns {}: only programs of Rust closures can have extra work",
                 self.udf_ns
             ))
             .help("use --program rust"));
@@ -389,7 +392,7 @@ impl Args {
             return wrong("--batch and --rate must be positive".into());
         }
         if self.connections.is_some_and(|n| !(1..=CONNECTIONS_MAX).contains(&n)) {
-            return wrong(format!("--connections: 1 to {CONNECTIONS_MAX} are possible"));
+            return wrong(format!("--connections: it must be 1 to {CONNECTIONS_MAX}"));
         }
         if self.beside.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
             return wrong("--beside is a share: more than 0, at most 1".into());
@@ -398,8 +401,8 @@ impl Args {
             && ![LEAVE, REQUESTS].concat().contains(&&*self.workload)
             && (self.durable() != Durable::None || self.sink.is_some())
         {
-            return Err(Error::setting("--durable and --sink: events in memory leave nothing")
-                .help("write them with --write-source, then give them as --source"));
+            return Err(Error::setting("--durable and --sink: runs in memory write no files")
+                .help("write the events with --write-source, then run with --source"));
         }
         if self.source.is_some() && !self.compare.is_empty() {
             return Err(Error::setting("--compare: a run from files has one strategy")
@@ -411,7 +414,7 @@ impl Args {
         }
         for (name, value) in [("log", &self.log), ("snapshots", &self.snapshots)] {
             if value.is_some() {
-                return Err(Error::setting(format!("--{name} is not possible yet"))
+                return Err(Error::setting(format!("--{name} is not supported"))
                     .help("leave it out: logs and snapshots are in the folder of --sink"));
             }
         }
@@ -438,7 +441,7 @@ mod tests {
     fn wrong_options_are_named() {
         let cases = [
             (r#""kays":1"#, "kays"),
-            (r#""threads":0"#, "--threads 0: 1 to 64"),
+            (r#""threads":0"#, "--threads 0: it must be 1 to 64"),
             (r#""processes":2"#, "--processes 2"),
             (r#""strategy":"x""#, "it is one of adaptive, serial, rounds, blocks, lists, s-store"),
             (r#""compare":"lists,x""#, "there is no strategy 'x'"),

@@ -1,5 +1,5 @@
-//! How far cores are from each other: what several threads come to depends on it, and where cores are lent by others
-//! it changes from one second to the next.
+//! The latency between cores. The throughput of several threads depends on it. Where a host shares
+//! cores among machines, it changes from second to second.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,19 +11,20 @@ use tidemill_txn::pool::Pool;
 
 use crate::measure::median;
 
-/// Round trips that are timed together, and how often.
+/// The number of round trips timed together, and the number of such measurements.
 const TRIPS: u64 = 500;
 const TIMES: usize = 9;
 
-/// After so many looks in vain somebody else is let run.
+/// The number of failed looks after which a thread yields its core.
 const LOOKS: u32 = 20_000;
 
-/// Alone in its cache lines.
+/// A word that has its cache lines for itself.
 #[derive(Default)]
 #[repr(align(128))]
 struct Word(AtomicU64);
 
-/// Nanoseconds that a cache line takes from one thread to another and an answer back, as the median of some stretches.
+/// Returns the nanoseconds that a cache line takes to another thread and back: the median of
+/// several measurements.
 pub(crate) fn round_trip_ns(env: &Env) -> Result<f64> {
     let pool = Workers::start(env, 2)?;
     let (there, back, trips) = (Word::default(), Word::default(), TRIPS * TIMES as u64);
@@ -32,7 +33,7 @@ pub(crate) fn round_trip_ns(env: &Env) -> Result<f64> {
         let mut looks = 0;
         while word.0.load(Ordering::Acquire) < trip {
             looks += 1;
-            // The other one may be without a core.
+            // The other thread may have no core.
             match looks % LOOKS {
                 0 => pool.pause(),
                 _ => spin_loop(),

@@ -1,24 +1,24 @@
-//! Graphs of calls over several owners of keys (`tidemill_function`), each a thread: transfers (`--of ycsb-t`) or
-//! TPC-C (`--of tpcc`), with what the protocol can do and without.
+//! Graphs of calls over several owners of keys (`tidemill_function`), with one thread per owner:
+//! transfers (`--of ycsb-t`) or TPC-C (`--of tpcc`), with and without features of the protocol.
 //!
-//! Each thread owns equal shares of the partitions, and takes the requests whose first entity it owns. Epochs
-//! have `--epoch` requests (1,000). Nothing is durable: this measures the protocol alone, and where each part of
-//! it pays. Side by side in each repeat:
+//! Each thread owns an equal share of the partitions, and receives the requests whose first entity
+//! it owns. Epochs have `--epoch` requests (1,000). Nothing is durable: the workload measures only
+//! the protocol, and the effect of each feature. These variants run side by side in each repeat:
 //!
 //! | run | |
 //! | --- | --- |
-//! | `all` | as it is |
-//! | `no-cache` | a re-run makes its calls one after the other again (Styx 6.3) |
-//! | `no-prefix` | keys of several columns are placed by all of them (Styx 8.1) |
-//! | `neither` | |
+//! | `all` | all features |
+//! | `no-cache` | a re-run makes its calls one after the other again (Styx, section 6.3) |
+//! | `no-prefix` | keys of several columns are placed by all columns (Styx, section 8.1) |
+//! | `neither` | neither feature |
 //!
-//! What must hold: all rows of all owners together are those of the baseline, in every run.
+//! The invariant: in every run, the rows of all owners together are those of the baseline.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
 //! | `drive` | nodes on threads |
 //! | `transfer` | the functions of YCSB-T |
-//! | `order` | those of TPC-C |
+//! | `order` | the functions of TPC-C |
 
 mod drive;
 mod order;
@@ -40,19 +40,19 @@ use crate::report::{Measured, Report};
 use crate::run::BASELINE;
 use crate::Given;
 
-/// Requests of a run and of an epoch, where nobody says.
+/// The default numbers of requests in a run and in an epoch.
 const REQUESTS: usize = 200_000;
 const EPOCH: usize = 1_000;
 
-/// A workload over owners.
+/// A workload over several owners.
 trait Graphs {
-    /// Its program, with or without prefixes of keys that choose the partition.
+    /// Returns its functions. With `prefix`, a prefix of a key chooses the partition.
     fn functions(&self, prefix: bool) -> Arc<dyn Functions>;
-    /// What is there at the beginning.
+    /// Returns the initial rows.
     fn rows(&self) -> Vec<(TableId, Row)>;
-    /// The requests in their order.
+    /// Returns the requests in their order.
     fn requests(&self) -> Vec<Call>;
-    /// Executes all requests; the rows then.
+    /// Executes all requests in a straight loop and returns the final rows.
     fn straight(&self) -> Vec<(TableId, Row)>;
 }
 
@@ -64,8 +64,8 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
         "ycsb-t" => Box::new(transfer::Transfers::new(args, count)),
         "tpcc" => Box::new(order::Orders::new(args, count)?),
         other => {
-            return Err(Error::setting(format!("--of {other}: there is no such graph of calls"))
-                .help("it is ycsb-t or tpcc"));
+            return Err(Error::setting(format!("--of {other}: no such graph of calls"))
+                .help("use ycsb-t or tpcc"));
         }
     };
     let epoch = args.epoch.unwrap_or(EPOCH);
@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     Ok(Report::of(args, measured))
 }
 
-/// Rows by table and key.
+/// Returns the rows by table and key.
 fn by_key(graphs: &dyn Graphs, rows: Vec<(TableId, Row)>) -> BTreeMap<(TableId, Key), Row> {
     let functions = graphs.functions(true);
     let key = |table: TableId, row: &[Value]| {

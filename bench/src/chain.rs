@@ -1,15 +1,17 @@
-//! A chain of procedures (`pe-triggers`, S-Store 4.2.2): each takes the event from its stream and emits it
-//! into the next one's, when it has committed. Or a chain of triggers in one procedure's transaction
-//! (`ee-triggers`, S-Store 4.2.1): each runs when an event is emitted into its stream, and emits one into
-//! the next. One event comes in and is a batch; how long it takes to come out behind the last link is told
-//! by the number of links.
+//! A chain of procedures (`pe-triggers`; S-Store, section 4.2.2). Each procedure takes an event
+//! from its stream and emits it into the next one's, after its commit.
 //!
-//! With `--length` one chain is measured, with `--lengths 1,2,4` several, each as often as `--repeat`
-//! says; the line `time = a + b × length` is then fitted to their medians by least squares, and r² tells
-//! how well it fits.
+//! `ee-triggers` (S-Store, section 4.2.1) is a chain of triggers in one procedure's transaction
+//! instead. Each trigger runs when an event is emitted into its stream, and emits one into the
+//! next. Each input event is a batch. The measured time, from its arrival to the last link's
+//! output, depends on the number of links.
 //!
-//! What must hold: all events come out of every stream, in their order, each with one added by every
-//! procedure before.
+//! With `--length`, one chain is measured. With `--lengths 1,2,4`, several are, each `--repeat`
+//! times. Then `time = a + b × length` is fitted to their medians by least squares, and r² says how
+//! well it fits.
+//!
+//! The invariant: each stream outputs all events in their order, with one added by each procedure
+//! before it.
 
 use std::sync::Arc;
 
@@ -31,9 +33,9 @@ use crate::Given;
 
 /// The longest chain.
 const LENGTH_MAX: usize = 64;
-/// Above this many nanoseconds an event and procedure the baseline is not tight.
+/// The nanoseconds per event and procedure above which the baseline is not tight.
 const TIGHT_NS: f64 = 10.0;
-/// Events of a run when the options do not say.
+/// The default number of events.
 const EVENTS: usize = 50_000;
 
 /// Runs the workload.
@@ -42,10 +44,8 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         return run::of::<Chain>(args, given, progress);
     };
     if args.length.is_some() || given.program.is_some() {
-        return Err(Error::setting(
-            "--lengths: chains of several lengths are made in Rust, by it alone",
-        )
-        .help("leave out --length and --program, or give one --length"));
+        return Err(Error::setting("--lengths: it excludes --length, and needs a program in Rust")
+            .help("leave out --length and --program, or give one --length"));
     }
     let (mut points, mut last) = (Vec::new(), None);
     for length in self::lengths(lengths)? {
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
         points.push((length, ns, report.ratio, report.valid));
         last = Some(report);
     }
-    let mut report = last.ok_or_else(|| Error::setting("--lengths: there are none"))?;
+    let mut report = last.ok_or_else(|| Error::setting("--lengths: the list is empty"))?;
     report.valid = points.iter().all(|(.., valid)| *valid);
     let shown = points
         .iter()
@@ -69,11 +69,11 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     Ok(report)
 }
 
-/// Lengths with commas between.
+/// Parses lengths separated by commas.
 pub(crate) fn lengths(given: &str) -> Result<Vec<usize>> {
     let wrong = || {
         Error::setting(format!(
-            "--lengths {given}: these are no numbers from 1 to {LENGTH_MAX} with commas between"
+            "--lengths {given}: it must be numbers from 1 to {LENGTH_MAX}, separated by commas"
         ))
     };
     let length = |text: &str| -> Result<usize> {
@@ -87,10 +87,10 @@ pub(crate) fn lengths(given: &str) -> Result<Vec<usize>> {
     given.split(',').map(length).collect()
 }
 
-/// The stream that comes in.
+/// The input stream.
 pub(crate) const FIRST: &str = "s0";
 
-/// A chain of procedures in Rust.
+/// Returns the program of a chain of procedures in Rust.
 pub(crate) fn program_of(length: usize) -> Result<Program> {
     let parts = program(ProgramKind::Rust, Given::default(), length, false)?;
     let mut program = (*parts.program).clone();
@@ -98,8 +98,8 @@ pub(crate) fn program_of(length: usize) -> Result<Program> {
     Ok(program)
 }
 
-/// The line through points by least squares: where it begins, how it rises, and which share of how the
-/// points vary it tells. None through fewer than two places.
+/// Fits a line through points by least squares. Returns the intercept, the slope and r², or `None`
+/// for fewer than two distinct lengths.
 fn line(points: impl Iterator<Item = (f64, f64)> + Clone) -> Option<(f64, f64, f64)> {
     let n = points.clone().count() as f64;
     let mean = points.clone().fold((0.0, 0.0), |(x, y), point| (x + point.0 / n, y + point.1 / n));
@@ -112,7 +112,7 @@ fn line(points: impl Iterator<Item = (f64, f64)> + Clone) -> Option<(f64, f64, f
         .then(|| (mean.1 - slope * mean.0, slope, if yy > 0.0 { xy * xy / (xx * yy) } else { 1.0 }))
 }
 
-/// Events that are their places.
+/// Events with their own places as values.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted(usize);
 
@@ -130,22 +130,22 @@ impl Events for Counted {
     }
 }
 
-/// The workload as the options want it.
+/// The workload according to the options.
 struct Chain {
     made: Made<Counted>,
     length: usize,
     is_inside: bool,
 }
 
-/// The workload whose links are triggers inside of one transaction.
+/// The workload with triggers inside one transaction.
 pub(crate) const INSIDE: &str = "ee-triggers";
 
-/// The stream behind so many links.
+/// Returns the name of the stream after this many links.
 fn stream(number: usize) -> String {
     format!("s{number}")
 }
 
-/// A link: takes an event, and emits it with one added.
+/// A link: takes an event and emits it with one added.
 struct Link(StreamId);
 
 impl Opaque for Link {
@@ -183,7 +183,7 @@ fn program(kind: ProgramKind, given: Given<'_>, length: usize, is_inside: bool) 
             program
         }
         _ => {
-            let what = format!("--program {}: there is none here", kind.name());
+            let what = format!("--program {}: this workload has no such program", kind.name());
             return Err(Error::setting(what).help("use --program rust, or python from Python"));
         }
     };
@@ -192,7 +192,7 @@ fn program(kind: ProgramKind, given: Given<'_>, length: usize, is_inside: bool) 
 
 impl Case for Chain {
     type Events = Counted;
-    /// The last number that has come out.
+    /// The last output number.
     type Baseline = usize;
 
     fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Chain> {
@@ -216,7 +216,7 @@ impl Case for Chain {
     }
 
     fn transactions(&self) -> usize {
-        // Triggers are in the transaction of the one procedure.
+        // All triggers run in the transaction of the one procedure.
         if self.is_inside {
             self.made.events.0
         } else {
@@ -228,7 +228,7 @@ impl Case for Chain {
         0
     }
 
-    /// Through as many functions that nobody can look into.
+    /// Calls as many functions, which the compiler can't see through.
     fn run_baseline(&self, last: &mut usize) -> Verdicts {
         for event in 0..self.made.events.0 {
             *last = (0..self.length).fold(event, |n, _| std::hint::black_box(n) + 1);
@@ -282,7 +282,7 @@ mod tests {
             assert!(report["fit"]["r2"].as_f64().unwrap() <= 1.0, "{report}");
             hashes.push(report["output_hash"].clone());
         }
-        // The same comes out, be it in one transaction or in five.
+        // The outputs are equal, whether in one transaction or in five.
         assert_eq!(hashes[0], hashes[1]);
     }
 

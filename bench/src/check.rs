@@ -1,4 +1,4 @@
-//! What the tests of all workloads have in common.
+//! Functions that the tests of all workloads share.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::run::Case;
 use crate::work::Work;
 use crate::{run_json, Given};
 
-/// A workload's options, given as the fields of a JSON object.
+/// Returns a workload's options, given as the fields of a JSON object.
 pub(crate) fn args(workload: &str, options: &str) -> Args {
     Args::from_json(&json(workload, options)).unwrap()
 }
@@ -20,20 +20,20 @@ fn json(workload: &str, options: &str) -> String {
     format!(r#"{{"workload":"{workload}",{options}}}"#)
 }
 
-/// What a run comes to.
+/// Runs a workload and returns its report.
 pub(crate) fn report(workload: &str, options: &str, opaques: Vec<Arc<dyn Opaque>>) -> Value {
     let text = run_json(&json(workload, options), None, opaques, &mut |_| {}).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
-/// A workload without extra work.
+/// Returns a workload without extra work.
 pub(crate) fn case<C: Case>(args: &Args, opaques: Vec<Arc<dyn Opaque>>) -> C {
     let work = Work::calibrated(&Env::real(), 0);
     C::new(args, Given { program: None, opaques }, work).unwrap()
 }
 
-/// Asserts that programs of these kinds, in epochs of any length, are right and all come to one state
-/// and the same outputs; gives their reports.
+/// Asserts that programs of these kinds, in epochs of any length, are right and give one state and
+/// the same outputs. Returns their reports.
 pub(crate) fn all_come_to_the_same(
     workload: &str,
     programs: &[&str],
@@ -55,7 +55,7 @@ pub(crate) fn all_come_to_the_same(
     reports
 }
 
-/// Asserts that each of these options is refused, by a message that has this text.
+/// Asserts that each of these options is refused with a message that contains this text.
 pub(crate) fn are_refused(workload: &str, cases: &[(&str, &str)]) {
     for (options, want) in cases {
         let json = json(workload, options);

@@ -7,19 +7,20 @@ use tidemill_core::batch::ColumnBuilder;
 use tidemill_core::{Batch, BatchBuilder, Schema, SourceId, StreamId, Value};
 use tidemill_txn::order::{CutInput, Run};
 
-/// The events of a run by their place in it, which is also their time. All columns are words.
+/// The events of a run. An event's place in the run is also its time. All columns are words.
 pub(crate) trait Events {
-    /// How many there are.
+    /// Returns the number of events.
     fn count(&self) -> usize;
 
-    /// Which of the workload's streams an event is of.
+    /// Returns the number of an event's stream among the workload's.
     fn stream(&self, at: usize) -> usize;
 
-    /// The words of its columns, the time first. There may be more than the stream has columns.
+    /// Returns the words of its columns, the time first. There may be more of them than the stream
+    /// has columns.
     fn words(&self, at: usize) -> impl Iterator<Item = i64>;
 }
 
-/// A column of integers, of an event or a row.
+/// Returns an integer of an event or a row.
 pub(crate) fn int(value: &Value) -> i64 {
     match value {
         Value::Int(int) => *int,
@@ -27,7 +28,7 @@ pub(crate) fn int(value: &Value) -> i64 {
     }
 }
 
-/// A column of lists.
+/// Returns a list of an event or a row.
 pub(crate) fn list(value: &Value) -> &[Value] {
     match value {
         Value::List(items) => items,
@@ -35,11 +36,11 @@ pub(crate) fn list(value: &Value) -> &[Value] {
     }
 }
 
-/// A stream that events come in, from a source of its own: its id and its columns.
+/// An input stream with a source of its own: its id and its columns.
 pub(crate) type Input = (StreamId, Arc<Schema>);
 
-/// Where to cut: after every `epoch` events, and where a phase ends. Phases are given by their
-/// numbers of events; the result has the phase of each epoch.
+/// Returns the events of each epoch, with the number of its phase. A cut is after every `epoch`
+/// events, and where a phase ends. `phases` has the number of events of each.
 pub(crate) fn epochs(phases: &[usize], epoch: usize) -> Vec<(usize, Range<usize>)> {
     let mut epochs = Vec::new();
     let mut begun = 0;
@@ -59,7 +60,7 @@ pub(crate) fn epochs(phases: &[usize], epoch: usize) -> Vec<(usize, Range<usize>
 pub(crate) struct Arrivals(Vec<CutInput>);
 
 impl Arrivals {
-    /// The events of these epochs.
+    /// Decodes the events of these epochs.
     pub(crate) fn of(
         events: &impl Events,
         epochs: &[(usize, Range<usize>)],
@@ -68,7 +69,7 @@ impl Arrivals {
         Arrivals(cuts(events, epochs, inputs).collect())
     }
 
-    /// What the sequencer is told at each cut. The columns are shared, the rest is copied.
+    /// Returns the sequencer's input at each cut. The columns are shared, the rest is copied.
     pub(crate) fn cuts(&self) -> impl Iterator<Item = CutInput> + use<> {
         let copy = |input: &CutInput| CutInput {
             runs: input.runs.clone(),
@@ -82,7 +83,7 @@ impl Arrivals {
     }
 }
 
-/// The events as the sequencer is told of them, decoded when asked for.
+/// Returns the sequencer's input at each cut, decoded on demand.
 pub(crate) fn cuts<'a, E: Events>(
     events: &'a E,
     epochs: &'a [(usize, Range<usize>)],
@@ -99,7 +100,7 @@ pub(crate) fn cuts<'a, E: Events>(
             offsets[source] += 1;
             times_max[source] = Some(at as i64);
         }
-        // A source that has nothing more to come holds nothing back.
+        // A source that has ended holds no watermark back.
         let ended = (0..inputs.len()).filter(|s| offsets[*s] == all[*s]);
         let ended = ended.map(|s| SourceId(s as u32)).collect();
         let runs = sides.into_iter().zip(inputs).enumerate();
@@ -114,7 +115,7 @@ pub(crate) fn cuts<'a, E: Events>(
     })
 }
 
-/// The events of one stream as they are decoded.
+/// The events of one stream while they are decoded.
 pub(crate) struct Side {
     builder: BatchBuilder,
     offsets: Vec<u64>,
@@ -132,12 +133,12 @@ impl Side {
         self.times.push(at as i64);
     }
 
-    /// The events so far, and none again.
+    /// Returns the events so far and starts from none.
     pub(crate) fn batch(&mut self) -> Batch {
         self.builder.finish()
     }
 
-    /// How many there are.
+    /// Returns the number of events.
     pub(crate) fn len(&self) -> usize {
         self.builder.len()
     }

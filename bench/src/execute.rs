@@ -1,4 +1,4 @@
-//! The one place where the engine's executor is made and executes epochs.
+//! The one place that creates the engine's executor and lets it execute epochs.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tidemill_txn::Program;
 use crate::args::Args;
 use crate::outputs::OutputHash;
 
-/// How a run is executed.
+/// The way in which a run is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct How {
     pub(crate) strategy: Strategy,
@@ -24,24 +24,24 @@ pub(crate) struct How {
 }
 
 impl How {
-    /// By the engine's own serial executor, which others are compared with.
+    /// Execution by the engine's own serial executor, for comparisons.
     pub(crate) const SERIAL: How = How { strategy: Strategy::Serial, threads: 1, prefetches: true };
 
-    /// As the options say.
+    /// Returns the execution that the options ask for.
     pub(crate) fn of(args: &Args) -> Result<How> {
         Ok(How { prefetches: args.prefetches(), ..How::by(args.strategy()?, args.threads) })
     }
 
-    /// By a strategy on so many threads; the serial executor has one.
+    /// Returns the execution by a strategy on this many threads. The serial executor has one.
     pub(crate) fn by(strategy: Strategy, threads: usize) -> How {
         let threads = if strategy == Strategy::Serial { 1 } else { threads };
         How { strategy, threads, prefetches: true }
     }
 }
 
-/// What a run of the engine comes to.
+/// The outcome of a run of the engine.
 pub(crate) struct Done {
-    /// One for each cut.
+    /// One element for each cut.
     pub(crate) epochs: Vec<EpochDone>,
     pub(crate) tables: Vec<Table>,
     pub(crate) output_hash: String,
@@ -49,29 +49,30 @@ pub(crate) struct Done {
     pub(crate) verdicts: Verdicts,
 }
 
-/// How an epoch was executed.
+/// The execution of an epoch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EpochDone {
-    /// Time spent in the cut, execution and commit.
+    /// The time spent in the cut, execution and commit, in nanoseconds.
     pub(crate) ns: u64,
-    /// Of these, in the cut and in the commit.
+    /// The parts of `ns` in the cut and in the commit.
     pub(crate) cut_ns: u64,
     pub(crate) commit_ns: u64,
     pub(crate) strategy: Strategy,
-    /// Where the time of execution went, when it was in place on several threads.
+    /// The parts of the time of execution, if it was in place on several threads.
     pub(crate) timing: Option<Timing>,
 }
 
-/// Which transactions aborted.
+/// The aborted transactions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Verdicts {
     pub(crate) aborted: u64,
-    /// The sum of their times, which are the events' places: which ones they were.
+    /// The sum of their times. The times are the events' places, so the sum identifies the
+    /// transactions.
     pub(crate) aborted_times: u64,
 }
 
 impl Verdicts {
-    /// The transaction on the event at this place aborts.
+    /// Records that the transaction on the event at this place aborts.
     #[inline(always)]
     pub(crate) fn abort(&mut self, at: usize) {
         self.aborted += 1;
@@ -79,7 +80,8 @@ impl Verdicts {
     }
 }
 
-/// Executes all events: cut by cut, execution and commit on the clock, hashing off it.
+/// Executes all events cut by cut. The time of execution and commit is measured, that of hashing is
+/// not.
 pub(crate) fn execute(
     env: &Env,
     program: &Arc<Program>,
@@ -97,7 +99,8 @@ pub(crate) fn execute(
     let mut hash = OutputHash::new(program);
     let (mut epochs, mut committed, mut verdicts) = (Vec::new(), 0, Verdicts::default());
     for input in cuts {
-        // Where epochs follow one another threads do not sleep in between, as they do here while outputs are hashed.
+        // Threads stay awake where epochs follow one another. Here they sleep while outputs are
+        // hashed, so they are woken first.
         executor.awake(&pool).run(&|_| ());
         let begun = env.clock.monotonic_ns();
         let sequenced = sequencer.cut(executor.awake(&pool), input)?;
@@ -125,19 +128,19 @@ pub(crate) fn execute(
         }
     }
     if !sequencer.is_drained() {
-        return Err(Error::internal("events are left over when all sources have ended"));
+        return Err(Error::internal("events remain although all sources have ended"));
     }
     Ok(Done { epochs, tables, output_hash: hash.finish(), committed, verdicts })
 }
 
-/// Empty tables with room for `keys` rows each.
+/// Returns empty tables with room for `keys` rows each.
 pub(crate) fn empty_tables(program: &Program, keys: usize, seed: u64) -> Vec<Table> {
     let mut tables = tables(program, seed);
     tables.iter_mut().for_each(|table| table.reserve(keys));
     tables
 }
 
-/// Puts a row for each key into a table, as part of the state before the first event. The key is the
+/// Adds a row for each key to a table, as part of the state before the first event. The key is the
 /// row's first column.
 pub(crate) fn fill<const N: usize>(
     table: &mut Table,
@@ -151,14 +154,14 @@ pub(crate) fn fill<const N: usize>(
     table.commit(0);
 }
 
-/// The words behind the key of a row, if it is there.
+/// Returns the words of a row after its key, if the row exists.
 pub(crate) fn words(table: &Table, key: u32) -> Option<&[u64]> {
     let key = u64::from(key);
     let base = table.find(key, table.hash(key))?;
     table.is_present(base).then(|| table.body(base))
 }
 
-/// The hashes of all tables, in hexadecimal.
+/// Returns the sum of the hashes of all tables, in hexadecimal.
 pub(crate) fn state_hash(tables: &[Table]) -> String {
     let sum = tables.iter().fold(0u128, |sum, table| sum.wrapping_add(table.state_hash()));
     format!("{sum:032x}")

@@ -1,32 +1,32 @@
-//! GrepSum: a table of large records; each transaction reads some and writes what they come to into
+//! GrepSum: a table of large records. Each transaction reads some records and writes a result into
 //! the first.
 //!
-//! A record is 16 words, 128 bytes: its id, value, and 14 that nobody reads but whoever moves the
-//! record. A transaction of length l reads the values of l records and writes their sum, or with
-//! `--average` their integer average, to the first. Sums are taken modulo 2^20, so values stay
-//! from 0 to below that and nothing overflows. A transaction aborts when the sum is less than what
-//! its event asks for, which is nothing, or, in events made to abort, more than any sum.
+//! A record is 16 words, 128 bytes: its id, its value, and 14 words of padding. A transaction of
+//! length l reads the values of l records. It writes their sum, or with `--average` their integer
+//! average, to the first. Sums are modulo 2^20, so values stay below that and nothing overflows. A
+//! transaction aborts when the sum is less than its event requires. Events require nothing, except
+//! those made to abort, which require more than any sum.
 //!
-//! With `--computed`, a share of the transactions have a key that only their reading tells: the
-//! value of the record that the event names, modulo the number of keys, is the key of the record
-//! that is read and written next. These are a stream of their own, with a handler of its own.
+//! With `--computed`, a share of the transactions have a key that depends on a row. The value of
+//! the record that the event names, modulo the number of keys, is the key of the record that is
+//! read and written next. These events have their own stream and handler.
 //!
-//! With `--window N`, every `--window-every`th transaction (100 when it is not said) reads the windows
-//! of the last N units of event time of 100 records, and sums up all values that were written to
-//! them in that time. These are a stream of their own, too. A unit of event time is an event.
+//! With `--window N`, one transaction in `--window-every` (100 by default) reads the windows of 100
+//! records over the last N units of event time. It sums up all values written to them in that time.
+//! These events have their own stream, too. A unit of event time is an event.
 //!
-//! With `--acyclic`, keys have levels from 0 to 255, and a record is written from records of lower
-//! levels only.
+//! With `--acyclic`, keys have levels from 0 to 255, and a record is written only from records of
+//! lower levels.
 //!
-//! What must hold: every record, and every verdict, is the one of the baseline, which executes the
+//! The invariant: every record and every verdict equals that of the baseline, which executes the
 //! same events one at a time.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
 //! | `events` | the generator |
-//! | `program` | the transactions as closures, as declared ones, as Python gave them |
+//! | `program` | the transactions as closures, as declared ones, as given by Python |
 //! | `tight` | the baseline |
-//! | `run` | all of it as the harness takes it |
+//! | `run` | the workload for the harness |
 
 mod events;
 mod program;
@@ -42,30 +42,30 @@ use crate::args::Args;
 
 pub(crate) use run::GrepSum;
 
-/// Values are less than this.
+/// The bound of the values.
 const MODULUS: i64 = 1 << 20;
-/// What no sum comes to.
+/// A required sum that no sum reaches.
 const IMPOSSIBLE: i64 = 1 << 40;
-/// Words of a record.
+/// The words of a record.
 const WORDS: usize = 16;
-/// Records of a transaction when the options do not say.
+/// The default number of records in a transaction.
 const LENGTH: usize = 2;
-/// Records of a transaction, at most.
+/// The largest number of records in a transaction.
 const LENGTH_MAX: usize = 10;
 
-/// Records whose windows a transaction reads.
+/// The number of records whose windows a transaction reads.
 const WINDOW_KEYS: usize = 100;
-/// Of so many transactions one reads windows when the options do not say.
+/// By default, one transaction in this many reads windows.
 const WINDOW_EVERY: usize = 100;
-/// The longest windows: their values are less than what no sum comes to.
+/// The longest window. The sum of its values is less than [`IMPOSSIBLE`].
 const WINDOW_MAX: i64 = 1_000_000;
 
-/// What a transaction does.
+/// The form of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Form {
-    /// How many records it reads.
+    /// The number of records that it reads.
     length: usize,
-    /// It writes their average and not their sum.
+    /// Whether it writes the average instead of the sum.
     average: bool,
     keys: usize,
     /// Whether there are transactions with a computed key.
@@ -73,12 +73,12 @@ struct Form {
     windows: Option<Windows>,
 }
 
-/// Transactions that read windows.
+/// The transactions that read windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Windows {
-    /// How far they go back in event time.
+    /// The length of the windows in event time, in microseconds.
     size_us: i64,
-    /// So many transactions have one among them.
+    /// One transaction in this many reads windows.
     every: usize,
 }
 
@@ -88,8 +88,8 @@ impl Windows {
         let Some(size_us) = args.window else {
             return match args.window_every {
                 None => Ok(None),
-                Some(_) => Err(Error::setting("--window-every: without --window there are none")
-                    .help("say how far windows go back, for example --window 1000")),
+                Some(_) => Err(Error::setting("--window-every: it needs --window")
+                    .help("give the length of windows, for example --window 1000")),
             };
         };
         if !(1..=WINDOW_MAX).contains(&size_us) {
@@ -101,13 +101,14 @@ impl Windows {
             return Err(Error::setting("--window-every 0: it must be at least 1"));
         }
         if args.keys < WINDOW_KEYS {
-            let what = format!("--keys {}: windows are of {WINDOW_KEYS} different ones", args.keys);
+            let what = format!("--keys {}: a transaction reads {WINDOW_KEYS} windows", args.keys);
             return Err(Error::setting(what).help("give more keys, or leave out --window"));
         }
         Ok(Some(Windows { size_us, every }))
     }
 
-    /// Of the transaction on the event at this place its number among those that read windows.
+    /// Returns the number of the transaction at this place among those that read windows, if it is
+    /// one.
     #[inline(always)]
     fn nth(self, at: usize) -> Option<usize> {
         ((at + 1).is_multiple_of(self.every)).then(|| (at + 1) / self.every - 1)
@@ -121,7 +122,7 @@ impl Form {
             return Err(Error::setting(format!("--length {length}: it must be 1 to {LENGTH_MAX}")));
         }
         if args.keys < length {
-            let what = format!("--keys {}: a transaction has {length} different ones", args.keys);
+            let what = format!("--keys {}: a transaction needs {length} different keys", args.keys);
             return Err(Error::setting(what).help("give more keys, or a smaller --length"));
         }
         let (average, keys, computed) = (args.average, args.keys, args.computed > 0.0);
@@ -129,7 +130,7 @@ impl Form {
         Ok(Form { length, average, keys, computed, windows })
     }
 
-    /// What is written, given the sum of `count` values.
+    /// Returns the value to write, given the sum of `count` values.
     #[inline(always)]
     fn written(self, sum: i64, count: usize) -> i64 {
         match self.average {
@@ -139,7 +140,7 @@ impl Form {
     }
 }
 
-/// The words of a record before the first event.
+/// Returns the words of a record before the first event.
 fn record(key: u64) -> [i64; WORDS] {
     std::array::from_fn(|word| match word {
         0 => key as i64,
@@ -148,7 +149,7 @@ fn record(key: u64) -> [i64; WORDS] {
     })
 }
 
-/// Calls with the number of records as a constant, for which the loop is compiled.
+/// Makes a call with the number of records as a constant, for which the loop is compiled.
 macro_rules! with_length {
     ($length:expr, $n:ident => $call:expr) => {
         with_length!(@ $length, $n => $call, 1 2 3 4 5 6 7 8 9 10)

@@ -1,11 +1,15 @@
-//! DeathStarBench's hotel reservation (Styx 9.1), as calls of functions of entities, in Python.
+//! DeathStarBench's hotel reservation (Styx, section 9.1), as calls of functions of entities in
+//! Python.
 //!
-//! 60 % of the calls search: the five nearest of 80 hotels within 10 km, and the prices of those of them that
-//! are among the 28 with a rate. 39 % ask for a recommendation among 79: the nearest, the best rated or the
-//! cheapest. 0.5 % are logins of one of 501 users. 0.5 % book: one of 100 hotels and one of 100 flights, of
-//! which both must have room, 10 to begin with; one that has none aborts the whole booking.
+//! - 60 % of the calls search: the five nearest of 80 hotels within 10 km, and the prices of those
+//!   that are among the 28 with a rate.
+//! - 39 % ask for a recommendation among 79 hotels: the nearest, the best rated or the cheapest.
+//! - 0.5 % are logins of one of 501 users.
+//! - 0.5 % book one of 100 hotels and one of 100 flights. Both must have room, 10 at first;
+//!   otherwise the whole booking aborts.
 //!
-//! What must hold: rooms, seats and bookings are those of the baseline, row by row; nothing else has changed.
+//! The invariant: rooms, seats and bookings equal those of the baseline, row by row, and nothing
+//! else has changed.
 
 use std::collections::BTreeMap;
 
@@ -25,14 +29,14 @@ use crate::Given;
 #[cfg(test)]
 mod tests;
 
-/// Calls of a run, where nobody says.
+/// The default number of calls.
 const CALLS: usize = 100_000;
 const PLACES: i64 = 80;
 const ADVICE: i64 = 79;
 const USERS: i64 = 501;
 const HOTELS: i64 = 100;
 const FLIGHTS: i64 = 100;
-/// Rooms and seats to begin with.
+/// The initial number of rooms and seats.
 const ROOM: i64 = 10;
 
 /// A booking.
@@ -50,13 +54,13 @@ struct Hotel {
     bookings: Vec<Booking>,
 }
 
-/// What is left, and what was booked.
+/// The baseline: the rooms and seats left, and the bookings.
 struct Straight {
     rooms: Vec<i64>,
     seats: Vec<i64>,
     bookings: BTreeMap<i64, Booking>,
     refused: usize,
-    /// How many hotels and logins the replies tell of.
+    /// The number of hotels and logins in the replies.
     told: usize,
 }
 
@@ -65,7 +69,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     mixed::run(args, &made(args, mixed::given(args, given)?)?, progress)
 }
 
-/// The workload for several processes.
+/// Returns the workload for several processes.
 pub(crate) fn load(args: &Args, program: Program) -> Result<Box<dyn Load>> {
     Ok(Box::new(made(args, program)?))
 }
@@ -76,7 +80,7 @@ fn made(args: &Args, program: Program) -> Result<Hotel> {
     Ok(Hotel { parts, calls, bookings })
 }
 
-/// The tables and streams.
+/// Builds the tables and streams.
 fn frame() -> Result<Program> {
     let int = |name: &str| Column::new(name, DataType::Int);
     let float = |name: &str| Column::new(name, DataType::Float);
@@ -128,7 +132,7 @@ fn generate(seed: u64, count: usize) -> (Vec<(usize, Row)>, Vec<Booking>) {
             }
             990..995 => {
                 let user = below(USERS as u64);
-                // One of ten has forgotten.
+                // One user in ten has forgotten the password.
                 let said = if below(10) == 0 { "forgotten".into() } else { password(user) };
                 (2, [Value::str(&name(user)), Value::str(&said)].into())
             }
@@ -153,14 +157,14 @@ fn float(value: &Value) -> f64 {
     }
 }
 
-/// Along the surface, in kilometres.
+/// Returns the distance along the surface, in kilometres.
 fn distance_km(lat: f64, lon: f64, place: &Row) -> f64 {
     let (a, b) = (lat.to_radians(), float(&place[2]).to_radians());
     let (x, y) = (((b - a) / 2.0).sin(), ((float(&place[3]) - lon).to_radians() / 2.0).sin());
     2.0 * 6371.0 * (x * x + a.cos() * b.cos() * y * y).sqrt().asin()
 }
 
-/// How many of the five nearest hotels have a rate.
+/// Returns how many of the five nearest hotels have a rate.
 fn search(call: &Row, places: &[Row], rates: &[Row]) -> usize {
     let (lat, lon) = (float(&call[1]), float(&call[2]));
     let mut near: Vec<(f64, &Row)> =
@@ -171,7 +175,7 @@ fn search(call: &Row, places: &[Row], rates: &[Row]) -> usize {
     near.iter().take(5).filter(|(_, place)| has_rate(place)).count()
 }
 
-/// How many hotels are the best.
+/// Returns how many hotels are the best.
 fn recommend(call: &Row, advice: &[Row]) -> usize {
     let (lat, lon) = (float(&call[2]), float(&call[3]));
     let mark = |row: &Row| match &call[1] {
@@ -200,7 +204,7 @@ impl Straight {
     }
 }
 
-/// How many columns a table's key has.
+/// Returns the number of key columns of a table.
 fn keys(table: usize) -> usize {
     1 + usize::from((1..=2).contains(&table))
 }
@@ -220,7 +224,7 @@ impl Load for Hotel {
 
     fn end(&self, order: &[usize]) -> Ended {
         let mut straight = self.straight();
-        // A booking's number is that of its call.
+        // The number of a booking is that of its call.
         let by_number: BTreeMap<i64, &Booking> =
             self.bookings.iter().map(|it| (it.id, it)).collect();
         let booked: Vec<&Booking> =

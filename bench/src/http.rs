@@ -1,16 +1,16 @@
-//! Calls over HTTP: a procedure that clients call, each waiting for the reply before the next call.
+//! Calls over HTTP: clients call a procedure, and each waits for the reply before its next call.
 //!
-//! Each call adds an amount to an account and is answered with what is there then. Some threads have
-//! the connections, each its share: it writes a request on every one of them, and then reads the
-//! replies. So as many calls are under way as there are connections, and the client costs little; it
-//! shares the machine with the app. With `--beside` a stream is paid in at the same time, at that share of
-//! the rate that the app takes alone.
+//! Each call adds an amount to an account and returns the new balance. Some threads share the
+//! connections. A thread writes a request on each of its connections, and then reads the replies.
+//! So the number of calls in flight is that of the connections, and the client costs little. It
+//! shares the machine with the app. With `--beside`, a stream is sent at the same time, at that
+//! share of the rate that the app takes without calls.
 //!
-//! What must hold: every reply says that the call was executed, and every balance is the one of an
+//! The invariant: every reply says that the call was executed, and every balance equals that of an
 //! array in which the same amounts were added up.
 //!
-//! With `--serve` it is others who call, at the address that is shown, for so many seconds, and every one adds 1
-//! to some account; then all balances together must be as many as the calls that were executed.
+//! With `--serve`, external clients call the address that is shown for this many seconds, and each
+//! adds 1 to some account. Then the sum of all balances must be the number of executed calls.
 
 mod wages;
 
@@ -33,19 +33,19 @@ use crate::rng::Rng;
 use crate::zipf::Zipf;
 use crate::Given;
 
-/// Calls of a run, and connections, when nobody says.
+/// The default numbers of calls and connections.
 const CALLS: usize = 200_000;
 const CONNECTIONS: usize = 64;
-/// Threads of clients.
+/// The number of client threads.
 const CLIENTS: usize = 2;
-/// Others are answered for so many seconds at most.
+/// The longest time for external clients, in seconds.
 const SERVE_MAX: f64 = 86_400.0;
-/// The share of the calls whose latency does not count: the first ones.
+/// The share of the calls, the first ones, whose latency does not count.
 const WARM_UP: f64 = 0.1;
-/// How long a client waits for the beginning of a connection, in microseconds.
+/// The timeout of a new connection, in microseconds.
 const CONNECT_US: u64 = 5_000_000;
 
-/// Adds to an account.
+/// The procedure that adds to an account.
 struct Deposit {
     accounts: TableId,
     output: StreamId,
@@ -58,7 +58,7 @@ impl Opaque for Deposit {
     }
 }
 
-/// Adds the event's amount to its account: to the number that is there then.
+/// Adds the event's amount to its account; returns the new balance.
 fn added(tx: &mut dyn Tx, accounts: TableId, event: &[Value]) -> Result<i64, Abort> {
     let row = tx.get(accounts, &event[..1])?;
     let before = match row.as_deref() {
@@ -73,7 +73,7 @@ fn added(tx: &mut dyn Tx, accounts: TableId, event: &[Value]) -> Result<i64, Abo
     Ok(sum)
 }
 
-/// The same, traced.
+/// Adds the event's amount, in a traced program.
 fn traced_added(h: &mut HandlerBuilder<'_>, accounts: TableId, column: &str) -> ExprId {
     let (account, amount) = (h.column("account"), h.column("amount"));
     let row = h.row(accounts, &[account]);
@@ -101,8 +101,8 @@ fn program(kind: ProgramKind, has_wages: bool) -> Result<Program> {
             h.done();
         }
         ProgramKind::Python => {
-            return Err(Error::setting("--program python: http has none")
-                .help("its client would be what is measured"));
+            return Err(Error::setting("--program python: http has no such program")
+                .help("use --program rust or traced; a client in Python would dominate the time"));
         }
     }
     if has_wages {
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     Ok(Report::of(args, measured))
 }
 
-/// What is called, by client and round: a request for each of its connections.
+/// The requests by client and round, one for each of its connections.
 struct Calls {
     clients: Vec<Vec<Vec<Vec<u8>>>>,
     balances: Vec<Option<i64>>,
@@ -203,7 +203,7 @@ impl Calls {
     }
 }
 
-/// Answers others for so many seconds.
+/// Answers external clients for some seconds.
 fn serve(
     args: &Args,
     env: &Env,
@@ -246,11 +246,11 @@ fn serve(
 struct App {
     mill: Arc<Mill>,
     gateway: Gateway,
-    /// So much is paid in beside the calls, in a second.
+    /// The events per second of the stream beside the calls.
     wages_per_s: Option<f64>,
 }
 
-/// What it has come to.
+/// The outcome of a stopped app.
 struct Stopped {
     balances: Vec<Option<i64>>,
     committed: u64,
@@ -290,7 +290,7 @@ impl App {
         Ok(App { mill, gateway, wages_per_s })
     }
 
-    /// Begins to pay in.
+    /// Starts the stream beside the calls, if there is one.
     fn payer(&self, args: &Args, env: &Env) -> Result<Option<wages::Payer>> {
         let pay = |per_s| wages::Payer::start(env, &self.mill, per_s, args.keys);
         self.wages_per_s.map(pay).transpose()
@@ -306,7 +306,7 @@ impl App {
         let (ids, sums) = (table.ints(0).unwrap_or(&[]), table.ints(1).unwrap_or(&[]));
         let mut balances = vec![None; args.keys];
         for (id, balance) in ids.iter().zip(sums) {
-            // Others may call with any number.
+            // External clients may call with any account.
             if let Some(place) = balances.get_mut(*id as usize) {
                 *place = Some(*balance);
             }
@@ -322,7 +322,7 @@ struct Ended {
     waits_ns: Vec<u64>,
     valid: bool,
     state_hash: String,
-    /// What went into the stream beside the calls.
+    /// The events per second of the stream beside the calls.
     wages_per_s: Option<f64>,
 }
 
@@ -349,7 +349,7 @@ fn run_once(
         let (tell, env) = (tell.clone(), env.clone());
         let body = {
             let env = env.clone();
-            // Who does not listen any more has failed already.
+            // If nobody receives the result, the run has failed already.
             Box::new(move || drop(tell.send(client(&env, connections, &rounds))))
         };
         let thread = env.threads.spawn("bench-client", body);
@@ -374,7 +374,7 @@ fn run_once(
     Ok(Ended { seconds, waits_ns, valid, state_hash: stopped.state_hash, wages_per_s })
 }
 
-/// Calls round by round; how long each waited.
+/// Makes calls round by round; returns the latency of each.
 fn client(env: &Env, mut connections: Vec<Client>, rounds: &[Vec<Vec<u8>>]) -> Result<Vec<u64>> {
     let mut waits = Vec::with_capacity(rounds.len() * connections.len());
     let mut sent = vec![0; connections.len()];

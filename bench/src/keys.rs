@@ -1,29 +1,29 @@
-//! The keys of events: with skew, some of them drawn again, in transactions without a cycle.
+//! The keys of events: with skew, with some keys drawn again, and without cycles.
 
 use crate::args::Args;
 use crate::rng::Rng;
 use crate::zipf::Zipf;
 
-/// How many of the keys that were drawn last may be drawn again: those of an epoch or so.
+/// The number of last keys that may be drawn again: about those of an epoch.
 const RECENT: usize = 8192;
 
-/// Levels of an acyclic key graph.
+/// The levels of an acyclic key graph.
 const LEVELS: u32 = 256;
 
-/// Draws keys.
+/// A generator of keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Keys {
     zipf: Zipf,
     keys: u32,
     overlap: f64,
-    /// Keys drawn by the law alone: drawing again among those drawn again would end with a few
-    /// that have crowded out all others.
+    /// The last keys drawn by the law. Keys drawn again are not among them, or else a few keys
+    /// would crowd out all others.
     recent: Vec<u32>,
     oldest: usize,
 }
 
 impl Keys {
-    /// As the options have it.
+    /// Returns the generator for the options.
     pub(crate) fn new(args: &Args, skew: f64, seed: u64) -> Keys {
         Keys {
             zipf: Zipf::new(args.keys, skew, seed),
@@ -34,7 +34,7 @@ impl Keys {
         }
     }
 
-    /// Draws a key: by the law, or one of those that were used.
+    /// Draws a key: by the law, or a recent one.
     pub(crate) fn draw(&mut self, rng: &mut Rng) -> u32 {
         if self.overlap == 0.0 {
             return self.zipf.draw(rng);
@@ -53,7 +53,7 @@ impl Keys {
     }
 
     /// Draws a key that is not among `others`, of which there are fewer than keys. After some
-    /// attempts it takes the next one that is free: a law may have hardly more than one key.
+    /// attempts it takes the next free key: a law may draw hardly more than one key.
     pub(crate) fn draw_other(&mut self, rng: &mut Rng, others: &[u32]) -> u32 {
         const ATTEMPTS: usize = 64;
         let mut key = self.draw(rng);
@@ -69,9 +69,9 @@ impl Keys {
         key
     }
 
-    /// Makes dependencies rise: the first key, which depends on all others, comes to be of a higher
-    /// level than any of them. So no chain of dependencies comes back to where it began, and none
-    /// is longer than there are levels.
+    /// Makes dependencies rise: the first key, which depends on all others, gets a higher level
+    /// than any of them. So no chain of dependencies is a cycle, and none is longer than the number
+    /// of levels.
     pub(crate) fn rise(&self, chosen: &mut [u32]) {
         loop {
             let highest = (0..chosen.len()).rev().max_by_key(|at| level(chosen[*at]));
@@ -80,8 +80,8 @@ impl Keys {
             let Some(same) = chosen.iter().skip(1).position(|key| level(*key) == top) else {
                 return;
             };
-            // Another key for one of two on the highest level. Each round either has one less there,
-            // or goes up.
+            // Replace one of two keys on the highest level. Each round either leaves one key less
+            // there, or moves up.
             let mut key = chosen[same + 1];
             while level(key) == top || chosen.contains(&key) {
                 key = (key + 1) % self.keys;
@@ -91,7 +91,7 @@ impl Keys {
     }
 }
 
-/// A key's level.
+/// Returns a key's level.
 pub(crate) fn level(key: u32) -> u32 {
     key % LEVELS
 }

@@ -1,42 +1,43 @@
-//! Leaderboard Maintenance (S-Store 4.1.1): viewers of a show vote by phone, and every so often the
-//! least popular candidate goes.
+//! Leaderboard Maintenance (S-Store, section 4.1.1): viewers of a show vote by phone, and from time
+//! to time the least popular candidate is removed.
 //!
-//! There are 25 candidates (`--candidates`), numbered from 1, who stand before the first vote comes, and
-//! 1,000,000 phones (`--phones`). A vote is a phone and a candidate. Three procedures run in sequence
-//! for each vote, as one nested transaction:
+//! There are 25 candidates (`--candidates`), numbered from 1, who stand before the first vote.
+//! There are 1,000,000 phones (`--phones`). A vote is a phone and a candidate. Three procedures run
+//! in sequence for each vote, as one nested transaction:
 //!
 //! | procedure | takes | what it does |
 //! | --- | --- | --- |
-//! | `validate` | `cast`, a vote | refuses a vote for nobody who is running, then one of a phone that has voted; or else inserts it |
-//! | `count` | `valid`, a vote | counts it for its candidate, among all votes that were ever accepted, and among the last 100 of these; writes the three leaderboards |
-//! | `remove` | `counted`, how many were accepted | after every 20,000 (`--every`) removes the candidate with the fewest votes and all votes for it, so that their phones may vote again, and writes the leaderboards; not the last one |
+//! | `validate` | `cast`, a vote | refuses a vote for a candidate who is not running, then one of a phone that has voted; otherwise inserts the vote |
+//! | `count` | `valid`, a vote | counts it for its candidate, among all accepted votes and among the last 100 of them; writes the three leaderboards |
+//! | `remove` | `counted`, the number of accepted votes | after every 20,000 (`--every`), removes the candidate with the fewest votes and all votes for it, so that their phones may vote again, and writes the leaderboards; never removes the last candidate |
 //!
-//! A vote that is refused aborts, and all three with it. Of candidates with the same number of votes the
-//! one with the lowest number comes first, on each leaderboard and where one has to go. The
-//! leaderboards: the three with the most votes, the three with the fewest, and the three with the most
-//! of the last 100. They name those who are running; where fewer than three are, the rest is zeros. The
-//! last 100 are what they are when votes are taken back: who has gone is on no leaderboard any more.
+//! A refused vote aborts all three. Of candidates with the same number of votes, the one with the
+//! lowest number comes first, on each leaderboard and in removals. The leaderboards are the three
+//! candidates with the most votes, the three with the fewest, and the three with the most of the
+//! last 100. They list running candidates only; if there are fewer than three, the rest is zeros.
+//! Removals do not change the last 100 votes, but removed candidates leave all leaderboards.
 //!
-//! Of the votes 1 % are for a candidate that there never was, 1 % for one that has gone (once one has),
-//! and 5 % from a phone whose vote stands. The others come from phones whose votes do not stand, drawn
-//! alike, for candidates who are running, drawn with the skew that is asked for. There are as many
-//! votes as it takes for one candidate to be left, unless `--events` says otherwise.
+//! Of the votes, 1 % are for a candidate that never existed, 1 % for a removed one (after the first
+//! removal), and 5 % from a phone whose vote stands. The others come from phones without a standing
+//! vote, drawn uniformly. Their candidates are running ones, drawn with the given skew. By default,
+//! there are as many votes as it takes to leave one candidate; `--events` changes that.
 //!
-//! With `--durable none` the executor gets decoded epochs. With `--durable log`, the default, votes are
-//! pushed into the whole engine, and count when they are acknowledged: logged, synced, executed.
+//! With `--durable none`, the executor gets decoded epochs. With `--durable log`, the default,
+//! votes are pushed into the whole engine. They count when they are acknowledged, that is logged,
+//! synced and executed.
 //!
-//! What must hold: tables and outputs are those of a straight loop, which knows nothing of the others,
-//! bit for bit.
+//! The invariant: tables and outputs are bit for bit those of a straight loop that shares no code
+//! with the others.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
 //! | `votes` | the generator: an audience that knows who is running |
-//! | `program` | tables, streams, and how procedures hang together |
+//! | `program` | tables, streams, and the connections of procedures |
 //! | `functions` | the procedures in Rust |
 //! | `tight` | the baseline |
-//! | `straight` | the invariant: the straight loop, and what tables and outputs must be |
-//! | `run` | all of it as the harness takes it |
-//! | `files` | votes in a file, and what they come to, for other systems |
+//! | `straight` | the invariant: the straight loop, and the expected tables and outputs |
+//! | `run` | the workload for the harness |
+//! | `files` | votes in a file, and their results, for other systems |
 
 mod files;
 mod functions;
@@ -55,18 +56,19 @@ use crate::args::Args;
 
 pub(crate) use run::run;
 
-/// Why a vote is refused: for whom it is.
+/// The reason of refusing a vote: its candidate is not running.
 const NOBODY: &str = "no such candidate is running";
-/// Why a vote is refused: who sends it.
+/// The reason of refusing a vote: its phone has voted.
 const AGAIN: &str = "this phone has voted";
 
-/// So many of the last votes make a trend.
+/// The number of last votes that the trend counts.
 const TREND: usize = 100;
-/// The percentages of votes for nobody, for one who has gone, and of phones that have voted.
+/// The percentages of votes for unknown candidates, for removed ones, and of phones that have
+/// voted.
 const SHARE_NOBODY: u64 = 1;
 const SHARE_GONE: u64 = 1;
 const SHARE_AGAIN: u64 = 5;
-/// Candidates, at most: the baseline has a byte for each.
+/// The largest number of candidates: the baseline has a byte for each.
 const CANDIDATES_MAX: usize = 200;
 
 /// The show.
@@ -74,9 +76,9 @@ const CANDIDATES_MAX: usize = 200;
 struct Show {
     candidates: usize,
     phones: usize,
-    /// After so many accepted votes one has to go.
+    /// A candidate is removed after every this many accepted votes.
     every: u64,
-    /// Votes that are cast.
+    /// The number of votes.
     votes: usize,
 }
 
@@ -86,14 +88,14 @@ impl Show {
             (args.candidates.unwrap_or(25), args.phones.unwrap_or(1_000_000));
         let every = args.every.unwrap_or(20_000);
         if !(2..=CANDIDATES_MAX).contains(&candidates) {
-            let what = format!("--candidates {candidates}: there are 2 to {CANDIDATES_MAX}");
+            let what = format!("--candidates {candidates}: it must be 2 to {CANDIDATES_MAX}");
             return Err(Error::setting(what));
         }
         if phones == 0 || u32::try_from(phones).is_err() || every == 0 {
-            let what = format!("--phones {phones}, --every {every}: each is at least 1");
+            let what = format!("--phones {phones}, --every {every}: each must be at least 1");
             return Err(Error::setting(what).help("a phone's number has 32 bits"));
         }
-        // A little more than it takes.
+        // A little more than necessary.
         let refused = SHARE_NOBODY + SHARE_GONE + SHARE_AGAIN + 2;
         let enough = every * (candidates as u64 - 1) * 100 / (100 - refused);
         let votes = args.events.unwrap_or(enough as usize);

@@ -1,26 +1,26 @@
-//! Workloads of the papers, one file or folder each, with the invariant that each must keep.
+//! Workloads of papers, one file or folder each, with the invariant that each must hold.
 //!
-//! A workload makes its events from a seed, runs them through the engine and through a baseline
-//! written for it alone, run by run in turn, and checks what the engine came to against the
-//! baseline, key by key. [`run_json`] is the one entry point; the command line (`tidemill bench`)
-//! calls it, and so does this crate's own small program.
+//! A workload generates its events from a seed. It runs them in turn through the engine and through
+//! a baseline written for it. Then it compares the engine's results with the baseline's, key by
+//! key. [`run_json`] is the one entry point. The command line (`tidemill bench`) calls it, and so
+//! does this crate's own small program.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
-//! | `args` | the options, checked before anything runs |
-//! | `report` | the JSON object that a run comes to |
+//! | `args` | the options, checked before a run |
+//! | `report` | the JSON object of a run |
 //! | `rng`, `zipf` | seeded random numbers, keys with skew |
 //! | `work` | extra work per operation, calibrated |
-//! | `keys` | keys drawn again, keys without a cycle |
+//! | `keys` | keys drawn again, keys without cycles |
 //! | `events` | events as the sequencer takes them |
-//! | `shape` | the parts of a program that a workload speaks of |
+//! | `shape` | the parts of a program that a workload refers to |
 //! | `ring` | the windows of the baselines |
 //! | `slots` | the open addressing of the baselines |
-//! | `check`, `same` | what the tests of all workloads have in common; comparing with the reference |
-//! | `execute` | the one place where the engine's executor is made and executes epochs |
-//! | `run` | what a workload that runs in memory has to tell, and its runs beside the baseline |
+//! | `check`, `same` | functions that the tests of all workloads share; the comparison with the reference |
+//! | `execute` | the one place that creates the engine's executor and lets it execute epochs |
+//! | `run` | the interface of a workload in memory, and its runs beside the baseline |
 //! | `whole` | runs in the whole engine, into which events are pushed |
-//! | `mixed` | the same for calls of several functions |
+//! | `mixed` | such runs of calls of several functions |
 //! | `outputs` | the hash of all output events |
 //! | `measure` | medians and ratios of runs taken in turn |
 //! | `sl` | Streaming Ledger |
@@ -34,8 +34,8 @@
 //! | `hotel`, `movie` | DeathStarBench's reservations and reviews, by functions in Python |
 //! | `calls` | graphs of calls over several owners, each a thread |
 //! | `modes` | weak and strong recovery beside each other |
-//! | `chain` | a chain of procedures, or of triggers inside of one |
-//! | `cluster` | clients of several processes, and what they compare |
+//! | `chain` | a chain of procedures, or of triggers inside one |
+//! | `cluster` | clients of several processes, and their comparison |
 //! | `push` | rows sent into a running app, and acknowledged |
 //! | `http` | calls of a procedure over HTTP |
 //! | `recovery` | a start that finds many rows |
@@ -91,7 +91,7 @@ pub use report::{Latency, Phase, Report};
 pub use rng::Rng;
 pub use zipf::Zipf;
 
-/// What the caller brings besides the options: the program as Python made it.
+/// The caller's input besides the options: the program as given by Python.
 #[derive(Default)]
 pub struct Given<'a> {
     /// The program's JSON, as the tracer wrote it.
@@ -104,14 +104,14 @@ pub struct Given<'a> {
 pub struct Workload {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: &'static str,
-    /// The options that it has of its own, beside those of all.
+    /// Its own options, beside those of all workloads.
     pub options: &'static [&'static str],
     run: Run,
 }
 
-/// Runs a workload; the last argument is told of progress.
+/// Runs a workload. The last argument receives messages about progress.
 type Run = fn(&Args, Given<'_>, &mut dyn FnMut(&str)) -> Result<Report>;
 
 /// All workloads.
@@ -158,7 +158,7 @@ pub const WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "leaderboard",
-        about: "Leaderboard Maintenance: votes validated, counted and taken back by three procedures",
+        about: "Leaderboard Maintenance: votes validated, counted and removed by three procedures",
         options: &["candidates", "phones", "every", "batch", "rate", "write-source"],
         run: leaderboard::run,
     },
@@ -182,7 +182,7 @@ pub const WORKLOADS: &[Workload] = &[
     },
     Workload {
         name: "movie",
-        about: "DeathStarBench's movies: reviews, put together by functions that nobody awaits",
+        about: "DeathStarBench's movies: reviews, composed by functions that nobody awaits",
         options: &["batch", "rate"],
         run: movie::run,
     },
@@ -230,12 +230,13 @@ pub const WORKLOADS: &[Workload] = &[
     },
 ];
 
-/// Runs a workload: `args_json` is an object of options (see [`Args`]), the result is the report
-/// as JSON. `traced` is the program's JSON for `--program traced` and `--program python`; without
-/// it the same program is built in Rust. `progress` gets a line now and then.
+/// Runs a workload and returns the report as JSON.
 ///
-/// # Errors
-/// When an option is wrong, or the workload can't run with it.
+/// `args_json` is an object of options (see [`Args`]). `traced` is the program's JSON for
+/// `--program traced` and `--program python`; without it, the same program is built in Rust.
+/// `progress` receives messages about progress.
+///
+/// # Errors When an option is wrong, or the workload can't run with it.
 pub fn run_json(
     args_json: &str,
     traced: Option<&str>,

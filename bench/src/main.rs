@@ -1,5 +1,5 @@
 //! `tidemill-bench WORKLOAD [--option value]...`: the benchmarks without Python. Progress goes to
-//! stderr, the report to stdout as one line of JSON.
+//! stderr, and the report to stdout as one line of JSON.
 
 use std::process::ExitCode;
 
@@ -30,10 +30,10 @@ fn main() -> ExitCode {
 /// Options without a value.
 const SWITCHES: &[&str] = &["acyclic", "average", "dynamic", "requests"];
 
-/// Options whose values are text, also where they look like a number.
+/// Options with text values, even if they look like numbers.
 const TEXTS: &[&str] = &["lengths", "log", "sink", "snapshots", "source", "tweets", "write_source"];
 
-/// The options as a JSON object: `--udf-ns 5` is `"udf_ns": 5`.
+/// Returns the options as a JSON object: `--udf-ns 5` becomes `"udf_ns": 5`.
 fn parse(args: &[String]) -> Result<String, String> {
     let Some((workload, mut rest)) = args.split_first() else {
         let names: Vec<&str> = tidemill_bench::WORKLOADS.iter().map(|w| w.name).collect();
@@ -49,7 +49,7 @@ fn parse(args: &[String]) -> Result<String, String> {
             return Err(format!("'{option}' is not an option"));
         };
         if name == "json" {
-            // There is no other output.
+            // JSON is the only format of reports.
             rest = tail;
             continue;
         }

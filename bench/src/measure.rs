@@ -1,8 +1,8 @@
-//! Figures of runs taken in turn. Absolute figures move with whatever else the machine does; the
-//! ratio of two runs taken one right after the other moves much less, so ratios are taken repeat
-//! by repeat, and medians of those are reported.
+//! Statistics of runs taken in turn. Absolute figures vary with the load of the machine. The ratio
+//! of two consecutive runs varies much less, so ratios are taken repeat by repeat, and reports have
+//! their medians.
 
-/// The middle one; of an even number, the mean of the middle two.
+/// Returns the median; of an even number of values, the mean of the middle two.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -14,17 +14,17 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The median of the quotients, pair by pair.
+/// Returns the median of the quotients, pair by pair.
 pub(crate) fn median_ratio(of: &[f64], to: &[f64]) -> f64 {
     median(&of.iter().zip(to).map(|(a, b)| a / b).collect::<Vec<_>>())
 }
 
-/// The smallest.
+/// Returns the smallest value.
 pub(crate) fn min(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
-/// The largest.
+/// Returns the largest value.
 pub(crate) fn max(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }

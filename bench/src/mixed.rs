@@ -1,7 +1,9 @@
-//! Calls of several functions, pushed into the whole engine over tables that are filled before the clock starts.
-//! Without a rate they are sent in batches, one behind the other, and the clock stops when the last one is
-//! acknowledged; with a rate one at a time, and the time of each to its acknowledgement is measured. However
-//! they are sent, each is a transaction of its own.
+//! Calls of several functions, pushed into the whole engine over tables that are filled before the
+//! clock starts.
+//!
+//! Without a rate, calls are sent in consecutive batches, and the clock stops when the last one is
+//! acknowledged. With a rate, they are sent one at a time, and the time of each until its
+//! acknowledgement is measured. In both cases each is a transaction of its own.
 
 use std::sync::Arc;
 
@@ -25,32 +27,32 @@ const BATCH: usize = 4096;
 
 /// A workload of such calls.
 pub(crate) trait Mixed {
-    /// The rows as the baseline has them.
+    /// The baseline's rows.
     type Straight;
 
-    /// Its program, with the tables and streams of the workload.
+    /// Returns the program, with the tables and streams of the workload.
     fn parts(&self) -> &Parts;
 
-    /// What is there at the beginning.
+    /// Returns the initial rows.
     fn straight(&self) -> Self::Straight;
 
-    /// The rows of a table, by its place.
+    /// Returns the rows of a table, by its place.
     fn rows(&self, straight: &Self::Straight, table: usize) -> Vec<Row>;
 
-    /// The calls in their order: for each the place of its stream, and the event.
+    /// Returns the calls in their order: the place of the stream, and the event.
     fn calls(&self) -> Vec<(usize, Row)>;
 
     /// Executes all calls in their order.
     fn execute(&self, straight: &mut Self::Straight);
 
-    /// Whether all tables are as they should be.
+    /// Whether all tables equal the baseline's.
     fn is_right(&self, straight: &Self::Straight, tables: &[Batch]) -> bool;
 
-    /// What the workload has to say besides.
+    /// Returns further details for the report.
     fn details(&self, straight: &Self::Straight) -> Map<String, Json>;
 }
 
-/// The program of a workload whose functions are in Python.
+/// Returns the program of a workload whose functions are in Python.
 pub(crate) fn given(args: &Args, given: Given<'_>) -> Result<Program> {
     let workload = &args.workload;
     let wrong = |what: String| {
@@ -64,7 +66,7 @@ pub(crate) fn given(args: &Args, given: Given<'_>) -> Result<Program> {
             Ok(program)
         }
         (ProgramKind::Python, None) => {
-            wrong("--program python: its functions were not given".into())
+            wrong("--program python: the functions were not given".into())
         }
         (kind, _) => {
             wrong(format!("--program {}: {workload} has its functions in Python", kind.name()))
@@ -72,7 +74,7 @@ pub(crate) fn given(args: &Args, given: Given<'_>) -> Result<Program> {
     }
 }
 
-/// Whether these are the same rows, in any order.
+/// Whether two lists have the same rows, in any order.
 pub(crate) fn same_rows(wanted: Vec<Row>, found: Vec<Row>, key: impl Fn(&Row) -> Key) -> bool {
     let mut wanted: Vec<(Key, Row)> = wanted.into_iter().map(|row| (key(&row), row)).collect();
     let mut there: Vec<(Key, Row)> = found.into_iter().map(|row| (key(&row), row)).collect();
@@ -135,7 +137,8 @@ pub(crate) fn run(
     Ok(Report::of(args, measured))
 }
 
-/// The program with a stream for each table that has rows at the beginning, whose handler fills it.
+/// Returns the program with a stream for each table with initial rows. The stream's handler fills
+/// the table.
 fn filling(
     parts: &Parts,
     has_rows: impl Fn(usize) -> bool,
@@ -169,7 +172,7 @@ fn filling(
     Ok(((*all.program).clone(), filled))
 }
 
-/// Calls as they are sent, each stream's in their order.
+/// Returns calls in batches; each stream's calls keep their order.
 fn pieces(parts: &Parts, calls: &[(usize, Row)], size: usize) -> Vec<(String, Batch)> {
     let mut sent = Vec::new();
     for calls in calls.chunks(size) {

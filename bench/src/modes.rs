@@ -1,12 +1,11 @@
-//! Weak and strong recovery beside each other (S-Store 4.2.3): a chain of procedures is run with each, and
-//! started again on what it has logged.
+//! Weak and strong recovery beside each other (S-Store, section 4.2.3). A chain of procedures runs
+//! with each mode, and is then restarted on its log.
 //!
-//! For each length and mode: the rate forward with a log that is synced, the bytes that are in the logs then,
-//! and the rate at which a start executes it all again. What replay is compared with is the same run without
-//! a log.
+//! For each length and mode, the report has the forward rate with a synced log, the bytes in the
+//! logs, and the rate of replay at a start. The baseline of replay is the same run without a log.
 //!
-//! What must hold: both modes come to the same outputs as the run without a log, and a start to the same once
-//! more.
+//! The invariant: both modes give the same outputs as the run without a log, and so does the
+//! replay.
 
 use std::io::Read;
 use std::path::Path;
@@ -23,21 +22,21 @@ use crate::events::push_words;
 use crate::report::{Measured, Report};
 use crate::Given;
 
-/// Lengths, events and events that are sent together, when the options do not say.
+/// The default lengths, the number of events, and the number of events sent together.
 const LENGTHS: &str = "1,4,16,64";
 const EVENTS: usize = 20_000;
 const BATCH: usize = 1_000;
-/// How often a start is looked at, in microseconds.
+/// The interval of checks whether a start is complete, in microseconds.
 const LOOK_US: u64 = 500;
 
 /// Runs the workload.
 pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let (Some(folder), Durable::Log) = (&args.sink, args.durable()) else {
-        return Err(Error::setting("--durable: the log is what is measured")
+        return Err(Error::setting("--durable: this workload measures the log")
             .help("give --durable log, and a folder with --sink"));
     };
     if args.program != ProgramKind::Rust {
-        return Err(Error::setting("--program: the chain is made in Rust here"));
+        return Err(Error::setting("--program: the chain is written in Rust only"));
     }
     let (events, env) = (args.events.unwrap_or(EVENTS), Env::real());
     let lengths = chain::lengths(args.lengths.as_deref().unwrap_or(LENGTHS))?;
@@ -72,7 +71,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     Ok(Report::of(args, measured))
 }
 
-/// One chain.
+/// A chain.
 struct One<'c> {
     env: &'c Env,
     program: &'c Program,
@@ -105,7 +104,7 @@ impl One<'_> {
         Ok(Ran { per_s, hash: mill.stop()?.output_hash })
     }
 
-    /// All events, from nothing; with `recovery` logged and synced.
+    /// Runs all events from scratch; with `recovery`, they are logged and synced.
     fn forward(&self, recovery: Option<Recovery>) -> Result<Ran> {
         let mill = self.start(recovery, true)?;
         let begun = self.env.clock.monotonic_ns();
@@ -116,7 +115,7 @@ impl One<'_> {
         self.ran(begun, &mill)
     }
 
-    /// A start on what was logged.
+    /// Starts on the logged events.
     fn replay(&self, recovery: Recovery) -> Result<Ran> {
         let begun = self.env.clock.monotonic_ns();
         let mill = self.start(Some(recovery), false)?;
@@ -133,7 +132,7 @@ impl One<'_> {
     }
 }
 
-/// Bytes in the logs, without the room that is made ahead.
+/// Returns the bytes in the logs, without preallocated room.
 fn bytes(env: &Env, folder: &Path) -> Result<usize> {
     let mut total = 0;
     for log in ["input", "cuts"] {
@@ -165,7 +164,7 @@ mod tests {
         assert_eq!(report["valid"], true, "{report}");
         let modes = report["modes"].as_array().unwrap();
         let bytes = |at: usize| modes[at]["log_bytes"].as_f64().unwrap();
-        // How many epochs there are, each of which has a record of its cut, is the clock's business.
+        // The clock decides the number of epochs, each of which has a record of its cut.
         assert!(bytes(2) < bytes(0) * 2.0, "{report}");
         assert!(bytes(3) > bytes(1) * 3.0, "{report}");
         assert!(bytes(1) > bytes(0), "{report}");

@@ -1,10 +1,12 @@
-//! DeathStarBench's movie reviews (Styx 9.1), as calls of functions of entities, in Python.
+//! DeathStarBench's movie reviews (Styx, section 9.1), as calls of functions of entities in Python.
 //!
-//! Every call composes a review: by one of 1,000 users, of one of 1,000 titles, with a rating from 0 to 10 and 256
-//! characters of text. It calls what gives it a number, the user, the movie, which calls its rating, and the
-//! text; each of these calls the review and sets its part of it. Nobody awaits anything.
+//! Every call composes a review by one of 1,000 users, of one of 1,000 titles, with a rating from 0
+//! to 10 and 256 characters of text. It calls four functions: the one that numbers the review, the
+//! user, the movie, which calls its rating, and the text. Each of these calls the review and sets
+//! its part of it. No caller awaits a reply.
 //!
-//! What must hold: reviews, counters, users, ratings and texts are those of the baseline, row by row.
+//! The invariant: reviews, counters, users, ratings and texts equal those of the baseline, row by
+//! row.
 
 use serde_json::{Map, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Key, Result, Row, Value};
@@ -22,12 +24,12 @@ use crate::Given;
 #[cfg(test)]
 mod tests;
 
-/// Calls of a run, where nobody says.
+/// The default number of calls.
 const CALLS: usize = 100_000;
 const USERS: usize = 1_000;
 const MOVIES: usize = 1_000;
 const TEXT: usize = 256;
-/// Numbers are given by so many counters.
+/// The number of counters that number reviews.
 const COUNTERS: i64 = 16;
 
 /// A review, by its place among all.
@@ -44,14 +46,14 @@ struct Movie {
     reviews: Vec<Review>,
 }
 
-/// What has come together.
+/// The baseline's state.
 struct Straight {
     given: Vec<i64>,
-    /// By user.
+    /// The number of reviews of each user.
     reviews: Vec<i64>,
-    /// By movie: sum and count.
+    /// The ratings of each movie: sum and count.
     ratings: Vec<(i64, i64)>,
-    /// The numbers of the reviews; there is none where there is no review.
+    /// The number of each review; `None` where there is no review.
     numbers: Vec<Option<i64>>,
 }
 
@@ -60,7 +62,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     mixed::run(args, &made(args, mixed::given(args, given)?)?, progress)
 }
 
-/// The workload for several processes.
+/// Returns the workload for several processes.
 pub(crate) fn load(args: &Args, program: Program) -> Result<Box<dyn Load>> {
     Ok(Box::new(made(args, program)?))
 }
@@ -79,7 +81,7 @@ fn made(args: &Args, program: Program) -> Result<Movie> {
     Ok(Movie { parts, reviews })
 }
 
-/// The tables and streams.
+/// Builds the tables and streams.
 fn frame() -> Result<Program> {
     let int = |name: &str| Column::new(name, DataType::Int);
     let zero = |name: &str| int(name).default(Value::Int(0));

@@ -1,4 +1,4 @@
-//! The hash of all output events, as the engine has it: [`streams_hash`] of [`RowsHash`]es.
+//! The hash of all output events, computed as in the engine: [`streams_hash`] of [`RowsHash`]es.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_txn::execute::Output;
 use tidemill_txn::Program;
 
-/// Hashes output events as they come.
+/// Hashes output events one epoch after the other.
 pub(crate) struct OutputHash<'a> {
     program: &'a Program,
     streams: BTreeMap<&'a str, RowsHash>,
@@ -17,7 +17,7 @@ impl<'a> OutputHash<'a> {
         OutputHash { program, streams: BTreeMap::new() }
     }
 
-    /// Takes the outputs of an epoch.
+    /// Adds the outputs of an epoch.
     pub(crate) fn add(&mut self, outputs: &[Output]) {
         for output in outputs {
             let name = &*self.program.streams[output.stream.index()].spec.name;
@@ -25,13 +25,13 @@ impl<'a> OutputHash<'a> {
         }
     }
 
-    /// The hash of all of them, in hexadecimal.
+    /// Returns the hash of all outputs, in hexadecimal.
     pub(crate) fn finish(self) -> String {
         format!("{:032x}", streams_hash(self.streams))
     }
 }
 
-/// The hash where nothing comes out.
+/// Returns the hash of no outputs.
 pub(crate) fn none() -> String {
     format!("{:032x}", streams_hash([]))
 }

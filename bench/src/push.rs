@@ -1,12 +1,12 @@
-//! Durable push: rows sent into a running app and acknowledged when they are in a durable cut.
+//! Durable push: rows are sent into a running app, and acknowledged when they are in a durable cut.
 //!
-//! Each row adds an amount to an account. Without a rate, batches are sent one behind the other as
-//! fast as they are taken, and the clock stops when the last row is acknowledged. With a rate, rows
-//! are sent one at a time, each at a moment that was fixed before (an open loop: a row that is late
-//! because the one before was slow counts from when it was meant to be sent), and the time of each
-//! to its acknowledgement is measured.
+//! Each row adds an amount to an account. Without a rate, consecutive batches are sent as fast as
+//! the app takes them, and the clock stops when the last row is acknowledged. With a rate, rows are
+//! sent one at a time at fixed moments (an open loop), and the time of each until its
+//! acknowledgement is measured. If a row is sent late because the one before was slow, its time
+//! still counts from the fixed moment.
 //!
-//! What must hold: every balance is the one of an array in which the same rows were added up.
+//! The invariant: every balance equals that of an array in which the same rows were added up.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,12 +27,12 @@ use crate::Given;
 
 /// Rows of a batch.
 const BATCH: usize = 8192;
-/// Rows sent at a rate whose latency does not count.
+/// The number of first rows sent at a rate whose latency does not count.
 const WARM_UP: usize = 1000;
-/// How often snapshots are taken.
+/// The interval of snapshots, in microseconds.
 const SNAPSHOT_US: i64 = 1_000_000;
 
-/// The program, of which `recovery` is another use.
+/// Returns the program, which `recovery` uses, too.
 pub(crate) fn program(kind: ProgramKind) -> Result<Program> {
     let mut b = Builder::new("push");
     let balance = Column::new("balance", DataType::Int).default(Value::Int(0));
@@ -57,7 +57,7 @@ pub(crate) fn program(kind: ProgramKind) -> Result<Program> {
             h.done();
         }
         ProgramKind::Python => {
-            return Err(Error::setting("--program python: push has none in this program")
+            return Err(Error::setting("--program python: push has no such program here")
                 .help("use the command line of the Python package: tidemill bench push"));
         }
     }
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
     Ok(Report::of(args, measured))
 }
 
-/// The rows in batches, and what they come to.
+/// Returns the rows in batches, and the resulting balances.
 fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<i64>>) {
     let mut rng = Rng::new(args.seed);
     let accounts = Zipf::new(args.keys, args.skew, rng.next_u64());
@@ -119,7 +119,7 @@ fn rows(args: &Args, program: &Program, size: usize) -> (Vec<Batch>, Vec<Option<
     (batches, balances)
 }
 
-/// The app.
+/// Returns the app.
 pub(crate) fn spec(program: &Program, settings: Settings) -> AppSpec {
     let source = SourceDecl::pushed("deposits");
     let (program, sources) = (program.clone(), vec![source]);
@@ -178,8 +178,8 @@ fn run_once(
     })
 }
 
-/// Sends batches of one row into streams at a rate; how long each took from the moment at which it was
-/// to be sent until it was acknowledged.
+/// Sends batches of one row into streams at a rate. Returns, for each, the time from the moment it
+/// was due to its acknowledgement.
 pub(crate) fn paced(
     env: &Env,
     mill: &Arc<Mill>,
@@ -196,7 +196,7 @@ pub(crate) fn paced(
         *sent += 1;
         (stream.to_string(), *sent)
     };
-    // Which of its stream's rows each is.
+    // The number of each row in its stream.
     let rows: Vec<(String, u64)> = batches.iter().map(|(stream, _)| number(stream)).collect();
     let body = move || {
         let waits = rows.iter().enumerate().map(|(nth, (stream, sent))| {
@@ -216,13 +216,14 @@ pub(crate) fn paced(
         }
         mill.send(stream, batch.clone())?;
     }
-    let waits = waits.recv().map_err(|_| Error::internal("nobody waits any more"))?;
+    let waits = waits.recv().map_err(|_| Error::internal("the waiting thread has ended"))?;
     thread.join().map_err(|panic| Error::internal(format!("waiting: {panic}")))?;
-    // The file system still has work with the files of the run before.
+    // The first rows are left out: the file system is still busy with the files of the previous
+    // run.
     Ok(waits?.split_off(WARM_UP.min(count / 10)))
 }
 
-/// The percentiles of what was waited.
+/// Returns the percentiles of latencies.
 pub(crate) fn latency(waits_ns: &mut [u64]) -> Latency {
     waits_ns.sort_unstable();
     let at = |share: f64| {

@@ -1,12 +1,12 @@
-//! Recovery: how long a start takes that finds a table of so many rows.
+//! Recovery: the time of a start that finds a table of many rows.
 //!
-//! Each row of the table comes of one pushed row. With `--durable log+snapshots` the engine is
-//! stopped then, and the start loads the snapshot that the stop has left; with `--durable log` there
-//! is none, and the start makes all cuts again. The clock runs from the start until all that was
-//! acknowledged is there. What it is compared with is pushing the same rows into an engine that
-//! keeps nothing.
+//! Each row of the table comes from one pushed row. With `--durable log+snapshots`, the engine is
+//! stopped then, and the start loads the snapshot that the stop has left. With `--durable log`
+//! there is no snapshot, and the start replays all cuts. The clock runs from the start until all
+//! acknowledged rows are recovered. The baseline pushes the same rows into an engine that stores
+//! nothing.
 //!
-//! What must hold: the table is bit for bit what it was.
+//! The invariant: the recovered table is bit for bit the old one.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use crate::Given;
 
 /// Rows of a batch.
 const BATCH: usize = 1 << 16;
-/// How often a start is looked at, in microseconds.
+/// The interval of checks whether a start is complete, in microseconds.
 const LOOK_US: u64 = 1_000;
 
 /// Runs the workload.
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
         fresh,
         data_dir: Some(data.clone()).filter(|_| durable != Durable::None),
         durable: durable.setting(),
-        // What is measured is the start, not what snapshots cost beside it.
+        // No snapshots during the run, so that only the start is measured.
         snapshot_us: 300_000_000_000_000,
         ..Settings::default()
     };
@@ -71,14 +71,14 @@ pub(crate) fn run(args: &Args, _: Given<'_>, progress: &mut dyn FnMut(&str)) -> 
         measured.state_hash = wanted;
         let seconds = ns as f64 / 1e9;
         progress(&format!(
-            "run {repeat} of {}: {} rows are back after {seconds:.3} s",
+            "run {repeat} of {}: {} rows are recovered after {seconds:.3} s",
             args.repeat, args.keys
         ));
     }
     Ok(Report::of(args, measured))
 }
 
-/// A row for each account.
+/// Returns a batch with a row for each account.
 fn batch(program: &tidemill_txn::Program, accounts: std::ops::Range<usize>) -> Batch {
     let mut builder = BatchBuilder::new(program.streams[0].spec.schema.clone());
     for account in accounts {

@@ -1,4 +1,4 @@
-//! What a run comes to.
+//! The report of a run.
 
 use std::collections::BTreeMap;
 
@@ -10,135 +10,138 @@ use crate::args::{Args, Durable};
 use crate::measure::{max, median, median_ratio, min};
 use crate::outputs;
 
-/// Time from the moment an event was meant to be sent to its answer, in milliseconds.
+/// The time from the moment an event was due to its answer, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Half of the events are faster.
+    /// The median.
     pub p50: f64,
-    /// 99 of 100 events are faster.
+    /// The 99th percentile.
     pub p99: f64,
-    /// The slowest.
+    /// The longest time.
     pub max: f64,
 }
 
-/// A part of a run with a shape of its own.
+/// A part of a run with its own shape.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Phase {
-    /// What it has of its own, by option.
+    /// The options of its shape.
     #[serde(flatten)]
     pub shape: BTreeMap<&'static str, f64>,
-    /// Its events.
+    /// The number of its events.
     pub events: usize,
-    /// Seconds of its median run.
+    /// The seconds of its median run.
     pub seconds: f64,
-    /// Their rate.
+    /// The events per second of its median run.
     pub events_per_s: f64,
-    /// How many epochs each strategy executed.
+    /// The number of epochs that each strategy executed.
     pub ran: BTreeMap<String, usize>,
-    /// Median over the repeats of its rate to that of the engine's own serial executor.
+    /// The median over the repeats of the ratio of its rate to that of the engine's own serial
+    /// executor.
     pub ratio_to_serial: f64,
-    /// The strategy that was fastest here, of serial execution and those that were compared, and the seconds of its
-    /// median run.
+    /// The strategy that was fastest here, among serial execution and the compared ones.
     pub best: String,
-    /// See `best`.
+    /// The seconds of the median run of `best`.
     pub best_seconds: f64,
 }
 
-/// The JSON object of a run. Rates are events a second.
+/// The JSON object of a run. Rates are events per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     /// The workload's name.
     pub workload: String,
-    /// How its transactions were written.
+    /// The form in which its transactions were written.
     pub program: &'static str,
-    /// Workers a process.
+    /// Workers per process.
     pub threads: usize,
     /// Processes.
     pub processes: usize,
-    /// How transactions were executed, as asked for.
+    /// The requested strategy.
     pub strategy: String,
-    /// How many epochs each strategy executed, where that is known.
+    /// The number of epochs that each strategy executed, where that is known.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ran: BTreeMap<String, usize>,
-    /// Where the time of all runs went, in nanoseconds an event, as the first thread saw it: `cut` and
-    /// `commit` of the epochs; of those executed in place on several threads also the steps. `executed`
-    /// is the share of the events that the first thread executed, `put_off` the share that had to wait.
+    /// The parts of the time of all runs, in nanoseconds per event, as the first thread measured
+    /// them. `cut` and `commit` are of all epochs. Epochs executed in place on several threads also
+    /// have their steps. `executed` is the share of the events that the first thread executed, and
+    /// `put_off` the share that had to wait.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub spent_ns: BTreeMap<&'static str, f64>,
-    /// Nanoseconds that a cache line takes from one core to another and back: before the first run, and behind each
-    /// repeat. Several threads come to less where that is long.
+    /// The nanoseconds that a cache line takes from one core to another and back, before the first
+    /// run and after each repeat. Longer times slow down several threads.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub between_cores_ns: Vec<f64>,
-    /// Events of one run.
+    /// The number of events in a run.
     pub events: usize,
-    /// Seconds of the median run.
+    /// The seconds of the median run.
     pub seconds: f64,
-    /// The median run's rate.
+    /// The rate of the median run.
     pub events_per_s: f64,
-    /// The slowest run's.
+    /// The rate of the slowest run.
     pub events_per_s_min: f64,
-    /// The fastest run's.
+    /// The rate of the fastest run.
     pub events_per_s_max: f64,
-    /// What the engine is compared with.
+    /// The name of the baseline.
     pub baseline: &'static str,
-    /// The rate of its median run.
+    /// The rate of the baseline's median run.
     pub baseline_events_per_s: f64,
-    /// Nanoseconds an event of the baseline's fastest run.
+    /// The nanoseconds per event of the baseline's fastest run.
     pub baseline_ns: f64,
-    /// Whether the baseline is as fast as one written for the purpose should be (at most 15 ns a
-    /// transaction of `sl`); null where that says nothing: more keys than about 100,000, extra work.
+    /// Whether the baseline is as fast as one written for the purpose should be (at most 15 ns per
+    /// transaction of `sl`). Null where that is no criterion: with more keys than about 100,000, or
+    /// extra work.
     pub baseline_valid: Option<bool>,
-    /// Median over the repeats of the engine's rate to the baseline's beside it.
+    /// The median over the repeats of the ratio of the engine's rate to that of the baseline beside
+    /// it.
     pub ratio: f64,
-    /// The same to the engine's own serial executor; 1 where that is what ran.
+    /// The same ratio to the engine's own serial executor; 1 if that was the requested strategy.
     pub ratio_to_serial: f64,
-    /// The rates of all runs, repeat by repeat, by what ran: the baseline, the engine's own serial
-    /// executor, the strategy asked for and those it was compared with.
+    /// The rates of all runs, repeat by repeat: of the baseline, the engine's own serial executor,
+    /// the requested strategy and the compared ones.
     pub rates: BTreeMap<String, Vec<f64>>,
-    /// What was durable.
+    /// The durable data.
     pub durable: Durable,
-    /// Null where no rate is given.
+    /// The latency; null without a rate.
     pub latency_ms: Option<Latency>,
-    /// Sum of the tables' hashes, in hexadecimal.
+    /// The sum of the tables' hashes, in hexadecimal.
     pub state_hash: String,
-    /// Hash of all output events, in hexadecimal.
+    /// The hash of all output events, in hexadecimal.
     pub output_hash: String,
-    /// Whether the workload's invariant holds, in every repeat.
+    /// Whether the workload's invariant holds in every repeat.
     pub valid: bool,
-    /// What the workload has to say besides.
+    /// Further details of the workload.
     #[serde(flatten)]
     pub details: Map<String, Value>,
-    /// Its parts, where it has several; `seconds` is the median of their sum.
+    /// The parts of the run, if it has several. Then `seconds` is the median of their sum.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
-    /// The time of all phases to that of the best strategy of each: 1 is what nobody could do better who knew
-    /// beforehand. Null where there are no phases.
+    /// The ratio of the time of all phases to that of the best strategy in each. A perfect choice
+    /// of strategies gives 1. Null without phases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_to_best: Option<f64>,
 }
 
-/// What was measured, run by run; rates are events a second.
+/// The measurements, run by run. Rates are events per second.
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
-    /// Events of one run.
+    /// The number of events in a run.
     pub(crate) events: usize,
     pub(crate) rates: Vec<f64>,
-    /// How many epochs each strategy executed.
+    /// The number of epochs that each strategy executed.
     pub(crate) ran: BTreeMap<String, usize>,
-    /// Where the time went, in nanoseconds an event.
+    /// The parts of the time, in nanoseconds per event.
     pub(crate) spent_ns: BTreeMap<&'static str, f64>,
-    /// How far the cores were from each other, meanwhile.
+    /// The latencies between cores meanwhile, in nanoseconds.
     pub(crate) between_cores_ns: Vec<f64>,
-    /// What the engine is compared with.
+    /// The name of the baseline.
     pub(crate) baseline: &'static str,
-    /// Its rates, each beside one of the engine's.
+    /// The baseline's rates, each beside one of the engine's.
     pub(crate) baseline_rates: Vec<f64>,
-    /// Nanoseconds an event above which the baseline is not what it should be, where that is known.
+    /// The nanoseconds per event above which the baseline is not valid, where that is known.
     pub(crate) baseline_ns_max: Option<f64>,
-    /// Rates of the engine's own serial executor, each beside one of `rates`; none where that is
-    /// what ran.
+    /// The rates of the engine's own serial executor, each beside one of `rates`. Empty if that was
+    /// the requested strategy.
     pub(crate) serial_rates: Vec<f64>,
-    /// Rates of other strategies, each beside one of `rates`.
+    /// The rates of other strategies, each beside one of `rates`.
     pub(crate) compared: BTreeMap<String, Vec<f64>>,
     pub(crate) latency_ms: Option<Latency>,
     pub(crate) state_hash: String,
@@ -149,7 +152,7 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Nothing yet, and nothing wrong with it; nothing comes out.
+    /// Returns measurements that are still empty and valid, without outputs.
     pub(crate) fn new(events: usize, baseline: &'static str) -> Measured {
         Measured {
             events,
@@ -173,7 +176,7 @@ impl Measured {
 }
 
 impl Report {
-    /// Of these options and measurements.
+    /// Makes the report of these options and measurements.
     pub(crate) fn of(args: &Args, measured: Measured) -> Report {
         let events_per_s = median(&measured.rates);
         let baseline_ns = 1e9 / max(&measured.baseline_rates);

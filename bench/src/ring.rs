@@ -1,9 +1,9 @@
-//! What was written in the last window and its sum, as a baseline keeps it: time does not go back, so
-//! whatever has left a window never comes to another.
+//! The values written in the last window and their sum, as a baseline stores them. Time never goes
+//! back, so values that have left a window are in no later one.
 
 use std::collections::VecDeque;
 
-/// Times and values, and the sum of the values.
+/// The times and values, and the sum of the values.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ring {
     written: VecDeque<(i64, i64)>,
@@ -11,7 +11,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The sum of what was written in the `size_us` up to `time_us`.
+    /// Returns the sum of the values written in the `size_us` microseconds up to `time_us`.
     #[inline(always)]
     pub(crate) fn sum(&mut self, size_us: i64, time_us: i64) -> i64 {
         let has_left = |(written_us, _): &mut (i64, i64)| *written_us <= time_us - size_us;
@@ -29,7 +29,7 @@ impl Ring {
         self.sum += value;
     }
 
-    /// How much of what was written has not left the window yet.
+    /// Returns the number of values that have not left the window.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.written.len()

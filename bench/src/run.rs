@@ -1,4 +1,4 @@
-//! Runs in memory: the engine and the baseline in turn, and what they come to.
+//! Runs in memory: the engine and the baseline in turn, and their results.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,12 +20,12 @@ use crate::shape::Parts;
 use crate::work::Work;
 use crate::Given;
 
-/// What every workload's baseline is called.
+/// The name of every workload's baseline.
 pub(crate) const BASELINE: &str = "tight loop";
-/// The most keys for which it is said how fast a baseline has to be.
+/// The largest number of keys for which a baseline's speed is checked.
 const TIGHT_KEYS: usize = 122_880;
 
-/// What every workload makes of the options: a program and its events, and what both are made for.
+/// A workload made from the options: a program, its events, and the parameters of both.
 #[derive(Clone, Debug)]
 pub(crate) struct Made<E> {
     pub(crate) parts: Parts,
@@ -40,39 +40,39 @@ impl<E> Made<E> {
         Made { parts, events, keys: args.keys, seed: args.seed, work }
     }
 
-    /// The workload's table number `at`.
+    /// Returns the table at this place among the workload's.
     pub(crate) fn table<'t>(&self, tables: &'t [Table], at: usize) -> &'t Table {
         &tables[self.parts.tables[at].index()]
     }
 }
 
-/// A workload as the options want it, and a baseline written for it alone.
+/// A workload according to the options, with a baseline written only for it.
 pub(crate) trait Case: Sized {
-    /// Its events.
+    /// The type of its events.
     type Events: Events;
-    /// The baseline's state.
+    /// The type of the baseline's state.
     type Baseline: Clone;
 
-    /// The workload that the options ask for.
+    /// Creates the workload that the options ask for.
     fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Self>;
 
-    /// What the options come to.
+    /// Returns the program and events.
     fn made(&self) -> &Made<Self::Events>;
 
-    /// How many transactions they come to, those on what others have emitted included.
+    /// Returns the number of transactions, including those on emitted events.
     fn transactions(&self) -> usize {
         self.made().events.count()
     }
 
-    /// The parts of the run that have a shape of their own.
+    /// Returns the parts of the run with their own shapes.
     fn phases(&self) -> Vec<PhaseShape> {
         vec![PhaseShape { shape: BTreeMap::new(), events: self.made().events.count() }]
     }
 
-    /// Puts the rows in that are there before the first event.
+    /// Adds the rows that exist before the first event.
     fn fill(&self, _: &mut [Table]) {}
 
-    /// The tables before the first event.
+    /// Returns the tables before the first event.
     fn tables(&self) -> Vec<Table> {
         let Made { parts, keys, seed, .. } = self.made();
         let mut tables = empty_tables(&parts.program, *keys, *seed);
@@ -80,31 +80,31 @@ pub(crate) trait Case: Sized {
         tables
     }
 
-    /// The baseline before the first event.
+    /// Returns the baseline before the first event.
     fn baseline(&self) -> Self::Baseline;
 
-    /// Lets the baseline execute all events, which is on the clock.
+    /// Executes all events with the baseline. This time is measured.
     fn run_baseline(&self, baseline: &mut Self::Baseline) -> Verdicts;
 
-    /// Nanoseconds an event above which the baseline, with a table that fits into the caches and
-    /// without extra work, is not tight.
+    /// Returns the nanoseconds per event above which the baseline is not tight. This holds without
+    /// extra work, for a table that fits into the caches.
     fn baseline_ns_max(&self) -> f64;
 
-    /// Whether the invariant holds: every row is the baseline's, and whatever else must be so.
+    /// Whether the invariant holds: every row equals the baseline's, and further conditions hold.
     fn holds(&self, baseline: &Self::Baseline, tables: &[Table]) -> bool;
 
-    /// The hash of all outputs, where the baseline has any.
+    /// Returns the hash of all outputs, if the baseline has outputs.
     fn output_hash(&self, _: &Self::Baseline) -> Option<String> {
         None
     }
 
-    /// What there is to say besides, given the baseline after the last event.
+    /// Returns further details for the report, from the baseline after the last event.
     fn details(&self, _: &Self::Baseline) -> Map<String, Value> {
         Map::new()
     }
 }
 
-/// Makes the workload that the options ask for, and runs it.
+/// Creates the workload that the options ask for, and runs it.
 pub(crate) fn of<C: Case>(
     args: &Args,
     given: Given<'_>,
@@ -115,7 +115,7 @@ pub(crate) fn of<C: Case>(
     run(args, &env, &case, progress)
 }
 
-/// Makes the workload that the options ask for.
+/// Creates the workload that the options ask for.
 pub(crate) fn made<C: Case>(
     args: &Args,
     env: &Env,
@@ -135,13 +135,13 @@ pub(crate) fn made<C: Case>(
 /// A part of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct PhaseShape {
-    /// What it has of its own, by option.
+    /// The options of its shape.
     pub(crate) shape: BTreeMap<&'static str, f64>,
-    /// How many events it has.
+    /// The number of its events.
     pub(crate) events: usize,
 }
 
-/// Whether verdicts and rows are the baseline's.
+/// Whether verdicts and rows equal the baseline's.
 pub(crate) fn is_right<C: Case>(
     case: &C,
     done: &Done,
@@ -154,13 +154,13 @@ pub(crate) fn is_right<C: Case>(
         && case.holds(baseline, &done.tables)
 }
 
-/// Nanoseconds an event above which the baseline is not tight, where that can be said.
+/// Returns the nanoseconds per event above which the baseline is not tight, where that is known.
 pub(crate) fn baseline_ns_max(args: &Args, case: &impl Case) -> Option<f64> {
     (args.keys <= TIGHT_KEYS && args.udf_ns == 0).then(|| case.baseline_ns_max())
 }
 
-/// Runs the baseline, the engine's serial executor unless that is what is asked for, the engine
-/// as it is asked for, and by the strategies that this is compared with, in turn.
+/// Runs in turn the baseline, the serial executor, the requested strategy and the compared ones.
+/// The serial executor is left out if it is the requested strategy.
 pub(crate) fn run<C: Case>(
     args: &Args,
     env: &Env,
@@ -205,7 +205,8 @@ pub(crate) fn run<C: Case>(
             measured.valid &= is_right(case, &done, verdicts, &after);
             if repeat == 1 && measured.state_hash.is_empty() {
                 measured.details = case.details(&after);
-                // Later runs are compared with the baseline, row by row.
+                // Only the first run sets the hashes. Later runs are compared with the baseline,
+                // row by row.
                 measured.state_hash = state_hash(&done.tables);
                 measured.output_hash.clone_from(&done.output_hash);
             }
@@ -254,21 +255,21 @@ pub(crate) fn run<C: Case>(
     Ok(Report::of(args, measured))
 }
 
-/// How many epochs come before those whose time counts.
+/// Returns the number of epochs before the measured ones.
 fn cold_epochs(args: &Args, epochs: &[(usize, Range<usize>)]) -> Result<usize> {
     let cold = args.warm_up.div_ceil(args.epoch());
     if cold < epochs.len() {
         return Ok(cold);
     }
-    let what = format!("--warm-up {}: no epoch would be left to be measured", args.warm_up);
-    Err(Error::setting(what).help("give fewer than --events"))
+    let what = format!("--warm-up {}: it leaves no epoch to measure", args.warm_up);
+    Err(Error::setting(what).help("give a number below --events"))
 }
 
 pub(crate) fn total_ns(epochs: &[EpochDone]) -> u64 {
     epochs.iter().map(|epoch| epoch.ns).sum()
 }
 
-/// How many epochs each strategy executed.
+/// Returns the number of epochs that each strategy executed.
 fn ran(epochs: impl Iterator<Item = EpochDone>) -> BTreeMap<String, usize> {
     let mut ran = BTreeMap::new();
     for epoch in epochs {
@@ -277,7 +278,8 @@ fn ran(epochs: impl Iterator<Item = EpochDone>) -> BTreeMap<String, usize> {
     ran
 }
 
-/// Where the time went, by name, for each of so many events. What was executed and put off are counts.
+/// Returns the parts of the time by name, per event. The executed and the deferred events are
+/// counts.
 fn spent_ns<'e>(
     epochs: impl Iterator<Item = &'e EpochDone>,
     events: usize,
@@ -292,10 +294,11 @@ fn spent_ns<'e>(
     spent
 }
 
-/// Epochs of runs.
+/// The epochs of several runs.
 type Runs = Vec<Vec<EpochDone>>;
 
-/// What a phase came to. `phase_of` has the phase of each epoch; of `fixed` the first one is serial execution.
+/// Returns the results of a phase. `phase_of` has the phase of each epoch. The first of `fixed` is
+/// serial execution.
 fn phase(
     at: usize,
     PhaseShape { shape, events }: PhaseShape,
@@ -316,7 +319,7 @@ fn phase(
     let events_per_s = median(&engine);
     let (_, serial_runs) = fixed[0];
     let serial = rates(serial_runs);
-    // Where serial execution is what was asked for, it did not run beside it.
+    // Serial execution does not run beside itself.
     let asked = serial.is_empty().then(|| (fixed[0].0.clone(), events_per_s));
     let others = fixed.iter().filter(|(_, runs)| !runs.is_empty());
     let medians = others.map(|(name, runs)| (name.clone(), median(&rates(runs)))).chain(asked);

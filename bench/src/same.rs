@@ -1,4 +1,4 @@
-//! Compares a workload with the reference, which knows nothing of epochs and executors.
+//! Compares a workload with the reference, which has no epochs and executors.
 
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, DataType, Key, Row, Schema, SourceId, SourceSpec, StreamId, Value};
@@ -10,14 +10,14 @@ use crate::events::{cuts, epochs, Events};
 use crate::execute::{execute, How};
 use crate::run::{Case, Made};
 
-/// What fills the tables of the reference, which begins with empty ones: the workload's program with
-/// a stream and a handler for it, and that stream's rows but for the time.
+/// The initial rows for the reference, whose tables start empty. It has the workload's program with
+/// a stream and a handler that fill the tables, and that stream's rows without the time.
 pub(crate) type Opening = ((Program, StreamId), Vec<Vec<Value>>);
 
-/// When the tables of the reference are filled: no window goes back so far.
+/// The time at which the tables of the reference are filled: before the beginning of any window.
 const LONG_AGO: i64 = -(1 << 50);
 
-/// Asserts that tables and outputs are those of the reference; gives the number of aborts.
+/// Asserts that tables and outputs equal those of the reference; returns the number of aborts.
 pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option<Opening>) -> u64 {
     let Made { parts, events, .. } = case.made();
     let inputs = &parts.inputs;
@@ -36,8 +36,8 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
         let sources_of = std::mem::take(&mut program.sources);
         program = with_opening;
         program.sources = sources_of;
-        let (name, disorder_us, idle_us) = ("opening".into(), 0, None);
-        program.sources.push(SourceSpec { name, stream, disorder_us, idle_us });
+        let (name, out_of_orderness_us, idle_us) = ("opening".into(), 0, None);
+        program.sources.push(SourceSpec { name, stream, out_of_orderness_us, idle_us });
         transactions += rows.len();
         let opened = (0i64..).zip(rows).map(|(at, mut values)| {
             values.insert(0, Value::Timestamp(LONG_AGO + at));
@@ -56,7 +56,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
     assert_eq!(outcome.transactions, transactions as u64);
     assert_eq!(outcome.aborts, done.verdicts.aborted);
 
-    // The versions that are kept behind the last event are a part of what tables come to.
+    // The versions retained after the last event are a part of the tables' state.
     let kept = program.tables.iter().zip(outcome.tables).zip(outcome.histories);
     for ((spec, rows), versions) in kept {
         let table = done.tables.iter().find(|table| table.spec().name == spec.name).unwrap();
@@ -77,7 +77,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
     outcome.aborts
 }
 
-/// An event as a row of its stream.
+/// Returns an event as a row of its stream.
 fn row(schema: &Schema, words: impl Iterator<Item = i64>) -> Vec<Value> {
     let value = |(column, word): (&tidemill_core::Column, i64)| match column.ty {
         DataType::Timestamp => Value::Timestamp(word),

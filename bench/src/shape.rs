@@ -1,4 +1,4 @@
-//! The parts of a program that its workload speaks of, whoever has written it.
+//! The parts of a program that its workload refers to, whatever the program's origin.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tidemill_txn::Program;
 
 use crate::events::Input;
 
-/// A program, and where its parts are.
+/// A program, with the places of its parts.
 #[derive(Clone, Debug)]
 pub(crate) struct Parts {
     pub(crate) program: Arc<Program>,
@@ -18,7 +18,7 @@ pub(crate) struct Parts {
     pub(crate) inputs: Vec<Input>,
 }
 
-/// Finds the [`parts`] of a program that has no other handlers than those on its input streams.
+/// Finds the [`parts`] of a program that has only handlers on its input streams.
 pub(crate) fn find(title: &str, program: Program, frame: &Program) -> Result<Parts> {
     let parts = parts(title, program, frame)?;
     if parts.program.handlers.len() != parts.inputs.len() {
@@ -31,8 +31,8 @@ fn wrong<T>(title: &str, what: impl std::fmt::Display) -> Result<T> {
     Err(Error::program(format!("this is not {title}: {what}")))
 }
 
-/// Finds the tables and input streams of `frame`, which has nothing else, in a program with one
-/// handler on each of these streams, and gives it a source for each.
+/// Finds the tables and input streams of `frame` in a program, and adds a source for each stream.
+/// The program must have one handler on each of these streams. `frame` has no other parts.
 pub(crate) fn parts(title: &str, mut program: Program, frame: &Program) -> Result<Parts> {
     let wrong = |what: String| wrong(title, what);
     let mut tables = Vec::new();
@@ -77,7 +77,7 @@ pub(crate) fn parts(title: &str, mut program: Program, frame: &Program) -> Resul
     let source = |(id, _): &Input| SourceSpec {
         name: format!("generated {}", program.streams[id.index()].spec.name).into(),
         stream: *id,
-        disorder_us: 0,
+        out_of_orderness_us: 0,
         idle_us: None,
     };
     program.sources = inputs.iter().map(source).collect();
@@ -85,10 +85,10 @@ pub(crate) fn parts(title: &str, mut program: Program, frame: &Program) -> Resul
     Ok(Parts { program: program.into(), tables, inputs })
 }
 
-/// The program with the stream and the handler of `opening`, which fills its tables before the first
-/// event; these are the workload's, in its order. Gives the stream. It has no sources.
+/// Adds the stream and the handler of `opening` to the program; returns the program and the stream.
+/// The handler fills the workload's tables before the first event. The program has no sources.
 pub(crate) fn with_opening(parts: &Parts, opening: Program) -> Result<(Program, StreamId)> {
-    // They go behind the parts that are there.
+    // New parts are placed after the existing ones.
     let mut program = (*parts.program).clone();
     program.sources.clear();
     let (stream, handler) = (program.streams.len() as u16, program.handlers.len() as u16);

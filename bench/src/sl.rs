@@ -2,20 +2,20 @@
 //! another of each.
 //!
 //! Every row begins with 1,000,000. A deposit (25 %) adds 100 to an account and an asset. A
-//! transfer takes 100 from a source account and a source asset and adds it to a destination
-//! account and asset; it aborts when either source has less. Deposits and transfers are two
-//! streams in event time, from a source each, so the sequencer has something to merge.
+//! transfer takes 100 from a source account and a source asset, and adds it to a destination
+//! account and asset. It aborts when either source has less. Deposits and transfers are two streams
+//! in event time with a source each, so the sequencer has streams to merge.
 //!
-//! What must hold: totals change by deposits only; and every balance, and every verdict, is the
-//! one of the baseline, which executes the same events one at a time.
+//! The invariant: totals change by deposits only. Every balance and every verdict equals that of
+//! the baseline, which executes the same events one at a time.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
 //! | `events` | the generator |
-//! | `mix` | what events are made of, in phases where wanted |
-//! | `program` | the transactions as closures, as a declared program, as Python gave them |
+//! | `mix` | the mix of events, optionally in phases |
+//! | `program` | the transactions as closures, as a declared program, as given by Python |
 //! | `tight` | the baseline |
-//! | `run` | all of it as the harness takes it |
+//! | `run` | the workload for the harness |
 //! | `whole` | events in files, and the whole engine from files to files |
 
 mod events;
@@ -30,9 +30,9 @@ mod tests;
 
 pub(crate) use run::run;
 
-/// What every row has to begin with.
+/// The initial balance of every row.
 pub(crate) const BALANCE: i64 = 1_000_000;
-/// What a deposit or a transfer moves.
+/// The amount of a deposit or a transfer.
 pub(crate) const AMOUNT: i64 = 100;
-/// What nobody ever has.
+/// An amount that no row ever has.
 pub(crate) const IMPOSSIBLE: i64 = 1_000_000_000_000_000;

@@ -1,33 +1,33 @@
-//! The open addressing of the baselines: as small and as fast as a loop of its own would have it.
+//! The open addressing of the baselines: as small and fast as in a special-purpose loop.
 
-/// How many events ahead the baselines ask for memory.
+/// The number of events by which the baselines prefetch memory ahead.
 pub(crate) const AHEAD: usize = 16;
 
-/// Slots to keys: at most this share is taken.
+/// The highest load factor: keys to slots.
 const LOAD: (usize, usize) = (4, 5);
 
-/// A row of a baseline, its key among its words.
+/// A row of a baseline, with its key among its words.
 pub(crate) trait Slot: Copy {
-    /// A slot that no key has.
+    /// A free slot.
     const FREE: Self;
 
-    /// Its key; [`FREE`] when no key has it.
+    /// Returns its key, or [`FREE`] for a free slot.
     fn key(&self) -> u64;
 }
 
-/// The key of a slot that is free.
+/// The key of a free slot.
 pub(crate) const FREE: u64 = u64::MAX;
 
-/// Rows by key. All keys are there from the beginning.
+/// Rows by key. All keys exist from the beginning.
 #[derive(Clone, Debug)]
 pub(crate) struct Slots<S> {
-    /// A power of two of them.
+    /// The slots; their number is a power of two.
     slots: Vec<S>,
     shift: u32,
 }
 
 impl<S: Slot> Slots<S> {
-    /// The rows of the keys 0 to `keys` - 1.
+    /// Creates the rows of the keys 0 to `keys` - 1.
     pub(crate) fn new(keys: usize, row: impl Fn(u64) -> S) -> Slots<S> {
         let bits = (keys * LOAD.1 / LOAD.0).next_power_of_two().trailing_zeros().max(1);
         let mut slots = Slots { slots: vec![S::FREE; 1 << bits], shift: u64::BITS - bits };
@@ -41,13 +41,14 @@ impl<S: Slot> Slots<S> {
         slots
     }
 
-    /// Multiplicative hashing: consecutive keys fall far apart and evenly.
+    /// Returns the first slot of a key, by multiplicative hashing: consecutive keys are placed far
+    /// apart and evenly.
     #[inline(always)]
     fn home(&self, key: u64) -> usize {
         (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> self.shift) as usize
     }
 
-    /// Asks for the row of a key.
+    /// Prefetches the row of a key.
     #[inline(always)]
     pub(crate) fn prefetch(&self, key: u32) {
         let at = self.home(u64::from(key));
@@ -62,7 +63,7 @@ impl<S: Slot> Slots<S> {
         let _ = at;
     }
 
-    /// The row of a key.
+    /// Returns the row of a key, for a change.
     #[inline(always)]
     pub(crate) fn at(&mut self, key: u32) -> &mut S {
         let (mask, key) = (self.slots.len() - 1, u64::from(key));
@@ -76,7 +77,7 @@ impl<S: Slot> Slots<S> {
         }
     }
 
-    /// The row of a key, to look at.
+    /// Returns the row of a key.
     pub(crate) fn get(&self, key: u32) -> &S {
         let mut at = self.home(u64::from(key));
         while self.slots[at].key() != u64::from(key) {

@@ -1,6 +1,8 @@
-//! Events pushed into the whole engine. Without a rate they are sent in batches, one behind the other, and
-//! the clock stops when the last one is acknowledged; with a rate one at a time, and the time of each to
-//! its acknowledgement is measured. However they are sent, each is a transaction of its own.
+//! Events pushed into the whole engine.
+//!
+//! Without a rate, events are sent in consecutive batches, and the clock stops when the last one is
+//! acknowledged. With a rate, they are sent one at a time, and the time of each until its
+//! acknowledgement is measured. In both cases each is a transaction of its own.
 
 use std::ops::Range;
 use std::path::Path;
@@ -17,25 +19,25 @@ use crate::report::{Measured, Report};
 use crate::run::{self, baseline_ns_max, Case, BASELINE};
 use crate::Given;
 
-/// Events of a batch.
+/// The number of events in a batch.
 const BATCH: usize = 8192;
-/// How often snapshots are taken.
+/// The interval of snapshots, in microseconds.
 const SNAPSHOT_US: i64 = 1_000_000;
 
-/// A workload that the whole engine can be given.
+/// A workload that the whole engine can run.
 pub(crate) trait Whole: Case {
-    /// How many of its events, the first ones, are there before the clock starts. The others are all on
+    /// Returns the number of first events that are sent before the clock starts. All others are on
     /// one stream.
     fn prepared(&self) -> usize {
         0
     }
 
-    /// Whether every row of every table of the workload, by number, is as it should be.
+    /// Whether every row of every table of the workload, by number, is right.
     fn is_right(&self, baseline: &Self::Baseline, tables: &[Batch]) -> bool;
 }
 
-/// Makes the workload that the options ask for and runs it: in the whole engine, or, where nothing is durable
-/// and nothing has a rate, as epochs handed to the executor.
+/// Creates the workload that the options ask for, and runs it in the whole engine. Without
+/// durability and rate, the executor gets epochs instead.
 pub(crate) fn of<C: Whole>(
     args: &Args,
     given: Given<'_>,
@@ -46,7 +48,7 @@ pub(crate) fn of<C: Whole>(
     run(args, &env, &case, progress)
 }
 
-/// Runs a workload that is made.
+/// Runs an existing workload.
 pub(crate) fn run<C: Whole>(
     args: &Args,
     env: &Env,
@@ -103,7 +105,7 @@ fn pushed<C: Whole>(
     Ok(Report::of(args, measured))
 }
 
-/// Events as they are sent: of one stream.
+/// Events to be sent, all on one stream.
 struct Sent {
     stream: String,
     events: usize,
@@ -171,7 +173,7 @@ fn run_once<C: Whole>(
     Ok(Ended { ns, waits_ns, summary, tables: tables.collect::<Result<_>>()? })
 }
 
-/// The engine's settings, as the options want them.
+/// Returns the engine's settings according to the options.
 pub(crate) fn settings(args: &Args) -> Result<Settings> {
     let settings = Settings {
         workers: args.threads,

@@ -1,5 +1,5 @@
-//! Extra work per operation: arithmetic of which each step needs the one before, so that no
-//! processor can do it at once. It reads no clock.
+//! Extra work per operation: a chain of arithmetic in which each step depends on the one before, so
+//! that no processor can execute steps in parallel. It reads no clock.
 
 use tidemill_env::Env;
 
@@ -10,7 +10,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Work of about `ns` nanoseconds, measured now; none for 0.
+    /// Measures and returns work of about `ns` nanoseconds; none for 0.
     pub(crate) fn calibrated(env: &Env, ns: u64) -> Work {
         const STEPS: u64 = 1_000_000;
         if ns == 0 {
@@ -28,14 +28,14 @@ impl Work {
         Work { steps }
     }
 
-    /// Whether there is any.
+    /// Whether there is any work.
     #[inline(always)]
     pub(crate) fn is_some(self) -> bool {
         self.steps > 0
     }
 
-    /// Works on a value, after the work that gave `after`: the operations of a transaction are one
-    /// chain, or the processor would do them side by side.
+    /// Works on a value, after the work that returned `after`. The operations of a transaction are
+    /// one chain, so that the processor can't execute them in parallel.
     #[inline(always)]
     pub(crate) fn run(self, on: i64, after: u64) -> u64 {
         if self.steps == 0 {
@@ -45,7 +45,7 @@ impl Work {
     }
 }
 
-/// Out of line, so that what is worked upon is compiled as if there were no work.
+/// Out of line, so that the code around is compiled as if there were no work.
 #[inline(never)]
 fn chain(steps: u64, from: u64) -> u64 {
     (0..steps).fold(from, |x, step| {

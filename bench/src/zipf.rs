@@ -2,29 +2,28 @@
 
 use crate::rng::Rng;
 
-/// Draws keys 0 to n-1 by Zipf's law: the key of rank r is drawn with a probability proportional
-/// to r^-θ. Ranks are scattered over the keys, so that hot keys are no neighbours.
+/// Draws keys 0 to n-1 by Zipf's law: the key of rank r is drawn with a probability proportional to
+/// r^-θ. Ranks are scattered over the keys, so that hot keys are not neighbours.
 ///
-/// Drawn by rejection-inversion (Hörmann and Derflinger 1996): exact for every θ, without a table
-/// of n probabilities, 1 to 1.2 attempts a draw.
+/// Keys are drawn by rejection-inversion (Hörmann and Derflinger 1996). It is exact for every θ,
+/// without a table of n probabilities, and needs 1 to 1.2 attempts per draw.
 #[derive(Clone, Debug)]
 pub struct Zipf {
     theta: f64,
     n: usize,
-    /// The key of each rank; empty when all keys are drawn alike.
+    /// The key of each rank; empty when keys are drawn uniformly.
     keys: Vec<u32>,
-    /// The integral of x^-θ from 1 to 1.5, less 1, and to n + 0.5.
+    /// The integrals of x^-θ from 1 to 1.5, less 1, and from 1 to n + 0.5.
     low: f64,
     high: f64,
-    /// Draws closer than this below their rank are accepted without a look at the law.
+    /// Draws closer than this below their rank are accepted without evaluating the law.
     near: f64,
 }
 
 impl Zipf {
-    /// Keys 0 to `keys` - 1 with skew `theta`, scattered by `seed`.
+    /// Draws from the keys 0 to `keys` - 1 with skew `theta`, scattered by `seed`.
     ///
-    /// # Panics
-    /// Without keys, or with more than 2^32.
+    /// # Panics Without keys, or with more than 2^32.
     pub fn new(keys: usize, theta: f64, seed: u64) -> Zipf {
         assert!(keys > 0 && u32::try_from(keys - 1).is_ok(), "{keys} keys");
         let mut zipf = Zipf { theta, n: keys, keys: Vec::new(), low: 0.0, high: 0.0, near: 0.0 };
@@ -42,7 +41,7 @@ impl Zipf {
         zipf
     }
 
-    /// The integral of x^-θ from 1 to `x`.
+    /// Returns the integral of x^-θ from 1 to `x`.
     fn integral(&self, x: f64) -> f64 {
         let power = 1.0 - self.theta;
         if power.abs() < 1e-9 {
@@ -52,7 +51,7 @@ impl Zipf {
         }
     }
 
-    /// The upper end at which the integral is `area`.
+    /// Returns the upper end at which the integral is `area`.
     fn inverse(&self, area: f64) -> f64 {
         let power = 1.0 - self.theta;
         if power.abs() < 1e-9 {

@@ -1,9 +1,10 @@
-//! The coordinator: who is a member, what is an epoch, and what is a snapshot.
+//! The coordinator: it decides on members, epochs and snapshots.
 //!
-//! It has no state of its own that the log has not: one that starts reads the cuts, fences them with the next
-//! number, and forms a generation of whoever says that it lives. By phase: [`form`] begins generations,
-//! [`cut`] makes cuts and snapshots of what is [`available`]; [`prepare`] has newcomers read before they come in; [`quarrel`] knows who
-//! can't reach whom.
+//! All of its state is in the log. A coordinator that starts reads the cuts, fences them with the
+//! next number, and forms a generation of all workers that are alive. The modules by phase:
+//! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
+//! [`prepare`] has new workers read the snapshot before they join. [`quarrel`] knows which members
+//! can't reach each other.
 
 mod available;
 mod cut;
@@ -25,32 +26,32 @@ pub use self::quarrel::LeftOut;
 use self::quarrel::Quarrels;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
 use crate::event_time::LateEvent;
-use crate::records::{CutRecord, Left, Manifest, Member, Parked, Record, Times, Topic, Written};
+use crate::records::{Buffered, CutRecord, Left, Manifest, Member, Record, Times, Topic, Written};
 use crate::Settings;
 
-/// What an answer is for.
+/// The purpose of a request, by which its answer is handled.
 enum Wish {
-    /// The cuts, on from where it has read.
+    /// A read of the cuts, from where the last one ended.
     Log,
     /// The fence of a topic.
     Fence,
     /// A cut.
     Cut(u64),
-    /// A manifest, and its record.
+    /// A manifest. `Snapshot` is the append of its record.
     Manifest(Arc<Manifest>),
     Snapshot(Arc<Manifest>),
 }
 
-/// What it is doing.
+/// The current activity.
 enum Stage {
-    /// It reads the cuts, to know which number is next.
+    /// It reads the cuts, to find the next number.
     Reading,
     /// It appends the number to all topics that generations write.
     Fencing {
         generation: u64,
         left: usize,
     },
-    /// It reads what was appended before the fence.
+    /// It reads records that were appended before the fence.
     Rereading {
         generation: u64,
     },
@@ -62,26 +63,26 @@ enum Stage {
     Running(Box<Running>),
 }
 
-/// Forming may take so many times longer, at most.
+/// The maximum factor by which the time to form a generation grows.
 const PATIENCE_MAX: u64 = 64;
 
-/// How far a source has come.
+/// The progress of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceProgress {
-    /// Who reads it.
+    /// The member that reads it.
     pub reader: Member,
-    /// Behind the last record that a cut has.
+    /// The end of the records that are in cuts.
     pub cut: u64,
-    /// How many requests its generation has taken in cuts.
+    /// The number of requests that its generation has taken into cuts.
     pub taken: u64,
-    /// How many requests can be read that no cut has.
+    /// The number of requests that can be read and are in no cut.
     pub waiting: u64,
 }
 
-/// How far a cluster has come.
+/// The progress of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// The generation that runs; 0 when none does.
+    /// The running generation, or 0 if there is none.
     pub generation: u64,
     /// Its members.
     pub members: Vec<Member>,
@@ -89,15 +90,16 @@ pub struct Progress {
     pub epoch: u64,
     /// The epoch of the last snapshot.
     pub snapshot: u64,
-    /// For each source how far it has come.
+    /// The progress of each source.
     pub sources: Vec<SourceProgress>,
-    /// How far event time has come.
+    /// The progress of event time.
     pub times: Times,
-    /// Events that wait for their watermark, and how many have ever been late.
-    pub parked: Parked,
-    /// Rows that ask for work outside, once all of the last cut has been executed.
+    /// The buffered events, and the number of late events since the beginning.
+    pub buffered: Buffered,
+    /// The number of rows that ask for work outside, once the last cut has been executed
+    /// completely.
     pub outside: Option<u64>,
-    /// Who lives and is left out, because it can't reach members.
+    /// The workers that are alive but left out, because they can't reach members.
     pub left_out: Vec<LeftOut>,
 }
 
@@ -110,34 +112,35 @@ pub struct Coordinator {
     now_us: u64,
     clock_us: i64,
     started_us: Option<u64>,
-    /// How many times longer than the first a generation may take to form, since one has not.
+    /// The factor by which the time to form a generation has grown since one failed to form.
     patience: u64,
-    /// Who has said that it lives, when, and of which generation it was.
+    /// The workers that are alive: the time of the last beat, and the generation in it.
     seen: BTreeMap<Member, (u64, u64)>,
     quarrels: Quarrels,
     preparing: Preparing,
-    /// Who wants to end.
+    /// The workers that want to end.
     leaving: BTreeSet<Member>,
-    /// It is to end itself, when all that was executed is in a snapshot.
+    /// Whether the coordinator itself must end, when everything that was executed is in a snapshot.
     is_ending: bool,
-    /// Why, where that is an event that has come too late.
+    /// The late event that is the reason for ending, if there is one.
     late_event: Option<LateEvent>,
-    /// What the log says: how far it was read, the last generation, the last snapshot, and cuts behind it.
+    /// The content of the log: how far it was read, the last generation, the last snapshot, and the
+    /// cuts after it.
     read: u64,
     has_read: bool,
     last_generation: u64,
     /// The generations that this process has begun.
     begun: BTreeSet<u64>,
     manifest: Arc<Manifest>,
-    /// What has been written of what leaves, where that is newer than what the snapshot says.
+    /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
-    /// Of the newest snapshot, since this process has taken a whole one.
+    /// The rows of the newest snapshot, since this process has taken a whole one.
     rows: Option<cut::Rows>,
     cuts: Vec<Arc<CutRecord>>,
 }
 
 impl Coordinator {
-    /// A process that knows nothing yet.
+    /// Creates a coordinator that has not read anything yet.
     pub fn new(settings: Settings) -> Coordinator {
         let nothing = vec![0; settings.sources as usize];
         let kept = if settings.tells_left { nothing.clone() } else { Vec::new() };
@@ -173,7 +176,7 @@ impl Coordinator {
         }
     }
 
-    /// The generation that runs, and its members, if one does.
+    /// Returns the running generation and its members, if there is one.
     pub fn running(&self) -> Option<(u64, &[Member])> {
         match &self.stage {
             Stage::Running(running) => {
@@ -183,7 +186,8 @@ impl Coordinator {
         }
     }
 
-    /// Of which epochs all has left; nothing until all members have said how far they are.
+    /// Returns the epochs whose outputs have left completely, or `None` until all members have
+    /// reported.
     pub fn left(&self) -> Option<Left> {
         match &self.stage {
             Stage::Running(running) => running.left(),
@@ -191,29 +195,30 @@ impl Coordinator {
         }
     }
 
-    /// The event that has come too late, where that is an error: it ends for that.
+    /// Returns the late event for which it ends, if late events of that stream are errors.
     pub fn late_event(&self) -> Option<&LateEvent> {
         self.late_event.as_ref()
     }
 
-    /// Whether all that is recorded is in the snapshot that counts, and has left, where somebody writes that.
+    /// Whether everything recorded is in the snapshot that counts, and has left if outputs are
+    /// written elsewhere.
     pub fn is_whole(&self) -> bool {
         match &self.stage {
             Stage::Running(running) => {
                 running.epoch == self.manifest.epoch && self.has_left(running)
             }
-            // Of what is in no snapshot nobody can tell, nor whether all of it has left.
+            // Without a snapshot it is unknown whether all outputs have left.
             _ => self.cuts.is_empty() && (!self.settings.tells_left || self.manifest.epoch == 0),
         }
     }
 
-    /// Whether all that is in the snapshot has left, where somebody writes what leaves.
+    /// Whether all outputs up to the snapshot have left, if outputs are written elsewhere.
     fn has_left(&self, running: &Running) -> bool {
         let left = || running.left().is_some_and(|left| left.base >= self.manifest.base);
         !self.settings.tells_left || left()
     }
 
-    /// What is wrong with the clock, as far as that can be told, and what it says.
+    /// Returns what is wrong with the clock, as far as that can be known, and its time.
     pub fn wrong_clock(&self) -> Option<(WrongClock, i64)> {
         let Stage::Running(running) = &self.stage else { return None };
         let jump_us_max = self.settings.clock_jump_us_max;
@@ -221,7 +226,7 @@ impl Coordinator {
         Some((wrong, self.clock_us))
     }
 
-    /// How far the cluster has come.
+    /// Returns the progress of the cluster.
     pub fn progress(&self) -> Progress {
         let (snapshot, left_out) = (self.manifest.epoch, self.left_out());
         let mut progress = Progress { snapshot, left_out, ..Progress::default() };
@@ -230,14 +235,14 @@ impl Coordinator {
             progress.members.clone_from(&running.form.assignment.members);
             progress.epoch = running.epoch;
             progress.sources = running.sources(&self.settings);
-            (progress.times, progress.parked) = (running.times.clone(), running.parked());
-            progress.parked.late = running.late();
+            (progress.times, progress.buffered) = (running.times.clone(), running.buffered());
+            progress.buffered.late = running.late();
             progress.outside = running.outside();
         }
         progress
     }
 
-    /// Takes what has happened.
+    /// Handles an input.
     pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Tick { now_us, clock_us } => {
@@ -252,7 +257,8 @@ impl Coordinator {
                 self.packet(member, packet, effects);
             }
             Input::Broken { to: Address::Worker(member) } => {
-                // Messages may be lost, and then somebody waits for ever. Whether it lives it says itself.
+                // Messages may be lost, and then a member would wait forever. Its next beat shows
+                // whether it is alive.
                 self.seen.remove(&member);
                 self.leaving.remove(&member);
                 self.preparing.forget(member);
@@ -265,7 +271,8 @@ impl Coordinator {
                 match result {
                     Ok(offset) => self.appended(wish, offset, effects),
                     Err(Refused::Fenced) => self.step_down(effects),
-                    // The next generation reads behind its fence what has become of it.
+                    // The next generation reads up to its fence, and finds whether the record is
+                    // there.
                     Err(Refused::Unknown) => self.begin(effects),
                 }
             }
@@ -297,8 +304,8 @@ impl Coordinator {
                 self.seen.insert(member, (self.now_us, generation));
             }
             Packet::Prepared => self.preparing.done(member),
-            Packet::Formed { generation, parked } => {
-                self.formed(member, generation, parked, effects);
+            Packet::Formed { generation, buffered } => {
+                self.formed(member, generation, buffered, effects);
             }
             Packet::Lost { generation, member: other } => {
                 self.quarrels.lost(generation, member, other, self.now_us);
@@ -308,7 +315,7 @@ impl Coordinator {
             }
             Packet::Leaving => {
                 self.leaving.insert(member);
-                // Nobody is told twice what the next generation tells it.
+                // The next generation releases the others, so none is released twice.
                 let is_last = !self.is_ending && self.candidates().next().is_none();
                 if !self.is_member(member) || is_last {
                     let to = Address::Worker(member);
@@ -330,10 +337,10 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Executed { generation, epoch, parked } => {
+            Packet::Executed { generation, epoch, buffered } => {
                 if let Some(running) = self.of(generation) {
                     running.executed.insert(member, epoch);
-                    running.parked.insert(member, parked);
+                    running.buffered.insert(member, buffered);
                     self.try_cut(effects);
                 }
             }
@@ -357,7 +364,7 @@ impl Coordinator {
         }
     }
 
-    /// The generation that runs, if it is this one.
+    /// Returns the running generation, if it is this one.
     fn of(&mut self, generation: u64) -> Option<&mut Running> {
         match &mut self.stage {
             Stage::Running(running) if running.form.generation == generation => Some(running),
@@ -389,7 +396,8 @@ impl Coordinator {
     }
 
     fn tick(&mut self, effects: &mut Vec<Effect>) {
-        // Who loads much says nothing meanwhile. One that has died is known by its connection.
+        // A member that loads many rows sends nothing meanwhile. A broken connection shows its
+        // death.
         let patience = match self.stage {
             Stage::Forming(_) => self.patience,
             _ => 1,
@@ -411,14 +419,14 @@ impl Coordinator {
             Stage::Forming(forming) => {
                 let is_late = forming.since_us + self.patience * self.settings.form_us < now_us;
                 if is_late || is_lost {
-                    // Perhaps there is much to load.
+                    // There may be many rows to load.
                     self.patience = (2 * self.patience).min(PATIENCE_MAX);
                     self.begin(effects);
                 }
             }
             Stage::Running(running) => {
                 let generation = running.form.generation;
-                // A member that has started again or has been told of something later, or somebody new.
+                // A member that has started again or knows of a later generation, or a new worker.
                 let is_settled = running.since_us + self.settings.lease_us < now_us;
                 let others = self.candidates().filter(|member| self.seen[member].1 != generation);
                 let (back, come): (Vec<_>, Vec<_>) =
@@ -439,7 +447,7 @@ impl Coordinator {
         }
     }
 
-    /// Who lives, and is left out of the next generation.
+    /// Returns the workers that are alive but left out of the next generation.
     fn left_out(&self) -> Vec<LeftOut> {
         if self.is_spoiled_by(Fault::LeaveNobodyOut) {
             return Vec::new();
@@ -449,7 +457,7 @@ impl Coordinator {
         self.quarrels.left_out(stay, self.now_us, self.settings.lease_us)
     }
 
-    /// Who would be a member of the next generation.
+    /// Returns the workers that would be members of the next generation.
     fn candidates(&self) -> impl Iterator<Item = Member> + '_ {
         let left_out = self.left_out();
         let is_in = move |member: &Member| {
@@ -458,7 +466,7 @@ impl Coordinator {
         self.seen.keys().copied().filter(is_in)
     }
 
-    /// Sends the same to all members.
+    /// Sends a packet to all members.
     fn tell(&self, packet: &Packet, effects: &mut Vec<Effect>) {
         for member in self.members() {
             effects.push(Effect::Send { to: Address::Worker(*member), packet: packet.clone() });

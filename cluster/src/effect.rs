@@ -1,4 +1,4 @@
-//! What goes into the machines and comes out of them.
+//! Inputs and effects of the state machines.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use tidemill_txn::program::Ask;
 
 use crate::event_time::Ranked;
 use crate::records::{
-    CutRecord, Form, Manifest, Member, Object, Parked, Record, Topic, Waiting, Written,
+    Buffered, CutRecord, Form, Manifest, Member, Object, Record, Topic, Waiting, Written,
 };
 
-/// Who a message is for, or from.
+/// The sender or receiver of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// The coordinator, whichever process it is now.
@@ -20,60 +20,61 @@ pub enum Address {
     Worker(Member),
 }
 
-/// Which of its wishes an answer belongs to.
+/// The identity of the request that an answer belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Why nothing was appended.
+/// The reason why a record was not appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
     /// A later generation has begun.
     Fenced,
-    /// Nobody knows whether it was, or will be before a later generation begins.
+    /// It is unknown whether the record was appended, or will be before a later generation begins.
     Unknown,
 }
 
-/// What was read of a topic.
+/// Records that were read from a topic.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
-    /// Records with their offsets, which may have gaps.
+    /// The records with their offsets, which may have gaps.
     pub records: Vec<(u64, Record)>,
-    /// Behind all that was looked at: where the next read begins.
+    /// The end of the range that was read, where the next read begins.
     pub upto: u64,
 }
 
-/// Neighbouring records of a source that can be read: where they end, and how many requests are in them. It is
-/// one of three: records of one request each, one record of several, or offsets at which there is no request.
+/// Neighbouring records of a source that can be read: their end, and the number of their requests.
+/// A piece is one of three: records of one request each, one record of several, or offsets without
+/// a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Behind the last one.
+    /// The offset after the last record.
     pub behind: u64,
-    /// How many requests are in it.
+    /// The number of requests.
     pub requests: u64,
-    /// For each event source that has events in it, their times. Cuts do not divide such a piece.
+    /// The times of each event source that has events in it. Cuts do not divide a piece with times.
     pub times: Box<[Span]>,
 }
 
-/// The times of the events in a piece that are of one [event source](crate::EventSource).
+/// The times of the events in a piece that belong to one [event source](crate::EventSource).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Which one.
+    /// The event source.
     pub event_source: u32,
-    /// The time of the oldest, in microseconds.
+    /// The oldest time, in microseconds.
     pub oldest_us: i64,
-    /// The time of the newest.
+    /// The newest time, in microseconds.
     pub newest_us: i64,
-    /// The first one that is late by those before it.
+    /// The first event that is late by those before it.
     pub late: Option<LateRow>,
 }
 
 impl Span {
-    /// That of one event.
+    /// Creates the span of one event.
     pub fn of(event_source: u32, time_us: i64) -> Span {
         Span { event_source, oldest_us: time_us, newest_us: time_us, late: None }
     }
 
-    /// With one more.
+    /// Returns the span with one more event.
     pub fn with(self, time_us: i64) -> Span {
         let (oldest_us, newest_us) = (self.oldest_us.min(time_us), self.newest_us.max(time_us));
         Span { oldest_us, newest_us, ..self }
@@ -81,13 +82,13 @@ impl Span {
 }
 
 impl Piece {
-    /// Whether it is of records of one request each; it begins at an offset.
+    /// Whether it has records of one request each, given the offset at which it begins.
     pub fn is_run(&self, from: u64) -> bool {
         self.requests == self.behind - from
     }
 
-    /// What of it is not before another offset, at which no cut divides a record. Times of what is before that have come
-    /// already, so that they may stay.
+    /// Returns the part that begins at another offset. No cut divides a record there. Times of the
+    /// part before have been taken already, so that they may stay.
     pub fn rest(self, from: u64, at: u64) -> Option<Piece> {
         let requests =
             if self.is_run(from) { self.behind.saturating_sub(at) } else { self.requests };
@@ -95,88 +96,88 @@ impl Piece {
     }
 }
 
-/// What a machine wants done.
+/// An action that a state machine requests.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// A message. Those to one address arrive in their order, or the connection breaks.
+    /// Sends a message. Messages to one address arrive in their order, or the connection breaks.
     Send {
-        /// To whom.
+        /// The receiver.
         to: Address,
-        /// What.
+        /// The message.
         packet: Packet,
     },
-    /// Append a record durably, unless a later generation has begun in the topic.
+    /// Appends a record durably, unless a later generation has begun in the topic.
     Append {
-        /// For the answer.
+        /// The identity for the answer.
         token: Token,
-        /// Where.
+        /// The topic.
         topic: Topic,
-        /// Whose record it is.
+        /// The generation that the record belongs to.
         generation: u64,
         /// The record.
         record: Record,
     },
-    /// Read what there is from an offset on, about so many records and requests in them at most; without a limit all of it, in one answer,
-    /// however many reads that takes.
+    /// Reads from an offset, approximately up to a limit of records and of requests in them.
+    /// Without a limit it reads all, in one answer, however many reads that takes.
     Read {
-        /// For the answer.
+        /// The identity for the answer.
         token: Token,
-        /// Where.
+        /// The topic.
         topic: Topic,
-        /// From where on.
+        /// The first offset.
         from: u64,
-        /// How much.
+        /// The approximate maximum number of records and requests.
         limit: Option<usize>,
     },
-    /// Put an object, unless there is one of this name.
+    /// Stores an object, unless there is one of this name.
     Put {
-        /// For the answer.
+        /// The identity for the answer.
         token: Token,
-        /// Its name.
+        /// The object's name.
         name: String,
         /// The object.
         object: Object,
     },
-    /// Get an object.
+    /// Reads an object.
     Get {
-        /// For the answer.
+        /// The identity for the answer.
         token: Token,
-        /// Its name.
+        /// The object's name.
         name: String,
     },
-    /// Ask somebody outside, beside all else: it may take its time.
+    /// Asks somebody outside, concurrently with everything else, because the answer may take long.
     Ask {
-        /// For the answer.
+        /// The identity for the answer.
         token: Token,
-        /// How.
+        /// The question.
         ask: Ask,
     },
-    /// Rows of outboxes that are durable: work outside that is to be done, or none any more where a row has gone. What it
-    /// comes to is a request.
+    /// Rows of outboxes that are durable. Each asks for work outside, or, if it has been removed,
+    /// no longer does. The result of the work comes as a request.
     Outbox {
-        /// Whether no others are there.
+        /// Whether these are all rows of outboxes.
         all: bool,
         /// The rows, by table and key.
         rows: Vec<(TableId, Key, Stored)>,
     },
-    /// A snapshot counts: requests, outputs and cuts before it are not needed any more, nor are objects of
-    /// epochs up to it that it does not name. Nothing has to be done.
+    /// A snapshot counts. Requests, outputs and cuts before it are no longer needed, nor are
+    /// objects of epochs up to it that it does not name. No action is required.
     Release {
         /// The snapshot.
         manifest: Arc<Manifest>,
-        /// The offset of its cut.
+        /// The offset of the snapshot's cut.
         cuts: u64,
     },
-    /// The process can't go on and ends; who starts it again is not its business.
+    /// The process can't continue and must end. Starting it again is not its concern.
     Stop {
-        /// Why.
+        /// The reason.
         why: &'static str,
     },
-    /// It was to end in good order, and may.
+    /// The process was asked to end cleanly, and may end now.
     End,
 }
 
-/// What happens to a machine.
+/// An event that a state machine reacts to.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// Time has passed.
@@ -186,56 +187,57 @@ pub enum Input {
         /// The wall clock, which may jump.
         clock_us: i64,
     },
-    /// A message has come.
+    /// A message has arrived.
     Packet {
-        /// From whom.
+        /// The sender.
         from: Address,
-        /// What.
+        /// The message.
         packet: Packet,
     },
-    /// All that has left of some epochs is where it is to go: the next snapshot says so. Of a coordinator.
+    /// All outputs of some epochs have been written elsewhere, and the next snapshot must record
+    /// this. Only for a coordinator.
     Written(Arc<Written>),
-    /// It is to end in good order: a worker when others have taken over what it owns, a coordinator when all
-    /// that was executed is in a snapshot.
+    /// The process must end cleanly. A worker ends when others have taken over the rows that it
+    /// owns, and a coordinator when everything that was executed is in a snapshot.
     Leave,
-    /// A connection has broken: messages may be lost.
+    /// A connection has broken, so messages may be lost.
     Broken {
-        /// To whom it was.
+        /// The other end of the connection.
         to: Address,
     },
     /// A record is durable at an offset, or was refused.
     Appended {
-        /// Of what.
+        /// The identity of the append.
         token: Token,
-        /// How it went.
+        /// The record's offset, or the reason of the refusal.
         result: Result<u64, Refused>,
     },
-    /// Records.
+    /// Records were read.
     Records {
-        /// Of what.
+        /// The identity of the read.
         token: Token,
-        /// `None` when they could not be read now.
+        /// The records, or `None` if they could not be read now.
         records: Option<Records>,
     },
-    /// What somebody outside says.
+    /// An answer from outside.
     Answered {
-        /// To what.
+        /// The identity of the question.
         token: Token,
-        /// `None` when nobody could be asked now.
+        /// The answer, or `None` if no one could be asked now.
         answer: Option<Vec<u8>>,
     },
-    /// An object is stored, or not.
+    /// The result of storing an object.
     Stored {
-        /// Of what.
+        /// The identity of the request.
         token: Token,
-        /// Whether it is.
+        /// Whether the object is stored.
         is_stored: bool,
     },
-    /// An object; `None` when it could not be read now.
+    /// The result of reading an object.
     Got {
-        /// Of what.
+        /// The identity of the request.
         token: Token,
-        /// The object.
+        /// The object, or `None` if it could not be read now.
         object: Option<Object>,
     },
 }
@@ -243,139 +245,142 @@ pub enum Input {
 /// A message.
 #[derive(Clone, Debug)]
 pub enum Packet {
-    /// From a worker: it lives, and is of this generation.
+    /// From a worker: it is alive, and belongs to this generation.
     Beat {
-        /// 0 when of none.
+        /// The generation, or 0 if it belongs to none.
         generation: u64,
     },
-    /// To a worker that is about to come in: the newest snapshot, which it will need, with little more.
+    /// To a worker that is about to join: the newest snapshot. The worker will need it, with few
+    /// records after it.
     Prepare(Arc<Manifest>),
-    /// From a worker: it has read it.
+    /// From a worker: it has read the snapshot.
     Prepared,
     /// To a worker: a generation begins.
     Form(Arc<Form>),
     /// From a worker: it has gone back to the snapshot, and is ready.
     Formed {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// What waits at it for its watermark.
-        parked: Parked,
+        /// The worker's events that are buffered until the watermark passes them.
+        buffered: Buffered,
     },
-    /// From a worker: this can be read of a source.
+    /// From a worker: records of a source that can be read.
     Available {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
         /// The source.
         source: u32,
         /// The first offset.
         from: u64,
-        /// What is there from then on.
+        /// The records from there.
         pieces: Vec<Piece>,
     },
-    /// To a worker: execute this.
+    /// To a worker: execute this cut.
     Cut {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// What.
+        /// The cut.
         cut: Arc<CutRecord>,
-        /// Whether a snapshot is to be taken behind it, and whether of all rows.
+        /// Whether a snapshot must be taken after it, and whether of all rows.
         snapshot: Option<bool>,
     },
-    /// To a worker: cuts up to here are durable.
+    /// To a worker: cuts up to this epoch are durable.
     Durable {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// The last of them.
+        /// The last durable epoch.
         epoch: u64,
     },
     /// From a worker: it has executed an epoch.
     Executed {
-        /// Of which generation.
-        generation: u64,
-        /// Which.
-        epoch: u64,
-        /// What waits at it for its watermark behind that.
-        parked: Parked,
-    },
-    /// From a worker: all that it has to append of some epochs is in the outputs.
-    Left {
-        /// Of which generation.
-        generation: u64,
-        /// The base behind these epochs.
-        base: u64,
-        /// For each source an offset behind all of that.
-        ends: Vec<u64>,
-    },
-    /// From a worker: so many rows ask for work outside where it has executed up to an epoch, and all of that is recorded.
-    Outside {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
         /// The epoch.
         epoch: u64,
-        /// How many.
+        /// The worker's buffered events after that epoch.
+        buffered: Buffered,
+    },
+    /// From a worker: all of its outputs of some epochs are in the log.
+    Left {
+        /// The generation.
+        generation: u64,
+        /// The base after these epochs.
+        base: u64,
+        /// For each source, an offset after all of these outputs.
+        ends: Vec<u64>,
+    },
+    /// From a worker: the number of its rows that ask for work outside. It has executed up to the
+    /// epoch, and all of that is recorded.
+    Outside {
+        /// The generation.
+        generation: u64,
+        /// The epoch.
+        epoch: u64,
+        /// The number of rows.
         rows: u64,
     },
-    /// From a worker: its part of a snapshot is stored, and all that has left up to there is in the outputs.
+    /// From a worker: its part of a snapshot is stored, and all outputs up to there are in the log.
     Part {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// Behind which epoch.
+        /// The last epoch in the snapshot.
         epoch: u64,
-        /// The object; `None` when it could not be stored.
+        /// The object's name, or `None` if it could not be stored.
         name: Option<String>,
-        /// How many rows are in it.
+        /// The number of rows in the object.
         rows: u64,
-        /// For each source where outputs of later epochs may begin, as far as the worker knows.
+        /// For each source, the first offset at which outputs of later epochs may be, as far as the
+        /// worker knows.
         outputs: Vec<u64>,
-        /// Of event sources that it reads and of which events wait for their watermark, where these begin.
+        /// For each event source that it reads and that has buffered events, where these begin.
         waiting: Vec<Waiting>,
     },
-    /// To a worker: what has become of a snapshot.
+    /// To a worker: the outcome of a snapshot.
     Snapshot {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// Behind which epoch.
+        /// The last epoch in the snapshot.
         epoch: u64,
-        /// Whether it counts.
+        /// Whether the snapshot counts.
         counts: bool,
     },
     /// From a worker: it has lost the connection to another.
     Lost {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// To whom.
+        /// The other worker.
         member: Member,
     },
-    /// To a worker that lives: a generation begins without it, because it can't reach members.
+    /// To a worker that is alive: a generation begins without it, because it can't reach members.
     LeftOut {
-        /// Which generation.
+        /// The generation.
         generation: u64,
-        /// Whom it has lost again and again.
+        /// The members that it has lost repeatedly.
         from: Vec<Member>,
     },
-    /// From a worker: it wants to end, when nobody needs it any more.
+    /// From a worker: it wants to end, as soon as it is no longer needed.
     Leaving,
-    /// To a worker that wants to: it may end.
+    /// To a worker that wants to end: it may.
     Released,
-    /// Between workers, where there are streams in event time: what of an epoch has come in at the sender, in the order
-    /// that it has.
+    /// Between workers, if there are streams in event time: the requests of an epoch that the
+    /// sender received, by rank.
     Ranks {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// The sender's place in it.
+        /// The sender's node in the generation.
         from: NodeId,
-        /// Which epoch.
+        /// The epoch.
         epoch: u64,
-        /// What there is of each rank.
+        /// The counts of each rank.
         ranks: Vec<Ranked>,
     },
-    /// Between workers.
+    /// Between workers: a message of a node.
     Node {
-        /// Of which generation.
+        /// The generation.
         generation: u64,
-        /// The sender's place in it.
+        /// The sender's node in the generation.
         from: NodeId,
-        /// What one node tells the other.
+        /// The message of the node.
         message: Message,
     },
 }

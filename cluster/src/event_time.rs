@@ -1,13 +1,16 @@
-//! Streams in event time: which sources their events come from, how far their times have come, and how events
-//! stand in an epoch.
+//! Streams in event time: the sources of their events, the progress of their times, and the order
+//! of events in an epoch.
 //!
-//! An epoch of a program with such streams has three parts: first what is not in event time (calls, and events of
-//! other streams), then late events, then those that the watermark has passed since the cut before, by their times. The first
-//! two stand at the watermark of the cut before, as in one process.
+//! An epoch of a program with such streams has three parts. First come requests that are not in
+//! event time (calls, and events of other streams). Then come late events, and then the events that
+//! the watermark has passed since the cut before, by their times. The first two get the time of the
+//! watermark of the cut before, as in one process.
 //!
-//! An event is late by the earlier ones of its own event source ([`Newest`]), whatever the cuts are: whoever reads the source finds
-//! it. One that is executed nevertheless stands where its source stood, and waits for that as any other. Only behind a source
-//! that did not hold the watermark back can an event be late otherwise; such a one stands among the late ones of its epoch.
+//! An event is late by the earlier ones of its own event source ([`Newest`]), whatever the cuts
+//! are. The reader of the source finds this. A late event that is admitted gets the time at which
+//! its source stood, and is buffered like any other. An event can be late for another reason only
+//! if its source did not hold back the watermark. Such an event comes with the late ones of its
+//! epoch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,91 +21,95 @@ use tidemill_txn::order::{come_to, common, Come, Holds, Newest};
 use crate::effect::{Piece, Span};
 use crate::records::Times;
 
-/// Where events of a stream in event time come from.
+/// The origin of events of a stream in event time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSource {
-    /// The source, which is a log partition; events of several streams may come by one.
+    /// The source, a log partition. Events of several streams may come from one.
     pub source: u32,
     /// The stream.
     pub stream: StreamId,
-    /// The stream's group: those of one group share a watermark.
+    /// The stream's group. The streams of one group share a watermark.
     pub group: usize,
-    /// How far behind its newest time an event may come.
-    pub disorder_us: i64,
-    /// After so long without an event it does not hold the watermark back; never when absent.
+    /// The out-of-orderness: how far an event may be behind the newest time, in microseconds.
+    pub out_of_orderness_us: i64,
+    /// The silence after which it does not hold back the watermark, in microseconds. `None` means
+    /// that it always does.
     pub idle_us: Option<i64>,
-    /// What becomes of a late event. Where it is an error, the coordinator takes none of its piece into a cut, and ends.
+    /// The treatment of late events. If they are errors, the coordinator takes none of their piece
+    /// into a cut, and ends.
     pub late: Late,
 }
 
-/// A stream of which the events of an interval are executed together, with the last of them: a stream in event time, or
-/// what a map or filter makes of one.
+/// A stream whose events of an interval are executed together, with the last of them. It is a
+/// stream in event time, or the result of a map or filter over one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interval {
     /// The group of its event sources.
     pub group: usize,
-    /// How long each is, in microseconds; they begin at the multiples.
+    /// The length of an interval, in microseconds. Intervals begin at its multiples.
     pub us: i64,
 }
 
-/// The time that says of an event source that it has ended: no event has it.
+/// The time that marks the end of an event source. No event has it.
 pub const ENDED_US: i64 = i64::MAX;
 
-/// So many a program may have: each is a bit of a word.
+/// The maximum number of intervals in a program, because each is a bit of a word.
 pub const INTERVALS_MAX: usize = 64;
 
-/// An event has come too late of a stream where that is an error.
+/// A late event of a stream whose late events are errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LateEvent {
     /// The stream.
     pub stream: StreamId,
-    /// By which source it has come, and between which offsets it is.
+    /// The source that it came from, and the range of offsets that it is in.
     pub source: u32,
-    /// See there.
+    /// The range of offsets.
     pub offsets: std::ops::Range<u64>,
-    /// Its time.
+    /// Its time, in microseconds.
     pub time_us: i64,
-    /// Where the watermark was: that of its own source.
+    /// The watermark of its own source, in microseconds.
     pub watermark_us: i64,
 }
 
-/// The streams in event time of a program; none where it has none.
+/// The streams in event time of a program. It is empty if there are none.
 #[derive(Clone, Debug, Default)]
 pub struct EventTime {
     sources: Vec<EventSource>,
-    /// Their places are the bits that say on which of them an event is.
+    /// The intervals. The bit of a stream is its place here.
     intervals: Vec<Interval>,
-    /// By group the unit at whose multiples its watermark stops, so that no interval is cut in two; 0 where it need not.
+    /// The unit of each group. Its watermark stops only at multiples of the unit, so that no
+    /// interval is divided. 0 means that it stops anywhere.
     units_us: Vec<i64>,
     by_stream: BTreeMap<(u32, StreamId), u32>,
 }
 
-/// Where a request stands in its epoch, but for others of its rank, which are in the order of their records. All of
-/// one rank come in at one worker.
+/// The rank of a request in its epoch. Requests of one rank are ordered by their records. All
+/// requests of one rank are received by one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Not in event time, of a source.
+    /// A request of this source that is not in event time.
     Arrival(u32),
-    /// A late event of an event source.
+    /// A late event of this event source.
     Late(u32),
-    /// An event of a time, of an event source.
+    /// An event at this time of this event source.
     OnTime(i64, u32),
 }
 
-/// How many requests of an epoch are of one rank.
+/// The number of requests of an epoch that have one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranked {
-    /// See there.
+    /// The rank.
     pub rank: Rank,
-    /// How many.
+    /// The number of requests.
     pub count: u32,
-    /// On which streams with [intervals](EventTime::new) any of them is: a bit for each.
+    /// The streams with [intervals](EventTime::new) that any of them belongs to, with a bit for
+    /// each stream.
     pub on: u64,
 }
 
 impl EventTime {
-    /// These sources: of events with one time those of the first come first. Of streams that come in intervals there are
-    /// at most [`INTERVALS_MAX`].
+    /// Creates it from event sources. Of events with the same time, those of the first source come
+    /// first. There may be at most [`INTERVALS_MAX`] streams with intervals.
     pub fn new(sources: Vec<EventSource>, intervals: Vec<Interval>) -> EventTime {
         assert!(intervals.len() <= INTERVALS_MAX, "each is a bit");
         let groups = sources.iter().map(|source| source.group + 1).max().unwrap_or(0);
@@ -119,12 +126,12 @@ impl EventTime {
         self.sources.is_empty()
     }
 
-    /// Whether events of some streams are executed together.
+    /// Whether any stream has its events of an interval executed together.
     pub(crate) fn has_intervals(&self) -> bool {
         !self.intervals.is_empty()
     }
 
-    /// How far each stream has come, where its group has come so far.
+    /// Returns the watermark of each stream, given those of the groups.
     pub(crate) fn marks_us(&self, watermarks: &[Position]) -> Arc<[(StreamId, i64)]> {
         let mark = |source: &EventSource| (source.stream, watermarks[source.group].time_us);
         let mut marks: Vec<(StreamId, i64)> = self.sources.iter().map(mark).collect();
@@ -133,18 +140,19 @@ impl EventTime {
         marks.into()
     }
 
-    /// The sources of events.
+    /// Returns the event sources.
     pub fn sources(&self) -> &[EventSource] {
         &self.sources
     }
 
-    /// The one that events of a stream are of that come by a source.
+    /// Returns the event source of a stream's events from a source.
     pub(crate) fn of(&self, source: u32, stream: StreamId) -> Option<u32> {
         self.by_stream.get(&(source, stream)).copied()
     }
 
-    /// What of a piece has come too late and is an error, when watermarks are known. Of those that are late by an idle source
-    /// the oldest event of an event source speaks for all: of those at the watermark's own time none that comes is before it.
+    /// Returns an event of a piece that is late where that is an error, given the watermarks. If an
+    /// event is late because its source was idle, only the oldest event of each event source is
+    /// checked. No new event at the watermark's own time is before it.
     pub(crate) fn refused(
         &self,
         watermarks: &[Position],
@@ -172,12 +180,12 @@ impl EventTime {
         piece.times.iter().find_map(late)
     }
 
-    /// The place of an event among those of its group.
+    /// Returns the place of an event among those of its group.
     pub(crate) fn position(&self, event_source: u32, time_us: i64, record: u64) -> Position {
         Position { time_us, source: SourceId(event_source), offset: record }
     }
 
-    /// How far event time has come before anything has.
+    /// Returns the progress of event time before any event has arrived.
     pub(crate) fn begin(&self) -> Times {
         Times {
             newest: vec![None; self.sources.len()],
@@ -188,27 +196,28 @@ impl EventTime {
         }
     }
 
-    /// For each event source the newest time so far, for whoever reads on.
+    /// Returns the newest time of each event source so far, for a reader that continues.
     pub(crate) fn newest(&self, times: &Times) -> Vec<Newest> {
         let newest = times.newest.iter().copied().chain(std::iter::repeat(None));
         let all = self.sources.iter().zip(newest);
-        all.map(|(of, newest_us)| Newest::behind(newest_us, of.disorder_us)).collect()
+        all.map(|(of, newest_us)| Newest::behind(newest_us, of.out_of_orderness_us)).collect()
     }
 
-    /// The times of the event sources of a source that ends.
+    /// Returns the spans that mark the end of the event sources of a source.
     pub(crate) fn end_of(&self, source: u32) -> impl Iterator<Item = Span> + '_ {
         let own = (0..).zip(&self.sources).filter(move |(_, of)| of.source == source);
         own.map(|(nth, _)| Span::of(nth, ENDED_US))
     }
 
-    /// The sources as they are at a cut that has all of each source up to a record.
+    /// Returns the event sources as they are at a cut that has all records of each source up to
+    /// `upto`.
     fn come<'a>(&'a self, times: &'a Times, upto: &'a [u64]) -> impl Iterator<Item = Come> + 'a {
         (0..).zip(&self.sources).map(|(nth, source)| Come {
             source: SourceId(nth),
             group: source.group,
             newest_us: times.newest[nth as usize],
             offset: upto[source.source as usize],
-            disorder_us: source.disorder_us,
+            out_of_orderness_us: source.out_of_orderness_us,
             holds: match times.ended.contains(&nth) {
                 true => Holds::Ended,
                 false if times.idle.contains(&nth) => Holds::Idle,
@@ -217,8 +226,8 @@ impl EventTime {
         })
     }
 
-    /// Sets the watermarks behind a cut that has all of each source up to a record, when the newest times, the idle
-    /// sources, and those that have ended are known.
+    /// Sets the watermarks after a cut that has all records of each source up to `upto`. The newest
+    /// times, the idle sources, and the ended ones must be set before.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
         let marks = come_to(&self.units_us, self.come(times, upto));
         for (watermark, mark) in times.watermarks.iter_mut().zip(marks) {
@@ -226,9 +235,9 @@ impl EventTime {
         }
     }
 
-    /// With which events of an epoch intervals end, each a bit of what is given back: their places in the order, given the
-    /// ranks of all in it, on which streams with intervals each is, and the watermarks of the cut before, where late ones
-    /// stand.
+    /// Returns the places of the events with which intervals end, each with a bit for each of these
+    /// intervals. `all` has the ranks of all events in the order, with the bits of their streams.
+    /// `late_at` has the watermarks of the cut before, which late events get as their time.
     pub(crate) fn endings(
         &self,
         all: impl Iterator<Item = (Rank, u64)>,
@@ -262,7 +271,8 @@ impl EventTime {
         endings
     }
 
-    /// For each source whether what comes by it is what others wait for: it is behind all others of a group.
+    /// Returns for each source whether others wait for its events, because it is behind all others
+    /// of a group.
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
         let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.units_us.len()];
         for come in self.come(times, upto) {
@@ -282,18 +292,18 @@ impl EventTime {
 mod tests {
     use super::*;
 
-    fn source(source: u32, stream: u16, group: usize, disorder_us: i64) -> EventSource {
+    fn source(source: u32, stream: u16, group: usize, out_of_orderness_us: i64) -> EventSource {
         EventSource {
             source,
             stream: StreamId(stream),
             group,
-            disorder_us,
+            out_of_orderness_us,
             idle_us: None,
             late: if stream == 1 { Late::Error } else { Late::Side },
         }
     }
 
-    /// Two groups: stream 0 of both sources, and stream 1 of the second.
+    /// Creates two groups: stream 0 of both sources, and stream 1 of the second.
     fn some() -> EventTime {
         EventTime::new(vec![source(0, 0, 0, 5), source(1, 0, 0, 0), source(1, 1, 1, 0)], Vec::new())
     }
@@ -307,7 +317,7 @@ mod tests {
         assert_eq!(times.watermarks, [Position::MIN, of.position(2, 50, 9)]);
         times.newest[1] = Some(15);
         of.advance(&mut times, &upto);
-        // Of two at one time the first source's next event comes first.
+        // Of two events at one time, the first source's next event comes first.
         assert_eq!(times.watermarks[0], of.position(0, 15, 7));
         assert_eq!(of.are_behind(&times, &upto), [true, true]);
         times.newest[0] = Some(30);
@@ -324,7 +334,7 @@ mod tests {
         times.idle = vec![1, 2];
         of.advance(&mut times, &upto);
         assert_eq!(times.watermarks, [of.position(0, 15, 7), Position::MIN]);
-        // All of them: up to the newest.
+        // When all are idle, the watermark reaches the newest time.
         times.idle = vec![0, 1, 2];
         of.advance(&mut times, &upto);
         assert_eq!(times.watermarks, [of.position(0, 20, 7), Position::MIN]);
@@ -347,7 +357,7 @@ mod tests {
         assert_eq!(ends, [1, 2]);
         times.ended = vec![0, 1, 2];
         of.advance(&mut times, &upto);
-        // Nothing had come of the last one, and more may come of all when they have grown.
+        // The last source had delivered nothing, and all may deliver more when they have grown.
         assert_eq!(times.watermarks, [of.position(1, 90, 9), Position::MIN]);
         assert_eq!(of.are_behind(&times, &upto), [false; 2]);
         times.newest[0] = Some(95);
@@ -368,7 +378,7 @@ mod tests {
         let late = refused(2, 29, 12).unwrap();
         assert_eq!((late.stream, late.offsets), (StreamId(1), 12..20));
         assert_eq!((late.time_us, late.watermark_us), (29, 30));
-        // Late by the events before it, though the watermark is not there yet.
+        // An event may be late by those before it, though the watermark is not there yet.
         let row = LateRow { offset: 15, time_us: 33, bound_us: 38 };
         let refused = |event_source| {
             let span = Span { late: Some(row), ..Span::of(event_source, 40).with(33) };
@@ -388,10 +398,10 @@ mod tests {
         let mut times = of.begin();
         times.newest = vec![Some(47), Some(59), Some(52)];
         of.advance(&mut times, &[1, 1]);
-        // The last multiple of ten and of four.
+        // The last multiple of both ten and four.
         assert_eq!(times.watermarks, [Position { time_us: 40, source: SourceId(0), offset: 0 }]);
         assert_eq!(*of.marks_us(&times.watermarks), [(StreamId(0), 40), (StreamId(1), 40)]);
-        // Stream 0 comes in intervals of ten, and some of it by itself; stream 1 in those of four.
+        // Stream 0 has intervals of ten, and so has a part of it. Stream 1 has intervals of four.
         let all = [
             (Rank::Arrival(0), 0),
             (Rank::Late(0), 0b001),
@@ -409,10 +419,11 @@ mod tests {
             let found = of.endings(some.iter().copied(), late_at).into_iter();
             found.collect::<Vec<(usize, u64)>>()
         };
-        // Of stream 0: 9 and 19, and of its part 7 and 18; of stream 1: both in the one from 8 on.
+        // Of stream 0 these are 9 and 19, and of its part 7 and 18. Of stream 1, both are in the
+        // interval from 8 on.
         let wanted = [(3, 0b100), (4, 0b001), (7, 0b010), (8, 0b100), (9, 0b001)];
         assert_eq!(endings(&all, &late_at), wanted);
-        // Late ones stand at the watermark, those that are told to others nowhere.
+        // Late events get the watermark's time. Those that go to another stream have no place.
         assert_eq!(endings(&all[..3], &late_at), [(1, 0b001)]);
         assert_eq!(endings(&all[2..3], &late_at), []);
         let before = [of.position(0, -10, 0)];

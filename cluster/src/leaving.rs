@@ -1,7 +1,7 @@
-//! What leaves, in the one order: for whoever writes it somewhere else.
+//! Outputs in the one order, for a writer that copies them elsewhere.
 //!
-//! In the outputs what leaves of one epoch may stand behind what leaves of the next. So nothing is handed over before
-//! all that leaves of its epoch is known to be there ([`Left`]).
+//! In the log, outputs of one epoch may come after outputs of the next. So none are handed over
+//! before all outputs of their epoch are known to be there ([`Left`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use tidemill_function::{Path, Tid};
 use crate::effect::Records;
 use crate::records::{behind, Left, Output, Record, Written};
 
-/// An event that is not handed over yet, and the offset of its record.
+/// An event that has not been handed over, and the offset of its record.
 struct Waiting {
     at: u64,
     stream: StreamId,
@@ -21,16 +21,16 @@ struct Waiting {
 /// Reads outputs, and hands over the events of some streams in their order, each once.
 pub struct Leaving {
     wanted: BTreeSet<StreamId>,
-    /// All of lower places has been handed over.
+    /// The base up to which all events have been handed over.
     base: u64,
-    /// For each source behind what was read, and the last generation that has begun in it.
+    /// The end of what was read of each source, and the last generation that has begun in it.
     read: Vec<u64>,
     begun: Vec<u64>,
     waiting: BTreeMap<(Tid, Path), (u32, Waiting)>,
 }
 
 impl Leaving {
-    /// Those of some streams, on behind what is written.
+    /// Creates a reader of some streams that continues after what has been written.
     pub fn behind(written: &Written, sources: u32, wanted: BTreeSet<StreamId>) -> Leaving {
         let mut read = written.outputs.clone();
         read.resize(sources as usize, 0);
@@ -38,14 +38,15 @@ impl Leaving {
         Leaving { wanted, base: written.base, read, begun, waiting: BTreeMap::new() }
     }
 
-    /// What is to be read before more can be handed over: a source, and from where on. Nothing when all of it has been.
+    /// Returns what must be read before more can be handed over: a source and an offset. Returns
+    /// `None` if everything has been read.
     pub fn missing(&self, left: &Left) -> Option<(u32, u64)> {
         let is_missing = |(_, (read, end)): &(u32, (&u64, &u64))| read < end;
         let sources = (0..).zip(self.read.iter().zip(&left.ends));
         sources.into_iter().find(is_missing).map(|(source, (read, _))| (source, *read))
     }
 
-    /// Takes what was read of a source.
+    /// Takes records that were read of a source.
     pub fn take(&mut self, source: u32, Records { records, upto }: Records) {
         let (nth, sources) = (source as usize, self.read.len() as u32);
         let from = self.read[nth];
@@ -69,8 +70,9 @@ impl Leaving {
         self.read[nth] = upto.max(from);
     }
 
-    /// All events of which no epoch has more, in their order. `None` where a later generation has begun, be it of another
-    /// coordinator: then what is there may not be all, and that one will say so.
+    /// Returns all events of complete epochs, in their order. Returns `None` if a later generation
+    /// has begun, perhaps of another coordinator. Then the log may be incomplete, and the later
+    /// generation makes its own statement.
     pub fn ready(&mut self, left: &Left) -> Option<Vec<(StreamId, Row)>> {
         if self.missing(left).is_some() || self.begun.iter().any(|of| *of > left.generation) {
             return None;
@@ -88,12 +90,12 @@ impl Leaving {
         Some(ready)
     }
 
-    /// For each source behind what was read.
+    /// Returns the end of what was read of each source.
     pub fn read(&self) -> &[u64] {
         &self.read
     }
 
-    /// Where it would go on, when all that was handed over is written.
+    /// Returns the place where it would continue if all that was handed over is written.
     pub fn place(&self) -> (u64, Vec<u64>) {
         let mut outputs = self.read.clone();
         for (source, Waiting { at, .. }) in self.waiting.values() {
@@ -130,7 +132,7 @@ mod tests {
     fn events_are_handed_over_in_their_order_when_their_epochs_have_left() {
         let mut leaving = Leaving::behind(&Written::default(), 2, [STREAM].into());
         let begins = |generation| Record::Generation { generation };
-        // Places 1 to 4 are behind the base 2, those of the next epoch behind 3.
+        // Places 1 to 4 belong to epochs up to base 2, those of the next epoch up to base 3.
         let first =
             [event(5, STREAM), event(3, STREAM), event(1, StreamId(2))].map(|one| vec![one]);
         let mut records = vec![(0, begins(1))];
@@ -146,11 +148,11 @@ mod tests {
             Some(rows?.iter().map(|(_, row)| row[0].to_string()).collect())
         };
         assert_eq!(numbers(leaving.ready(&now)), Some(vec!["2".into(), "3".into(), "4".into()]));
-        // What waits is read again by whoever goes on.
+        // Events that were not handed over are read again after a restart.
         assert_eq!(leaving.place(), (2, vec![1, 2]));
-        // One that has left before comes again: it was handed over.
+        // An event that was handed over before appears again, and is ignored.
         leaving.take(1, read(vec![(2, Record::Outputs(vec![event(2, STREAM)]))], 3));
-        // A later generation has begun: it is the one to say what is there.
+        // A later generation has begun, so only its statement counts.
         leaving.take(0, read(vec![(4, begins(2))], 5));
         assert_eq!(leaving.ready(&left(1, 3, [5, 3])), None);
         assert_eq!(numbers(leaving.ready(&left(2, 3, [5, 3]))), Some(vec!["5".into()]));

@@ -1,27 +1,29 @@
-//! Several processes that execute one order: membership, cuts, snapshots and recovery, as state machines.
+//! Several processes that execute one order: membership, cuts, snapshots and recovery, as state
+//! machines.
 //!
 //! ```text
 //!  clients ──append──▶ inputs (a log partition for each source)
 //!                         │ read by the worker that the source is assigned to
 //!                         ▼
-//!  coordinator ──cut──▶ workers ◀──calls, conflicts──▶ workers        an epoch: `tidemill_function::Node`
-//!       │ append          │ append, once the cut is durable
+//!  coordinator ──cut──▶ workers ◀──calls, conflicts──▶ workers     (each epoch: a `Node` of
+//!       │ append          │ append, once the cut is durable           `tidemill_function`)
 //!       ▼                 ▼
-//!     cuts             outputs (replies and events)          store: parts of snapshots, then the manifest
+//!     cuts             outputs (replies and events)     store: parts of a snapshot, its manifest
 //! ```
 //!
-//! **A generation** is one set of members with one map of partitions. Whoever is lost, slow for longer than
-//! its lease, or new, begins the next one: the coordinator fences the logs with its number, so that nobody of
-//! an earlier one appends anything from then on; all members go back to the last snapshot, and execute the
-//! recorded cuts again. Then nothing differs from a run without a failure, because cuts, inputs and places in
-//! the order are the same.
+//! **A generation** is one set of members with one map of partitions. A member that is lost, that
+//! is silent for longer than its lease, or that is new causes the next generation. The coordinator
+//! fences the logs with the new number, so no member of an earlier generation can append anything
+//! from then on. All members go back to the last snapshot, and execute the recorded cuts again. The
+//! result equals that of a run without a failure, because cuts, inputs and places in the order are
+//! the same.
 //!
-//! **What counts is in the log.** A cut is made when it is appended; workers execute it meanwhile, but no
-//! reply and no event leaves before. What has left is in the outputs, and is not appended twice. A snapshot
-//! counts when its manifest has been put and a record of the cuts names it; before that every part is stored,
-//! and all that the epochs up to it have sent is in the outputs.
+//! **Only the log counts.** A cut is made when it is appended. Workers execute it meanwhile, but no
+//! reply and no event leaves before. Outputs that have left are in the log of outputs, and are not
+//! appended twice. A snapshot counts when its manifest is stored and a record of the cuts names it.
+//! Before that, every part is stored, and all outputs of the epochs up to it are in the log.
 //!
-//! This crate must not know sockets, files, threads, clocks, timely or Python: a [`Worker`] and a
+//! This crate must not know sockets, files, threads, clocks, timely or Python. A [`Worker`] and a
 //! [`Coordinator`] take inputs and give [`Effect`]s.
 
 mod coordinator;
@@ -40,51 +42,57 @@ pub use event_time::{
 };
 pub use leaving::Leaving;
 pub use records::{
-    behind, Assignment, CutRecord, Form, Left, Manifest, Member, Object, Output, Parked, PartRows,
-    Record, Request, RequestId, Times, Topic, Waiting, Written,
+    behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Object, Output,
+    PartRows, Record, Request, RequestId, Times, Topic, Waiting, Written,
 };
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
 
 use std::sync::Arc;
 
-/// What may be chosen; the same for all processes.
+/// The settings, the same for all processes.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What tells the program from others.
+    /// The identity of the program.
     pub program: u128,
-    /// How many sources there are; as long as the logs live, always the same.
+    /// The number of sources. It stays the same as long as the logs exist.
     pub sources: u32,
-    /// So many of them, the last, are partitions of topics that others write.
+    /// The number of sources, the last ones, that are partitions of topics which others write.
     pub followed: u32,
-    /// Who is silent for so long is no member any more.
+    /// The silence after which a process is no longer a member, in microseconds.
     pub lease_us: u64,
-    /// How often members say that they live.
+    /// The interval at which members send beats, in microseconds.
     pub beat_us: u64,
-    /// A generation that has not formed by then gives way to the next.
+    /// The time after which a generation that has not formed is replaced by the next, in
+    /// microseconds.
     pub form_us: u64,
-    /// So many requests of a source are in one epoch at most, or those of one record.
+    /// The maximum number of requests of a source in one epoch. A record with more is an epoch's
+    /// share by itself.
     pub epoch_max: u64,
-    /// So many outputs are one record at most.
+    /// The maximum number of outputs in one record.
     pub outputs_max: usize,
-    /// Whether somebody writes elsewhere what leaves: then the coordinator is told of which epochs all has left, and
-    /// [`told`](tidemill_function::Functions::told) is asked what requests have come to.
+    /// Whether outputs are also written elsewhere. Then the coordinator learns which epochs have
+    /// left completely, and [`told`](tidemill_function::Functions::told) gives the results of
+    /// requests.
     pub tells_left: bool,
-    /// A snapshot is begun every so many epochs,
+    /// The number of epochs between the beginnings of two snapshots,
     pub snapshot_every: u64,
-    /// and this long after the last one at the earliest.
+    /// and the minimum time between them, in microseconds.
     pub snapshot_us: u64,
-    /// After so many objects the next snapshot is a whole one; sooner where most of it is changes.
+    /// The number of objects after which the next snapshot is a whole one. It is a whole one sooner
+    /// if most of the objects are changes.
     pub objects_max: usize,
-    /// Streams in event time.
+    /// The streams in event time.
     pub event_time: Arc<EventTime>,
-    /// Sources that had ended and go on, each with the first record of what is new. Until that has come others wait for it.
+    /// Sources that had ended and continue, each with its first new record. Until that is read,
+    /// others wait for the source.
     pub goes_on: Arc<[(u32, u64)]>,
-    /// Where events that wait for their watermark take more, of all workers together, no more are taken of sources that
-    /// are ahead of others.
-    pub parked_bytes_max: u64,
-    /// A clock that is further ahead of the last cut's, in microseconds, than time has gone by since is taken for a wrong one.
+    /// The maximum bytes of buffered events of all workers together. Above it, no more events are
+    /// taken from sources that are ahead of others.
+    pub buffered_bytes_max: u64,
+    /// The maximum jump of the clock ahead of the last cut's, in microseconds, beyond the time that
+    /// has passed since. A larger jump means that the clock is wrong.
     pub clock_jump_us_max: i64,
-    /// Of the protocol of functions.
+    /// The settings of the function protocol.
     pub function: tidemill_function::Settings,
 }

@@ -1,4 +1,4 @@
-//! What is in the logs and in the store.
+//! Records of the logs and objects of the store.
 
 use std::sync::Arc;
 
@@ -9,23 +9,23 @@ use tidemill_txn::program::{Abort, Asked};
 use crate::state::SnapshotId;
 use crate::Settings;
 
-/// A process, by a number that nobody else has had.
+/// A process, by a number that no other process has had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u32);
 
-/// What an output takes in a log beside its values, and each of its columns for its name.
+/// The bytes that an output takes in a log besides its values, and those of each column's name.
 const OUTPUT_BYTES: usize = 128;
 const COLUMN_BYTES: usize = 32;
 
-/// What a client calls its request.
+/// The id that a client gives to its request.
 pub type RequestId = Arc<[u8]>;
 
 /// A request of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// What the client calls it; the reply bears it.
+    /// The client's id, which the reply carries.
     pub id: RequestId,
-    /// What it asks for.
+    /// The requested call.
     pub call: Call,
 }
 
@@ -36,57 +36,57 @@ pub enum Topic {
     Cuts,
     /// Requests of a source.
     Input(u32),
-    /// Replies and events of the requests of a source, and what outside has said to them.
+    /// Replies and events of the requests of a source, and answers from outside.
     Output(u32),
 }
 
 /// A record of a log.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Record {
-    /// A generation begins: nothing of an earlier one is appended behind.
+    /// A generation begins: no record of an earlier one is appended after this.
     Generation {
         /// Its number.
         generation: u64,
     },
-    /// Requests of clients, one or some, which are of one epoch.
+    /// One or more requests of clients, which all belong to one epoch.
     Requests(Vec<Request>),
-    /// Nothing more will come of the source that it is of. Sources end that read what has an end.
+    /// The end of the source. Only sources that read a finite input end.
     End,
     /// A cut.
     Cut(CutRecord),
     /// A snapshot counts.
     Snapshot(Arc<Manifest>),
-    /// What has left of one epoch, one or some.
+    /// One or more outputs of one epoch.
     Outputs(Vec<Output>),
-    /// What somebody outside has said to a function, which goes on when this is durable. It stands in the outputs and is
-    /// for nobody but those who execute the transaction again.
+    /// An answer from outside to a function, which continues when this is durable. It is among the
+    /// outputs, but is only for those that execute the transaction again.
     Answer {
         /// The transaction.
         tid: Tid,
-        /// What the question is known by within it.
+        /// The identity of the question within its transaction.
         asked: Asked,
-        /// What was said.
+        /// The answer.
         answer: Arc<[u8]>,
     },
 }
 
-/// What leaves.
+/// An output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {
     /// A reply.
     Reply {
-        /// To which request.
+        /// The request's transaction.
         tid: Tid,
-        /// What its client calls it.
+        /// The client's id of the request.
         id: RequestId,
-        /// What it came to.
+        /// The result.
         outcome: Result<Value, Abort>,
     },
     /// An event.
     Event {
-        /// Of which request.
+        /// The transaction that emitted it.
         tid: Tid,
-        /// The place in it.
+        /// The place in the transaction.
         path: Path,
         /// The stream.
         stream: StreamId,
@@ -96,7 +96,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// What it is known by.
+    /// Returns the identity of the output.
     pub fn id(&self) -> (Tid, Option<Path>) {
         match self {
             Output::Reply { tid, .. } => (*tid, None),
@@ -104,7 +104,7 @@ impl Output {
         }
     }
 
-    /// About how many bytes it takes in a log at most.
+    /// Returns an approximate upper bound of the bytes that it takes in a log.
     pub(crate) fn log_bytes(&self) -> usize {
         match self {
             Output::Reply { id, outcome: Ok(value), .. } => {
@@ -120,67 +120,70 @@ impl Output {
     }
 }
 
-/// A cut: which requests are an epoch, and where its places begin.
+/// A cut: the requests of an epoch, and the place where its order begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutRecord {
     /// The epoch, from 1.
     pub epoch: u64,
-    /// The clock, in microseconds since 1970; it never goes back.
+    /// The clock, in microseconds since 1970. It never goes back.
     pub clock_us: i64,
     /// The base of the places (`tidemill_function::Sequencing`).
     pub base: u64,
-    /// How many places are taken of each source: as many as it has requests of the one of which it has most; where
-    /// there are streams in event time, as many as it may execute of all together.
+    /// The number of places for each source: the highest number of requests that any source has. If
+    /// there are streams in event time, it is the number of requests that may be executed of all
+    /// sources together.
     pub count: u64,
-    /// For each source the first record.
+    /// The first record of each source.
     pub from: Vec<u64>,
-    /// For each source the first record behind it.
+    /// The end of the records of each source.
     pub upto: Vec<u64>,
-    /// How far event time has come.
+    /// The progress of event time.
     pub times: Times,
 }
 
-/// How far event time has come at a cut; all of it empty where no stream is in event time.
+/// The progress of event time at a cut. All lists are empty if no stream is in event time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// For each [event source](crate::EventSource) the newest time that has come of it.
+    /// The newest time that each [event source](crate::EventSource) has delivered.
     pub newest: Vec<Option<i64>>,
-    /// For each group of streams the place before which all has come: nothing behind it is executed. It never goes
-    /// back.
+    /// The position of each group of streams before which all events have arrived. No event after
+    /// it is executed. It never goes back.
     pub watermarks: Vec<Position>,
-    /// Event sources that did not hold it back, because they had been silent for too long.
+    /// Event sources that did not hold back the watermark, because they were silent for too long.
     pub idle: Vec<u32>,
-    /// Event sources that have ended, and hold nothing back. One of a file that has grown goes on.
+    /// Event sources that have ended, and hold nothing back. The source of a file that has grown
+    /// continues.
     pub ended: Vec<u32>,
-    /// How many events have come too late, up to the epoch before; of a manifest up to its own.
+    /// The number of late events up to the epoch before. In a manifest, up to its own epoch.
     pub late: u64,
 }
 
-/// Where what waits of an event source begins: before that nothing of it does.
+/// The first record of an event source that has buffered events. No earlier record of it has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Which one.
+    /// The event source.
     pub event_source: u32,
     /// The first record.
     pub record: u64,
-    /// The newest time of what came of it before that: by it later ones are late.
+    /// The newest time that the event source delivered before that record. It decides which later
+    /// events are late.
     pub newest_us: Option<i64>,
 }
 
-/// Events that have come and wait for their watermark.
+/// Events that are buffered until the watermark passes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parked {
-    /// How many.
+pub struct Buffered {
+    /// The number of events.
     pub events: u64,
-    /// How many bytes of memory they take, about.
+    /// The approximate bytes of memory that they take.
     pub bytes: u64,
-    /// How many have come too late instead, in the epoch that was executed last.
+    /// The number of late events in the epoch that was executed last.
     pub late: u64,
 }
 
-impl std::iter::Sum for Parked {
-    fn sum<I: Iterator<Item = Parked>>(all: I) -> Parked {
-        all.fold(Parked::default(), |sum, of| Parked {
+impl std::iter::Sum for Buffered {
+    fn sum<I: Iterator<Item = Buffered>>(all: I) -> Buffered {
+        all.fold(Buffered::default(), |sum, of| Buffered {
             events: sum.events + of.events,
             bytes: sum.bytes + of.bytes,
             late: sum.late + of.late,
@@ -189,98 +192,103 @@ impl std::iter::Sum for Parked {
 }
 
 impl CutRecord {
-    /// The base of the next one.
+    /// Returns the base of the next cut.
     pub fn next_base(&self) -> u64 {
         self.base + self.count
     }
 }
 
-/// Which objects are a snapshot, and what goes on behind it.
+/// The objects of a snapshot, and the state from which execution continues after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// The program that its rows are of, and that everything behind it was recorded for.
+    /// The program of its rows, for which everything after it was recorded.
     pub program: u128,
-    /// The generation that has taken it.
+    /// The generation that took it.
     pub generation: u64,
-    /// The last epoch that is in it.
+    /// The last epoch in it.
     pub epoch: u64,
-    /// The clock of its cut.
+    /// The clock of its cut, in microseconds since 1970.
     pub clock_us: i64,
-    /// The base of the next.
+    /// The base of the next cut.
     pub base: u64,
-    /// For each source the first record that is not in it.
+    /// The first record of each source that is not in it.
     pub inputs: Vec<u64>,
-    /// For each source the first record of which events wait for their watermark, or else the same; empty where no
-    /// stream is in event time.
-    pub parked: Vec<u64>,
-    /// Of each event source of which something waits where that begins. Earlier versions did not say, and others were late
-    /// there.
+    /// The first record of each source that has buffered events, else the same as in `inputs`. It
+    /// is empty if no stream is in event time.
+    pub buffered: Vec<u64>,
+    /// Where the buffered events of each event source begin. Earlier versions did not record this,
+    /// and other events were late there.
     pub waiting: Option<Vec<Waiting>>,
-    /// How far event time has come.
+    /// The progress of event time.
     pub times: Times,
-    /// For each source where outputs of later epochs may begin.
+    /// For each source, the first offset at which outputs of later epochs may be.
     pub outputs: Vec<u64>,
-    /// Its objects by name, later ones over earlier ones.
+    /// Its objects by name. Later objects override earlier ones.
     pub objects: Vec<String>,
-    /// What of the outputs has been written elsewhere, as far as was known when it was taken.
+    /// The outputs that had been written elsewhere, as far as was known when it was taken.
     pub written: Arc<Written>,
 }
 
-/// How far somebody beside the cluster has written what leaves to where it is to go. It begins there again.
+/// The progress of a writer that copies outputs to another place. It continues from here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// All that has left of requests at lower places is written: of those whose [`behind`] is at most this.
+    /// The base up to which all outputs have been written: those of requests whose [`behind`] is at
+    /// most this.
     pub base: u64,
-    /// For each source where outputs of others may begin; empty where nobody writes anything.
+    /// For each source, the first offset at which other outputs may be. It is empty if outputs are
+    /// not written elsewhere.
     pub outputs: Vec<u64>,
-    /// What whoever writes has to know to go on.
+    /// The state that the writer needs to continue.
     pub note: Arc<[u8]>,
 }
 
-/// The base behind a request's place.
+/// Returns the base after a request's place.
 pub fn behind(tid: Tid, sources: u32) -> u64 {
     (tid.0 - 1) / u64::from(sources) + 1
 }
 
-/// All that leaves of some epochs is in the outputs.
+/// A statement that all outputs of some epochs are in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Which generation says so. It holds unless a later one begins in the outputs before those ends.
+    /// The generation that makes the statement. It holds unless a later one begins in the outputs
+    /// before `ends`.
     pub generation: u64,
-    /// Whose requests: those of which [`behind`] is at most this.
+    /// The base up to which it holds: for outputs of requests whose [`behind`] is at most this.
     pub base: u64,
-    /// For each source an offset behind all that leaves of them.
+    /// For each source, an offset after all of these outputs.
     pub ends: Vec<u64>,
-    /// The base behind all that was recorded before the generation began: nobody has written anything of others before.
+    /// The base after all that was recorded before the generation began. No other outputs were
+    /// written before.
     pub recorded: u64,
-    /// What had been written when the generation began, as far as its snapshot knows.
+    /// The outputs that had been written when the generation began, as far as its snapshot knows.
     pub written: Arc<Written>,
 }
 
 impl Manifest {
-    /// Which snapshot it is.
+    /// Returns the identity of the snapshot.
     pub fn id(&self) -> SnapshotId {
         (self.generation, self.epoch)
     }
 
-    /// What it is called in the store.
+    /// Returns the manifest's name in the store.
     pub fn name(&self) -> String {
         format!("manifest-{}-{}", self.generation, self.epoch)
     }
 
-    /// For each source the first of the inputs that a recovery reads.
+    /// Returns the first input of each source that a recovery reads.
     pub fn inputs_needed(&self) -> impl Iterator<Item = u64> + '_ {
-        let parked = self.parked.iter().copied().chain(std::iter::repeat(u64::MAX));
-        self.inputs.iter().zip(parked).map(|(input, parked)| (*input).min(parked))
+        let buffered = self.buffered.iter().copied().chain(std::iter::repeat(u64::MAX));
+        self.inputs.iter().zip(buffered).map(|(input, buffered)| (*input).min(buffered))
     }
 
-    /// For each source the first of the outputs that a recovery, or whoever writes what leaves, may read.
+    /// Returns the first output of each source that a recovery, or a writer of outputs, may read.
     pub fn outputs_needed(&self) -> impl Iterator<Item = u64> + '_ {
         let written = self.written.outputs.iter().copied().chain(std::iter::repeat(u64::MAX));
         self.outputs.iter().zip(written).map(|(output, written)| (*output).min(written))
     }
 
-    /// Whether an object may still be needed when this snapshot counts: it is part of it, or of a later one.
+    /// Whether an object may still be needed when this snapshot counts, because it belongs to it or
+    /// to a later one.
     pub fn keeps(&self, name: &str) -> bool {
         let epoch = name.split('-').nth(2).and_then(|epoch| epoch.parse::<u64>().ok());
         let is_later = epoch.is_none_or(|epoch| epoch > self.epoch);
@@ -288,7 +296,7 @@ impl Manifest {
     }
 }
 
-/// Rows of a part of a snapshot, or that they have been removed.
+/// Rows of a part of a snapshot. `None` means that the row has been removed.
 pub type PartRows = Arc<Vec<(TableId, Key, Stored)>>;
 
 /// An object of the store.
@@ -300,29 +308,30 @@ pub enum Object {
     Manifest(Arc<Manifest>),
 }
 
-/// Who does what in a generation.
+/// The division of work in a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
-    /// The members, each of which is the node of its place.
+    /// The members. The place of a member is the number of its node.
     pub members: Vec<Member>,
-    /// The owners of partitions.
+    /// The owners of the partitions.
     pub owners: Owners,
 }
 
 impl Assignment {
-    /// Equal shares.
+    /// Creates equal shares.
     pub fn equal(members: Vec<Member>) -> Assignment {
         let owners = Owners::equal(members.len() as u16);
         Assignment { members, owners }
     }
 
-    /// The node of a member.
+    /// Returns the node of a member.
     pub fn node_of(&self, member: Member) -> Option<NodeId> {
         self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
     }
 
-    /// The node that reads a source: neighbouring sources have one reader, as neighbouring
-    /// partitions have one owner where shares are equal. Those that others write are shared out by themselves.
+    /// Returns the node that reads a source. Neighbouring sources have one reader, as neighbouring
+    /// partitions have one owner if shares are equal. Sources that others write are divided
+    /// separately.
     pub fn reader(&self, source: u32, settings: &Settings) -> NodeId {
         let own = settings.sources - settings.followed;
         let (nth, of) = match source.checked_sub(own) {
@@ -333,13 +342,13 @@ impl Assignment {
     }
 }
 
-/// How a generation begins.
+/// The beginning of a generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Form {
     /// Its number.
     pub generation: u64,
-    /// Who does what.
+    /// The division of work.
     pub assignment: Assignment,
-    /// The snapshot that it goes on from; nothing when there is none.
+    /// The snapshot from which it continues. It is empty if there is none.
     pub manifest: Arc<Manifest>,
 }

@@ -1,4 +1,4 @@
-//! The rows of a worker, what they were at its snapshots, and which of them the last one has not got.
+//! The rows of a worker, with what is needed to undo changes back to its snapshots.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,36 +7,37 @@ use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
 use tidemill_function::{Rows, Store, Stored, Tid};
 
-/// Which snapshot: the generation that has taken it, and its epoch. The epoch alone does not say it: one that
-/// was executed ahead of its cut may be another in the next generation.
+/// The identity of a snapshot: the generation that took it, and its epoch. The epoch is not enough:
+/// an epoch that was executed before its cut was durable may differ in the next generation.
 pub type SnapshotId = (u64, u64);
 
-/// What has changed since a snapshot, until the next one.
+/// The changes since a snapshot, until the next one.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Layer {
     since: SnapshotId,
-    /// The rows as they were then.
+    /// The changed rows as they were then.
     before: HashMap<(TableId, Key), Stored, FixedState>,
 }
 
-/// Rows, with what leads back to snapshots: the one that they began with or that counts, and later ones that
-/// may count one day.
+/// Rows that can go back to snapshots: the one that they began with or that counts, and later ones
+/// that may count in the future.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// The rows.
     pub rows: Rows,
-    /// The oldest first; never none, but for rows of nobody.
+    /// The changes by snapshot, the oldest first. There is always one, except for the default state
+    /// without an owner.
     layers: Vec<Layer>,
 }
 
 impl State {
-    /// These rows, which are those of a snapshot.
+    /// Creates a state with the rows of a snapshot.
     pub fn new(rows: Rows, since: SnapshotId) -> State {
         State { rows, layers: vec![Layer { since, ..Layer::default() }] }
     }
 
-    /// Takes what has changed since the last snapshot, or all rows, for the next one; in either case those that
-    /// have been removed, too.
+    /// Takes the rows that have changed since the last snapshot, or all rows, for the next one.
+    /// Removed rows are included in both cases.
     pub fn take(&mut self, all: bool, of: SnapshotId) -> Vec<(TableId, Key, Stored)> {
         let changed = self.layers.last().map(|layer| &layer.before);
         let changed = changed.into_iter().flat_map(HashMap::keys).map(|(table, key)| {
@@ -57,14 +58,14 @@ impl State {
         taken
     }
 
-    /// A snapshot counts: nobody goes back beyond it any more.
+    /// Notes that a snapshot counts: nothing goes back beyond it any more.
     pub fn counts(&mut self, of: SnapshotId) {
         if let Some(at) = self.layers.iter().position(|layer| layer.since == of) {
             self.layers.drain(..at);
         }
     }
 
-    /// A snapshot does not count: what it has taken is for the next one.
+    /// Notes that a snapshot does not count: its changes belong to the next one.
     pub fn give_up(&mut self, of: SnapshotId) {
         let at = self.layers.iter().position(|layer| layer.since == of);
         if let Some(at) = at.filter(|at| *at > 0) {
@@ -76,12 +77,12 @@ impl State {
         }
     }
 
-    /// Whether these rows lead back to a snapshot.
+    /// Whether the rows can go back to a snapshot.
     pub fn leads_to(&self, of: SnapshotId) -> bool {
         self.layers.iter().any(|layer| layer.since == of)
     }
 
-    /// The rows as they were at a snapshot, to which these lead back.
+    /// Returns the rows as they were at a snapshot. These rows must be able to go back to it.
     pub fn back_to(mut self, of: SnapshotId) -> State {
         let at = self.layers.iter().position(|layer| layer.since == of);
         for layer in self.layers.drain(at.unwrap_or(0)..).rev() {
@@ -92,7 +93,7 @@ impl State {
         State::new(self.rows, of)
     }
 
-    /// A mistake: only what has changed since the last part was taken leads back.
+    /// Injects a defect: only changes since the last part was taken are undone.
     pub(crate) fn spoil_layers(&mut self) {
         if let [earlier @ .., _] = &mut self.layers[..] {
             earlier.iter_mut().for_each(|layer| layer.before.clear());

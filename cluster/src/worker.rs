@@ -1,7 +1,9 @@
 //! A worker: one member's part of a generation.
 //!
-//! By phase: [`prepare`] reads what a newcomer will need; [`load`] goes back to the snapshot; [`run`] executes cuts and lets out what they came to, in the
-//! order that [`ranks`] finds where events stand by their times; [`outside`] asks what functions want to know; [`save`] stores parts of snapshots.
+//! The modules by phase: [`prepare`] reads the rows that a new worker will need. [`load`] goes back
+//! to the snapshot. [`run`] executes cuts and releases their outputs. [`ranks`] finds the order of
+//! events in event time. [`outside`] asks the questions of functions. [`save`] stores parts of
+//! snapshots.
 
 mod load;
 mod outside;
@@ -20,44 +22,44 @@ use self::load::{Kept, Loading};
 use self::prepare::Prepared;
 use self::run::Running;
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
-use crate::records::{Form, Member, Parked, Topic};
+use crate::records::{Buffered, Form, Member, Topic};
 use crate::state::State;
 use crate::Settings;
 
-/// So many epochs of requests are read ahead of their execution.
+/// The number of epochs whose requests are read before they are executed.
 const AHEAD_EPOCHS_MAX: u64 = 8;
-/// So many bytes of them at most, of each source.
+/// The maximum bytes of these requests, for each source.
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
-/// What an answer is for.
+/// The purpose of a request, by which its answer is handled.
 enum Wish {
     /// An object of the snapshot, by its place in the manifest.
     Object(usize),
-    /// An object of a snapshot that is read before it is needed.
+    /// An object of a snapshot, read before it is needed.
     Prepare(String),
     /// The outputs of a source.
     Outputs(u32),
     /// The requests of a source.
     Requests(u32),
-    /// What the snapshot's cut has of a source, as far as it may wait for its watermark.
-    Parked(u32),
-    /// What leaves of an epoch in a source's outputs.
+    /// Records of a source up to the snapshot's cut that may have buffered events.
+    Buffered(u32),
+    /// The append of outputs of an epoch to a source's outputs.
     Leaving { epoch: u64, source: u32, count: usize },
-    /// What somebody outside says.
+    /// An answer from outside.
     Outside(Question),
-    /// That what was said is in the outputs of the question's source.
+    /// The append of an answer to the outputs of the question's source.
     Answer(Question, Arc<[u8]>),
-    /// The part of a snapshot behind this epoch, which may have been given up since.
+    /// A part of the snapshot after this epoch, which may have been given up since.
     Part(u64),
 }
 
-/// What it is doing.
+/// The current activity.
 enum Stage {
-    /// It is of no generation.
+    /// It belongs to no generation.
     Idle,
     /// It goes back to the snapshot.
     Loading(Box<Loading>),
-    /// It executes.
+    /// It executes cuts.
     Running(Box<Running>),
 }
 
@@ -67,27 +69,27 @@ pub struct Worker {
     functions: Arc<dyn Functions>,
     settings: Settings,
     stage: Stage,
-    /// The rows that it had in its last generation, until it has those of the next.
+    /// The rows of its last generation, until it has those of the next.
     kept: Option<Kept>,
-    /// Where it has none, what it has read of a snapshot before it is needed.
+    /// The objects of a snapshot that it has read ahead, if it has no rows.
     prepared: Option<Prepared>,
-    /// The last generation that it has heard of.
+    /// The last generation that it knows of.
     generation: u64,
-    /// Whom it could not reach, when that generation is without it for that.
+    /// The members that it could not reach, if that generation excludes it for this reason.
     left_out: Vec<Member>,
-    /// It is to end, and when it may.
+    /// Whether it must end. `has_left` says whether it may.
     is_leaving: bool,
     has_left: bool,
     wishes: HashMap<Token, Wish, FixedState>,
     tokens: u64,
     now_us: u64,
     beaten_us: Option<u64>,
-    /// Calls that were found not to be functions of what they read.
+    /// Calls of functions that were not deterministic.
     not_deterministic: Vec<Call>,
 }
 
 impl Worker {
-    /// A process that is of no generation yet.
+    /// Creates a worker that belongs to no generation yet.
     pub fn new(me: Member, functions: Arc<dyn Functions>, settings: Settings) -> Worker {
         Worker {
             me,
@@ -108,7 +110,7 @@ impl Worker {
         }
     }
 
-    /// The rows that it owns, if it executes, and the last epoch that is in them.
+    /// Returns the rows that it owns, if it executes cuts, and the last epoch in them.
     pub fn state(&self) -> Option<(&State, u64)> {
         match &self.stage {
             Stage::Running(running) => Some((running.node.store(), running.executed)),
@@ -116,7 +118,7 @@ impl Worker {
         }
     }
 
-    /// The generation that it is of; 0 when of none.
+    /// Returns the generation that it belongs to, or 0 if it belongs to none.
     pub fn generation(&self) -> u64 {
         match &self.stage {
             Stage::Idle => 0,
@@ -124,7 +126,7 @@ impl Worker {
         }
     }
 
-    /// How many outputs of executed epochs are not durable yet.
+    /// Returns the number of outputs of executed epochs that are not durable yet.
     pub fn outputs_under_way(&self) -> usize {
         match &self.stage {
             Stage::Running(running) => {
@@ -134,15 +136,15 @@ impl Worker {
         }
     }
 
-    /// What waits at it for its watermark, if it executes.
-    pub fn waiting(&self) -> Parked {
+    /// Returns its buffered events, if it executes cuts.
+    pub fn waiting(&self) -> Buffered {
         match &self.stage {
-            Stage::Running(running) => running.parked(),
-            _ => Parked::default(),
+            Stage::Running(running) => running.buffered(),
+            _ => Buffered::default(),
         }
     }
 
-    /// What it is doing, in words.
+    /// Returns its current activity as text.
     pub fn status(&self) -> String {
         let (me, generation) = (self.me.0, self.generation);
         match &self.stage {
@@ -163,17 +165,17 @@ impl Worker {
         }
     }
 
-    /// Whether it was to leave, and nobody needs it any more.
+    /// Whether it was asked to leave, and may end now.
     pub fn has_left(&self) -> bool {
         self.has_left
     }
 
-    /// Calls that were found not to be functions of what they read, the first ones.
+    /// Returns the first calls of functions that were not deterministic.
     pub fn not_deterministic(&self) -> &[Call] {
         &self.not_deterministic
     }
 
-    /// Takes what has happened.
+    /// Handles an input.
     pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Tick { now_us, .. } => self.tick(now_us, effects),
@@ -184,13 +186,13 @@ impl Worker {
                     self.tell(Packet::Lost { generation, member }, effects);
                 }
             }
-            // It is for coordinators.
+            // Only coordinators handle this.
             Input::Written(_) => {}
-            // What was lost is found by a beat: whoever has not executed an epoch that others wait for
-            // belongs to an earlier generation, or will be told of the next.
+            // A beat finds lost messages. A worker that has not executed an epoch that others wait
+            // for belongs to an earlier generation, or will learn of the next.
             Input::Broken { to: Address::Coordinator } => {
                 self.beaten_us = None;
-                // Whoever would let it go has given it up.
+                // The coordinator that would release it has given it up.
                 self.has_left |= self.is_leaving;
             }
             Input::Leave => {
@@ -208,14 +210,14 @@ impl Worker {
                     self.answer_durable(&question, answer, offset, effects);
                 }
                 (Some(_), Ok(_)) | (None, _) => {}
-                // Also where nobody knows whether it is there: the next generation reads what has left behind
-                // its fence, and what comes later does not count.
+                // This includes an unknown outcome. The next generation reads the outputs up to its
+                // fence, and later appends do not count.
                 (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(effects),
             },
             Input::Records { token, records } => match self.wishes.remove(&token) {
                 Some(Wish::Outputs(source)) => self.known(source, records, effects),
                 Some(Wish::Requests(source)) => self.requests(source, records, effects),
-                Some(Wish::Parked(source)) => self.parked(source, records, effects),
+                Some(Wish::Buffered(source)) => self.buffered(source, records, effects),
                 _ => {}
             },
             Input::Got { token, object } => match self.wishes.remove(&token) {
@@ -290,7 +292,7 @@ impl Worker {
                     self.go_on(effects);
                 }
             }
-            // Nobody executes anything before all are ready.
+            // No node executes anything before all are ready.
             Packet::Node { generation, from, message } if is_of(generation) => {
                 self.receive(from, message, effects);
             }
@@ -298,7 +300,7 @@ impl Worker {
         }
     }
 
-    /// A later generation has begun without it, or is about to.
+    /// Leaves the generation, because a later one has begun or is about to begin without it.
     fn forget(&mut self, effects: &mut Vec<Effect>) {
         if let Stage::Running(running) = std::mem::replace(&mut self.stage, Stage::Idle) {
             if running.tells_outbox {
@@ -324,7 +326,7 @@ impl Worker {
         self.settings.function.fault == Some(fault)
     }
 
-    /// Tells what can be read that no epoch has taken: packets may have been lost.
+    /// Reports again what can be read and is in no epoch, because packets may have been lost.
     fn tell_again(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
         for (&source, input) in &running.inputs {
@@ -335,12 +337,13 @@ impl Worker {
         self.tell_left_again(effects);
     }
 
-    /// So many requests of a source are read ahead at most: what can't be executed soon may stay where it is.
+    /// Returns the maximum number of requests of a source that are read ahead. Requests that can't
+    /// be executed soon may stay in the log.
     fn ahead_max(&self) -> usize {
         (AHEAD_EPOCHS_MAX * self.settings.epoch_max) as usize
     }
 
-    /// Reads on in the requests of its sources.
+    /// Requests more records of its sources.
     fn ask(&mut self, effects: &mut Vec<Effect>) {
         let ahead_max = self.ahead_max();
         let Stage::Running(running) = &mut self.stage else { return };
@@ -358,10 +361,10 @@ impl Worker {
         }
     }
 
-    /// Requests that have come.
+    /// Takes requests that were read.
     fn requests(&mut self, source: u32, records: Option<Records>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
-        let input = running.inputs.get_mut(&source).expect("it has asked for them");
+        let input = running.inputs.get_mut(&source).expect("a read of an own source");
         input.is_asked = false;
         let Some(Records { records, upto }) = records else { return };
         if upto > input.upto {

@@ -1,17 +1,17 @@
-//! What the settings say of generations, cuts and snapshots, counted on a coordinator whose log, store and members
-//! answer at once.
+//! The effect of the settings on generations, cuts and snapshots, measured on a coordinator whose
+//! log, store and members answer at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    Address, Coordinator, CutRecord, Effect, EventTime, Form, Input, Manifest, Member, Packet,
-    Parked, Piece, Record, Records, Settings, Topic,
+    Address, Buffered, Coordinator, CutRecord, Effect, EventTime, Form, Input, Manifest, Member,
+    Packet, Piece, Record, Records, Settings, Topic,
 };
 
 const MS: u64 = 1_000;
 
-/// What a setting of the same name says in the documentation.
+/// The values that the documentation gives for settings of the same name.
 fn settings() -> Settings {
     Settings {
         program: 0,
@@ -28,30 +28,30 @@ fn settings() -> Settings {
         objects_max: 100,
         event_time: Arc::new(EventTime::default()),
         goes_on: [].into(),
-        parked_bytes_max: u64::MAX,
+        buffered_bytes_max: u64::MAX,
         clock_jump_us_max: i64::MAX,
         function: tidemill_function::Settings::default(),
     }
 }
 
-/// A coordinator, and what it has done.
+/// A coordinator with its environment, and a record of its effects.
 struct Run {
     machine: Coordinator,
-    /// What has happened and is not handed over yet.
+    /// Inputs that have not been handed over yet.
     inbox: VecDeque<Input>,
     now_us: u64,
     members: Vec<Member>,
-    /// Whether the members do not get ready, though they live.
+    /// Whether the members do not get ready, though they are alive.
     is_stuck: bool,
-    /// How many rows of a member have changed between two snapshots, of 200.
+    /// The number of rows of a member that change between two snapshots, of 200.
     changes: u64,
     log: BTreeMap<Topic, Vec<Record>>,
-    /// How many requests of the first source can be read.
+    /// The number of requests of the first source that can be read.
     requests: u64,
-    /// When generations were to form.
+    /// The generations, each with the time when it began to form.
     forms: Vec<(u64, Arc<Form>)>,
     cuts: Vec<Arc<CutRecord>>,
-    /// When snapshots were begun.
+    /// The times when snapshots were begun.
     snapshots: Vec<u64>,
     manifests: Vec<Arc<Manifest>>,
 }
@@ -76,7 +76,7 @@ impl Run {
         run
     }
 
-    /// A millisecond goes by, and all members say that they live.
+    /// A millisecond passes, and all members send beats.
     fn tick(&mut self) {
         let generation = self.forms.last().map_or(0, |(_, form)| form.generation);
         for member in self.members.clone() {
@@ -89,14 +89,14 @@ impl Run {
 
     fn until(&mut self, mut is_so: impl FnMut(&Run) -> bool) {
         while !is_so(self) {
-            assert!(self.now_us < 1_000_000 * MS, "it does not come");
+            assert!(self.now_us < 1_000_000 * MS, "the condition never holds");
             self.tick();
         }
     }
 
-    /// More can be read of the first source: messages of so many requests, and each of them.
+    /// Makes more of the first source available: records of these numbers of requests.
     fn offer(&mut self, pieces: &[Piece]) {
-        let Some((_, form)) = self.forms.last() else { panic!("nobody reads") };
+        let Some((_, form)) = self.forms.last() else { panic!("no generation forms") };
         let (generation, from) = (form.generation, self.requests);
         self.requests = pieces.last().map_or(from, |piece| piece.behind);
         let pieces = pieces.to_vec();
@@ -108,7 +108,7 @@ impl Run {
         self.give(Input::Packet { from: Address::Worker(member), packet });
     }
 
-    /// Hands something over, and does what is asked for, one after the other.
+    /// Hands over an input, and performs the effects, one after the other.
     fn give(&mut self, input: Input) {
         self.inbox.push_back(input);
         if self.inbox.len() > 1 {
@@ -147,7 +147,7 @@ impl Run {
         }
     }
 
-    /// What a member does that is told something.
+    /// Performs a member's reaction to a packet.
     fn told(&mut self, member: Member, packet: Packet) {
         let is_first = member == self.members[0];
         match packet {
@@ -157,7 +157,7 @@ impl Run {
                     self.forms.push((self.now_us, form));
                 }
                 if !self.is_stuck {
-                    self.say(member, Packet::Formed { generation, parked: Parked::default() });
+                    self.say(member, Packet::Formed { generation, buffered: Buffered::default() });
                 }
             }
             Packet::Cut { generation, cut, snapshot } => {
@@ -167,21 +167,24 @@ impl Run {
                     self.snapshots.extend(snapshot.map(|_| self.now_us));
                 }
                 if let Some(all) = snapshot {
-                    // The first one has all that there is, too.
+                    // The first snapshot has all rows, too.
                     let rows = if all || self.manifests.is_empty() { 200 } else { self.changes };
                     let name = Some(format!("{member:?}-{epoch}"));
                     let (outputs, waiting) = (vec![0, 0], Vec::new());
                     let part = Packet::Part { generation, epoch, name, rows, outputs, waiting };
                     self.say(member, part);
                 }
-                self.say(member, Packet::Executed { generation, epoch, parked: Parked::default() });
+                self.say(
+                    member,
+                    Packet::Executed { generation, epoch, buffered: Buffered::default() },
+                );
             }
             _ => {}
         }
     }
 }
 
-/// Requests that come one by one, up to there.
+/// Creates a piece of single requests up to an offset.
 fn run(behind: u64, requests: u64) -> Piece {
     Piece { behind, requests, times: [].into() }
 }
@@ -194,13 +197,13 @@ fn a_generation_that_does_not_begin_is_given_up_and_the_next_has_twice_as_long()
         run.until(|run| run.forms.len() == 4);
         let since: Vec<u64> = run.forms.iter().map(|(at_us, _)| *at_us).collect();
         let waited: Vec<u64> = since.windows(2).map(|two| two[1] - two[0]).collect();
-        // It looks at the clock once a millisecond.
+        // The coordinator looks at the clock once a millisecond.
         assert_eq!(waited, [form_us + MS, 2 * form_us + MS, 4 * form_us + MS]);
         assert!(run.machine.running().is_none());
         run.is_stuck = false;
         run.until(|run| run.machine.running().is_some());
         assert_eq!(run.forms.len(), 5);
-        // One that runs is not given up.
+        // A running generation is not given up.
         (0..2 * form_us / MS).for_each(|_| run.tick());
         assert_eq!(run.forms.len(), 5);
     }
@@ -266,7 +269,7 @@ fn where_most_is_changes_a_snapshot_is_whole_sooner() {
         all.offer(&[run(all.requests + 1, 1)]);
         all.tick();
     }
-    // Five times 99 are more than twice as many as there are.
+    // Five times 99 are more than twice the number of rows.
     let found: Vec<usize> = all.manifests.iter().map(|manifest| manifest.objects.len()).collect();
     assert_eq!(found, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]);
 }

@@ -1,27 +1,27 @@
-//! Checksums that are kept: in snapshots, with cuts.
+//! Checksums that are stored in snapshots and with cuts.
 
 use std::fmt;
 
 use serde::{de, Deserialize, Deserializer, Serialize, Serializer};
 
-/// The xxh3-128 hash of some bytes. Written as 32 hexadecimal digits, because many readers of JSON
-/// do not keep a number of that size.
+/// The xxh3-128 hash of some bytes. It is written as 32 hexadecimal digits, because many readers of
+/// JSON can't hold a number of that size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Checksum(pub u128);
 
 impl Checksum {
-    /// Of these bytes.
+    /// Returns the checksum of these bytes.
     pub(crate) fn of(bytes: &[u8]) -> Checksum {
         Checksum(tidemill_core::encode::hash128(bytes))
     }
 
-    /// Of this checksum and something behind it: a chain.
+    /// Returns the checksum of this checksum followed by more bytes: a chain.
     pub(crate) fn then(self, bytes: &[u8]) -> Checksum {
         Checksum::of(&[&self.0.to_le_bytes(), bytes].concat())
     }
 }
 
-/// Of no bytes.
+/// The checksum of no bytes.
 impl Default for Checksum {
     fn default() -> Checksum {
         Checksum::of(&[])
@@ -47,7 +47,7 @@ impl<'de> Deserialize<'de> for Checksum {
         digits
             .and_then(|t| u128::from_str_radix(t, 16).ok())
             .map(Checksum)
-            .ok_or_else(|| de::Error::custom(format!("'{text}' is no checksum")))
+            .ok_or_else(|| de::Error::custom(format!("'{text}' is not a checksum")))
     }
 }
 
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        // Stable for ever: it is in snapshots.
+        // This text is stable, because it is in snapshots.
         let json = serde_json::to_string(&Checksum::default()).unwrap();
         assert_eq!(json, "\"99aa06d3014798d86001c324468d497f\"");
         assert_eq!(serde_json::from_str::<Checksum>(&json).unwrap(), Checksum::default());

@@ -1,7 +1,7 @@
 //! CSV.
 //!
-//! A field that can't be read makes its row bad, and nothing else; so does a row with too many or
-//! too few fields, with text after a closing quote, or with bytes that are not UTF-8.
+//! A field that can't be read makes only its row bad. The same holds for too many or too few
+//! fields, text after a closing quote, and bytes that are not UTF-8.
 
 use tidemill_core::error::nearest;
 use tidemill_core::{BatchBuilder, DataType, Error, Result, Schema};
@@ -26,14 +26,14 @@ pub(crate) struct CsvFormat {
     /// The columns of the file.
     names: Vec<String>,
     rules: Vec<Rule>,
-    /// For each column of the schema its field in a record.
+    /// The field of each column of the schema in a record.
     fields: Vec<Option<usize>>,
     nulls: Vec<String>,
     scratch: Scratch,
 }
 
 impl CsvFormat {
-    /// Reads rows of `schema` from the file that `origin` names.
+    /// Creates a format that reads rows of `schema` from the file that `origin` names.
     pub fn new(origin: &str, schema: &Schema, settings: &FilesSettings) -> Result<CsvFormat> {
         let dialect = dialect(settings.delimiter, settings.quote.as_deref())?;
         let rules = rules(schema, &settings.columns, &settings.formats)?;
@@ -95,7 +95,7 @@ impl CsvFormat {
         }
     }
 
-    /// The record as text, or the column whose bytes are not.
+    /// Returns the record as text, or an error with the column whose bytes are not text.
     fn text<'a>(&self, record: &'a [u8], split: &CsvSplit) -> Result<&'a str, String> {
         std::str::from_utf8(record).map_err(|e| {
             let place = e.valid_up_to() as u32;
@@ -123,7 +123,7 @@ impl CsvFormat {
     }
 }
 
-/// The dialect of these settings.
+/// Returns the dialect of these settings.
 pub(crate) fn dialect(delimiter: Option<char>, quote: Option<&str>) -> Result<Dialect> {
     let ascii = |what: &str, c: char| match u8::try_from(c) {
         Ok(byte) if byte.is_ascii() && byte != b'\n' && byte != b'\r' => Ok(byte),
@@ -222,7 +222,7 @@ impl Format for CsvFormat {
 }
 
 impl CsvFormat {
-    /// One field. A quoted text is never null; of other types the quotes mean nothing, because
+    /// Decodes one field. A quoted text is never null. For other types quotes mean nothing, because
     /// many programs quote everything.
     fn value(
         &self,

@@ -1,4 +1,4 @@
-//! Files as sources: which ones, and how they are read.
+//! Files as sources: which files are read, and how.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,17 +27,17 @@ use folder::Folder;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileFormat {
-    /// Comma separated values.
+    /// Comma-separated values.
     Csv,
     /// One JSON object a line.
     Jsonl,
-    /// Columns, packed. A folder may have such files beside others.
+    /// Columns, compressed. A folder may have such files beside others.
     Parquet,
 }
 
 impl FileFormat {
-    /// The format that a file's name tells: `.csv`, `.tsv`, `.jsonl` or `.ndjson`, with `.gz`
-    /// behind it or not, or `.parquet`.
+    /// Returns the format that a file's name implies: `.csv`, `.tsv`, `.jsonl` or `.ndjson`, each
+    /// with or without `.gz`, or `.parquet`.
     pub fn of(path: &Path) -> Option<FileFormat> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         if name.ends_with(".parquet") {
@@ -51,82 +51,86 @@ impl FileFormat {
     }
 }
 
-/// What happens to fields that the stream has no column for.
+/// The treatment of fields for which the stream has no column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnknownFields {
     /// They are ignored.
     #[default]
     Ignore,
-    /// Their row is bad.
+    /// They make their row bad.
     Refuse,
 }
 
-/// The largest [`FilesSettings::record_bytes_max`]: columns of a chunk have 31-bit places.
+/// The largest [`FilesSettings::record_bytes_max`]. The columns of a chunk have 31-bit offsets.
 const RECORD_BYTES_LIMIT: usize = 64 << 20;
 
-/// Which files are read, and how. Everything but `path` has a default.
+/// The files to read, and how. Everything but `path` has a default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilesSettings {
-    /// A file; a folder, of which all files are read but hidden ones; or a file name with `*` in
-    /// its last part. Each file is one source partition, in the order of their names. Files that
-    /// begin with the mark of gzip are unpacked.
+    /// A file; a folder, whose files are all read except hidden ones; or a path with `*` in its
+    /// last part. Each file is one source partition, in the order of the names. Files that begin
+    /// with the magic bytes of gzip are decompressed.
     pub path: PathBuf,
-    /// The format; by each file's name when absent.
+    /// The format. When absent, each file's name implies it.
     #[serde(default)]
     pub format: Option<FileFormat>,
-    /// CSV: between fields, one ASCII character; `,` when absent, a tab for `.tsv`.
+    /// CSV: the delimiter, one ASCII character. When absent it is `,`, and a tab for `.tsv`.
     #[serde(default)]
     pub delimiter: Option<char>,
-    /// CSV: around fields, one ASCII character, doubled inside; `"` when absent. Empty when quotes
-    /// are ordinary characters.
+    /// CSV: the quote around fields, one ASCII character, doubled inside. When absent it is `"`. If
+    /// empty, quotes are ordinary characters.
     #[serde(default)]
     pub quote: Option<String>,
-    /// CSV: what happens where a quote is not closed before the end of the file, or within
+    /// CSV: the treatment of a quote that is not closed before the end of the file, or within
     /// `record_bytes_max`.
     #[serde(default)]
     pub unclosed: Option<Unclosed>,
-    /// Label of the encoding, as browsers know them; UTF-8 when absent. A byte order mark
+    /// The label of the encoding, as browsers know it; UTF-8 when absent. A byte order mark
     /// overrides it.
     #[serde(default)]
     pub encoding: Option<String>,
-    /// CSV: whether the first line is a header; true unless `order` is given. Without either the
-    /// file has the columns of the stream, in their order.
+    /// CSV: whether the first line is a header. When absent it is true, unless `order` is given. A
+    /// file with neither a header nor `order` has the stream's columns, in their order.
     #[serde(default)]
     pub header: Option<bool>,
     /// CSV: the names of the file's columns, in place of a header's.
     #[serde(default)]
     pub order: Option<Vec<String>>,
-    /// Column of the stream → its name in the file, where they differ.
+    /// The columns whose names in the file differ, and those names.
     #[serde(default)]
     pub columns: BTreeMap<String, String>,
-    /// CSV: what stands for null; the empty field when absent. In a text column only a field
-    /// without quotes is null, and the empty field of one that may not be null is the empty text.
+    /// CSV: the texts that stand for null; the empty field when absent. In a text column, only a
+    /// field without quotes is null. An empty field of a text column that may not be null is the
+    /// empty text.
     #[serde(default)]
     pub nulls: Option<Vec<String>>,
-    /// Timestamp column → its format: `iso` (the default), `unix_s`, `unix_ms`, `unix_us`, or a
-    /// pattern as `strptime` has it.
+    /// The formats of timestamp columns: `iso` (the default), `unix_s`, `unix_ms`, `unix_us`, or a
+    /// pattern for `strptime`.
     #[serde(default)]
     pub formats: BTreeMap<String, String>,
-    /// JSON lines and Parquet: what happens to fields that the stream has no column for. A Parquet
-    /// file with such a column is refused as a whole.
+    /// JSON lines and Parquet: the treatment of fields for which the stream has no column. A
+    /// Parquet file with such a column is refused as a whole.
     #[serde(default)]
     pub unknown_fields: Option<UnknownFields>,
-    /// Goes on reading, and never ends: a file that grows at its end; or a folder (or pattern) to
-    /// which files are added, as one source partition. What others may do to the files:
+    /// Whether reading continues without end. Then the path is a file that grows at its end, or a
+    /// folder (or pattern) to which files are added, as one source partition. Other programs may
+    /// change the files in these ways:
     ///
-    /// - A file that grows is only appended to. A row is read when it has its newline. A file that
-    ///   was cut, exchanged or removed ends the run with an error.
-    /// - Files of a folder are read in the order of their names, each to its end as soon as a later
-    ///   one is there: write no more to a file once the next one is in the folder. A new file's name
-    ///   must sort behind those of all files that were begun. Packed files, files in encodings
-    ///   other than UTF-8, and Parquet files are moved into the folder when they are complete; names that begin
-    ///   with a dot are not looked at, so write them under such a name. What was read may be
-    ///   removed when no recovery needs it: once a snapshot has been taken behind its rows.
+    /// - A growing file may only be appended to. A row is read when its newline has arrived. A file
+    ///   that was cut, exchanged or removed ends the run with an error.
+    /// - Files of a folder are read in the order of their names. Each is read to its end as soon as
+    ///   a later one exists, so nothing may be written to it from then on. A new file's name must
+    ///   sort after those of all files that were begun.
+    /// - Compressed files, files in encodings other than UTF-8, and Parquet files must be complete
+    ///   when they are moved into the folder. Names that begin with a dot are not read, so write
+    ///   such files under such a name.
+    /// - Files that were read may be removed when no recovery needs them. This is so once a
+    ///   snapshot has been taken after their rows.
     #[serde(default)]
     pub follow: bool,
-    /// The most bytes that one row may have, at most 64 MiB; a longer one is bad.
+    /// The largest size of a row in bytes, at most 64 MiB. A longer row is bad.
     #[serde(default = "default_record_bytes")]
     pub record_bytes_max: usize,
 }
@@ -136,7 +140,7 @@ fn default_record_bytes() -> usize {
 }
 
 impl FilesSettings {
-    /// Settings for a path, all others as they are by default.
+    /// Creates settings for a path, with defaults for the rest.
     pub fn new(path: impl Into<PathBuf>) -> FilesSettings {
         FilesSettings {
             path: path.into(),
@@ -156,15 +160,15 @@ impl FilesSettings {
         }
     }
 
-    /// Settings from a JSON object.
+    /// Parses settings from a JSON object.
     ///
     /// # Errors
-    /// For a name that is no setting, or a value that does not fit one.
+    /// For an unknown name, or a value that does not fit its setting.
     pub fn from_json(json: &str) -> Result<FilesSettings> {
         crate::settings::from_json("files", json)
     }
 
-    /// The settings that were given and mean nothing for any of these formats.
+    /// Returns the given settings that mean nothing for any of these formats.
     fn unused(&self, formats: &[FileFormat]) -> Vec<&'static str> {
         const CSV: &[FileFormat] = &[FileFormat::Csv];
         const NAMED: &[FileFormat] = &[FileFormat::Jsonl, FileFormat::Parquet];
@@ -185,14 +189,14 @@ impl FilesSettings {
     }
 }
 
-/// A source partition and its name: the file's, without its folder.
+/// A source partition and its name: the file's name, without its folder.
 pub type Partition = (String, Box<dyn Source>);
 
-/// Opens the files: a name and a source for each partition, in the order of the names.
+/// Opens the files. Returns a name and a source for each partition, in the order of the names.
 ///
 /// # Errors
-/// When there is no such file, when a setting does not fit, or when a file's header lacks a column
-/// that the schema needs.
+/// If there is no such file, if a setting does not fit, or if a file's header lacks a column that
+/// the schema needs.
 pub fn open(settings: &FilesSettings, schema: &Arc<Schema>, env: &Env) -> Result<Vec<Partition>> {
     check(settings)?;
     let encoding = match &settings.encoding {
@@ -232,7 +236,7 @@ pub fn open(settings: &FilesSettings, schema: &Arc<Schema>, env: &Env) -> Result
     paths.iter().map(open).collect()
 }
 
-/// The last part of a path.
+/// Returns the last part of a path.
 pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
@@ -258,7 +262,7 @@ impl Opener {
             return Ok(());
         }
         Err(Error::setting(format!(
-            "{} can't be followed: it is packed, a Parquet file, or not in UTF-8",
+            "{} can't be followed: it is compressed, a Parquet file, or not in UTF-8",
             path.display()
         ))
         .help("follow a plain file, or a folder into which such files are moved"))
@@ -307,7 +311,7 @@ fn unknown(path: &Path) -> Error {
         .help("say format=\"csv\", \"jsonl\" or \"parquet\"")
 }
 
-/// The delimiter that a file's name tells.
+/// Returns the delimiter that a file's name implies.
 pub(crate) fn delimiter_of(path: &Path) -> Option<char> {
     let name = path.file_name()?.to_str()?.to_ascii_lowercase();
     name.trim_end_matches(".gz").ends_with(".tsv").then_some('\t')

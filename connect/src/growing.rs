@@ -1,4 +1,4 @@
-//! A file that others append to while it is read.
+//! A file that other programs append to while it is read.
 
 use std::io::{self, Read, SeekFrom};
 use std::path::PathBuf;
@@ -8,16 +8,16 @@ use tidemill_env::{Disk, ReadFile};
 
 use crate::input::read_full;
 
-/// So many bytes before the end are compared before more is read behind it.
+/// The number of bytes before the end that are compared before more is read after it.
 const TAIL_BYTES: usize = 256;
-/// A byte order mark, which is no part of the text.
+/// A byte order mark, which is not part of the text.
 const BOM: &[u8] = "\u{feff}".as_bytes();
 
-/// Reads a file up to its present end, again and again; 0 bytes mean that there is nothing new. What
-/// was read must stay: a file that is cut, exchanged or written anew is an error.
+/// Reads a file up to its present end, again and again; 0 bytes mean that there is nothing new.
+/// Content that was read must stay: a file that is cut, exchanged or rewritten is an error.
 ///
-/// It can't notice a file of which something in the middle is changed; who reads it again from the
-/// beginning, as after a crash, does.
+/// A change in the middle of the file is not noticed here. A later reading from the beginning, as
+/// after a crash, notices it.
 pub(crate) struct Growing {
     disk: Arc<dyn Disk>,
     path: PathBuf,
@@ -25,30 +25,30 @@ pub(crate) struct Growing {
     at: u64,
     /// The last bytes before `at`.
     tail: Vec<u8>,
-    /// The end was reached, and nothing has come since.
+    /// Whether the end was reached, and nothing has been appended since.
     dry: bool,
     complete: bool,
     begun: bool,
 }
 
 impl Growing {
-    /// Reads on from the beginning of `file`, which `path` names.
+    /// Creates a reader that begins at the beginning of `file`, which `path` names.
     pub fn new(disk: Arc<dyn Disk>, path: PathBuf, file: Box<dyn ReadFile>) -> Growing {
         let (tail, dry, complete, begun) = (Vec::new(), false, false, false);
         Growing { disk, path, file, at: 0, tail, dry, complete, begun }
     }
 
-    /// Whether more may come.
+    /// Whether more may be appended.
     pub fn grows(&self) -> bool {
         !self.complete
     }
 
-    /// What is in the file now is all that will come.
+    /// Notes that nothing more will be appended.
     pub fn complete(&mut self) {
         self.complete = true;
     }
 
-    /// Whether the file is longer than what was read of it.
+    /// Whether the file is longer than the content that was read.
     fn look(&mut self) -> io::Result<bool> {
         let gone = |e: io::Error| match e.kind() {
             io::ErrorKind::NotFound => other("the file has gone while it was followed"),
@@ -59,7 +59,7 @@ impl Growing {
         if here < self.at {
             return Err(other("the file was cut while it was followed"));
         }
-        // The two differ for a moment when something is appended between the questions.
+        // The two lengths differ for a moment if something is appended between the two requests.
         if named > here || named < here && self.disk.metadata(&self.path).map_err(gone)?.len < here
         {
             return Err(other("another file has taken its name while it was followed"));
@@ -71,7 +71,7 @@ impl Growing {
         self.file.seek(SeekFrom::Start(self.at - tail.len() as u64))?;
         self.file.read_exact(&mut tail)?;
         if tail != self.tail {
-            return Err(other("the file was written anew while it was followed"));
+            return Err(other("the file was rewritten while it was followed"));
         }
         Ok(true)
     }
@@ -95,7 +95,7 @@ impl Read for Growing {
             return Ok(0);
         }
         if !self.begun {
-            // The mark comes at once or not at all, like the line that it stands before.
+            // The mark arrives at once or not at all, like the line that it precedes.
             let mut head = [0; BOM.len()];
             let found = read_full(&mut self.file, &mut head)?;
             if found < BOM.len() && !self.complete && BOM.starts_with(&head[..found]) {

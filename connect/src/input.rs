@@ -1,4 +1,4 @@
-//! The bytes of an input file: found, unpacked, and as UTF-8.
+//! The bytes of an input file: found, decompressed, and as UTF-8.
 
 use std::io::{self, BufReader, Cursor, Read, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,12 @@ use tidemill_env::{Disk, ReadFile};
 
 use crate::growing::Growing;
 
-/// Bytes read at once from the disk below a decoder.
+/// The number of bytes that are read at once from the disk for a decoder.
 const BLOCK_BYTES: usize = 64 << 10;
-/// How a gzip file begins.
+/// The first bytes of a gzip file.
 const GZIP: [u8; 3] = [0x1f, 0x8b, 0x08];
 
-/// A file as it was when it was opened: its length is fixed then, and what others append later is
+/// A file as it was when it was opened. Its length is fixed then. Data that others append later is
 /// not part of it, unless the file is followed.
 pub(crate) struct Input {
     disk: Arc<dyn Disk>,
@@ -26,26 +26,26 @@ pub(crate) struct Input {
     pub origin: Arc<str>,
     len: u64,
     encoding: &'static Encoding,
-    /// The file is followed as it grows.
+    /// Whether the file is followed as it grows.
     follow: bool,
 }
 
-/// The bytes of an input as UTF-8, without a byte order mark. What was broken in the file's own
-/// encoding comes as a byte that is broken in UTF-8 too.
+/// The bytes of an input as UTF-8, without a byte order mark. An error in the file's own encoding
+/// becomes a byte that is invalid in UTF-8, too.
 pub(crate) enum Reading {
-    /// What was there when the file was opened.
+    /// The content at the time when the file was opened.
     Whole(Box<dyn Read + Send>),
-    /// A file that is followed.
+    /// A followed file.
     Growing(Growing),
 }
 
 impl Reading {
-    /// Whether more may come when nothing comes.
+    /// Whether more may follow when there is nothing to read.
     pub fn grows(&self) -> bool {
         matches!(self, Reading::Growing(growing) if growing.grows())
     }
 
-    /// Nothing is added any more.
+    /// Notes that nothing more will be appended.
     pub fn complete(&mut self) {
         if let Reading::Growing(growing) = self {
             growing.complete();
@@ -63,7 +63,7 @@ impl Read for Reading {
 }
 
 impl Input {
-    /// Finds the file. A byte order mark in it overrides `encoding`.
+    /// Opens the file. A byte order mark in it overrides `encoding`.
     pub fn open(disk: Arc<dyn Disk>, path: &Path, encoding: &'static Encoding) -> Result<Input> {
         let origin: Arc<str> = path.display().to_string().into();
         let meta = disk.metadata(path).map_err(|e| not_readable(&*disk, path, &e))?;
@@ -74,18 +74,18 @@ impl Input {
             return Err(Error::input(format!(
                 "{origin} is a pipe, a socket or a device, not a file"
             ))
-            .help("write what comes from it to a file, or send it with mill.send"));
+            .help("write its data to a file, or send it with mill.send"));
         }
         Ok(Input { disk, path: path.into(), origin, len: meta.len, encoding, follow: false })
     }
 
-    /// Follows the file as it grows.
+    /// Makes the input follow the file as it grows.
     pub fn follow(self) -> Input {
         Input { follow: true, ..self }
     }
 
-    /// The bytes from the beginning. A packed file, or one in another encoding, can't be followed:
-    /// it is taken as complete.
+    /// Returns the bytes from the beginning. A compressed file, or one in another encoding, can't
+    /// be followed, and counts as complete.
     pub fn bytes(&self) -> io::Result<Reading> {
         let mut file = self.disk.open_read(&self.path)?;
         let mut magic = [0; 3];
@@ -129,7 +129,7 @@ impl Input {
     }
 }
 
-/// The error for a path that can't be read, with the name next to it that may have been meant.
+/// Returns the error for a path that can't be read, with the closest name that exists.
 pub(crate) fn not_readable(disk: &dyn Disk, path: &Path, error: &io::Error) -> Error {
     let shown = path.display();
     if error.kind() != io::ErrorKind::NotFound {
@@ -156,7 +156,7 @@ pub(crate) fn not_readable(disk: &dyn Disk, path: &Path, error: &io::Error) -> E
     }
 }
 
-/// Reads until the buffer is full or the end is there; the number of bytes.
+/// Reads until the buffer is full or the end is reached. Returns the number of bytes.
 pub(crate) fn read_full(read: &mut impl Read, buf: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buf.len() {
@@ -170,7 +170,7 @@ pub(crate) fn read_full(read: &mut impl Read, buf: &mut [u8]) -> io::Result<usiz
     Ok(filled)
 }
 
-/// The file up to the length that it had; an earlier end is an error.
+/// The file up to the length that it had. An earlier end is an error.
 struct Limited {
     file: Box<dyn ReadFile>,
     left: u64,
@@ -215,7 +215,7 @@ impl<R: Read> Transcoded<R> {
 
 impl<R: Read> Read for Transcoded<R> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        // The decoder needs room for a whole character, and we for the mark of a broken one.
+        // The decoder needs room for a whole character, and this code for the mark of a broken one.
         assert!(buf.len() >= 16, "records are read in large blocks");
         while !self.finished {
             if self.undecoded.is_empty() && !self.ended {

@@ -1,4 +1,4 @@
-//! Values from JSON and as JSON.
+//! Values from JSON, and as JSON.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use crate::row::{Rule, Scratch, Slot};
 use crate::text::{self, quoted};
 use crate::time::TimeFormat;
 
-/// The text as one JSON value, without the white space around it.
+/// Returns the text as one JSON value, without the white space around it.
 pub(crate) fn checked(text: &str) -> Result<&str, String> {
     match serde_json::from_str::<&RawValue>(text) {
         Ok(raw) => Ok(raw.get()),
@@ -20,7 +20,7 @@ pub(crate) fn checked(text: &str) -> Result<&str, String> {
     }
 }
 
-/// What serde_json says, with the column but not with the line, which is always 1.
+/// Returns serde_json's reason, with the column but without the line, which is always 1.
 pub(crate) fn why(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" at line ") {
@@ -29,7 +29,7 @@ pub(crate) fn why(error: &serde_json::Error) -> String {
     }
 }
 
-/// A column's value from one JSON value that has been checked to be JSON.
+/// Decodes a column's value from one JSON value that was checked to be JSON.
 pub(crate) fn slot(raw: &str, rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> {
     if raw == "null" {
         return match (rule.nullable, &rule.ty) {
@@ -60,7 +60,7 @@ pub(crate) fn slot(raw: &str, rule: &Rule, scratch: &mut Scratch) -> Result<Slot
     }
 }
 
-/// A value of a type that is not null: the items of lists, and what stands alone.
+/// Decodes a value of a type that is not null: an item of a list, or a value by itself.
 pub(crate) fn value(raw: &str, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
     Ok(match ty {
         DataType::Int => Value::Int(int(raw)?),
@@ -104,7 +104,7 @@ fn int(raw: &str) -> Result<i64, String> {
     let number = number(raw)?;
     match number.parse() {
         Ok(int) => Ok(int),
-        // With a fraction of zeros or an exponent, or wrong.
+        // The number has a fraction of zeros or an exponent, or is wrong.
         Err(_) => text::decimal(number, 0).map_err(|why| match why.contains("out of range") {
             true => format!("{} is out of range for int", quoted(number)),
             false => format!("{} is not an integer", quoted(number)),
@@ -140,19 +140,19 @@ fn timestamp(raw: &str, time: &TimeFormat) -> Result<i64, String> {
     }
     let number = number(raw)?;
     match time {
-        // The column's own unit, when it has one.
+        // The column's own unit applies, if it has one.
         TimeFormat::Unix(_) => time.read(number),
         _ => dated(int(number)?),
     }
 }
 
-/// The content of a string without escapes.
+/// Returns the content of a string without escapes.
 fn plain_string(raw: &str) -> Option<&str> {
     let text = raw.strip_prefix('"')?.strip_suffix('"')?;
     (!text.contains('\\')).then_some(text)
 }
 
-/// The content of a string.
+/// Returns the content of a string.
 pub(crate) fn string(raw: &str) -> Result<String, String> {
     match plain_string(raw) {
         Some(text) => Ok(text.into()),
@@ -166,12 +166,12 @@ pub(crate) fn write_string(text: &str, out: &mut Vec<u8>) {
     serde_json::to_writer(out, text).expect("a text is JSON, and memory takes it");
 }
 
-/// Appends a float as text: the fewest digits that read back as the same float.
+/// Appends a float as text, with the fewest digits that read back as the same float.
 pub(crate) fn float_text(float: f64, out: &mut Vec<u8>) {
     write!(out, "{float:?}").expect("memory takes it");
 }
 
-/// Appends a float as JSON: NaN and the infinities are strings.
+/// Appends a float as JSON. NaN and the infinities are strings.
 pub(crate) fn write_float(float: f64, out: &mut Vec<u8>) {
     if float.is_finite() {
         float_text(float, out);

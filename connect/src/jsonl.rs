@@ -1,8 +1,7 @@
 //! JSON lines: one object a line.
 //!
-//! A field that is not there is like one that was never written: the column's default, else null,
-//! else the row is bad. A field that is there twice makes the row bad: readers disagree on which
-//! one counts, so neither is taken.
+//! A missing field gets the column's default, or else null; without either the row is bad. A field
+//! that occurs twice makes the row bad: readers disagree on which one counts, so neither is taken.
 
 use std::fmt;
 
@@ -57,7 +56,7 @@ impl JsonObjects {
 }
 
 impl JsonlFormat {
-    /// Reads rows of `schema`.
+    /// Creates a format that reads rows of `schema`.
     pub fn new(schema: &Schema, settings: &FilesSettings) -> Result<JsonlFormat> {
         let rules = rules(schema, &settings.columns, &settings.formats)?;
         let unknown = settings.unknown_fields.unwrap_or_default();
@@ -147,7 +146,7 @@ impl<'de> Visitor<'de> for Object<'_> {
 #[derive(Clone, Copy)]
 struct Key<'a> {
     rules: &'a [Rule],
-    /// The column behind the last one: most objects have the same order.
+    /// The column after the last one. Most objects have their fields in the same order.
     expected: usize,
     unknown: UnknownFields,
 }

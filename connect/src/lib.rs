@@ -1,11 +1,11 @@
 //! Sources and sinks: their contracts, and the formats of files.
 //!
-//! A [`source::Source`] is one partition of a stream's input: rows with offsets, in columnar
-//! batches, bad rows set apart. A [`sink::Sink`] takes the rows of finished epochs. What stands
-//! here knows formats and the disk (through `tidemill_env`), and neither tables nor transactions.
+//! A [`source::Source`] is one partition of a stream's input: rows with offsets in columnar
+//! batches, and bad rows apart from them. A [`sink::Sink`] takes the rows of finished epochs. This
+//! crate knows formats and the disk (through `tidemill_env`), but neither tables nor transactions.
 //!
-//! How each type is written, read and written alike; in brackets what Parquet files of others may
-//! have as well:
+//! Each type is written and read in the same form. In brackets are further forms that Parquet files
+//! of other programs may have:
 //!
 //! | type | CSV | JSON | Parquet |
 //! | --- | --- | --- | --- |
@@ -20,8 +20,9 @@
 //! | any | JSON | any value | binary, as msgpack (a string, as JSON) |
 //!
 //! JSON becomes msgpack in an `any` column: integers in the shortest form, all other numbers as
-//! 64-bit floats, keys in their order. On the way back times and decimals become their text, bytes and other extensions `0x…` strings,
-//! and keys that are not strings become their text: that way is for people, not lossless.
+//! 64-bit floats, keys in their order. The way back is for people, and not lossless: times and
+//! decimals become their text, and bytes and other extensions `0x…` strings. Keys that are not
+//! strings become their text.
 
 mod checksum;
 mod csv;

@@ -1,8 +1,8 @@
 //! Messages of a topic as rows, and rows as messages.
 //!
-//! A message's value is an object whose fields are columns, in JSON, msgpack or Avro; columns may also come
-//! from what stands beside it: its key, its headers, its time, its place. What can't be read becomes a
-//! bad row, with the reason.
+//! A message's value is an object whose fields are columns, in JSON, msgpack or Avro. Columns may
+//! also hold data beside the value: its key, headers, time, partition and offset. A message that
+//! can't be read becomes a bad row with the reason.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,28 +30,28 @@ pub use avro::{derive as derive_avro, Asked, AvroSchema, AvroValues, Schemas};
 /// A message that was read.
 #[derive(Clone, Debug, Default)]
 pub struct Message<'a> {
-    /// Its key.
+    /// The key.
     pub key: Option<&'a [u8]>,
-    /// Its value.
+    /// The value.
     pub value: Option<&'a [u8]>,
-    /// Its headers in their order. Those without a value are not among them.
+    /// The headers in their order, without those that have no value.
     pub headers: Vec<(&'a str, &'a [u8])>,
-    /// When it was made or appended: milliseconds since 1970.
+    /// The time at which it was created or appended, in milliseconds since 1970.
     pub timestamp_ms: Option<i64>,
-    /// Its partition.
+    /// The partition.
     pub partition: u32,
-    /// Its offset there.
+    /// The offset in the partition.
     pub offset: u64,
 }
 
 impl Message<'_> {
-    /// The value of the last header of a name.
+    /// Returns the value of the last header with a name.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
         self.headers.iter().rev().find(|(n, _)| *n == name).map(|(_, value)| *value)
     }
 }
 
-/// How values of messages are written.
+/// The encoding of messages' values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MessageFormat {
@@ -60,25 +60,25 @@ pub enum MessageFormat {
     Json,
     /// A map of msgpack.
     Msgpack,
-    /// A record of Avro behind the id of its schema in a registry.
+    /// A record of Avro, after the id of its schema in a registry.
     Avro,
 }
 
-/// How messages become rows.
+/// The settings by which messages become rows.
 #[derive(Clone, Debug, Default)]
 pub struct MessageSettings {
-    /// How their values are written.
+    /// The encoding of the values.
     pub format: MessageFormat,
-    /// Column of the stream → its name in the value, where they differ.
+    /// The columns of the stream whose names in the value differ, and those names.
     pub columns: BTreeMap<String, String>,
-    /// Timestamp column → its format, as in [`crate::FilesSettings::formats`].
+    /// The formats of timestamp columns, as in [`crate::FilesSettings::formats`].
     pub formats: BTreeMap<String, String>,
-    /// What happens to fields that the stream has no column for.
+    /// The treatment of fields for which the stream has no column.
     pub unknown_fields: UnknownFields,
-    /// Column → what it holds in place of a field of the value: `key`, `value` (all of it, as it is),
-    /// `timestamp`, `partition`, `offset`, or `header:` and a name.
+    /// The columns that hold other data instead of a field of the value: `key`, `value` (the whole
+    /// value, unchanged), `timestamp`, `partition`, `offset`, or `header:` and a name.
     pub meta: BTreeMap<String, String>,
-    /// Where the schemas of writers are to be had; Avro needs it.
+    /// The source of the writers' schemas; Avro needs it.
     pub schemas: Option<Arc<dyn Schemas>>,
 }
 
@@ -86,16 +86,16 @@ pub struct MessageSettings {
 pub struct MessageRows {
     body: Body,
     meta: Vec<(Beside, Rule)>,
-    /// All columns, in their order.
+    /// The rules of all columns, in their order.
     rules: Vec<Rule>,
-    /// The slot of each column, among those of the value and then those beside it.
+    /// The slot of each column, among those of the value followed by those beside it.
     places: Vec<usize>,
     scratch: Scratch,
     slots: Vec<Slot>,
 }
 
 enum Body {
-    /// All columns come from beside it.
+    /// The value is not read, because all columns hold data beside it.
     Unread,
     Json(JsonObjects),
     Msgpack(Unpack),
@@ -103,10 +103,10 @@ enum Body {
 }
 
 impl MessageRows {
-    /// For rows of a schema.
+    /// Creates a decoder for rows of a schema.
     ///
     /// # Errors
-    /// When a setting does not fit the schema.
+    /// If a setting does not fit the schema.
     pub fn new(schema: &Schema, settings: &MessageSettings) -> Result<MessageRows> {
         for name in settings.meta.keys() {
             let found = schema.find("setting 'meta': the stream", name);
@@ -115,7 +115,7 @@ impl MessageRows {
                 return Err(Error::setting(format!(
                     "column '{name}' is in meta, and in columns or formats, too"
                 ))
-                .help("a column comes from the value or from beside it"));
+                .help("a column is a field of the value, or holds data beside it"));
             }
         }
         let all = rules(schema, &settings.columns, &settings.formats)?;
@@ -149,8 +149,8 @@ impl MessageRows {
         Ok(MessageRows { body, meta, rules: all, places, scratch, slots })
     }
 
-    /// Whether all is known that is needed to decode a message. What is not has been asked for; until it is
-    /// known the message has to wait, and others behind it.
+    /// Whether everything needed to decode a message is known. If not, this asks for it. Until it
+    /// is known, this message and those after it must wait.
     pub fn is_ready(&mut self, message: &Message<'_>) -> bool {
         match (&mut self.body, message.value) {
             (Body::Avro(records), Some(value)) => records.is_ready(value),
@@ -158,11 +158,11 @@ impl MessageRows {
         }
     }
 
-    /// Appends a message as a row, or appends nothing and says why. It has to be
+    /// Appends a message as a row, or appends nothing and returns the reason. The message must be
     /// [ready](MessageRows::is_ready).
     ///
     /// # Errors
-    /// The reason, naming the column where one is to blame.
+    /// The reason, with the column's name if a column is the cause.
     pub fn decode(&mut self, message: &Message<'_>, rows: &mut BatchBuilder) -> Result<(), String> {
         let scratch = &mut self.scratch;
         scratch.clear();
@@ -202,18 +202,18 @@ enum Values {
     Avro(AvroValues),
 }
 
-/// Avro can't be read or written without one.
+/// Returns the error that Avro can't be read or written without a registry.
 fn without_schema() -> Error {
     Error::setting("messages in Avro need a registry of schemas")
         .help("say registry=\"http://host:8081\"")
 }
 
 impl MessageValues {
-    /// For rows of a schema; `key` are the columns that make the key, which are in the value as well. Of
-    /// Avro there is [another](MessageValues::avro).
+    /// Creates an encoder for rows of a schema. `key` are the columns of the key, which are also in
+    /// the value. For Avro there is [another constructor](MessageValues::avro).
     ///
     /// # Errors
-    /// When the schema has no such column.
+    /// If the schema has no such column.
     pub fn new(
         schema: &Arc<Schema>,
         format: MessageFormat,
@@ -227,10 +227,10 @@ impl MessageValues {
         MessageValues::of(schema, format, key)
     }
 
-    /// For rows of a schema as records of Avro.
+    /// Creates an encoder for rows of a schema as records of Avro.
     ///
     /// # Errors
-    /// When the schema has no column of the key.
+    /// If the schema lacks a column of the key.
     pub fn avro(
         schema: &Arc<Schema>,
         records: AvroValues,
@@ -258,9 +258,10 @@ impl MessageValues {
         }
     }
 
-    /// Appends the key of a row; `false` when it has none: no column makes one, or the only one is null.
+    /// Appends the key of a row. Returns `false` if it has none: there are no columns for it, or
+    /// its only column is null.
     ///
-    /// One column is its text as in CSV, or its bytes; several are an array of JSON.
+    /// A single column is its text as in CSV, or its bytes. Several columns are an array of JSON.
     pub fn key(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) -> bool {
         match &self.key[..] {
             [] => false,

@@ -12,7 +12,7 @@ use tidemill_core::value::format_timestamp;
 use crate::json;
 use crate::text::{self, quoted};
 
-/// Appends a JSON value, which has been checked to be JSON, as msgpack.
+/// Appends a JSON value, which was checked to be JSON, as msgpack.
 pub(crate) fn from_json(raw: &str, out: &mut Vec<u8>) -> Result<(), String> {
     let mut json = Json { text: raw, at: 0 };
     json.value(out, DEPTH_MAX)?;
@@ -30,7 +30,7 @@ struct Json<'a> {
 }
 
 impl<'a> Json<'a> {
-    // Only for input that was not checked before; the decoder must not trust its caller blindly.
+    // This is only for unchecked input. The decoder must not trust its caller blindly.
     fn wrong(&self) -> String {
         format!("{} is not JSON at byte {}", quoted(self.text), self.at)
     }
@@ -45,7 +45,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// Takes the byte, behind white space, if it is there.
+    /// Takes this byte after white space, if it is there.
     fn take(&mut self, byte: u8) -> bool {
         self.space();
         let found = self.peek() == Some(byte);
@@ -121,7 +121,7 @@ impl<'a> Json<'a> {
         insert_head(out, start, entries, 0x80, 0xde)
     }
 
-    /// A string with its quotes.
+    /// Takes a string with its quotes.
     fn string(&mut self) -> Result<&'a str, String> {
         let start = self.at;
         if self.peek() != Some(b'"') {
@@ -161,7 +161,7 @@ impl<'a> Json<'a> {
             _ => match (token.parse::<i64>(), token.parse::<u64>()) {
                 (Ok(int), _) if int < 0 => put_negative(int, out),
                 (_, Ok(int)) => put_unsigned(int, out),
-                // A float would hold another number than the one that was sent.
+                // A float would hold a number other than the one that was sent.
                 _ => return Err(format!("{} has more than 64 bits", quoted(token))),
             },
         }
@@ -240,7 +240,8 @@ fn write_one(input: &mut &[u8], out: &mut Vec<u8>, depth: usize) -> Option<()> {
     }
 }
 
-/// A kind and its bytes: a time as ISO 8601, a decimal as its digits, anything else as its bytes.
+/// Writes an extension, given its kind and bytes: a time as ISO 8601, a decimal as its digits,
+/// anything else as its bytes.
 fn write_extension(bytes: &[u8], out: &mut Vec<u8>) -> Option<()> {
     match Extension::read(bytes[0] as i8, &bytes[1..]) {
         Some(Extension::Timestamp(us)) => json::write_string(&format_timestamp(us), out),

@@ -1,8 +1,8 @@
 //! Parquet files as sources.
 //!
 //! Rows have no lines and no text of their own: a bad row's text is its values as a JSON object.
-//! The types that the file says its columns have are checked when it is opened; a value that does
-//! not fit its column makes its row bad, and nothing else.
+//! The file's types are checked when it is opened. A value that does not fit its column only makes
+//! its row bad.
 
 use std::io;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -37,12 +37,12 @@ mod convert;
 pub(crate) use chunks::Chunks;
 use convert::{convert, reading, Bad};
 
-/// Rows that are decoded at a time, at most.
+/// The largest number of rows that are decoded at a time.
 const BATCH_ROWS: usize = 16 << 10;
-/// Bytes that are decoded at a time, about.
+/// The approximate number of bytes that are decoded at a time.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Bytes that texts may have which are decoded at a time, at most: one text that a file has once may
-/// stand in all of its rows.
+/// The largest size of the texts that are decoded at a time, in bytes. A text that a file has once
+/// may occur in all of its rows.
 const TEXT_BYTES_MAX: u64 = 1 << 30;
 /// The longest reason of a bad row, in bytes.
 const REASON_BYTES_MAX: usize = 500;
@@ -57,14 +57,14 @@ pub(crate) struct ParquetSource {
     record_bytes_max: usize,
     metadata: ArrowReaderMetadata,
     mask: ProjectionMask,
-    /// For each column of the schema its place among the columns that are read.
+    /// For each column of the schema, its place among the columns that are read.
     fields: Vec<Option<usize>>,
-    /// The file's length, and a checksum of its description.
+    /// The file's length, and a checksum of its footer.
     len: u64,
     checksum: Checksum,
-    /// `None` before the first poll and after the end.
+    /// The reader; `None` before the first poll and after the end.
     reader: Option<ParquetRecordBatchReader>,
-    /// What was decoded and not handed out yet.
+    /// The decoded rows that have not been returned yet.
     decoded: Option<Chunk>,
     offset: u64,
     failed: Option<Error>,
@@ -81,7 +81,8 @@ impl ParquetSource {
         let origin: Arc<str> = path.display().to_string().into();
         let chunks = Chunks::open(&*disk, path).map_err(|e| not_readable(&*disk, path, &e))?;
         let checksum = chunks.description().map_err(|e| damaged(&origin, &e))?;
-        // Without the Arrow types that some writers add, a text is a text, however it was kept.
+        // Some writers add Arrow types. Without these, a text is always a text, whatever its
+        // encoding.
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let metadata = quiet(|| ArrowReaderMetadata::load(&chunks, options))
             .map_err(|e| damaged(&origin, &e))?;
@@ -117,7 +118,7 @@ impl ParquetSource {
         self.metadata.metadata().file_metadata().num_rows().max(0) as u64
     }
 
-    /// A reader from the present row on. Row groups before it are not touched.
+    /// Creates a reader from the present row on. Row groups before it are not read.
     fn start(&mut self) -> Result<ParquetRecordBatchReader> {
         let groups = self.metadata.metadata().row_groups();
         let (mut first, mut skipped) = (0, 0);
@@ -149,8 +150,8 @@ impl ParquetSource {
         quiet(build).map_err(|e| damaged(&self.origin, &e))
     }
 
-    /// How long what stands once and is used by many rows may be, all columns together: no text is
-    /// longer than all of those that a part of a column has.
+    /// Returns the largest size of a text that is stored once and used by many rows, over all
+    /// columns. No text is longer than all texts of a column chunk together.
     fn longest_text(&self, chunks: &Chunks) -> Result<u64, ParquetError> {
         let mut longest = 0;
         for group in self.metadata.metadata().row_groups() {
@@ -216,7 +217,7 @@ impl ParquetSource {
         Ok(Chunk { batch: batch.filter(&BooleanArray::from(good))?, offsets, bad, next_offset })
     }
 
-    /// The beginning of a row as text, and how many bytes all of it has.
+    /// Returns the beginning of a row as text, and the size of the whole text in bytes.
     fn raw(&self, arrow: &RecordBatch, row: usize) -> (String, usize) {
         let mut out = Vec::new();
         for (rule, field) in self.rules.iter().zip(&self.fields) {
@@ -269,7 +270,7 @@ impl ParquetSource {
         } else {
             return Ok(());
         };
-        Err(Error::input(what).help("restore it as it was, or start anew with --fresh"))
+        Err(Error::input(what).help("restore it as it was, or start again with --fresh"))
     }
 }
 
@@ -310,7 +311,7 @@ impl Source for ParquetSource {
 
 impl FileRows for ParquetSource {}
 
-/// For each rule its place among the file's columns.
+/// Returns for each rule its place among the file's columns.
 fn places(
     origin: &str,
     metadata: &ArrowReaderMetadata,
@@ -353,14 +354,14 @@ fn places(
     rules.iter().map(place).collect()
 }
 
-/// Refuses a file that is packed in a way which nobody here unpacks.
+/// Refuses a file with an unsupported compression.
 fn unpacks(origin: &str, metadata: &ArrowReaderMetadata, mask: &ProjectionMask) -> Result<()> {
     for group in metadata.metadata().row_groups() {
         for (leaf, column) in group.columns().iter().enumerate() {
             if column.compression() == Compression::LZO && mask.leaf_included(leaf) {
                 let (name, codec) = (column.column_path(), column.compression());
                 return Err(Error::input(format!(
-                    "{origin}: column {name} is packed with {codec}"
+                    "{origin}: column {name} is compressed with {codec}"
                 ))
                 .help(
                     "write the file with zstd, snappy, gzip, lz4, brotli, or without compression",
@@ -371,7 +372,8 @@ fn unpacks(origin: &str, metadata: &ArrowReaderMetadata, mask: &ProjectionMask) 
     Ok(())
 }
 
-/// Parquet knows no seconds, and some writers have plain integers for them, with a hint for Arrow.
+/// Takes the unit of times from hints for Arrow. Parquet has no seconds, so some writers store
+/// plain integers with such a hint.
 fn take_units(metadata: &ArrowReaderMetadata, rules: &mut [Rule], places: &[Option<usize>]) {
     let described = metadata.metadata().file_metadata();
     let hints = described.key_value_metadata();
@@ -391,19 +393,19 @@ fn take_units(metadata: &ArrowReaderMetadata, rules: &mut [Rule], places: &[Opti
     }
 }
 
-/// A damaged file may bring the library to a place that it holds for impossible.
+/// A damaged file may make the library panic in a place that it holds for impossible.
 fn quiet<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
     let caught = catch_unwind(AssertUnwindSafe(read));
     caught.unwrap_or_else(|_| Err(ParquetError::General("its bytes contradict each other".into())))
 }
 
-/// The error for a file that can't be decoded, or not be read.
+/// Returns the error for a file that can't be decoded or read.
 pub(crate) fn damaged(origin: &str, error: &ParquetError) -> Error {
     if let ParquetError::External(inner) = error {
         if let Some(io) = inner.downcast_ref::<io::Error>() {
             return Error::io(format!("reading {origin}"), io);
         }
     }
-    Error::input(format!("{origin} is damaged, or no Parquet file: {error}"))
-        .help("restore the file, or take it out")
+    Error::input(format!("{origin} is damaged, or not a Parquet file: {error}"))
+        .help("restore the file, or remove it")
 }

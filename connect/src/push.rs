@@ -14,12 +14,12 @@ use tidemill_core::{Batch, BatchBuilder, Error, Result, Schema};
 use crate::row::too_long;
 use crate::source::{Chunk, Place, Polled, Source, Waker};
 
-/// How much may wait in a pushed source before senders wait.
+/// The limits of a pushed source, after which senders wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PushLimits {
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Bytes of memory.
+    /// The bytes of memory.
     pub bytes: usize,
 }
 
@@ -29,12 +29,13 @@ impl Default for PushLimits {
     }
 }
 
-/// How long a sender waits before it looks again.
+/// How long a sender waits before it checks again.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Makes a source and the handle that feeds it.
+/// Creates a source and the handle that feeds it.
 ///
-/// The source ends when it has been [closed](PushHandle::close), or when all handles have gone.
+/// The source ends when it has been [closed](PushHandle::close), or when all handles have been
+/// dropped.
 pub fn push(schema: Arc<Schema>, limits: PushLimits) -> (PushHandle, PushSource) {
     let shared = Arc::new(Shared {
         schema,
@@ -59,7 +60,7 @@ struct Shared {
     schema: Arc<Schema>,
     limits: PushLimits,
     state: Mutex<State>,
-    /// There may be room, or the source has gone, or it was closed.
+    /// Signals that there may be room, or that the source was dropped or closed.
     room: Condvar,
 }
 
@@ -67,7 +68,7 @@ struct State {
     queue: VecDeque<Batch>,
     rows: usize,
     bytes: usize,
-    /// Rows sent so far.
+    /// The number of rows sent so far.
     sent: u64,
     closed: bool,
     source_gone: bool,
@@ -75,31 +76,33 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// What became of a batch that was sent without waiting.
+/// The result of sending a batch without waiting.
 #[derive(Clone, Debug)]
 pub enum TrySend {
-    /// It is in the source; how many rows were sent up to its end, by whatever handle.
+    /// The batch is in the source. The number is that of all rows sent up to its end, by any
+    /// handle.
     Sent(u64),
-    /// There is no room; here it is back.
+    /// There is no room, and the batch is returned.
     Full(Batch),
 }
 
-/// Feeds a [`PushSource`]. Clones feed the same source; rows of one sender keep their order.
+/// Feeds a [`PushSource`]. Clones feed the same source, and the rows of one sender keep their
+/// order.
 pub struct PushHandle {
     shared: Arc<Shared>,
 }
 
 impl PushHandle {
-    /// The schema that batches must have.
+    /// Returns the schema that batches must have.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.shared.schema
     }
 
-    /// Sends rows; waits for room. A batch larger than the limits waits for an empty source. Gives
-    /// how many rows were sent up to its end, by whatever handle.
+    /// Sends rows, and waits for room. A batch larger than the limits waits for an empty source.
+    /// Returns the number of all rows sent up to its end, by any handle.
     ///
     /// # Errors
-    /// When the batch is not of the stream's schema, and when nobody reads any more.
+    /// If the batch does not have the stream's schema, or if the source was dropped.
     pub fn send(&self, batch: Batch) -> Result<u64> {
         let mut batch = batch;
         loop {
@@ -141,7 +144,7 @@ impl PushHandle {
         Ok(TrySend::Sent(sent))
     }
 
-    /// Ends the source behind what was sent. Senders that wait give up with an error.
+    /// Ends the source after the sent rows. Waiting senders fail with an error.
     pub fn close(&self) {
         let mut state = self.shared.state.lock();
         state.closed = true;
@@ -161,7 +164,7 @@ impl PushHandle {
 
     fn open(&self, state: &State) -> Result<()> {
         if state.source_gone {
-            return Err(Error::resource("nobody reads these rows: the engine has stopped")
+            return Err(Error::resource("the rows can't be sent: the engine has stopped")
                 .help("send only between the engine's start and its end"));
         }
         if state.closed {
@@ -209,7 +212,7 @@ fn put(state: &mut State, batch: Batch) -> Option<Waker> {
     state.waker.clone()
 }
 
-// Outside the lock: the waker may poll the source at once.
+// The caller holds no lock, because the waker may poll the source at once.
 fn wake(waker: Option<Waker>) {
     if let Some(waker) = waker {
         waker();
@@ -237,32 +240,32 @@ impl Drop for PushHandle {
 /// Chunks that were taken from a pushed source before, in order.
 pub type Replay = Box<dyn Iterator<Item = Result<Chunk>> + Send>;
 
-/// Rows that other threads send. It is not replayable: who restarts must log what it gave, and give
-/// it back with [`replay`](PushSource::replay).
+/// The rows that other threads send. It is not replayable: after a restart, its rows must come from
+/// a log, through [`replay`](PushSource::replay).
 pub struct PushSource {
     shared: Arc<Shared>,
     offset: u64,
     begun: bool,
     replay: Option<Replay>,
-    /// What is left of the last chunk of `replay`.
+    /// The rest of the last chunk of `replay`.
     replayed: Option<Chunk>,
 }
 
 impl PushSource {
-    /// Hands out these chunks before what is sent. The first begins at the present offset, each
-    /// other one where the one before ended. One at a time is held in memory.
+    /// Returns these chunks before newly sent rows. The first begins at the present offset, and
+    /// each other one where the one before ended. One chunk at a time is in memory.
     ///
     /// # Errors
-    /// When rows were handed out already.
+    /// If rows were returned already.
     pub fn replay(&mut self, chunks: Replay) -> Result<()> {
         if self.begun {
-            return Err(Error::internal("a pushed stream is to be replayed after its begin"));
+            return Err(Error::internal("a pushed stream is replayed after its beginning"));
         }
         self.replay = Some(chunks);
         Ok(())
     }
 
-    /// At most `rows_max` rows of those that are replayed.
+    /// Returns at most `rows_max` replayed rows.
     fn poll_replay(&mut self, rows_max: usize) -> Result<Option<Chunk>> {
         while self.replayed.is_none() {
             let Some(replay) = &mut self.replay else { return Ok(None) };
@@ -343,7 +346,7 @@ impl Source for PushSource {
         Place::of_rows(self.offset)
     }
 
-    /// Before the first row only: the next row has this offset.
+    /// Sets the offset of the next row, before the first row only.
     fn resume(&mut self, place: &Place) -> Result<()> {
         if self.begun && place.offset != self.offset {
             let what =
@@ -368,7 +371,7 @@ impl Drop for PushSource {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         state.source_gone = true;
-        // Dropped outside the lock: the waker may own a handle of this very source.
+        // These are dropped outside the lock: the waker may own a handle of this source.
         let dropped = (state.waker.take(), std::mem::take(&mut state.queue));
         drop(state);
         drop(dropped);
@@ -376,7 +379,7 @@ impl Drop for PushSource {
     }
 }
 
-/// Bytes of the rows themselves: unlike the memory behind them, slices share none of it.
+/// Returns the bytes of the rows themselves. Unlike memory, which slices share.
 fn data_bytes(batch: &Batch) -> usize {
     let span = |offsets: &[i32]| match (offsets.first(), offsets.last()) {
         (Some(first), Some(last)) => (last - first) as usize,

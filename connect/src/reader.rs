@@ -10,21 +10,21 @@ use crate::records::{Flaw, Found, Mark, Next, Records, Skipped, Split, Unclosed}
 use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
 use crate::text::{cut, shorten};
 
-/// How records become rows.
+/// The way in which records become rows.
 pub(crate) trait Format: Send {
-    /// How bytes become records.
+    /// The way in which bytes become records.
     type Split: Split;
 
-    /// A new splitter.
+    /// Creates a splitter.
     fn split(&self) -> Self::Split;
 
     /// Whether the first record is a header.
     fn has_header(&self) -> bool;
 
-    /// Takes the header; the reason when it does not fit.
+    /// Takes the header, or returns the reason why it does not fit.
     fn header(&mut self, record: &[u8], split: &Self::Split) -> Result<()>;
 
-    /// Appends the record as a row, or appends nothing and says why.
+    /// Appends the record as a row, or appends nothing and returns the reason.
     fn decode(
         &mut self,
         record: &[u8],
@@ -32,22 +32,22 @@ pub(crate) trait Format: Send {
         rows: &mut BatchBuilder,
     ) -> Result<(), String>;
 
-    /// Whether a record has the fields that records have, whatever is in them.
+    /// Whether a record has the usual number of fields, whatever they contain.
     fn has_form(&self, _split: &Self::Split) -> bool {
         true
     }
 }
 
-/// A chunk ends after this many bytes of records, however many rows were asked for.
+/// The size of records in bytes after which a chunk ends, however many rows were asked for.
 const CHUNK_BYTES: u64 = 8 << 20;
-/// A chunk has at most this many rows, because each may add a column's default, however short it is.
+/// The largest number of rows of a chunk. Even a short row may add a column's default.
 const CHUNK_ROWS: usize = 1 << 16;
 /// The longest reason of a bad row, in bytes.
 const REASON_BYTES_MAX: usize = 500;
 
 /// A source that reads one file, which may be one of several.
 pub(crate) trait FileRows: Source {
-    /// Nothing is added to the file any more: what is there is all.
+    /// Notes that nothing more will be appended to the file.
     fn complete(&mut self) {}
 }
 
@@ -58,10 +58,10 @@ pub(crate) struct FileSource<F: Format> {
     schema: Arc<Schema>,
     record_bytes_max: usize,
     unclosed: Unclosed,
-    /// `None` before the first poll and after the end: a folder may have more files than a process
-    /// may hold open.
+    /// The records; `None` before the first poll and after the end. A folder may have more files
+    /// than a process may hold open.
     records: Option<Records<F::Split>>,
-    /// The header is still to be read: a file that is followed may not have it yet.
+    /// Whether the header is still to be read. A followed file may not have it yet.
     header_due: bool,
     place: Place,
     offset: u64,
@@ -118,7 +118,7 @@ impl<F: Format> FileSource<F> {
         self.take_header()
     }
 
-    /// Reads the header if it is due, and there.
+    /// Reads the header if it is due and available.
     fn take_header(&mut self) -> Result<()> {
         let (true, Some(records)) = (self.header_due, &mut self.records) else { return Ok(()) };
         match records.next() {
@@ -155,7 +155,7 @@ impl<F: Format> FileSource<F> {
         }
     }
 
-    /// The error for a record whose rest nobody knows, if it is one.
+    /// Returns the error that ends the file, for a record after which the rest is ambiguous.
     fn ends_at(&self, found: &Found) -> Option<Error> {
         let flaw = found.flaw.filter(|flaw| *flaw != Flaw::TooLong)?;
         if self.unclosed == Unclosed::Skip {
@@ -164,12 +164,12 @@ impl<F: Format> FileSource<F> {
         let (origin, line) = (&self.input.origin, found.line);
         let what = format!("{origin}, line {line}: the row is {}", self.flaw_reason(flaw));
         Some(Error::input(what).help(
-            "close the quote and run again; unclosed=\"skip\" sets such a line aside and reads on with the next \
-             one, and quote=\"\" takes quotes as they stand",
+            "close the quote and run again; unclosed=\"skip\" makes such a line a bad row and reads \
+             on with the next one, and quote=\"\" takes quotes as they stand",
         ))
     }
 
-    /// The next record, counted.
+    /// Returns the next record, counted.
     fn next(&mut self) -> Result<Next> {
         self.take_header()?;
         if self.header_due {
@@ -198,8 +198,8 @@ impl<F: Format> FileSource<F> {
         BadRow { offset, origin, line, raw, reason }
     }
 
-    /// A bad record, or only its first line, where lines that a stray quote has put together are
-    /// to be read as what they are.
+    /// Returns a bad record. If a stray quote has joined lines that are to be read one by one, it
+    /// is only the first line.
     fn without_strays(&mut self, found: Found) -> Found {
         let records = self.records.as_mut().expect("the file is open");
         let is_stray = self.unclosed == Unclosed::Skip
@@ -229,7 +229,7 @@ impl<F: Format> FileSource<F> {
                     self.ended = true;
                     break;
                 }
-                // What was read before goes out first.
+                // Rows that were read before it are returned first.
                 Err(error) => {
                     self.failed = Some(error);
                     break;
@@ -272,7 +272,7 @@ impl<F: Format> FileSource<F> {
         Ok(Polled::Rows(Chunk { batch, offsets, bad, next_offset: self.offset }))
     }
 
-    /// Notes where the source stands, and closes the file when all of it was read.
+    /// Stores the source's place, and closes the file when all of it was read.
     fn settle(&mut self) {
         if self.offset != self.place.offset {
             let Mark { bytes, checksum, line } =

@@ -1,4 +1,4 @@
-//! Bytes cut into records, with a bound on the memory that one record may take.
+//! Bytes split into records, with a bound on the memory of one record.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -9,54 +9,56 @@ use tidemill_core::encode::Hasher128;
 use crate::checksum::Checksum;
 use crate::input::Reading;
 
-/// Finds the end of a record. It is fed the record's bytes from its beginning, more of them with
-/// each call, and goes on where it stopped.
+/// Finds the end of a record. It gets the record's bytes from the beginning, more of them with each
+/// call, and continues where it stopped.
 pub(crate) trait Split: Send {
-    /// Scans on in `data`; the place behind the record and its newline, or `None` when more bytes
-    /// are needed. With `last` there are no more.
+    /// Scans on in `data`. Returns the place after the record and its newline, or `None` if more
+    /// bytes are needed. With `last` there are no more.
     fn scan(&mut self, data: &[u8], last: bool) -> Option<usize>;
 
     /// Forgets the record: the next bytes begin a new one.
     fn reset(&mut self);
 
-    /// How far the record has been scanned; all bytes up to here were seen.
+    /// Returns how far the record has been scanned.
     fn scanned(&self) -> usize;
 
-    /// The bytes scanned so far are dropped, because the record is too long: only its end matters.
+    /// Notes that the bytes scanned so far are dropped, because the record is too long. Only its
+    /// end matters.
     fn drop_scanned(&mut self);
 
-    /// Newlines inside the record.
+    /// Returns the number of newlines in the record.
     fn newlines(&self) -> u64;
 
-    /// Whether what was scanned last is inside quotes: more of the record, or the end of the input.
+    /// Whether the scan ended inside quotes: there is more of the record, or the input ends.
     fn is_open(&self) -> bool;
 
-    /// What was scanned last is not inside quotes any more.
+    /// Ends the open quotes.
     fn close(&mut self);
 
-    /// Whether the record (without its newline) is a blank line, which is no record.
+    /// Whether the record, without its newline, is a blank line, which is not a record.
     fn is_blank(record: &[u8]) -> bool;
 }
 
-/// What is wrong with a record as a whole.
+/// A flaw of a record as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// It has more bytes than allowed.
     TooLong,
     /// It begins a quoted field that does not end before the file does.
     Unclosed,
-    /// It begins a quoted field that does not end within the most bytes that a record may have.
+    /// It begins a quoted field that does not end within the largest size of a record.
     OpenTooLong,
 }
 
-/// What a quoted field means that does not end.
+/// The treatment of a quoted field that does not end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unclosed {
-    /// Nobody knows which rows the rest of the file has: reading ends.
+    /// Reading ends, because the rows in the rest of the file are ambiguous.
     #[default]
     Stop,
-    /// The quote is a mistake in its line, which is bad; reading goes on with the next one.
+    /// The quote counts as an error in its line, which is bad. Reading continues with the next
+    /// line.
     Skip,
 }
 
@@ -66,18 +68,18 @@ pub(crate) struct Found {
     range: Range<usize>,
     /// The line, from 1, in which it begins.
     pub line: u64,
-    /// The newlines inside of it.
+    /// The number of newlines in it.
     pub newlines: u64,
     pub flaw: Option<Flaw>,
-    /// Its bytes in the input, newline included.
+    /// Its size in the input in bytes, including the newline.
     pub len: u64,
 }
 
-/// What comes next.
+/// The result of reading on.
 #[derive(Clone, Debug)]
 pub(crate) enum Next {
     Found(Found),
-    /// Nothing now; more of the input may come.
+    /// No record now, but the input may grow.
     Pending,
     End,
 }
@@ -85,28 +87,28 @@ pub(crate) enum Next {
 /// A place between two records.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mark {
-    /// Bytes before it.
+    /// The number of bytes before it.
     pub bytes: u64,
-    /// Of these bytes.
+    /// The checksum of these bytes.
     pub checksum: Checksum,
     /// The line, from 1.
     pub line: u64,
 }
 
-/// What [`Records::skip_to`] finds.
+/// The result of [`Records::skip_to`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Skipped {
-    /// The bytes of the mark.
+    /// The input has the bytes of the mark.
     Same,
-    /// Only so many bytes.
+    /// The input has only this many bytes.
     Short(u64),
-    /// Other bytes.
+    /// The input has other bytes.
     Changed,
-    /// The same bytes, but the last record had no newline and goes on now.
+    /// The input has the same bytes, but the last record had no newline and continues now.
     Continued,
 }
 
-/// Cuts what it reads into records. Blank lines are none.
+/// Splits its input into records. Blank lines are not records.
 pub(crate) struct Records<S> {
     pub split: S,
     read: Reading,
@@ -117,18 +119,18 @@ pub(crate) struct Records<S> {
     line: u64,
     consumed: u64,
     hasher: Hasher128,
-    /// Up to here the bytes of `buf` are in the hash: never further than the next record's start,
-    /// and in large pieces, which costs next to nothing.
+    /// The end of the part of `buf` that is in the hash. It is never beyond the next record's
+    /// start, and moves in large pieces, which costs next to nothing.
     hashed: usize,
-    /// Behind the last record, once something that is none was consumed behind it.
+    /// The place after the last record, once a blank line was consumed after it.
     mark: Option<Mark>,
-    /// What it was when the last record was found.
+    /// The value of `mark` when the last record was found.
     before: Option<Mark>,
     record_bytes_max: usize,
     unclosed: Unclosed,
-    /// Bytes of the present record that were dropped, because it is too long.
+    /// The bytes of the present record that were dropped, because it is too long.
     dropped: u64,
-    /// The present record was begun by an earlier call, which found no more input.
+    /// Whether an earlier call, which found no more input, has begun the present record.
     begun: bool,
     /// The beginning of a record that is too long.
     head: Vec<u8>,
@@ -139,7 +141,7 @@ const READ_BYTES_MIN: usize = 4 << 10;
 const HEAD_BYTES: usize = 1024;
 
 impl<S: Split> Records<S> {
-    /// Cuts what `read` gives.
+    /// Creates a splitter of the bytes that `read` gives.
     pub fn new(read: Reading, split: S, record_bytes_max: usize, unclosed: Unclosed) -> Self {
         Records {
             split,
@@ -161,8 +163,8 @@ impl<S: Split> Records<S> {
         }
     }
 
-    /// The place behind the last record; blank lines behind it do not count, so that it is the
-    /// same whether they were looked at or not.
+    /// Returns the place after the last record. Blank lines after it do not count, so the place is
+    /// the same whether they were read or not.
     pub fn mark(&mut self) -> Mark {
         self.mark.unwrap_or_else(|| self.mark_at(self.unread.start, self.consumed, self.line))
     }
@@ -177,7 +179,8 @@ impl<S: Split> Records<S> {
         self.hashed = place;
     }
 
-    /// Goes on to a mark that reading the same input once had; it must not be behind.
+    /// Moves on to a mark from an earlier reading of the same input. The mark must not be before
+    /// the present place.
     pub fn skip_to(&mut self, mark: &Mark) -> io::Result<Skipped> {
         let mut last = b'\n';
         self.mark = None;
@@ -209,12 +212,12 @@ impl<S: Split> Records<S> {
         Ok(Skipped::Same)
     }
 
-    /// Nothing is added to the input any more: what is there is all.
+    /// Notes that nothing more will be appended to the input.
     pub fn complete(&mut self) {
         self.read.complete();
     }
 
-    /// The next record.
+    /// Returns the next record.
     pub fn next(&mut self) -> io::Result<Next> {
         loop {
             match self.next_line()? {
@@ -233,7 +236,8 @@ impl<S: Split> Records<S> {
         }
     }
 
-    /// The bytes of a record, without its newline; of one that is too long its beginning.
+    /// Returns the bytes of a record without its newline. For a record that is too long it is the
+    /// beginning.
     pub fn bytes(&self, found: &Found) -> &[u8] {
         match found.flaw {
             Some(_) if !self.head.is_empty() => &self.head,
@@ -254,8 +258,8 @@ impl<S: Split> Records<S> {
             }
             let there = data.len();
             if self.dropped == 0 {
-                // What is found must not depend on how much was read at once: first it is looked at
-                // as much as a record may have.
+                // The result must not depend on how much was read at once. So the scan first sees
+                // as many bytes as a record may have.
                 data = &data[..there.min(self.record_bytes_max + 1)];
             }
             let is_all = data.len() == there;
@@ -274,7 +278,7 @@ impl<S: Split> Records<S> {
                     Unclosed::Skip if data.contains(&b'\n') => {
                         return Ok(self.first_line(scanned, Flaw::OpenTooLong));
                     }
-                    // It ends with its line.
+                    // The record ends with its line.
                     Unclosed::Skip => self.split.close(),
                 }
             }
@@ -308,7 +312,7 @@ impl<S: Split> Records<S> {
         Ok(self.taken(end, flaw))
     }
 
-    /// The record that ends so many bytes from here.
+    /// Takes the record that ends after this many bytes.
     fn taken(&mut self, end: usize, flaw: Option<Flaw>) -> Next {
         let mut range = self.unread.start..self.unread.start + end;
         let closed = self.buf[range.clone()].last() == Some(&b'\n');
@@ -326,8 +330,8 @@ impl<S: Split> Records<S> {
         Next::Found(Found { range, line, newlines, flaw, len })
     }
 
-    /// The first line of a record, of which so many bytes are known; what is behind is read as what
-    /// it is then.
+    /// Takes the first line of a record of which this many bytes are known. The rest is read as
+    /// further lines.
     fn first_line(&mut self, known: usize, flaw: Flaw) -> Next {
         let data = &self.buf[self.unread.clone()][..known];
         let end = data.iter().position(|b| *b == b'\n').map_or(known, |at| at + 1);
@@ -335,8 +339,8 @@ impl<S: Split> Records<S> {
         self.taken(end, Some(flaw))
     }
 
-    /// The place is before the record that was found last, which nobody takes; nothing is read
-    /// behind it.
+    /// Moves the place before the record that was found last, which is not taken. Nothing is read
+    /// after it.
     pub fn leave(&mut self, found: &Found) {
         let before = self.consumed - found.len;
         self.mark = match self.before {
@@ -345,7 +349,7 @@ impl<S: Split> Records<S> {
         };
     }
 
-    /// Goes back to behind the first line of the record that was found last.
+    /// Moves back to the end of the first line of the record that was found last.
     pub fn take_back(&mut self, found: &Found) -> Found {
         let data = &self.buf[found.range.clone()];
         let Some(at) = data.iter().position(|b| *b == b'\n') else { return found.clone() };
@@ -360,15 +364,15 @@ impl<S: Split> Records<S> {
         Found { range, newlines: 0, len, ..found.clone() }
     }
 
-    /// Keeps the next `len` bytes as far as they belong to the head of a record: the same bytes
-    /// however large the reads were.
+    /// Stores the next `len` bytes as far as they belong to the head of a record: the same bytes
+    /// for any size of reads.
     fn keep_head(&mut self, len: usize) {
         let data = &self.buf[self.unread.clone()][..len];
         let room = HEAD_BYTES - self.head.len();
         self.head.extend_from_slice(&data[..data.len().min(room)]);
     }
 
-    /// Reads more behind what is unread.
+    /// Reads more after the unread bytes.
     fn fill(&mut self) -> io::Result<Filled> {
         self.hash_to(self.unread.start);
         self.buf.copy_within(self.unread.clone(), 0);
@@ -393,13 +397,13 @@ impl<S: Split> Records<S> {
 
 #[derive(PartialEq, Eq)]
 enum Filled {
-    /// There is more, or it is known that the input has ended.
+    /// There is more, or the input has ended.
     More,
-    /// Nothing at present.
+    /// There is nothing at present.
     Dry,
 }
 
-/// One record a line.
+/// A splitter with one record a line.
 #[derive(Default)]
 pub(crate) struct Lines {
     scanned: usize,

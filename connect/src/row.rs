@@ -1,4 +1,4 @@
-//! One decoded row, before it goes into a batch: a row whose last column fails must leave nothing.
+//! One decoded row, before it goes into a batch. A row whose last column fails must leave nothing.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ pub(crate) enum Slot {
     Int(i64),
     Float(f64),
     Bool(bool),
-    /// In the record.
+    /// A range of the record.
     Text(usize, usize),
-    /// In [`Scratch::text`].
+    /// A range of [`Scratch::text`].
     Copied(usize, usize),
-    /// In [`Scratch::bytes`].
+    /// A range of [`Scratch::bytes`].
     Bytes(usize, usize),
 }
 
-/// A row's values and the buffers behind them; used again for every row.
+/// A row's values and their buffers, which are reused for every row.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub slots: Vec<Slot>,
@@ -40,14 +40,14 @@ impl Scratch {
         self.bytes.clear();
     }
 
-    /// Keeps a text that is not a part of the record.
+    /// Stores a text that is not part of the record.
     pub fn copy(&mut self, text: &str) -> Slot {
         let start = self.text.len();
         self.text.push_str(text);
         Slot::Copied(start, self.text.len())
     }
 
-    /// Keeps what `write` appends to the bytes.
+    /// Stores the bytes that `write` appends.
     pub fn write(
         &mut self,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), String>,
@@ -57,7 +57,7 @@ impl Scratch {
         Ok(Slot::Bytes(start, self.bytes.len()))
     }
 
-    /// Keeps a list in its encoding.
+    /// Stores a list in its encoding.
     pub fn list(&mut self, list: &Value) -> Result<Slot, String> {
         self.write(|out| {
             encode::value(list, out);
@@ -65,7 +65,7 @@ impl Scratch {
         })
     }
 
-    /// Keeps a value of a column's type, or null.
+    /// Stores a value of a column's type, or null.
     pub fn value(&mut self, value: &Value) -> Result<Slot, String> {
         Ok(match value {
             Value::Null => Slot::Null,
@@ -118,17 +118,17 @@ impl Scratch {
     }
 }
 
-/// What is wrong with a value of so many bytes.
+/// Returns the reason for a value of this many bytes.
 pub(crate) fn too_long(bytes: usize) -> String {
     format!("a value of {bytes} bytes, which may have {VALUE_BYTES_MAX}")
 }
 
-/// What a format needs to know of a column.
+/// The properties of a column that formats need.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// Its name in the schema.
+    /// The name in the schema.
     pub name: String,
-    /// Its name in the file.
+    /// The name in the file.
     pub field: String,
     pub ty: DataType,
     pub nullable: bool,
@@ -142,8 +142,8 @@ pub(crate) struct Rule {
 /// A text for each column that has one.
 pub(crate) type ByColumn = BTreeMap<String, String>;
 
-/// The rules for the columns of `schema`, or an error for a setting that does not fit them: `columns`
-/// are their names in the input, and `formats` those of timestamps.
+/// Returns the rules for the columns of `schema`, or an error for a setting that does not fit them.
+/// `columns` has their names in the input, and `formats` those of timestamps.
 pub(crate) fn rules(schema: &Schema, columns: &ByColumn, formats: &ByColumn) -> Result<Vec<Rule>> {
     for (setting, names) in [("columns", columns), ("formats", formats)] {
         for name in names.keys() {

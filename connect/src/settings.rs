@@ -4,15 +4,15 @@ use serde::de::DeserializeOwned;
 use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result};
 
-/// Reads settings; a name that is not one of them is refused, with the nearest that is. `what` is what
-/// they are of, for the error.
+/// Parses settings. An unknown name is refused, with the nearest known one. `what` names the
+/// settings in the error.
 ///
 /// # Errors
-/// For a name that is no setting, or a value that does not fit one.
+/// For an unknown name, or a value that does not fit its setting.
 pub fn from_json<T: DeserializeOwned>(what: &str, json: &str) -> Result<T> {
     serde_json::from_str(json).map_err(|e| {
         let why = crate::json::why(&e);
-        // serde says: unknown field `a`, expected one of `b`, `c`.
+        // serde's text is: unknown field `a`, expected one of `b`, `c`.
         let mut names = why.split('`').skip(1).step_by(2);
         let near = match why.starts_with("unknown field") {
             true => names.next().and_then(|given| nearest(given, names)),

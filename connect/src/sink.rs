@@ -1,4 +1,4 @@
-//! What a sink is, and files as sinks.
+//! The contract of sinks, and files as sinks.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,80 +27,79 @@ pub use memory::{memory, MemoryRows, MemorySink};
 /// Takes the rows of finished epochs, in order. Implementations call [`contract::check`] and
 /// [`contract::check_recovery`] in their tests.
 ///
-/// **After a crash.** Whoever drives the sink keeps its [`place`](Sink::place) with each cut, and
-/// with each snapshot the place that [`sync`](Sink::sync) gave for the snapshot's cut. It opens the
-/// sink again at the snapshot's place, writes and commits the rows of the later cuts again, calls
-/// [`settle`](Sink::settle), and goes on.
+/// **After a crash.** The driver of a sink stores its [`place`](Sink::place) with each cut. With
+/// each snapshot it stores the place that [`sync`](Sink::sync) gave for the snapshot's cut. To
+/// recover, it opens the sink at the snapshot's place, and writes and commits the rows of the later
+/// cuts again. Then it calls [`settle`](Sink::settle), and continues.
 pub trait Sink: Send {
     /// Takes rows. They stay hidden until [`commit`](Sink::commit).
     ///
     /// # Errors
-    /// When the rows are not of the sink's schema, after [`finish`](Sink::finish), and when the
-    /// sink fails. A sink that has failed stays so.
+    /// If the rows do not have the sink's schema, after [`finish`](Sink::finish), or if the sink
+    /// fails. A sink that has failed stays so.
     fn write(&mut self, batch: &Batch) -> Result<()>;
 
-    /// Everything up to here belongs to finished epochs: it may be seen.
+    /// Makes all rows up to here visible, because they belong to finished epochs.
     ///
     /// # Errors
-    /// When the sink fails; then some of the rows may be seen.
+    /// If the sink fails; then some of the rows may be visible.
     fn commit(&mut self) -> Result<()>;
 
-    /// Where the sink stands behind everything written, committed or not.
+    /// Returns the sink's place after all written rows, committed or not.
     fn place(&self) -> SinkPlace;
 
-    /// Makes everything committed durable. Its place, at which the sink can be opened again.
+    /// Makes all committed rows durable. Returns the place, at which the sink can be opened again.
     ///
     /// # Errors
-    /// When the sink fails.
+    /// If the sink fails.
     fn sync(&mut self) -> Result<SinkPlace>;
 
-    /// What was to be written again has been: what a crash left behind it is cut off. Does nothing
-    /// in a sink that was not opened at a place.
+    /// Ends the repetition after a crash: rows that the crash left after the present place are cut
+    /// off. Does nothing if the sink was not opened at a place.
     ///
     /// # Errors
-    /// When the sink fails.
+    /// If the sink fails.
     fn settle(&mut self) -> Result<()>;
 
-    /// Nothing more comes. What was committed is complete and stored safely when this returns;
-    /// rows after the last commit are dropped, so that a run that fails leaves only finished
-    /// epochs behind. A second time does nothing.
+    /// Ends the output. All committed rows are complete and durable when this returns. Rows after
+    /// the last commit are dropped, so a failed run leaves only finished epochs. A second call does
+    /// nothing.
     ///
     /// # Errors
-    /// When the sink fails.
+    /// If the sink fails.
     fn finish(&mut self) -> Result<()>;
 }
 
-/// Where a sink stands. Goes into snapshots: its JSON is stable.
+/// The place of a sink. It is part of snapshots, so its JSON is stable.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkPlace {
-    /// Rows written.
+    /// The number of rows written.
     pub rows: u64,
-    /// Their bytes before they are packed, with what stands before the first row; 0 where bytes
-    /// mean nothing.
+    /// Their uncompressed size in bytes, including the header; 0 where bytes mean nothing.
     #[serde(default)]
     pub bytes: u64,
-    /// Where the file can be continued. A packed file can be only where [`Sink::sync`] has ended a
-    /// part of it.
+    /// The end at which the file can be continued. A compressed file has one only where
+    /// [`Sink::sync`] has ended a part of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<FileEnd>,
-    /// In a topic: for each partition an offset at or before the first message behind these rows.
+    /// For a topic: an offset of each partition, at or before the first message after these rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ends: Vec<u64>,
 }
 
-/// A place in a file that was written, and what tells the file from another.
+/// A place in a written file, and the checksum that identifies the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileEnd {
-    /// Bytes of the file before it.
+    /// The bytes of the file before the place.
     pub len: u64,
-    /// Of all of them.
+    /// The checksum of these bytes.
     pub checksum: Checksum,
 }
 
 impl SinkPlace {
-    /// Whether the same was written, however it was packed and synced.
+    /// Whether the same rows were written, however they were compressed and synced.
     pub fn is_same(&self, other: &SinkPlace) -> bool {
         (self.rows, self.bytes) == (other.rows, other.bytes)
     }
@@ -110,29 +109,29 @@ impl SinkPlace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkSettings {
-    /// The file. Folders that are missing are made. With `.gz` at its end it is packed. A Parquet
-    /// file is there at the end; before that its rows are in the files of a folder next to it, with
-    /// `.parts` behind its name.
+    /// The file. Missing folders are created. A name that ends with `.gz` makes it compressed. A
+    /// Parquet file exists at the end; until then its rows are in files of a folder beside it,
+    /// whose name has `.parts` appended.
     pub path: PathBuf,
-    /// The format; by the file's name when absent.
+    /// The format. When absent, the file's name implies it.
     #[serde(default)]
     pub format: Option<FileFormat>,
-    /// Whether a file that is there and not empty is replaced.
+    /// Whether an existing file that is not empty is replaced.
     #[serde(default)]
     pub overwrite: bool,
-    /// CSV: between fields, one ASCII character; `,` when absent, a tab for `.tsv`.
+    /// CSV: the delimiter, one ASCII character. When absent it is `,`, and a tab for `.tsv`.
     #[serde(default)]
     pub delimiter: Option<char>,
     /// CSV: whether the first line has the columns' names; true when absent.
     #[serde(default)]
     pub header: Option<bool>,
-    /// CSV: what stands for null; the empty field when absent. Texts that look like it are quoted.
+    /// CSV: the text that stands for null; the empty field when absent. Equal texts are quoted.
     #[serde(default)]
     pub null: Option<String>,
 }
 
 impl SinkSettings {
-    /// Settings for a path, all others as they are by default.
+    /// Creates settings for a path, with defaults for the rest.
     pub fn new(path: impl Into<PathBuf>) -> SinkSettings {
         SinkSettings {
             path: path.into(),
@@ -144,15 +143,15 @@ impl SinkSettings {
         }
     }
 
-    /// Settings from a JSON object.
+    /// Parses settings from a JSON object.
     ///
     /// # Errors
-    /// For a name that is no setting, or a value that does not fit one.
+    /// For an unknown name, or a value that does not fit its setting.
     pub fn from_json(json: &str) -> Result<SinkSettings> {
         crate::settings::from_json("sink", json)
     }
 
-    /// Refuses settings that mean something for CSV only.
+    /// Refuses settings that have a meaning for CSV only.
     fn only_csv(&self, format: FileFormat) -> Result<()> {
         if self.delimiter.is_none() && self.header.is_none() && self.null.is_none() {
             return Ok(());
@@ -164,13 +163,12 @@ impl SinkSettings {
     }
 }
 
-/// Opens a file to write rows of `schema` to: a new one, or with `resume` one that was written
-/// before, at a place that it had.
+/// Opens a file to write rows of `schema` to: a new one, or with `resume` an earlier one at a
+/// stored place.
 ///
 /// # Errors
-/// When a setting does not fit, or when the disk refuses. A new one: when the file has something
-/// in it and may not be overwritten. One that was written before: when it is not what was written
-/// up to the place.
+/// If a setting does not fit, or if the disk refuses. A new file: if it is not empty and may not be
+/// overwritten. An earlier file: if its content up to the place has changed.
 pub fn open(
     settings: &SinkSettings,
     schema: &Arc<Schema>,

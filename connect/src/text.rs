@@ -6,7 +6,7 @@ use std::num::IntErrorKind;
 use tidemill_core::value::canonical_f64;
 use tidemill_core::{rules, Value};
 
-/// Text for a message: cut to about `max` bytes.
+/// Shortens a text for a message to about `max` bytes.
 pub(crate) fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         Cow::Borrowed(text)
@@ -15,18 +15,18 @@ pub(crate) fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     }
 }
 
-/// The beginning of a text, at most `max` bytes.
+/// Returns the beginning of a text, at most `max` bytes.
 pub(crate) fn cut(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]
 }
 
-/// A value for a message: quoted and cut.
+/// Quotes and shortens a value for a message.
 pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", shorten(text, 60))
 }
 
-/// An integer: an optional sign and digits.
+/// Parses an integer: an optional sign and digits.
 pub(crate) fn int(text: &str) -> Result<i64, String> {
     text.parse::<i64>().map_err(|e| match e.kind() {
         IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
@@ -36,7 +36,7 @@ pub(crate) fn int(text: &str) -> Result<i64, String> {
     })
 }
 
-/// A float. Digits that mean more than the largest float are refused rather than made infinite.
+/// Parses a float. Digits that exceed the largest float are refused and do not become infinite.
 pub(crate) fn float(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("{} is not a number", quoted(text)))?;
     if value.is_infinite() && text.bytes().any(|b| b.is_ascii_digit()) {
@@ -45,7 +45,7 @@ pub(crate) fn float(text: &str) -> Result<f64, String> {
     Ok(canonical_f64(value))
 }
 
-/// A boolean.
+/// Parses a boolean.
 pub(crate) fn bool(text: &str) -> Result<bool, String> {
     match text {
         "1" => Ok(true),
@@ -56,7 +56,7 @@ pub(crate) fn bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Bytes: `0x` and two hexadecimal digits for each.
+/// Parses bytes: `0x` and two hexadecimal digits for each.
 pub(crate) fn bytes(text: &str, out: &mut Vec<u8>) -> Result<(), String> {
     let bad = || format!("{} is not bytes (0x and two hexadecimal digits each)", quoted(text));
     let digits = text.strip_prefix("0x").ok_or_else(bad)?.as_bytes();
@@ -73,7 +73,7 @@ pub(crate) fn bytes(text: &str, out: &mut Vec<u8>) -> Result<(), String> {
     Ok(())
 }
 
-/// The units of a decimal: digits, which may have an exponent, never rounded.
+/// Parses a decimal into units: digits, which may have an exponent, never rounded.
 pub(crate) fn decimal(text: &str, scale: u8) -> Result<i64, String> {
     if let Some(units) = short_decimal(text.as_bytes(), scale) {
         return Ok(units);
@@ -81,7 +81,7 @@ pub(crate) fn decimal(text: &str, scale: u8) -> Result<i64, String> {
     match rules::parse_number(text, scale) {
         Ok(Value::Decimal(units, _)) => Ok(units),
         Ok(_) => Err(format!("{} is not a decimal number", quoted(text))),
-        // A text may be as long as a record, and so would be what is said of it.
+        // A text may be as long as a record, so the message must not contain all of it.
         Err(why) => Err(match why.rsplit_once("' ") {
             Some((_, why)) => format!("{} {why}", quoted(text)),
             None => why,
@@ -89,8 +89,8 @@ pub(crate) fn decimal(text: &str, scale: u8) -> Result<i64, String> {
     }
 }
 
-/// The usual case, several times faster than the rule: at most 18 digits and no exponent. `None`
-/// leaves it to the rule, whose result is the same.
+/// Parses the usual case, several times faster than the rule: at most 18 digits and no exponent.
+/// `None` leaves it to the rule, which gives the same results.
 fn short_decimal(text: &[u8], scale: u8) -> Option<i64> {
     let (negative, digits) = match text.split_first()? {
         (b'-', rest) => (true, rest),

@@ -8,20 +8,20 @@ mod pattern;
 
 use pattern::Pattern;
 
-/// How a column writes its timestamps.
+/// The format of a column's timestamps.
 #[derive(Clone, Debug)]
 pub(crate) enum TimeFormat {
     /// ISO 8601: a date or a date with a time.
     Iso,
-    /// A number since 1970 in seconds, milliseconds or microseconds: so many digits after the
+    /// A number since 1970 in seconds, milliseconds or microseconds. This many digits after the
     /// point make microseconds.
     Unix(u8),
-    /// As `strptime` reads them.
+    /// A pattern for `strptime`.
     Pattern(Pattern),
 }
 
 impl TimeFormat {
-    /// From a setting.
+    /// Parses a setting.
     pub fn parse(format: &str) -> Result<TimeFormat, String> {
         match format {
             "iso" => return Ok(TimeFormat::Iso),
@@ -40,7 +40,7 @@ impl TimeFormat {
         }
     }
 
-    /// Microseconds since 1970 from a text in this format.
+    /// Returns the microseconds since 1970 that a text in this format means.
     pub fn read(&self, text: &str) -> Result<i64, String> {
         let us = match self {
             TimeFormat::Iso => iso(text),
@@ -56,9 +56,10 @@ impl TimeFormat {
 const FINER: &str = "finer than microseconds";
 const DAY_US: i64 = 86_400_000_000;
 
-/// ISO 8601, extended form: a date, optionally a time behind `T` or a space, optionally `Z` or an
-/// offset; without one it is UTC. Years beyond four digits need a sign. What
-/// [`tidemill_core::value::format_timestamp`] writes is read back, `…us` of the far future too.
+/// Parses the extended form of ISO 8601: a date, optionally a time after `T` or a space, optionally
+/// `Z` or an offset. Without an offset it is UTC. Years beyond four digits need a sign. All texts
+/// of [`tidemill_core::value::format_timestamp`] are read back, including the `…us` of the far
+/// future.
 pub(crate) fn iso(text: &str) -> Result<i64, String> {
     if let Some(us) = text.strip_suffix("us").and_then(|us| us.parse().ok()) {
         return Ok(us);
@@ -79,7 +80,7 @@ pub(crate) fn iso(text: &str) -> Result<i64, String> {
         return Err(format!("{} is {FINER}", quoted(text)));
     };
     let offset = offset(rest).ok_or_else(bad)?;
-    // Wide, because a day that does not fit may have a time that does.
+    // The type is wide, because a day that does not fit may have a time that does.
     let us = i128::from(days) * i128::from(DAY_US)
         + i128::from(seconds - offset) * 1_000_000
         + i128::from(micros);
@@ -98,7 +99,7 @@ fn skip(rest: &mut &[u8], byte: u8) -> Option<()> {
     Some(())
 }
 
-/// Days since 1970.
+/// Takes a date, as days since 1970.
 fn date(rest: &mut &[u8]) -> Option<i64> {
     let signed = matches!(rest.first(), Some(b'+' | b'-'));
     let negative = rest.first() == Some(&b'-');
@@ -121,7 +122,7 @@ fn date(rest: &mut &[u8]) -> Option<i64> {
     Some(days_of(year, month, day))
 }
 
-/// How many days a month has.
+/// Returns the number of days in a month.
 fn month_days(year: i64, month: i64) -> i64 {
     let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     match month {
@@ -131,9 +132,9 @@ fn month_days(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days since 1970 of a day that there is.
+/// Returns the days since 1970 of an existing day.
 fn days_of(year: i64, month: i64, day: i64) -> i64 {
-    // Years that begin in March have their leap day at the end.
+    // In years that begin in March, the leap day is at the end.
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
@@ -141,7 +142,7 @@ fn days_of(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era - 719_468
 }
 
-/// Seconds since midnight.
+/// Takes a time, as seconds since midnight.
 fn clock(rest: &mut &[u8]) -> Option<i64> {
     let hour = two(rest)?;
     skip(rest, b':')?;
@@ -150,7 +151,7 @@ fn clock(rest: &mut &[u8]) -> Option<i64> {
     (hour < 24 && minute < 60 && second < 60).then_some(hour * 3600 + minute * 60 + second)
 }
 
-/// Microseconds; `Some(None)` when there is more than that.
+/// Takes a fraction in microseconds. `Some(None)` if it is finer.
 fn fraction(rest: &mut &[u8]) -> Option<Option<i64>> {
     if skip(rest, b'.').is_none() && skip(rest, b',').is_none() {
         return Some(Some(0));
@@ -167,7 +168,7 @@ fn fraction(rest: &mut &[u8]) -> Option<Option<i64>> {
     Some(Some((0..6).fold(0, |us, i| us * 10 + fraction.get(i).map_or(0, |b| i64::from(b - b'0')))))
 }
 
-/// Seconds east of UTC.
+/// Takes an offset, as seconds east of UTC.
 fn offset(mut rest: &[u8]) -> Option<i64> {
     let sign = match rest {
         [] | b"Z" | b"z" => return Some(0),
@@ -180,7 +181,7 @@ fn offset(mut rest: &[u8]) -> Option<i64> {
     let minutes = if rest.is_empty() {
         0
     } else {
-        // The colon may be left out.
+        // The colon is optional.
         let _ = skip(&mut rest, b':');
         two(&mut rest)?
     };
@@ -273,8 +274,8 @@ mod tests {
     #[test]
     fn patterns_that_say_no_time_are_refused() {
         for (pattern, why) in [
-            ("%Q", "no directive that can be read"),
-            ("%", "no directive"),
+            ("%Q", "not a directive that can be read"),
+            ("%", "not a directive"),
             ("%H:%M", "no year"),
             ("%d.%m.", "not a year"),
             ("%Y %d", "not a month"),

@@ -1,4 +1,4 @@
-//! What sources and sinks have to say while they wait for somebody.
+//! Troubles: the reasons why sources and sinks wait for another system.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// What holds sources and sinks up, by who says it, for whoever looks after a run. Clones share it.
+/// The reasons why sources and sinks wait, by their names, for the operator of a run. Clones share
+/// it.
 ///
-/// A source or sink whose other side is away waits and says so here; it does not end the run.
+/// A source or sink whose other side is away waits and reports it here; it does not end the run.
 #[derive(Clone, Debug, Default)]
 pub struct Troubles {
     inner: Arc<Inner>,
@@ -17,12 +18,12 @@ pub struct Troubles {
 #[derive(Debug, Default)]
 struct Inner {
     by_name: Mutex<BTreeMap<String, String>>,
-    /// Nobody is to wait any longer.
+    /// Whether waiting must end.
     is_over: AtomicBool,
 }
 
 impl Troubles {
-    /// Says what is wrong, in the place of what the same one has said before.
+    /// Reports a trouble, in place of an earlier one of the same name.
     pub fn tell(&self, who: &str, what: &str) {
         let mut by_name = self.inner.by_name.lock();
         if by_name.get(who).is_none_or(|before| before != what) {
@@ -30,17 +31,17 @@ impl Troubles {
         }
     }
 
-    /// It is over.
+    /// Removes a trouble that is over.
     pub fn clear(&self, who: &str) {
         self.inner.by_name.lock().remove(who);
     }
 
-    /// All that is wrong now.
+    /// Returns all present troubles.
     pub fn all(&self) -> BTreeMap<String, String> {
         self.inner.by_name.lock().clone()
     }
 
-    /// The run ends: who waits gives up soon.
+    /// Notes that the run ends, so that those who wait give up soon.
     pub fn give_up(&self) {
         self.inner.is_over.store(true, Ordering::Release);
     }

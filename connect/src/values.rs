@@ -1,7 +1,7 @@
-//! Values as JSON for those who ask a running engine, and from them.
+//! Values as JSON for clients of a running engine, and from them.
 //!
-//! As in JSON-lines files, but decimals are written as strings: most readers of JSON make floats of
-//! its numbers, and would round them.
+//! The form is that of JSON-lines files, except that decimals are strings. Most readers of JSON
+//! convert numbers to floats, and would round them.
 
 use serde_json::value::RawValue;
 use tidemill_core::value::format_decimal;
@@ -42,10 +42,10 @@ pub fn write_row(schema: &Schema, row: &[Value], out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// A column's value from the text of one JSON value.
+/// Parses a column's value from the text of one JSON value.
 ///
 /// # Errors
-/// When it is no JSON, or does not fit the column.
+/// If it is not JSON, or does not fit the column.
 pub fn read(text: &str, column: &Column) -> Result<Value, String> {
     let raw = json::checked(text)?;
     if raw == "null" && column.nullable {
@@ -58,14 +58,13 @@ pub fn read(text: &str, column: &Column) -> Result<Value, String> {
     rules::store(&value, column).map_err(|fault| fault.to_string())
 }
 
-/// A row from the text of a JSON object. Fields that are not there have their column's default, or
-/// null.
+/// Parses a row from the text of a JSON object. Missing fields get their column's default, or null.
 ///
 /// # Errors
-/// When it is no object, has other fields or lacks some, or a value does not fit.
+/// If it is not an object, has unknown fields, lacks required ones, or a value does not fit.
 pub fn read_row(text: &str, schema: &Schema) -> Result<Row, String> {
-    let mut fields: std::collections::BTreeMap<String, &RawValue> =
-        serde_json::from_str(text).map_err(|e| format!("it is no object: {}", json::why(&e)))?;
+    let mut fields: std::collections::BTreeMap<String, &RawValue> = serde_json::from_str(text)
+        .map_err(|e| format!("it is not an object: {}", json::why(&e)))?;
     let mut row = Vec::with_capacity(schema.len());
     for column in &schema.columns {
         let of = |why: String| format!("column '{}': {why}", column.name);

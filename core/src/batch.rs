@@ -1,7 +1,7 @@
-//! Columnar batches of rows: Arrow arrays with our schema.
+//! Columnar batches of rows: Arrow arrays with Tidemill's schema.
 //!
-//! Integers, timestamps and decimals are all `Int64Array`s inside; lists are their encodings.
-//! [`Batch::to_arrow`] gives the rich Arrow types to the outside.
+//! Inside, integers, timestamps and decimals are all `Int64Array`s, and lists are their encodings.
+//! [`Batch::to_arrow`] returns the rich Arrow types for use outside.
 
 use std::sync::Arc;
 
@@ -34,8 +34,10 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch of these arrays, which must be of the inner types of the schema's columns (see
-    /// [`inner_type`]) and of one length.
+    /// Creates a batch of these arrays.
+    ///
+    /// The arrays have one length, and the inner types of the schema's columns (see
+    /// [`inner_type`]).
     pub fn new(schema: Arc<Schema>, columns: Vec<ArrayRef>, len: usize) -> Batch {
         assert_eq!(schema.len(), columns.len(), "a batch has an array for every column");
         for (column, array) in schema.columns.iter().zip(&columns) {
@@ -45,7 +47,7 @@ impl Batch {
         Batch { schema, columns, len }
     }
 
-    /// A batch of these rows, whose values fit the schema.
+    /// Creates a batch of these rows, whose values fit the schema.
     pub fn from_rows<'a>(
         schema: Arc<Schema>,
         rows: impl IntoIterator<Item = &'a [Value]>,
@@ -61,12 +63,12 @@ impl Batch {
         builder.finish()
     }
 
-    /// The schema.
+    /// Returns the schema.
     pub fn schema(&self) -> &Arc<Schema> {
         &self.schema
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -76,17 +78,17 @@ impl Batch {
         self.len == 0
     }
 
-    /// The arrays, of the inner types.
+    /// Returns the arrays, which have the inner types.
     pub fn columns(&self) -> &[ArrayRef] {
         &self.columns
     }
 
-    /// Memory that the columns hold, in bytes.
+    /// Returns the memory that the columns hold, in bytes.
     pub fn bytes(&self) -> usize {
         self.columns.iter().map(|c| c.get_array_memory_size()).sum()
     }
 
-    /// One value.
+    /// Returns one value.
     pub fn value(&self, column: usize, row: usize) -> Value {
         let array = &self.columns[column];
         if array.is_null(row) {
@@ -109,12 +111,13 @@ impl Batch {
         }
     }
 
-    /// One row.
+    /// Returns one row.
     pub fn row(&self, row: usize) -> Row {
         (0..self.columns.len()).map(|column| self.value(column, row)).collect()
     }
 
-    /// Appends the canonical encoding of a row's values (see [`encode`]), without making them.
+    /// Appends the canonical encoding of a row's values (see [`encode`]), without creating
+    /// [`Value`]s.
     pub fn encode_row(&self, row: usize, out: &mut Vec<u8>) {
         for (array, column) in self.columns.iter().zip(&self.schema.columns) {
             if array.is_null(row) {
@@ -134,7 +137,7 @@ impl Batch {
                     encode::word(&column.ty, u64::from(array.as_boolean().value(row)), out);
                 }
                 DataType::Str => encode::str(array.as_string::<i32>().value(row), out),
-                // A list is kept encoded.
+                // A list is stored encoded.
                 DataType::List(_) => out.extend_from_slice(array.as_binary::<i32>().value(row)),
                 DataType::Bytes => encode::bytes(array.as_binary::<i32>().value(row), out),
                 DataType::Any => encode::any(array.as_binary::<i32>().value(row), out),
@@ -142,37 +145,38 @@ impl Batch {
         }
     }
 
-    /// All rows, one after another.
+    /// Returns all rows, one after another.
     pub fn rows(&self) -> impl Iterator<Item = Row> + '_ {
         (0..self.len).map(|row| self.row(row))
     }
 
-    /// The column as 64-bit integers (int, timestamp, decimal), when it is one without nulls.
+    /// Returns the column as 64-bit integers (int, timestamp, decimal), or `None` for another type
+    /// or a column with nulls.
     pub fn ints(&self, column: usize) -> Option<&[i64]> {
         let array = &self.columns[column];
         let ints = array.as_primitive_opt::<Int64Type>()?;
         (ints.null_count() == 0).then(|| &ints.values()[..])
     }
 
-    /// The column as floats, when it is one without nulls.
+    /// Returns the column as floats, or `None` for another type or a column with nulls.
     pub fn floats(&self, column: usize) -> Option<&[f64]> {
         let floats = self.columns[column].as_primitive_opt::<Float64Type>()?;
         (floats.null_count() == 0).then(|| &floats.values()[..])
     }
 
-    /// The column as booleans, when it is one without nulls.
+    /// Returns the column as booleans, or `None` for another type or a column with nulls.
     pub fn bools(&self, column: usize) -> Option<&BooleanArray> {
         let bools = self.columns[column].as_boolean_opt()?;
         (bools.null_count() == 0).then_some(bools)
     }
 
-    /// The rows from `start`, `len` of them, without copying.
+    /// Returns the `len` rows from `start`, without copying.
     pub fn slice(&self, start: usize, len: usize) -> Batch {
         let columns = self.columns.iter().map(|c| c.slice(start, len)).collect();
         Batch { schema: self.schema.clone(), columns, len }
     }
 
-    /// The rows at these places.
+    /// Returns the rows at these places.
     pub fn take(&self, rows: &[u32]) -> Batch {
         let places = arrow_array::UInt32Array::from(rows.to_vec());
         let take = |c: &ArrayRef| {
@@ -182,7 +186,7 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
-    /// Rows of several batches of one schema, each given by its batch and its row there.
+    /// Returns rows of several batches of one schema. Each is given by its batch and its row there.
     pub fn interleave(batches: &[&Batch], rows: &[(u32, u32)]) -> Batch {
         let rows: Vec<(usize, usize)> = rows.iter().map(|r| (r.0 as usize, r.1 as usize)).collect();
         let schema = batches[0].schema.clone();
@@ -190,14 +194,15 @@ impl Batch {
         Batch::new(schema.clone(), columns.collect(), rows.len())
     }
 
-    /// One column of rows of several batches of one schema, each given by its batch and its row there.
+    /// Returns one column of rows of several batches of one schema. Each row is given by its batch
+    /// and its row there.
     pub fn gather(batches: &[&Batch], column: usize, rows: &[(usize, usize)]) -> ArrayRef {
         let arrays: Vec<&dyn Array> =
             batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
         arrow_select::interleave::interleave(&arrays, rows).expect("arrays of one type")
     }
 
-    /// The rows for which `keep` is true.
+    /// Returns the rows for which `keep` is true.
     pub fn filter(&self, keep: &BooleanArray) -> Result<Batch> {
         let columns = self
             .columns
@@ -208,13 +213,13 @@ impl Batch {
         Ok(Batch { schema: self.schema.clone(), columns, len: keep.true_count() })
     }
 
-    /// As an Arrow record batch with timestamps, decimals (`Decimal128`) and lists.
+    /// Converts to an Arrow record batch with timestamps, decimals (`Decimal128`) and lists.
     pub fn to_arrow(&self) -> Result<RecordBatch> {
         let schema = Arc::new(arrow_schema(&self.schema));
         let columns = (0..self.columns.len()).map(|c| self.arrow_column(c)).collect();
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(self.len));
         RecordBatch::try_new_with_options(schema, columns, &options)
-            .map_err(|e| Error::internal(format!("making an Arrow batch: {e}")))
+            .map_err(|e| Error::internal(format!("creating an Arrow batch: {e}")))
     }
 
     fn arrow_column(&self, column: usize) -> ArrayRef {
@@ -256,10 +261,11 @@ impl Batch {
         }
     }
 
-    /// From an Arrow record batch whose columns have the names of `schema`, in any order. It may come
-    /// from anywhere: what is not valid is refused. Whatever Arrow has for the values of a column is
-    /// taken where no value is lost. `owner` says whose rows these are, for the error, and `first` is
-    /// the number of the first one.
+    /// Converts an Arrow record batch whose columns have the names of `schema`, in any order.
+    ///
+    /// The batch may be from any origin: invalid data is refused. Every Arrow type for a column's
+    /// values is accepted if no value is lost. `owner` names the owner of these rows, for the
+    /// error. `first` is the number of the first row.
     pub fn from_arrow(
         owner: &str,
         schema: &Arc<Schema>,
@@ -298,12 +304,12 @@ impl Batch {
         Ok(Batch { schema: schema.clone(), columns, len: batch.num_rows() })
     }
 
-    /// Arrays of one type as one array.
+    /// Concatenates arrays of one type.
     pub fn joined(arrays: &[&dyn Array]) -> ArrayRef {
         arrow_select::concat::concat(arrays).expect("arrays of one type")
     }
 
-    /// One column of a batch, from an array that may come from anywhere, as [`Batch::from_arrow`] takes it.
+    /// Converts one column of a batch from an array of any origin, as [`Batch::from_arrow`] does.
     pub fn column_from_arrow(
         array: &ArrayRef,
         field: &Field,
@@ -329,7 +335,7 @@ fn list_array(items: ArrayRef, lengths: &[Option<usize>]) -> ArrayRef {
     Arc::new(arrow_array::ListArray::new(field, offsets, items, Some(nulls.into())))
 }
 
-/// The Arrow type that a column has inside a batch.
+/// Returns the Arrow type that a column has inside a batch.
 pub fn inner_type(ty: &DataType) -> ArrowType {
     match ty {
         DataType::Int | DataType::Timestamp | DataType::Decimal(_) => ArrowType::Int64,
@@ -340,7 +346,7 @@ pub fn inner_type(ty: &DataType) -> ArrowType {
     }
 }
 
-/// The Arrow type that a column has outside.
+/// Returns the Arrow type that a column has outside.
 pub fn arrow_type(ty: &DataType) -> ArrowType {
     match ty {
         DataType::Timestamp => ArrowType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
@@ -352,13 +358,13 @@ pub fn arrow_type(ty: &DataType) -> ArrowType {
     }
 }
 
-/// The Arrow schema of [`Batch::to_arrow`].
+/// Returns the Arrow schema of [`Batch::to_arrow`].
 pub fn arrow_schema(schema: &Schema) -> ArrowSchema {
     let field = |c: &crate::schema::Column| Field::new(&*c.name, arrow_type(&c.ty), c.nullable);
     ArrowSchema::new(schema.columns.iter().map(field).collect::<Vec<_>>())
 }
 
-/// Builds a batch row by row.
+/// A builder of a batch, row by row.
 #[derive(Debug)]
 pub struct BatchBuilder {
     schema: Arc<Schema>,
@@ -367,21 +373,21 @@ pub struct BatchBuilder {
 }
 
 impl BatchBuilder {
-    /// An empty builder.
+    /// Creates an empty builder.
     pub fn new(schema: Arc<Schema>) -> BatchBuilder {
         let columns = schema.columns.iter().map(|c| ColumnBuilder::new(&c.ty)).collect();
         BatchBuilder { schema, columns, len: 0 }
     }
 
-    /// An empty builder with room for so many rows: for one that comes alone it would otherwise be
-    /// made for a thousand.
+    /// Creates an empty builder with room for `rows` rows. The default room is for a thousand, too
+    /// much for a single row.
     pub fn of_rows(schema: Arc<Schema>, rows: usize) -> BatchBuilder {
         let column = |c: &crate::schema::Column| ColumnBuilder::of_rows(&c.ty, rows);
         let columns = schema.columns.iter().map(column).collect();
         BatchBuilder { schema, columns, len: 0 }
     }
 
-    /// Number of rows so far.
+    /// Returns the number of rows so far.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -400,24 +406,24 @@ impl BatchBuilder {
         self.len += 1;
     }
 
-    /// The columns, to be filled one by one; then [`BatchBuilder::advance`] says how far.
+    /// Returns the columns, to be filled one by one. Call [`BatchBuilder::advance`] afterwards.
     pub fn columns_mut(&mut self) -> &mut [ColumnBuilder] {
         &mut self.columns
     }
 
-    /// Says that `rows` more values were pushed to every column.
+    /// Records that `rows` more values were pushed to every column.
     pub fn advance(&mut self, rows: usize) {
         self.len += rows;
     }
 
-    /// The batch; the builder is empty again.
+    /// Returns the batch and leaves the builder empty.
     pub fn finish(&mut self) -> Batch {
         let columns = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
         Batch::new(self.schema.clone(), columns, std::mem::take(&mut self.len))
     }
 }
 
-/// Builds one column of a batch.
+/// A builder of one column of a batch.
 #[derive(Debug)]
 pub enum ColumnBuilder {
     /// Int, timestamp and decimal.
@@ -428,12 +434,12 @@ pub enum ColumnBuilder {
     Bool(BooleanBuilder),
     /// Str.
     Str(StringBuilder),
-    /// Bytes and any; lists, encoded.
+    /// Bytes and any; also lists, encoded.
     Bytes(BinaryBuilder),
 }
 
 impl ColumnBuilder {
-    /// A builder for a column of this type.
+    /// Creates a builder for a column of this type.
     pub fn new(ty: &DataType) -> ColumnBuilder {
         match inner_type(ty) {
             ArrowType::Int64 => ColumnBuilder::Int(Int64Builder::new()),
@@ -444,7 +450,8 @@ impl ColumnBuilder {
         }
     }
 
-    /// A builder with room for so many rows; texts and bytes find theirs as they come.
+    /// Creates a builder with room for `rows` rows. The room for texts and bytes grows as they are
+    /// pushed.
     pub fn of_rows(ty: &DataType, rows: usize) -> ColumnBuilder {
         match inner_type(ty) {
             ArrowType::Int64 => ColumnBuilder::Int(Int64Builder::with_capacity(rows)),
@@ -486,7 +493,7 @@ impl ColumnBuilder {
         }
     }
 
-    /// The column; the builder is empty again.
+    /// Returns the column and leaves the builder empty.
     pub fn finish(&mut self) -> ArrayRef {
         match self {
             ColumnBuilder::Int(b) => Arc::new(b.finish()),

@@ -1,12 +1,12 @@
 //! The hash of rows in order, by column.
 //!
 //! Each row is hashed together with its number, and the hashes are added up. So the sum depends on
-//! the rows and on their order, and not on where batches begin and end; it can go on from the sum and
-//! the number of rows alone; and no row waits for the one before, as it would in a chain.
+//! the rows and their order, and not on where batches begin and end. It can be continued from the
+//! sum and the number of rows alone. No row waits for the one before, as in a chain.
 //!
-//! A value goes in as one word or two: numbers and booleans as themselves, a float in its canonical
-//! bits, texts and bytes (a list is kept encoded) as their xxh3-128, null as a word of its own. The
-//! hash is stable for ever: cut logs and snapshots keep it.
+//! A value is one or two words. Numbers and booleans are themselves, and a float is its canonical
+//! bits. Texts, bytes and encoded lists are their xxh3-128. Null is a word of its own. The hash is
+//! stable for ever, because cut logs and snapshots store it.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
@@ -17,23 +17,24 @@ use crate::encode;
 use crate::types::DataType;
 use crate::value::{canonical_f64, Value};
 
-/// Rows that are hashed at once, column by column: their hashes stay in the nearest cache.
+/// The number of rows that are hashed at once, column by column. Their hashes stay in the nearest
+/// cache.
 const BLOCK: usize = 256;
 
-/// Odd numbers with no pattern: digits of π.
+/// Odd numbers without a pattern: digits of π.
 const SEED: [u64; 4] =
     [0x243F_6A88_85A3_08D3, 0x1319_8A2E_0370_7345, 0xA409_3822_299F_31D1, 0x082E_FA98_EC4E_6C89];
 
-/// The hash of rows so far.
+/// The hash of the rows so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RowsHash {
     /// The sum of the rows' hashes.
     pub sum: u128,
-    /// How many there are.
+    /// The number of rows.
     pub rows: u64,
 }
 
-/// The two halves of a row's hash in the making.
+/// The two halves of a row's hash while it is computed.
 #[derive(Clone, Copy, Default)]
 struct Half(u64, u64);
 
@@ -42,7 +43,8 @@ impl Half {
         Half(row ^ SEED[0], SEED[1]).mixed(0, SEED[2])
     }
 
-    /// One multiplication takes a word in: both halves depend on both, and on all of the word.
+    /// Mixes in a word with one multiplication. Both halves of the result depend on both halves
+    /// before, and on the whole word.
     #[inline(always)]
     fn mixed(self, word: u64, key: u64) -> Half {
         let product = u128::from(self.0 ^ word) * u128::from(self.1 ^ key | 1);
@@ -56,7 +58,7 @@ impl Half {
     }
 }
 
-/// What tells a column's values from those of another type, and from null.
+/// Returns the tag that separates a column's values from those of another type, and from null.
 fn tag(ty: &DataType) -> u64 {
     let tag: u64 = match ty {
         DataType::Bool => 1,
@@ -72,11 +74,11 @@ fn tag(ty: &DataType) -> u64 {
     SEED[2].rotate_left(tag as u32 * 5).wrapping_mul(2 * tag + 1)
 }
 
-/// What a null is mixed in with, in place of a tag.
+/// The tag of nulls.
 const NULL: u64 = SEED[3];
 
 impl RowsHash {
-    /// Takes the rows of a batch behind those so far.
+    /// Adds the rows of a batch after the rows so far.
     pub fn take(&mut self, batch: &Batch) {
         let mut halves = [Half::default(); BLOCK];
         for from in (0..batch.len()).step_by(BLOCK) {
@@ -94,7 +96,7 @@ impl RowsHash {
     }
 }
 
-/// Mixes a column's values from row `from` on into as many halves as there are.
+/// Mixes the values of a column, from row `from`, into the halves: one row for each half.
 fn mix(array: &dyn Array, ty: &DataType, from: usize, halves: &mut [Half]) {
     let tag = tag(ty);
     let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
@@ -135,8 +137,8 @@ fn mix(array: &dyn Array, ty: &DataType, from: usize, halves: &mut [Half]) {
     }
 }
 
-/// The hash of several streams by name: of each stream's name, number of rows and sum, of those
-/// that have rows, in the order of their names.
+/// Returns the hash of several streams, in the order of their names. It covers the name, the number
+/// of rows and the sum of each stream that has rows.
 pub fn streams_hash<'a>(streams: impl IntoIterator<Item = (&'a str, RowsHash)>) -> u128 {
     let mut streams: Vec<_> = streams.into_iter().filter(|(_, hash)| hash.rows > 0).collect();
     streams.sort_by_key(|(name, _)| *name);
@@ -224,7 +226,7 @@ mod tests {
                 }
             }
         }
-        // Equal values of two columns are not the other way round the same.
+        // Swapping equal values between two columns changes the hash.
         let pair = |a, b| {
             let columns = ["a", "b"].map(|c| Column::new(c, DataType::Int)).to_vec();
             let row = [Value::Int(a), Value::Int(b)];
@@ -243,6 +245,6 @@ mod tests {
         assert_eq!(streams_hash(streams), streams_hash(swapped));
     }
 
-    /// Of 300 rows: when it changes, what is on disks can't be gone on from.
+    /// The hash of 300 rows. If it changes, stored sums can't be continued.
     const STABLE: &str = "9027e8d737ae7ca9529e023cdd5febcd";
 }

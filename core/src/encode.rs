@@ -1,16 +1,18 @@
-//! The canonical encoding of values: one byte string per value, whose byte order is the order of
-//! the values within a type. Keys, hashes of state and of outputs are made of it.
+//! The canonical encoding of values: one byte string for each value.
+//!
+//! Within a type, the order of the byte strings is the order of the values. Keys and the hashes of
+//! state and outputs are computed from it.
 //!
 //! | value | bytes |
 //! | --- | --- |
 //! | null | `00` |
 //! | false, true | `01 00`, `01 01` |
 //! | int, timestamp, decimal | `02`/`03`/`04`, then the integer big-endian with the sign flipped |
-//! | float | `05`, then the bits big-endian: sign flipped for positives, all flipped for negatives |
+//! | float | `05`, then the bits big-endian: sign flipped for positives, all for negatives |
 //! | str, bytes, any | `06`/`07`/`08`, then the bytes with `00` written as `00 ff`, then `00 01` |
 //! | list | `09`, then `01` and the item for each item, then `00` |
 //!
-//! A decimal's scale is its column's and not in the encoding.
+//! The scale of a decimal belongs to its column and is not encoded.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,9 +22,9 @@ use smallvec::SmallVec;
 use crate::types::DataType;
 use crate::value::{canonical_f64, Value};
 
-/// What is appended to: a vector, or one that is small enough to need no memory of its own.
+/// A buffer to append to: a vector, or one that is small enough to need no heap memory.
 pub trait Bytes {
-    /// Appends these.
+    /// Appends these bytes.
     fn extend(&mut self, bytes: &[u8]);
 }
 
@@ -126,7 +128,8 @@ fn escaped(tag: u8, bytes: &[u8], out: &mut impl Bytes) {
     out.extend(&[0, 1]);
 }
 
-/// Reads one value of type `ty` from the front of `input`, or `None` when it is not an encoding.
+/// Reads one value of type `ty` from the front of `input`, or returns `None` if it is not an
+/// encoding.
 pub fn decode(ty: &DataType, input: &mut &[u8]) -> Option<Value> {
     let (&tag, rest) = input.split_first()?;
     *input = rest;
@@ -160,8 +163,10 @@ pub fn decode(ty: &DataType, input: &mut &[u8]) -> Option<Value> {
     }
 }
 
-/// Reads one value of a type of one word from the front of `input`: its word (see [`Value::word`]),
-/// or `Some(None)` for null. `None` when it is not an encoding, or not what [`word`] would write.
+/// Reads one value of a one-word type from the front of `input`.
+///
+/// Returns its word (see [`Value::word`]), or `Some(None)` for null. Returns `None` if the bytes
+/// are not an encoding, or differ from the bytes that [`word`] would write.
 #[inline]
 pub fn decode_word(ty: &DataType, input: &mut &[u8]) -> Option<Option<u64>> {
     let tag = match ty {
@@ -189,7 +194,7 @@ pub fn decode_word(ty: &DataType, input: &mut &[u8]) -> Option<Option<u64>> {
     (canonical_f64(f64::from_bits(bits)).to_bits() == bits).then_some(Some(bits))
 }
 
-/// Goes past one value of a type that a key column may have; `None` when there is none.
+/// Skips one value of a type that a key column may have. Returns `None` if there is none.
 pub fn skip_key(input: &mut &[u8]) -> Option<()> {
     match take::<1>(input)?[0] {
         1 => take::<1>(input).map(|_| ()),
@@ -218,7 +223,7 @@ fn decode_int(input: &mut &[u8]) -> Option<i64> {
     Some((u64::from_be_bytes(take::<8>(input)?) ^ (1 << 63)) as i64)
 }
 
-/// The bytes up to their end, without what was written behind zeros; mostly there are none.
+/// Returns the bytes up to their end, without the escapes after zeros. Most values have none.
 fn decode_bytes<'a>(input: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
     let mut bytes = Cow::Borrowed(&[][..]);
     loop {
@@ -242,23 +247,23 @@ fn decode_bytes<'a>(input: &mut &'a [u8]) -> Option<Cow<'a, [u8]>> {
     }
 }
 
-/// [`hash128`] of bytes that come piece by piece.
+/// A [`hash128`] of bytes that arrive in pieces.
 #[derive(Clone, Default)]
 pub struct Hasher128(xxhash_rust::xxh3::Xxh3);
 
 impl Hasher128 {
-    /// Takes more bytes.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The hash of all bytes so far.
+    /// Returns the hash of all bytes so far.
     pub fn digest(&self) -> u128 {
         self.0.digest128()
     }
 }
 
-/// A hash of a canonical encoding; stable for ever.
+/// Returns a hash of a canonical encoding. It is stable for ever.
 pub fn hash128(bytes: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128(bytes)
 }
@@ -313,7 +318,7 @@ mod tests {
                 assert!(input.is_empty());
                 assert_eq!(decode_word(&ty, &mut &[0][..]), Some(None));
             }
-            // A prefix is never an encoding: damage is found, not guessed around.
+            // A prefix is never an encoding, so damage is found and not guessed around.
             for cut in 0..bytes.len() {
                 assert_eq!(decode(&ty, &mut &bytes[..cut]), None);
                 assert_eq!(decode_word(&ty, &mut &bytes[..cut]), None);

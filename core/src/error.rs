@@ -1,8 +1,9 @@
-//! Errors. A kind says what the caller must do; the text says what, why and how to mend.
+//! Errors. A kind says what the caller must do. The text says what is wrong, why, and how to mend
+//! it.
 
 use std::fmt;
 
-/// What the caller must do about an error.
+/// The action that an error asks of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Mend the program: a wrong declaration, type, name or key.
@@ -13,14 +14,14 @@ pub enum Kind {
     Input,
     /// Free or grant something: memory, disk, a file that another process holds.
     Resource,
-    /// The world failed: a file or a connection could not be read or written.
+    /// Check the environment: a file or a connection could not be read or written.
     Io,
-    /// Report it: Tidemill broke one of its own promises.
+    /// Report it: Tidemill broke one of its own guarantees.
     Internal,
 }
 
 impl Kind {
-    /// The kind's name, as the Python class and the JSON output have it.
+    /// Returns the kind's name, as in the Python class and the JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Program => "ProgramError",
@@ -36,54 +37,54 @@ impl Kind {
 /// An error of Tidemill. Transaction aborts are outcomes, never errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What the caller must do.
+    /// The action that the error asks of the caller.
     pub kind: Kind,
-    /// What went wrong and why.
+    /// The failure and its reason.
     pub what: String,
-    /// How to mend it; empty when `what` says it all.
+    /// The way to mend it. Empty if `what` says it all.
     pub help: String,
-    /// The user's line, as `file:line`, when one is to blame.
+    /// The user's line at fault, as `file:line`, if there is one.
     pub at: Option<String>,
 }
 
 impl Error {
-    /// An error of `kind` that says `what`.
+    /// Creates an error of `kind` with the text `what`.
     pub fn new(kind: Kind, what: impl Into<String>) -> Error {
         Error { kind, what: what.into(), help: String::new(), at: None }
     }
 
-    /// A wrong program.
+    /// Creates an error about a wrong program.
     pub fn program(what: impl Into<String>) -> Error {
         Error::new(Kind::Program, what)
     }
 
-    /// A wrong setting.
+    /// Creates an error about a wrong setting.
     pub fn setting(what: impl Into<String>) -> Error {
         Error::new(Kind::Setting, what)
     }
 
-    /// Wrong input.
+    /// Creates an error about wrong input.
     pub fn input(what: impl Into<String>) -> Error {
         Error::new(Kind::Input, what)
     }
 
-    /// A resource that ran out or is taken.
+    /// Creates an error about a resource that ran out or is taken.
     pub fn resource(what: impl Into<String>) -> Error {
         Error::new(Kind::Resource, what)
     }
 
-    /// Failed IO on the thing that `what` names.
+    /// Creates an error about failed IO on the thing that `what` names.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Error {
         Error::new(Kind::Io, format!("{what}: {error}"))
     }
 
-    /// A broken promise of Tidemill itself.
+    /// Creates an error about a broken guarantee of Tidemill itself.
     pub fn internal(what: impl Into<String>) -> Error {
         Error::new(Kind::Internal, what)
             .help("this is a bug in Tidemill; please report it with the program and its input")
     }
 
-    /// Adds how to mend it.
+    /// Adds the way to mend it.
     pub fn help(mut self, help: impl Into<String>) -> Error {
         self.help = help.into();
         self
@@ -117,7 +118,7 @@ impl std::error::Error for Error {}
 /// A result with Tidemill's error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The name among `known` that `given` was probably meant to be.
+/// Returns the name among `known` that `given` was probably meant to be.
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     known
         .into_iter()

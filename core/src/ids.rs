@@ -1,4 +1,4 @@
-//! Small dense ids. Names are for people; inside the engine everything is an index.
+//! Small dense ids. Names are for people. Inside the engine, everything is an index.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ macro_rules! id {
         pub struct $name(pub $repr);
 
         impl $name {
-            /// The id as an index into the program's list of such things.
+            /// Returns the id as an index into the program's list of its kind.
             #[inline]
             pub fn index(self) -> usize {
                 self.0 as usize
@@ -38,7 +38,9 @@ id!(
 );
 id!(
     /// A source partition: a declared source name plus a log partition, by its place in the
-    /// program. It is never a connection, a worker or a group, so stamps survive any layout.
+    /// program.
+    ///
+    /// It is never a connection, a worker or a group. So stamps survive any layout.
     SourceId,
     u32
 );

@@ -1,9 +1,9 @@
-//! The words that every part of Tidemill shares: ids, stamps, cuts, values, rows, schemas,
+//! The vocabulary that every part of Tidemill shares: ids, stamps, cuts, values, rows, schemas,
 //! columnar batches and kinds of error.
 //!
-//! `core` must not know any other part. What stands here is data and pure functions: no IO, no
-//! clocks, no threads. The rules for values (nulls, NaN, overflow, rounding, order) are written
-//! down in `docs/values.md` and implemented once, in [`rules`].
+//! `core` must not know any other part. It has data and pure functions: no IO, no clocks, no
+//! threads. The rules of values (nulls, NaN, overflow, rounding, order) are in
+//! `docs/reference/values.md`. They are implemented once, in [`rules`].
 
 pub mod batch;
 pub mod cut;

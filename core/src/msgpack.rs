@@ -1,30 +1,30 @@
-//! Values of msgpack, as columns of type `any` hold them.
+//! Msgpack values, as columns of type `any` hold them.
 //!
-//! Integers take their shortest form and floats 64 bits, so that equal values have equal bytes. Times are
-//! msgpack's own extension, decimals an extension of ours.
+//! Integers have their shortest form and floats have 64 bits. So equal values have equal bytes.
+//! Times are msgpack's own extension, and decimals are an extension of Tidemill.
 
 use crate::rules::is_number;
 use crate::value::{canonical_f64, format_decimal, Value};
 
-/// Levels of nesting that are read and written; deeper values are refused.
+/// The most levels of nesting that are read and written. Deeper values are refused.
 pub const DEPTH_MAX: usize = 128;
 
-/// The extension of times.
+/// The extension type of times.
 pub const TIMESTAMP: i8 = -1;
-/// The extension of decimals: the number as text, as Python writes it.
+/// The extension type of decimals: the number as text, as Python writes it.
 pub const DECIMAL: i8 = 1;
 
-/// An extension that we know.
+/// A known extension.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Extension<'a> {
     /// A time, in microseconds since 1970.
     Timestamp(i64),
-    /// A decimal, as text: it may have any number of digits, and an exponent.
+    /// A decimal as text. It may have any number of digits, and an exponent.
     Decimal(&'a str),
 }
 
 impl<'a> Extension<'a> {
-    /// The extension of this kind, if it is one that we know, and as it should be.
+    /// Returns the extension of this kind, if the kind is known and the bytes are valid.
     pub fn read(kind: i8, bytes: &'a [u8]) -> Option<Extension<'a>> {
         match kind {
             TIMESTAMP => timestamp(bytes).ok().map(Extension::Timestamp),
@@ -37,7 +37,7 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// Microseconds of the extension of times.
+/// Returns the microseconds of the extension of times.
 pub fn timestamp(bytes: &[u8]) -> Result<i64, String> {
     let mut input = bytes;
     let parts = match bytes.len() {
@@ -55,7 +55,7 @@ pub fn timestamp(bytes: &[u8]) -> Result<i64, String> {
     i64::try_from(us).map_err(|_| "the timestamp is out of range".into())
 }
 
-/// Appends a time: seconds and nanoseconds, in the form of 64 bits where that holds them.
+/// Appends a time as seconds and nanoseconds, in the 64-bit form if it fits.
 pub fn put_timestamp(us: i64, out: &mut Vec<u8>) {
     let (seconds, nanos) = (us.div_euclid(1_000_000), us.rem_euclid(1_000_000) as u64 * 1000);
     match u64::try_from(seconds) {
@@ -71,7 +71,7 @@ pub fn put_timestamp(us: i64, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a decimal, by its text.
+/// Appends a decimal, given as text.
 pub fn put_decimal(text: &str, out: &mut Vec<u8>) {
     match text.len() {
         len @ 0..256 => out.extend_from_slice(&[0xc7, len as u8]),
@@ -103,13 +103,13 @@ pub fn put(value: &Value, out: &mut Vec<u8>) {
         Value::List(items) => {
             let start = out.len();
             items.iter().for_each(|item| put(item, out));
-            // A list is far shorter than four thousand million items.
+            // A list has far fewer than 2^32 items.
             let _ = insert_head(out, start, items.len(), 0x90, 0xdc);
         }
     }
 }
 
-/// Makes sure that bytes are one value of msgpack, texts in it valid ones.
+/// Checks that the bytes are one msgpack value, with valid texts in it.
 pub fn check(bytes: &[u8]) -> Result<(), String> {
     let mut input = bytes;
     match walk(&mut input, DEPTH_MAX) {
@@ -140,7 +140,7 @@ fn walk(input: &mut &[u8], depth: usize) -> Option<()> {
         0xde | 0xdf => (0, length(input, 2 << (tag - 0xde))?.checked_mul(2)?),
     };
     get(input, bytes)?;
-    // Each item has a byte at least, so that a wild length ends soon.
+    // Each item has at least one byte, so that a wild length ends soon.
     (depth > 0 && items <= input.len()).then_some(())?;
     (0..items).try_for_each(|_| walk(input, depth - 1))
 }
@@ -149,7 +149,7 @@ fn text(input: &mut &[u8], len: usize) -> Option<()> {
     std::str::from_utf8(get(input, len)?).ok().map(|_| ())
 }
 
-/// Puts the head of an array or a map before its content, which begins at `start`.
+/// Inserts the head of an array or a map before its content, which begins at `start`.
 pub fn insert_head(
     out: &mut Vec<u8>,
     start: usize,
@@ -228,7 +228,7 @@ pub fn put_int(int: i64, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a float of 64 bits.
+/// Appends a 64-bit float.
 pub fn put_float(float: f64, out: &mut Vec<u8>) {
     out.push(0xcb);
     out.extend_from_slice(&float.to_bits().to_be_bytes());
@@ -250,19 +250,19 @@ pub fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// The next bytes.
+/// Returns the next `len` bytes.
 pub fn get<'a>(input: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (head, rest) = input.split_at_checked(len)?;
     *input = rest;
     Some(head)
 }
 
-/// A big-endian number of `len` bytes, at most 8.
+/// Reads a big-endian number of `len` bytes, at most 8.
 pub fn unsigned(input: &mut &[u8], len: usize) -> Option<u64> {
     Some(get(input, len)?.iter().fold(0, |n, b| n << 8 | u64::from(*b)))
 }
 
-/// A length of `len` bytes.
+/// Reads a length of `len` bytes.
 pub fn length(input: &mut &[u8], len: usize) -> Option<usize> {
     usize::try_from(unsigned(input, len)?).ok()
 }

@@ -1,8 +1,8 @@
-//! What the operators mean: the one implementation of the rules in `docs/values.md`.
+//! The meaning of the operators: the one implementation of the rules in `docs/reference/values.md`.
 //!
-//! Types are checked once, when a program is built ([`unary_type`], [`binary_type`]); values are
-//! computed with [`unary`] and [`binary`]. A fault (overflow, division by zero, arithmetic on null)
-//! aborts the transaction with the fault as its reason: it is an outcome, never a panic.
+//! Types are checked once, when a program is built ([`unary_type`], [`binary_type`]). [`unary`] and
+//! [`binary`] compute values. A fault (overflow, division by zero, arithmetic on null) aborts the
+//! transaction, with the fault as the reason. It is an outcome, never a panic.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -30,9 +30,9 @@ pub enum Unary {
     Not,
     /// Absolute value of a number.
     Abs,
-    /// Whether the operand is null; the only operator besides `==` that takes nulls.
+    /// Whether the operand is null. Besides `==`, it is the only operator that accepts nulls.
     IsNull,
-    /// Length of text in characters, of bytes in bytes, of a list in items.
+    /// Length: of a text in characters, of bytes in bytes, of a list in items.
     Len,
     /// Text in lower case.
     Lower,
@@ -50,56 +50,56 @@ pub enum Unary {
 pub enum Binary {
     /// Sum; concatenation of texts, bytes and lists; a timestamp plus microseconds.
     Add,
-    /// Difference; of two timestamps in microseconds.
+    /// Difference. The difference of two timestamps is in microseconds.
     Sub,
     /// Product.
     Mul,
-    /// True division of integers and floats; a float.
+    /// True division of integers and floats. Its result is a float.
     Div,
     /// Division of decimals and integers to a decimal of this scale, rounded half to even.
     DivScale(u8),
     /// Division rounded towards minus infinity.
     FloorDiv,
-    /// The remainder of [`Binary::FloorDiv`]; it has the divisor's sign.
+    /// The remainder of [`Binary::FloorDiv`]. It has the divisor's sign.
     Mod,
-    /// The smaller; the first when neither is smaller.
+    /// The smaller operand, or the first if neither is smaller.
     Min,
-    /// The larger; the first when neither is larger.
+    /// The larger operand, or the first if neither is larger.
     Max,
     /// Equality. Null equals null and nothing else; NaN equals nothing.
     Eq,
-    /// Not [`Binary::Eq`].
+    /// The negation of [`Binary::Eq`].
     Ne,
-    /// Order.
+    /// Whether the first operand is less than the second.
     Lt,
-    /// Order.
+    /// Whether the first operand is less than or equal to the second.
     Le,
-    /// Order.
+    /// Whether the first operand is greater than the second.
     Gt,
-    /// Order.
+    /// Whether the first operand is greater than or equal to the second.
     Ge,
-    /// Both. Both sides are evaluated.
+    /// Logical and. Both sides are evaluated.
     And,
-    /// Either. Both sides are evaluated.
+    /// Logical or. Both sides are evaluated.
     Or,
     /// Whether the first text begins with the second.
     StartsWith,
     /// Whether the first text ends with the second.
     EndsWith,
-    /// Whether the first text contains the second, or the list the item.
+    /// Whether the first text contains the second, or the first list the item.
     Contains,
 }
 
-/// Why an operation has no result; the reason of the abort.
+/// The reason why an operation has no result, which becomes the reason of the abort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub Cow<'static, str>);
 
 impl Fault {
-    /// A result outside the range of its type.
+    /// A result is outside the range of its type.
     pub const OVERFLOW: Fault = Fault(Cow::Borrowed("overflow"));
     /// Division by zero.
     pub const DIVISION_BY_ZERO: Fault = Fault(Cow::Borrowed("division by zero"));
-    /// Null where a value is needed.
+    /// An operand is null where a value is needed.
     pub const NULL: Fault = Fault(Cow::Borrowed("null where a value is needed"));
 }
 
@@ -113,7 +113,7 @@ fn mismatch(what: &str, l: &DataType, r: &DataType) -> String {
     format!("{what} is not defined for {l} and {r}")
 }
 
-/// The type of `op` on an operand of type `ty`, or why there is none.
+/// Returns the type of `op` on an operand of type `ty`, or the reason why there is none.
 pub fn unary_type(op: &Unary, ty: &DataType) -> Result<DataType, String> {
     use DataType::*;
     let refuse = |what: &str| Err(format!("{what} is not defined for {ty}"));
@@ -149,7 +149,7 @@ pub fn unary_type(op: &Unary, ty: &DataType) -> Result<DataType, String> {
     }
 }
 
-/// The type of `op` on operands of types `l` and `r`, or why there is none.
+/// Returns the type of `op` on operands of types `l` and `r`, or the reason why there is none.
 pub fn binary_type(op: Binary, l: &DataType, r: &DataType) -> Result<DataType, String> {
     use DataType::*;
     let name = symbol(op);
@@ -239,7 +239,7 @@ pub fn binary_type(op: Binary, l: &DataType, r: &DataType) -> Result<DataType, S
     }
 }
 
-/// How a user writes the operator.
+/// Returns the operator as a user writes it.
 pub fn symbol(op: Binary) -> &'static str {
     match op {
         Binary::Add => "+",
@@ -294,12 +294,12 @@ pub fn unary(op: &Unary, v: &Value) -> Result<Value, Fault> {
     })
 }
 
-/// White space as Python's `str.strip` has it.
+/// Whether Python's `str.strip` takes the character for white space.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-// Only an untyped caller (an opaque function) can come here: programs are typed when built.
+// Only an opaque function, which is untyped, can get here: programs are typed when they are built.
 fn untyped(v: &Value) -> Fault {
     Fault(format!("the operator is not defined for {v}").into())
 }
@@ -340,7 +340,7 @@ pub fn binary(op: Binary, l: &Value, r: &Value) -> Result<Value, Fault> {
     }
 }
 
-/// Brings the chosen one of two values to their common type.
+/// Converts the chosen one of two values to their common type.
 fn promote(taken: &Value, l: &Value, r: &Value) -> Result<Value, Fault> {
     match (l, r) {
         (Value::Float(_), Value::Int(_)) | (Value::Int(_), Value::Float(_)) => {
@@ -389,8 +389,10 @@ fn arithmetic(op: Binary, l: &Value, r: &Value) -> Result<Value, Fault> {
     }
 }
 
-/// The longest text, bytes or list that an operator makes, in bytes. A row that doubles its text
-/// with each event would otherwise take all memory within forty events.
+/// The longest text, bytes or list that an operator may produce, in bytes.
+///
+/// Without this bound, a row that doubles its text with each event would take all memory within
+/// forty events.
 pub const VALUE_BYTES_MAX: usize = 16 << 20;
 
 fn bounded(bytes: usize) -> Result<(), Fault> {
@@ -418,13 +420,14 @@ fn int_arithmetic(op: Binary, a: i64, b: i64) -> Result<Value, Fault> {
     result.map(Value::Int).ok_or(Fault::OVERFLOW)
 }
 
-/// Division rounded towards minus infinity; `None` on overflow (`i64::MIN // -1`). `b` is not 0.
+/// Divides and rounds towards minus infinity. Returns `None` on overflow (`i64::MIN // -1`). `b` is
+/// not 0.
 pub fn floor_div(a: i64, b: i64) -> Option<i64> {
     let quotient = a.checked_div(b)?;
     Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
 }
 
-/// The remainder of [`floor_div`]. `b` is not 0.
+/// Returns the remainder of [`floor_div`]. `b` is not 0.
 pub fn floor_mod(a: i64, b: i64) -> i64 {
     let rest = a.wrapping_rem(b);
     if rest != 0 && (rest < 0) != (b < 0) {
@@ -434,7 +437,8 @@ pub fn floor_mod(a: i64, b: i64) -> i64 {
     }
 }
 
-/// The float nearest to a / b, which dividing two rounded floats would miss for large integers.
+/// Returns the float nearest to a / b. Dividing two rounded floats would miss it for large
+/// integers.
 fn int_quotient(a: i128, b: i64) -> f64 {
     const EXACT: u64 = 1 << 53;
     if a.unsigned_abs() <= u128::from(EXACT) && b.unsigned_abs() <= EXACT {
@@ -444,7 +448,7 @@ fn int_quotient(a: i128, b: i64) -> f64 {
         return 0.0;
     }
     let (numerator, divisor) = (a.unsigned_abs(), u128::from(b.unsigned_abs()));
-    // At least 64 bits of quotient; a sticky last bit makes the one rounding below right.
+    // At least 64 bits of quotient. A sticky last bit makes the one rounding below right.
     let shift = numerator.leading_zeros();
     let shifted = numerator << shift;
     let quotient = (shifted / divisor) | u128::from(shifted % divisor != 0);
@@ -456,7 +460,7 @@ fn int_quotient(a: i128, b: i64) -> f64 {
     }
 }
 
-/// The sum of integers or of decimals of one scale, from the exact sum of their units.
+/// Returns the sum of integers, or of decimals of one scale, from the exact sum of their units.
 pub fn sum_of(exact: i128, ty: &DataType) -> Result<Value, Fault> {
     let units = i64::try_from(exact).map_err(|_| Fault::OVERFLOW)?;
     Ok(match ty {
@@ -465,11 +469,13 @@ pub fn sum_of(exact: i128, ty: &DataType) -> Result<Value, Fault> {
     })
 }
 
-/// Their mean: of integers the nearest float, of decimals one of their scale, rounded half to even.
-/// `count` is not 0.
+/// Returns the mean from the exact sum of the units. `count` is not 0.
+///
+/// The mean of integers is the nearest float. The mean of decimals has their scale and is rounded
+/// half to even.
 pub fn mean_of(exact: i128, count: u64, ty: &DataType) -> Value {
     match ty {
-        // A mean lies between the smallest and the largest.
+        // A mean is between the smallest and the largest value, so it fits.
         DataType::Decimal(scale) => {
             Value::Decimal(round_half_even(exact, i128::from(count)) as i64, *scale)
         }
@@ -492,8 +498,9 @@ fn float_arithmetic(op: Binary, a: f64, b: f64) -> Result<Value, Fault> {
     }))
 }
 
-/// Floor division and remainder of floats: `a == q * b + m` as nearly as floats allow, `m` with
-/// the sign of `b`. `b` is not 0.
+/// Returns the floor division `q` and the remainder `m` of floats. `b` is not 0.
+///
+/// `a == q * b + m` holds as nearly as floats allow, and `m` has the sign of `b`.
 fn float_div_mod(a: f64, b: f64) -> (f64, f64) {
     let mut rest = a % b;
     let mut quotient = (a - rest) / b;
@@ -529,13 +536,13 @@ fn decimal_arithmetic(op: Binary, (a, s): (i64, u8), (b, t): (i64, u8)) -> Resul
     i64::try_from(units).map(|units| Value::Decimal(units, scale)).map_err(|_| Fault::OVERFLOW)
 }
 
-/// 10 to the power of `n`, n at most 36.
+/// Returns 10 to the power of `n`, where `n` is at most 36.
 pub fn pow10(n: u8) -> i128 {
     10i128.pow(u32::from(n))
 }
 
 fn div_half_even(a: i128, s: u8, b: i128, t: u8, scale: u8) -> Result<Value, Fault> {
-    // a/10^s / (b/10^t) = a * 10^(scale + t - s) / b, in units of 10^-scale.
+    // The result is a/10^s / (b/10^t) = a * 10^(scale + t - s) / b, in units of 10^-scale.
     let exponent = i32::from(scale) + i32::from(t) - i32::from(s);
     let overflow = || Fault::OVERFLOW;
     let (numerator, divisor) = if exponent >= 0 {
@@ -547,7 +554,7 @@ fn div_half_even(a: i128, s: u8, b: i128, t: u8, scale: u8) -> Result<Value, Fau
     Ok(Value::Decimal(units, scale))
 }
 
-/// The integer nearest to n / d; of two equally near ones the even one. `d` is not 0.
+/// Returns the integer nearest to n / d, or the even one of two equally near ones. `d` is not 0.
 pub fn round_half_even(n: i128, d: i128) -> i128 {
     let (quotient, rest) = (n / d, n % d);
     let (rest, half) = (rest.unsigned_abs(), d.unsigned_abs());
@@ -563,7 +570,8 @@ pub fn round_half_even(n: i128, d: i128) -> i128 {
     }
 }
 
-/// `==` of programs: null equals only null, NaN equals nothing, numbers compare by value.
+/// Compares as the programs' `==`: null equals only null, NaN equals nothing, numbers compare by
+/// value.
 pub fn equal(l: &Value, r: &Value) -> bool {
     match (l, r) {
         (Value::Null, Value::Null) => true,
@@ -576,7 +584,7 @@ pub fn equal(l: &Value, r: &Value) -> bool {
     }
 }
 
-/// The order of two values that are not null; `None` when one is NaN.
+/// Compares two values that are not null. Returns `None` if one is NaN.
 pub fn compare(l: &Value, r: &Value) -> Result<Option<Ordering>, Fault> {
     use Value::*;
     Ok(match (l, r) {
@@ -600,12 +608,12 @@ fn compare_decimals((a, s): (i64, u8), (b, t): (i64, u8)) -> Ordering {
     (i128::from(a) * pow10(scale - s)).cmp(&(i128::from(b) * pow10(scale - t)))
 }
 
-/// Exact comparison: an integer beyond 2^53 is not rounded first.
+/// Compares exactly, without first rounding an integer beyond 2^53.
 fn compare_int_float(i: i64, f: f64) -> Option<Ordering> {
     if f.is_nan() {
         return None;
     }
-    // 2^63 and above, or below -2^63: outside every integer.
+    // The float is at least 2^63, or below -2^63: outside every integer.
     if f >= 9_223_372_036_854_775_808.0 {
         return Some(Ordering::Less);
     }
@@ -636,7 +644,7 @@ pub fn cast(v: &Value, to: &DataType) -> Result<Value, Fault> {
         (Value::Int(i), T::Str) => Value::Str(i.to_string().into()),
         (Value::Float(f), T::Int) => {
             let whole = f.trunc();
-            // The bounds are exact floats; NaN and infinities fail both.
+            // The bounds are exact floats. NaN and infinities fail both.
             if (-9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0).contains(&whole) {
                 Value::Int(whole as i64)
             } else {
@@ -644,7 +652,7 @@ pub fn cast(v: &Value, to: &DataType) -> Result<Value, Fault> {
             }
         }
         (Value::Float(f), T::Decimal(scale)) if f.is_finite() => {
-            // Formatting is exact and rounds half to even, which multiplying would not.
+            // Formatting is exact and rounds half to even. Multiplying would not.
             let text = format!("{:.*}", usize::from(*scale), f);
             parse_decimal(&text, *scale).map_err(|_| Fault::OVERFLOW)?
         }
@@ -652,7 +660,8 @@ pub fn cast(v: &Value, to: &DataType) -> Result<Value, Fault> {
         (Value::Decimal(u, s), T::Decimal(scale)) => rescale(*u, *s, *scale)?,
         (Value::Decimal(u, s), T::Int) => Value::Int((i128::from(*u) / pow10(*s)) as i64),
         (Value::Decimal(u, s), T::Float) => {
-            // Through text: units and power of ten are not both exact floats in general.
+            // Conversion by text, because units and power of ten are not both exact floats in
+            // general.
             Value::Float(format_decimal(*u, *s).parse().map_err(|_| Fault::OVERFLOW)?)
         }
         (Value::Decimal(u, s), T::Str) => Value::Str(format_decimal(*u, *s).into()),
@@ -673,7 +682,7 @@ pub fn cast(v: &Value, to: &DataType) -> Result<Value, Fault> {
     })
 }
 
-/// `units / 10^from` as a decimal of scale `to`, rounded half to even.
+/// Converts `units / 10^from` to a decimal of scale `to`, rounded half to even.
 pub fn rescale(units: i64, from: u8, to: u8) -> Result<Value, Fault> {
     let units = i128::from(units);
     let scaled = if to >= from {
@@ -684,8 +693,9 @@ pub fn rescale(units: i64, from: u8, to: u8) -> Result<Value, Fault> {
     i64::try_from(scaled).map(|u| Value::Decimal(u, to)).map_err(|_| Fault::OVERFLOW)
 }
 
-/// A value from outside as one of a column: converted where nothing is lost on the way. An integer is
-/// taken as a timestamp in microseconds, and a decimal is never rounded.
+/// Converts a value from outside to a value of a column, if nothing is lost.
+///
+/// An integer becomes a timestamp in microseconds. A decimal is never rounded.
 pub fn take(v: Value, column: &Column) -> Result<Value, String> {
     Ok(match (v, &column.ty) {
         (Value::Int(us) | Value::Timestamp(us), DataType::Timestamp) => {
@@ -712,7 +722,7 @@ pub fn take(v: Value, column: &Column) -> Result<Value, String> {
     })
 }
 
-/// The digits of a number, the first one first.
+/// Returns the digits of a number, the first one first.
 fn digits(int: i64) -> impl Iterator<Item = u8> {
     let (mut digits, mut from, mut left) = ([0; 19], 19, int.unsigned_abs());
     while left > 0 {
@@ -723,8 +733,9 @@ fn digits(int: i64) -> impl Iterator<Item = u8> {
     digits.into_iter().skip(from)
 }
 
-/// Makes a value fit to be stored in a column (see [`DataType::stores_in`]): converted, with one
-/// NaN, and not null unless the column allows it.
+/// Converts a value so that it can be stored in a column (see [`DataType::stores_in`]).
+///
+/// The result has the one canonical NaN. It is null only if the column allows it.
 pub fn store(v: &Value, column: &Column) -> Result<Value, Fault> {
     Ok(match (v, &column.ty) {
         (Value::Int(_), DataType::Int)

@@ -1,4 +1,4 @@
-//! Schemas of streams and tables, and what a program says of its streams' time.
+//! Schemas of streams and tables, and the time of a program's streams.
 
 use std::sync::Arc;
 
@@ -12,32 +12,32 @@ use crate::value::Value;
 /// A column.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
-    /// Its name, unique in the schema.
+    /// The name, unique in the schema.
     pub name: Arc<str>,
-    /// Its type.
+    /// The type.
     #[serde(rename = "type")]
     pub ty: DataType,
     /// Whether it may be null.
     #[serde(default)]
     pub nullable: bool,
-    /// What a missing row has here, and what a row gets that was made without a value for it.
+    /// The value in a missing row, and in a row that was created without a value for this column.
     #[serde(default)]
     pub default: Option<Value>,
 }
 
 impl Column {
-    /// A column without default that may not be null.
+    /// Creates a column without a default that may not be null.
     pub fn new(name: &str, ty: DataType) -> Column {
         Column { name: name.into(), ty, nullable: false, default: None }
     }
 
-    /// May be null.
+    /// Makes the column nullable.
     pub fn nullable(mut self) -> Column {
         self.nullable = true;
         self
     }
 
-    /// Has a default.
+    /// Sets the default.
     pub fn default(mut self, value: Value) -> Column {
         self.default = Some(value);
         self
@@ -48,17 +48,17 @@ impl Column {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Schema {
-    /// In declaration order.
+    /// The columns, in declaration order.
     pub columns: Vec<Column>,
 }
 
 impl Schema {
-    /// A schema of these columns.
+    /// Creates a schema of these columns.
     pub fn new(columns: Vec<Column>) -> Schema {
         Schema { columns }
     }
 
-    /// Number of columns.
+    /// Returns the number of columns.
     pub fn len(&self) -> usize {
         self.columns.len()
     }
@@ -68,13 +68,14 @@ impl Schema {
         self.columns.is_empty()
     }
 
-    /// Index of the column with this name.
+    /// Returns the index of the column with this name.
     pub fn index_of(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|c| &*c.name == name)
     }
 
-    /// Index of the column with this name, or an error that names the nearest one. `owner` says
-    /// whose column it should be ("table accounts").
+    /// Returns the index of the column with this name, or an error that names the nearest one.
+    ///
+    /// `owner` is the owner of the column for the error ("table accounts").
     pub fn find(&self, owner: &str, name: &str) -> Result<usize> {
         self.index_of(name).ok_or_else(|| {
             let names: Vec<&str> = self.columns.iter().map(|c| &*c.name).collect();
@@ -86,7 +87,8 @@ impl Schema {
         })
     }
 
-    /// Refuses what can't be a schema: no columns, equal names, a wrong default or scale.
+    /// Checks the schema. Refuses one without columns, with equal names, or with a wrong default or
+    /// scale.
     pub fn check(&self, owner: &str) -> Result<()> {
         if self.columns.is_empty() {
             return Err(Error::program(format!("{owner} has no columns"))
@@ -120,11 +122,11 @@ fn check_scale(ty: &DataType) -> Result<(), String> {
     }
 }
 
-/// What happens to an event that comes after its cut's watermark has passed its time.
+/// The treatment of an event that arrives after its cut's watermark has passed its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Late {
-    /// It goes to the late side stream: counted and queryable.
+    /// It goes to the late side stream, where it is counted and can be queried.
     #[default]
     Side,
     /// It is executed at the cut, after everything before.
@@ -133,16 +135,16 @@ pub enum Late {
     Error,
 }
 
-/// Where a stream's times come from.
+/// The origin of a stream's times.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StreamTime {
-    /// From a column of type timestamp, int (any unit the user likes) or decimal.
+    /// A column of type timestamp, int (in any unit) or decimal.
     Event {
-        /// Index of the column.
+        /// The index of the column.
         column: usize,
     },
-    /// From the cut that takes the event in.
+    /// The cut that takes the event.
     #[default]
     Arrival,
 }
@@ -150,17 +152,17 @@ pub enum StreamTime {
 /// A stream of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamSpec {
-    /// Its name, unique among the streams.
+    /// The name, unique among the streams.
     pub name: Arc<str>,
-    /// Its columns.
+    /// The columns.
     pub schema: Arc<Schema>,
-    /// Its time; derived streams take their cause's stamp instead.
+    /// The time. Derived streams take the stamp of their cause instead.
     #[serde(default)]
     pub time: StreamTime,
-    /// What happens to late events.
+    /// The treatment of late events.
     #[serde(default)]
     pub late: Late,
-    /// The user's line.
+    /// The user's line, as `file:line`.
     #[serde(default)]
     pub at: String,
 }
@@ -168,40 +170,40 @@ pub struct StreamSpec {
 /// A source partition of a stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceSpec {
-    /// Declared name plus log partition: a file's place in its stream's list, say.
+    /// The declared name plus the log partition, for example a file's place in its stream's list.
     pub name: Arc<str>,
-    /// The stream it feeds.
+    /// The stream that the source feeds.
     pub stream: StreamId,
-    /// How far behind the newest event time an event may come, in microseconds (in the unit of
-    /// the time column when that is an int or a decimal).
-    #[serde(default)]
-    pub disorder_us: i64,
-    /// After this long without input, in microseconds, the source no longer holds back the
-    /// watermark; never when absent.
+    /// The span by which an event may be behind the newest event time of the source, in
+    /// microseconds. If the time column is an int or a decimal, the unit is that of the column.
+    #[serde(default, rename = "disorder_us")] // Earlier versions stored this name.
+    pub out_of_orderness_us: i64,
+    /// The time without input, in microseconds, after which the source no longer holds back the
+    /// watermark. If absent, it always holds it back.
     #[serde(default)]
     pub idle_us: Option<i64>,
 }
 
-/// How long a table keeps the versions of its rows, so that windows can be read over them: a version
-/// is kept as long as either wants it.
+/// The retention of versions of a table's rows, for windows. A version is retained as long as one
+/// of the two bounds requires it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct History {
-    /// Versions that are younger than this, in microseconds of event time (in the unit of the time
-    /// column when that is an int).
+    /// The age below which versions are retained, in microseconds of event time. If the time column
+    /// is an int, the unit is that of the column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_us: Option<i64>,
-    /// So many newest versions of each row.
+    /// The number of newest versions of each row that are retained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<u64>,
 }
 
 impl History {
-    /// The most versions that may be kept by count: they are numbered with 32 bits.
+    /// The largest number of versions to retain: they are numbered with 32 bits.
     pub const VERSIONS_MAX: u64 = 1 << 30;
 
-    /// The time of the oldest version that is kept by time when nothing older than `frontier_us`
-    /// can come any more.
+    /// Returns the time of the oldest version that is retained by time, if nothing older than
+    /// `frontier_us` can arrive any more.
     pub fn kept_from(&self, frontier_us: i64) -> Option<i64> {
         self.time_us.map(|time_us| frontier_us.saturating_sub(time_us - 1))
     }
@@ -223,51 +225,54 @@ impl History {
     }
 }
 
-/// What the engine keeps in a table of its own.
+/// The use of a table that the engine maintains itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Keeps {
-    /// The rows of another table by some of its columns. Its columns are those, then the key of the
-    /// other table; all of them are its key, or only the former when they are unique.
+    /// An index: the rows of another table by some of its columns.
+    ///
+    /// Its columns are these columns, then the key of the other table. All of them are its key, or
+    /// only the former if they are unique.
     Index {
-        /// The other table.
+        /// The indexed table.
         of: TableId,
-        /// Its columns. Rows with a null in one of them are not there.
+        /// The indexed columns. Rows with a null in one of them are left out.
         columns: Vec<usize>,
     },
-    /// Rows of a window that belongs to a procedure, or what it knows of them.
+    /// The rows of a window that belongs to a procedure, or the state of that window.
     Window,
 }
 
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableSpec {
-    /// Its name, unique among the tables.
+    /// The name, unique among the tables.
     pub name: Arc<str>,
-    /// Indices of its key columns, in key order; at least one.
+    /// The indices of the key columns, in key order. There is at least one.
     pub key: Vec<usize>,
-    /// All its columns, key columns included.
+    /// All columns, including the key columns.
     pub schema: Arc<Schema>,
-    /// So many leading key columns choose a row's partition, so that rows with one prefix live
-    /// together; all of them when absent.
+    /// The number of leading key columns that choose a row's partition, so that rows with one
+    /// prefix live together. If absent, all key columns do.
     #[serde(default)]
     pub partition_prefix: Option<usize>,
-    /// How long versions of its rows are kept; only as long as an epoch needs them when absent.
+    /// The retention of versions of the rows. If absent, they are retained only as long as an epoch
+    /// needs them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,
-    /// Whether its rows can be read by ranges of keys.
+    /// Whether the rows can be read by ranges of keys.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ordered: bool,
-    /// What the engine keeps in it, if programs may not write it.
+    /// The engine's own use of the table. If present, programs may not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeps: Option<Keeps>,
-    /// The user's line.
+    /// The user's line, as `file:line`.
     #[serde(default)]
     pub at: String,
 }
 
 impl TableSpec {
-    /// A table whose rows are partitioned by their whole key.
+    /// Creates a table whose rows are partitioned by their whole key.
     pub fn new(name: &str, key: Vec<usize>, schema: Arc<Schema>) -> TableSpec {
         let (partition_prefix, history, ordered, keeps) = (None, None, false, None);
         TableSpec {
@@ -282,7 +287,7 @@ impl TableSpec {
         }
     }
 
-    /// Refuses what can't be a table.
+    /// Checks the declaration of the table.
     pub fn check(&self) -> Result<()> {
         let owner = format!("table {}", self.name);
         let check = || {
@@ -330,9 +335,10 @@ impl TableSpec {
         self.key.contains(&column)
     }
 
-    /// The row that stands for a missing one: its key, each column's default, else null.
+    /// Returns the row that stands for a missing one: its key, and each column's default or else
+    /// null.
     pub fn missing_row(&self, key: &[Value]) -> Vec<Value> {
-        // A default is stored as its column has it: an int may stand for a decimal.
+        // A default is stored as its column has it: an int may be given for a decimal.
         let default = |c: &Column| {
             c.default.as_ref().and_then(|v| crate::rules::store(v, c).ok()).unwrap_or(Value::Null)
         };

@@ -1,4 +1,4 @@
-//! Stamps: an event's place in the one order.
+//! Stamps: the places of events in the one order.
 
 use std::fmt;
 
@@ -7,81 +7,87 @@ use smallvec::SmallVec;
 
 use crate::ids::SourceId;
 
-/// A point in the order of input events: everything before it is *earlier*. Watermarks are
-/// positions and not only times, because one time (a day, say) may hold ten thousand rows.
+/// A point in the order of input events: everything before it is *earlier*.
+///
+/// Watermarks are positions, because a time is too coarse: one time (a day, say) may hold ten
+/// thousand rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Position {
-    /// Event time in microseconds since 1970 (UTC).
+    /// The event time in microseconds since 1970 (UTC).
     pub time_us: i64,
-    /// The source partition: ties between sources go to the one declared first.
+    /// The source partition. Between sources at the same time, the one declared first is earlier.
     pub source: SourceId,
-    /// The row in the source, bad rows included.
+    /// The row in the source. Bad rows count.
     pub offset: u64,
 }
 
 impl Position {
-    /// Before every event.
+    /// The position before every event.
     pub const MIN: Position = Position { time_us: i64::MIN, source: SourceId(0), offset: 0 };
-    /// After every event: the watermark of a stream that no source in event time feeds.
+    /// The position after every event: the watermark of a stream that no source in event time
+    /// feeds.
     pub const MAX: Position =
         Position { time_us: i64::MAX, source: SourceId(u32::MAX), offset: u64::MAX };
 }
 
-/// The steps from an input event to a derived one: (ordinal of the handler in the declaration,
-/// ordinal of its output), outermost first. Empty for input events.
+/// The steps from an input event to a derived one, outermost first. Empty for input events.
+///
+/// A step has the ordinal of the handler in the declaration and the ordinal of its output.
 pub type Path = SmallVec<[(u16, u32); 2]>;
 
-/// An event that could not take its own time: one of a stream without event time, or one that comes
-/// behind a watermark which a source held idle has let pass. It stands where the watermark stood at
-/// the cut before. The last event of a batch that ends with its stream stands where the stream ends.
+/// The admission of an event that could not have its own time.
+///
+/// Such an event is one of a stream without event time. Or it arrives behind a watermark that an
+/// idle source no longer held back. It stands where the watermark stood at the cut before. The last
+/// event of a batch that ends with its stream stands where the stream ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Admission {
-    /// The epoch whose cut admitted it. Later epochs come later at the same position.
+    /// The epoch whose cut admitted the event. At the same position, later epochs are later.
     pub epoch: u64,
-    /// Where the event came from.
+    /// The source of the event.
     pub source: SourceId,
-    /// Its row in the source.
+    /// The row of the event in its source.
     pub offset: u64,
 }
 
 /// An event's place in the one order: (time, source, offset, path). Stamps never change.
 ///
-/// An admitted event stands just before the position `at` (the watermark it was admitted at) and
-/// after everything that was executed before; its own source and offset are in `admitted`.
+/// An admitted event stands just before the position `at`, the watermark at its admission, and
+/// after everything that was executed before. Its own source and offset are in `admitted`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Place among the input events.
+    /// The place among the input events.
     pub at: Position,
-    /// Set when `at` is not the event's own place.
+    /// The admission, if `at` is not the event's own place.
     pub admitted: Option<Admission>,
-    /// Steps from the input event to this derived one.
+    /// The steps from the input event to this derived one.
     pub path: Path,
 }
 
 impl Stamp {
-    /// The stamp of an input event at its own place.
+    /// Creates the stamp of an input event at its own place.
     pub fn of(at: Position) -> Stamp {
         Stamp { at, admitted: None, path: Path::new() }
     }
 
-    /// The stamp of an event admitted at watermark `at`.
+    /// Creates the stamp of an event admitted at the watermark `at`.
     pub fn admitted(at: Position, admission: Admission) -> Stamp {
         Stamp { at, admitted: Some(admission), path: Path::new() }
     }
 
-    /// The stamp of output `output` of handler `handler` on the event with this stamp.
+    /// Returns the stamp of output `output` of handler `handler` for the event with this stamp.
     pub fn derived(&self, handler: u16, output: u32) -> Stamp {
         let mut path = self.path.clone();
         path.push((handler, output));
         Stamp { at: self.at, admitted: self.admitted, path }
     }
 
-    /// The source partition the event came from.
+    /// Returns the source partition of the event.
     pub fn source(&self) -> SourceId {
         self.admitted.map_or(self.at.source, |a| a.source)
     }
 
-    /// The row in that source.
+    /// Returns the row in that source.
     pub fn offset(&self) -> u64 {
         self.admitted.map_or(self.at.offset, |a| a.offset)
     }
@@ -89,7 +95,7 @@ impl Stamp {
 
 impl Ord for Stamp {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // An admitted event comes before the event that stands at the position itself.
+        // An admitted event is before the event at the position itself.
         let own = |s: &Stamp| s.admitted.is_none();
         self.at
             .cmp(&other.at)
@@ -142,7 +148,7 @@ mod tests {
         let admit = |epoch, source| {
             Stamp::admitted(watermark, Admission { epoch, source: SourceId(source), offset: 0 })
         };
-        // A later epoch comes later although its source is smaller.
+        // A later epoch is later although its source is smaller.
         let order = [before, admit(3, 2), admit(4, 0), on];
         assert!(order.windows(2).all(|w| w[0] < w[1]));
     }

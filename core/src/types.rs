@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataType {
-    /// 64-bit signed integer.
+    /// A 64-bit signed integer.
     Int,
-    /// 64-bit IEEE 754 float.
+    /// A 64-bit IEEE 754 float.
     Float,
     /// True or false.
     Bool,
-    /// Unicode text, ordered by code point.
+    /// A Unicode text, ordered by code point.
     Str,
-    /// Bytes, ordered bytewise.
+    /// Bytes, ordered by byte value.
     Bytes,
     /// Microseconds since 1970 (UTC).
     Timestamp,
-    /// A decimal number: a 64-bit integer times ten to the minus `scale` (0 to 18).
+    /// A decimal number: a 64-bit integer divided by ten to the power of the scale (0 to 18).
     Decimal(u8),
     /// A list of values of one type.
     List(Box<DataType>),
-    /// Any msgpack value; equal when its bytes are equal.
+    /// Any msgpack value. Two are equal if their bytes are equal.
     Any,
 }
 
@@ -32,7 +32,7 @@ impl DataType {
     /// The largest scale of a decimal.
     pub const SCALE_MAX: u8 = 18;
 
-    /// Whether a value of this type is one 64-bit word (and so can live in a slot of a table).
+    /// Whether a value of this type is one 64-bit word, and so can be in a slot of a table.
     pub fn is_word(&self) -> bool {
         !matches!(self, DataType::Str | DataType::Bytes | DataType::List(_) | DataType::Any)
     }
@@ -47,9 +47,10 @@ impl DataType {
         !matches!(self, DataType::List(_) | DataType::Any)
     }
 
-    /// Whether a value of `self` may be stored in a column of `column`: the same type, or a
-    /// conversion that docs/values.md lists (integers into floats and decimals; a decimal into
-    /// another scale, rounded half to even).
+    /// Whether a value of this type may be stored in a column of type `column`.
+    ///
+    /// The types are the same, or `docs/reference/values.md` lists the conversion: integers to
+    /// floats and decimals, a decimal to another scale, rounded half to even.
     pub fn stores_in(&self, column: &DataType) -> bool {
         use DataType::*;
         self == column

@@ -9,38 +9,40 @@ use smallvec::SmallVec;
 
 use crate::encode;
 
-/// One value. `PartialEq` and `Hash` are those of *state*: bit for bit, except that every NaN is
-/// the same NaN. What a program's `==` means is [`crate::rules`].
+/// One value.
+///
+/// `PartialEq` and `Hash` compare *state*: bit for bit, except that every NaN is the same NaN.
+/// [`crate::rules`] has the meaning of a program's `==`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Value {
-    /// No value.
+    /// Null.
     Null,
     /// A boolean.
     Bool(bool),
     /// An integer.
     Int(i64),
-    /// A float. JSON has no NaN and no infinities: there they are texts.
+    /// A float. JSON has no NaN and no infinities, so these are texts there.
     Float(#[serde(with = "float")] f64),
-    /// Text.
+    /// A text.
     Str(Arc<str>),
     /// Bytes.
     Bytes(Arc<[u8]>),
-    /// Microseconds since 1970 (UTC).
+    /// A timestamp in microseconds since 1970 (UTC).
     Timestamp(i64),
-    /// A decimal: units and scale; its value is `units / 10^scale`.
+    /// A decimal: units and scale. Its value is `units / 10^scale`.
     Decimal(i64, u8),
     /// A list.
     List(Arc<[Value]>),
-    /// A msgpack value, as its bytes.
+    /// A msgpack value, in its encoded form.
     Any(Arc<[u8]>),
 }
 
-/// The values of all columns of a schema, in its order.
+/// The values of all columns of a schema, in the schema's order.
 pub type Row = Box<[Value]>;
 
 impl Value {
-    /// Text from a string slice.
+    /// Creates a text from a string slice.
     pub fn str(text: &str) -> Value {
         Value::Str(text.into())
     }
@@ -50,8 +52,10 @@ impl Value {
         matches!(self, Value::Null)
     }
 
-    /// The value as one machine word, or `None` for null and for types without a fixed width.
-    /// Floats are their bits with one NaN; decimals their units.
+    /// Returns the value as one machine word, or `None` for null and for types without a fixed
+    /// width.
+    ///
+    /// Floats are their bits with one NaN, and decimals their units.
     #[inline]
     pub fn word(&self) -> Option<u64> {
         Some(match self {
@@ -62,7 +66,7 @@ impl Value {
         })
     }
 
-    /// Bytes of memory beyond the value itself.
+    /// Returns the bytes of heap memory beyond the value itself.
     pub fn heap_bytes(&self) -> usize {
         match self {
             Value::Str(s) => s.len() + 16,
@@ -101,7 +105,7 @@ mod float {
     }
 }
 
-/// The one NaN, so that equal state has equal bytes.
+/// Replaces every NaN by one, so that equal state has equal bytes.
 pub fn canonical_f64(f: f64) -> f64 {
     if f.is_nan() {
         f64::NAN
@@ -165,7 +169,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// `units / 10^scale` with exactly `scale` digits after the point.
+/// Formats `units / 10^scale` with exactly `scale` digits after the point.
 pub fn format_decimal(units: i64, scale: u8) -> String {
     if scale == 0 {
         return units.to_string();
@@ -177,7 +181,8 @@ pub fn format_decimal(units: i64, scale: u8) -> String {
     format!("{sign}{}.{:0width$}", magnitude / divisor, magnitude % divisor)
 }
 
-/// ISO 8601 in UTC with microseconds; years outside chrono's range as a number.
+/// Formats a timestamp as ISO 8601 in UTC with microseconds. Years outside chrono's range are a
+/// number.
 pub fn format_timestamp(us: i64) -> String {
     match chrono::DateTime::from_timestamp_micros(us) {
         Some(at) => at.format("%Y-%m-%dT%H:%M:%S%.6fZ").to_string(),
@@ -185,11 +190,12 @@ pub fn format_timestamp(us: i64) -> String {
     }
 }
 
-/// The first and the last timestamp of the years 1 to 9999, in which the calendars of others are defined.
+/// The first and the last timestamp of the years 1 to 9999, for which most calendars are defined.
 pub const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_402_300_799_999_999;
 
-/// A timestamp from outside: in the years 1 to 9999. What lies beyond is a mistake of unit, and most who
-/// read it later could not.
+/// Checks that a timestamp from outside is in the years 1 to 9999.
+///
+/// A time beyond them has a wrong unit, and most readers could not read it later.
 #[inline]
 pub fn dated(us: i64) -> Result<i64, String> {
     match YEARS.contains(&us) {
@@ -205,16 +211,19 @@ fn undated(us: i64) -> String {
 }
 
 /// A row's key: the values of its key columns in an encoding whose byte order is the order of the
-/// values (see [`encode`]). -0.0 and 0.0 are one key, and every NaN is one key.
+/// values (see [`encode`]).
+///
+/// -0.0 and 0.0 are one key, and every NaN is one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(pub SmallVec<[u8; KEY_INLINE]>);
 
-/// Keys of so many bytes, which two numbers have, need no memory of their own.
+/// The length in bytes up to which a key needs no heap memory. Two numbers fit.
 pub const KEY_INLINE: usize = 24;
 
 impl Key {
-    /// The key of these values, in the order of the table's key columns. The caller has refused
-    /// nulls: a null has no place in a key.
+    /// Encodes these values as a key, in the order of the table's key columns.
+    ///
+    /// The caller has refused nulls, because a key has none.
     pub fn of<'a>(values: impl IntoIterator<Item = &'a Value>) -> Key {
         let mut bytes = SmallVec::new();
         for value in values {
@@ -223,8 +232,8 @@ impl Key {
         Key(bytes)
     }
 
-    /// A bound behind all keys that begin with this one: every value begins with a tag, and none is as
-    /// high.
+    /// Returns a bound after all keys that begin with this one. It ends with a byte above the tag
+    /// that begins every value.
     pub fn behind_all(&self) -> Key {
         Key(self.0.iter().copied().chain([u8::MAX]).collect())
     }

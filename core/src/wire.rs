@@ -1,14 +1,16 @@
-//! Numbers, texts and columns as bytes, little-endian: for logs, snapshots and messages. Whoever
-//! writes a format with them says which version of it; here is only how the parts look.
+//! Numbers, texts and columns as little-endian bytes, for logs, snapshots and messages.
 //!
-//! - A number: its bytes. Bytes and text: length (u32), bytes.
-//! - Columns of a known schema and number of rows, one after another: a byte that says whether there
-//!   are nulls, then if so a byte for each row (1: a value), then the values of all rows: eight bytes
-//!   for numbers, one for booleans, length and bytes for the rest. What a null has as value means
-//!   nothing.
+//! This module has only the encoding of the parts. A format that uses them has its own version
+//! number.
 //!
-//! What reads gives `None` for bytes that are none of this; it never panics, and takes no more
-//! memory than there are bytes.
+//! - A number is its bytes. Bytes and a text are their length (u32) and the bytes.
+//! - Columns have a known schema and number of rows, and follow each other. A column begins with a
+//!   byte that says whether it has nulls. If it has, a byte for each row follows (1: a value). Then
+//!   come the values of all rows: eight bytes for a number, one for a boolean, length and bytes for
+//!   the rest. The value at a null means nothing.
+//!
+//! Readers return `None` for bytes in any other form. They never panic, and take no more memory
+//! than there are bytes.
 
 use std::sync::Arc;
 
@@ -50,7 +52,7 @@ pub fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Takes bytes off the front.
+/// Takes `len` bytes off the front.
 pub fn take_slice<'a>(len: usize, input: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (head, rest) = input.split_at_checked(len)?;
     *input = rest;
@@ -86,7 +88,7 @@ pub fn take_u128(input: &mut &[u8]) -> Option<u128> {
     take_array(input).map(u128::from_le_bytes)
 }
 
-/// Takes so many numbers.
+/// Takes `count` numbers.
 pub fn take_u64s(count: usize, input: &mut &[u8]) -> Option<Vec<u64>> {
     let bytes = take_slice(count.checked_mul(8)?, input)?;
     Some(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect())
@@ -103,14 +105,14 @@ pub fn take_text<'a>(input: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take_bytes(input)?).ok()
 }
 
-/// Appends a batch's columns; neither its schema nor how many rows it has.
+/// Appends a batch's columns, without its schema and number of rows.
 pub fn put_columns(batch: &Batch, out: &mut Vec<u8>) {
     batch.columns().iter().for_each(|column| put_column(column, out));
 }
 
 /// Takes the columns of a batch.
 pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Option<Batch> {
-    // Each row of each column has a byte at least; a schema without columns has no rows to speak of.
+    // Each row of each column has at least one byte. A schema without columns has no rows.
     if rows > input.len() && !schema.columns.is_empty() {
         return None;
     }
@@ -120,7 +122,7 @@ pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Opt
     let mut columns: Vec<ArrayRef> = Vec::with_capacity(schema.len());
     for column in &schema.columns {
         let array = match input.first()? {
-            // The usual case, by the block.
+            // The usual case, in a block.
             0 if has_words(&column.ty) => {
                 *input = &input[1..];
                 let words = take_u64s(rows, input)?;

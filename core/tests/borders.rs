@@ -1,5 +1,6 @@
-//! The borders of the house: who may depend on whom, and what pure parts may not mention.
-//! `ARCHITECTURE.md` tells the architecture by these absences.
+//! The borders of the parts: their dependencies, and names that pure parts may not mention.
+//!
+//! `ARCHITECTURE.md` describes the architecture by these absences.
 
 #![allow(clippy::disallowed_methods)] // A test that reads the sources of the project.
 
@@ -12,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The packages of the project that directly depend on a package.
+/// Returns the packages of the project that directly depend on a package.
 fn users_of(package: &str) -> Vec<String> {
     let output = Command::new(env!("CARGO"))
         .args([
@@ -45,7 +46,8 @@ fn users_of(package: &str) -> Vec<String> {
     users
 }
 
-/// The packages that are built of these, each with its features; for the machine that builds they may be others.
+/// Returns the packages that a build of these includes, each with its features. Build scripts may
+/// have others.
 fn features(of: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--no-dedupe", "--prefix", "none", "--format", "{p}|{f}"])
@@ -94,14 +96,15 @@ fn only_the_gateway_knows_http() {
 #[test]
 fn only_their_crates_know_kafka_and_s3() {
     assert_eq!(users_of("rdkafka"), ["tidemill-kafka"]);
-    // Registries of schemas are asked over HTTP.
+    // Schema registries are asked over HTTP.
     assert_eq!(users_of("ureq"), ["tidemill-kafka"]);
     assert_eq!(users_of("object_store"), ["tidemill-s3"]);
 }
 
 #[test]
 fn the_door_is_only_for_those_who_may_go_out() {
-    // No IO, clock or thread can reach core, place, table or txn, which do not have the door.
+    // No IO, clock or thread can reach core, place, table or txn, which do not depend on the
+    // environment.
     assert_eq!(
         users_of("tidemill-env"),
         [
@@ -181,7 +184,7 @@ fn pure_parts_mention_no_io() {
         for file in sources(&root().join(part).join("src")) {
             let text = fs::read_to_string(&file).unwrap();
             for word in refused {
-                // core's errors hold the text of an IO error that others met.
+                // The error type of core holds the text of an IO error from elsewhere.
                 let is_error = file.ends_with("core/src/error.rs") && word == "std::io";
                 assert!(is_error || !text.contains(word), "{}: {word}", file.display());
             }

@@ -1,4 +1,4 @@
-//! Logs of which some topics are somewhere else: the cuts, or the inputs of the last sources.
+//! Logs with some topics elsewhere: the cuts, or the inputs of the last sources.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use tidemill_core::Error;
 
 use crate::{Log, Then, ThenEach};
 
-/// A log some of whose topics are in another one. A generation begins in each topic by itself, in the cuts first, so that
-/// nothing is promised between topics that two logs could not keep.
+/// A log with some topics in another one. A generation begins in each topic separately, in the cuts
+/// first. So there is no guarantee across topics that two logs could not give.
 pub struct Apart {
     is_apart: Box<dyn Fn(Topic) -> bool + Send + Sync>,
     apart: Arc<dyn Log>,
@@ -16,12 +16,13 @@ pub struct Apart {
 }
 
 impl Apart {
-    /// Cuts in the first one, inputs and outputs in the second.
+    /// Creates a log with the cuts in the first log, and inputs and outputs in the second.
     pub fn cuts(cuts: Arc<dyn Log>, rest: Arc<dyn Log>) -> Apart {
         Apart { is_apart: Box::new(|topic| topic == Topic::Cuts), apart: cuts, rest }
     }
 
-    /// The inputs of this source and of those behind it in the first one, all else in the second.
+    /// Creates a log with the inputs of this source and of those after it in `inputs`, and the rest
+    /// in `rest`.
     pub fn inputs(first: u32, inputs: Arc<dyn Log>, rest: Arc<dyn Log>) -> Apart {
         let is_apart = move |topic| matches!(topic, Topic::Input(source) if source >= first);
         Apart { is_apart: Box::new(is_apart), apart: inputs, rest }

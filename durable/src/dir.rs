@@ -1,8 +1,8 @@
 //! Objects as files of a directory that all processes see.
 //!
-//! An object is written to a temporary file, which is synced; then, under a lock that the processes share, it
-//! gets its name unless that is taken, and the directory is synced. Temporary files are not objects; what
-//! crashes leave of them is removed when it is a day old.
+//! An object is written to a temporary file, which is synced. Then, under a lock that the processes
+//! share, it gets its name unless that is taken, and the directory is synced. Temporary files are
+//! not objects. Those that crashes leave are removed when they are a day old.
 
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -15,21 +15,22 @@ use tidemill_env::{Env, Lock};
 
 use crate::{is_name, Store, Then, Trouble};
 
-/// How the names of temporary files begin. No object has such a name.
+/// The prefix of the names of temporary files. No object has such a name.
 const TEMPORARY: &str = ".tmp-";
 /// The file whose lock is held while a name is given.
 const NAMING: &str = ".naming";
-/// So old is no temporary file that somebody still writes.
+/// The age at which no process can still be writing a temporary file, in microseconds.
 const STALE_US: i64 = 86_400_000_000;
-/// So many calls wait at most; further ones are answered as failures.
+/// The maximum number of waiting calls. Further ones fail.
 const QUEUE: usize = 1024;
-/// So long does a put wait for the lock of names, which is held for a moment only.
+/// The time for which a put waits for the lock of names, which is held only briefly, in
+/// microseconds.
 const LOCK_WAIT_US: u64 = 10_000_000;
 
 type Job = Box<dyn FnOnce(&Inner) + Send>;
 
-/// A store in a directory of a disk. Several processes of one machine may share it, and of several machines
-/// where the file system has locks for all of them.
+/// A store in a directory of a disk. Several processes of one machine may share it. Several
+/// machines may, if the file system has locks for all of them.
 ///
 /// Calls are answered on a few threads of its own, which end after the store has been dropped.
 pub struct DirStore {
@@ -40,16 +41,17 @@ pub struct DirStore {
 struct Inner {
     env: Env,
     root: PathBuf,
-    /// Held by the thread of this process that gives a name, before the lock of the file is asked for.
+    /// Held by the thread of this process that gives a name, before it requests the lock of the
+    /// file.
     naming: Mutex<()>,
     trouble: Trouble,
 }
 
 impl DirStore {
-    /// Opens the store in a directory, which is made when missing, with so many threads.
+    /// Opens the store in a directory, which is created if missing, with this many threads.
     ///
     /// # Errors
-    /// When the directory can't be made or written, or no thread can be started.
+    /// If the directory can't be created or written, or if no thread can be started.
     pub fn open(env: &Env, root: impl Into<PathBuf>, threads: usize) -> Result<DirStore> {
         let root = root.into();
         let failed = |e: &io::Error| {
@@ -75,14 +77,14 @@ impl DirStore {
         Ok(DirStore { jobs, inner })
     }
 
-    /// Has something done by one of the threads. What can't wait any more is told the failure.
+    /// Runs a job on one of the threads. Fails it if too many wait.
     fn run<T: Send + 'static>(
         &self,
         failure: T,
         then: Then<T>,
         act: impl FnOnce(&Inner) -> T + Send + 'static,
     ) {
-        // The answer has to be given where the queue takes the job, and where it does not.
+        // The answer must be given whether or not the queue takes the job.
         let then = Arc::new(Mutex::new(Some(then)));
         let told = then.clone();
         let job: Job = Box::new(move |inner| {
@@ -102,7 +104,7 @@ impl DirStore {
 }
 
 impl Inner {
-    /// What it came to, where a failure is a trouble of the disk's.
+    /// Returns the value, or notes a failure as a trouble of the disk.
     fn tried<T>(&self, doing: &str, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(done) => {
@@ -118,16 +120,16 @@ impl Inner {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        // Not `join` of the whole: names have slashes on every system.
+        // The whole name is not joined at once, because names have slashes on every system.
         name.split('/').fold(self.root.clone(), |path, segment| path.join(segment))
     }
 
-    /// Removes what crashes have left.
+    /// Removes temporary files that crashes have left.
     fn sweep(&self, dir: &Path) -> io::Result<()> {
         let now_us = self.env.clock.now_us();
         for path in self.env.disk.list(dir)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // Another process may be faster.
+            // Another process may have removed it first.
             let Some(meta) = found(self.env.disk.metadata(&path))? else { continue };
             if meta.is_dir && is_name(&name) {
                 self.sweep(&path)?;
@@ -138,10 +140,10 @@ impl Inner {
         Ok(())
     }
 
-    /// Whether it has been put.
+    /// Puts an object. Returns whether it was new.
     fn put(&self, name: &str, bytes: &[u8]) -> io::Result<bool> {
         let path = self.path(name);
-        // Before the work, as well as under the lock.
+        // Check before the work, as well as under the lock.
         if self.env.disk.exists(&path)? {
             return Ok(false);
         }
@@ -150,7 +152,7 @@ impl Inner {
         let temporary = dir.join(format!("{TEMPORARY}{:016x}", self.env.random.next_u64()));
         let named = self.write(&temporary, bytes).and_then(|()| self.name(&temporary, &path));
         if !matches!(named, Ok(true)) {
-            // If this fails, it is swept one day.
+            // If this fails, the file is swept later.
             let _ = self.env.disk.remove(&temporary);
         }
         Ok(named? && self.env.disk.sync_dir(dir).is_ok())
@@ -173,7 +175,7 @@ impl Inner {
         Ok(true)
     }
 
-    /// The lock that all processes share.
+    /// Takes the lock that all processes share.
     fn lock(&self) -> io::Result<Box<dyn Lock>> {
         let path = self.root.join(NAMING);
         let begun_ns = self.env.clock.monotonic_ns();
@@ -222,7 +224,7 @@ impl Inner {
     }
 }
 
-/// `None` instead of the error that there is no such file.
+/// Returns `None` instead of the error that there is no such file.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -241,7 +243,7 @@ impl Store for DirStore {
 
     fn get(&self, name: String, then: Then<Option<Vec<u8>>>) {
         self.run(None, then, move |inner| {
-            // One that is not there is not the disk's trouble.
+            // A missing object is no trouble of the disk.
             let get = || inner.tried(&format!("reading {name}"), found(inner.get(&name)));
             is_name(&name).then(get).flatten().flatten()
         });
@@ -256,7 +258,7 @@ impl Store for DirStore {
 
     fn list(&self, prefix: String, then: Then<Option<Vec<String>>>) {
         self.run(None, then, move |inner| {
-            // Only the directory that the prefix names.
+            // Only the directory that the prefix names is listed.
             let above = prefix.rsplit_once('/').map_or("", |(above, _)| above);
             if !(above.is_empty() || is_name(above)) {
                 return Some(Vec::new());
@@ -268,7 +270,7 @@ impl Store for DirStore {
             let mut names = Vec::new();
             inner.tried("listing", inner.list(&dir, &above, &mut names))?;
             names.retain(|name| name.starts_with(&prefix));
-            // Directories sort otherwise than names: `a-b` comes before `a/b`.
+            // Directories sort differently from names: `a-b` comes before `a/b`.
             names.sort_unstable();
             Some(names)
         });
@@ -310,7 +312,7 @@ mod tests {
         crate::contract::store(&store);
     }
 
-    /// Two stores of one directory are as two processes: one of them puts.
+    /// Two stores of one directory act like two processes: only one of them puts.
     #[test]
     fn two_that_share_a_directory_put_once() {
         let dir = tempfile::tempdir().unwrap();
@@ -329,8 +331,8 @@ mod tests {
         }
     }
 
-    /// Whatever call fails, and however the machine stops: what was put is there, and what was not is there
-    /// as a whole or not at all.
+    /// Whichever call fails, and however the machine stops: an object that was put is there, and
+    /// any other is there as a whole or not at all.
     #[test]
     fn an_object_is_whole_or_absent_wherever_it_fails() {
         for (nth, how) in (1..30).flat_map(|nth| (0..4).map(move |how| (nth, how))) {

@@ -1,11 +1,10 @@
-//! What the processes of a cluster share: logs, in which what has happened is in order, and a store of
-//! objects.
+//! The shared storage of the processes of a cluster: logs, which keep records in order, and a store
+//! of objects.
 //!
-//! Both are traits of calls that return at once; the answer comes through a function that is handed over.
-//! Whoever implements them runs threads of its own, and gives its answers there: what is handed over must
-//! be short and must not block.
+//! Both are traits whose calls return at once. The answer comes through a callback. An
+//! implementation calls it on its own threads, so a callback must be short and must not block.
 //!
-//! This crate must not know what a record means, how it is written, or who asks.
+//! This crate must not know the meaning of records, their encoding, or the callers.
 
 mod apart;
 mod dir;
@@ -21,20 +20,23 @@ use std::sync::Arc;
 use tidemill_cluster::{Record, Refused, Topic};
 use tidemill_core::Error;
 
-/// Told once, from any thread.
+/// A callback that is called once, from any thread.
 pub type Then<T> = Box<dyn FnOnce(T) + Send>;
 
-/// Told once for each of several, by its place among them, from any thread.
+/// A callback that is called once for each of several records, by its place among them, from any
+/// thread.
 pub type ThenEach = Arc<dyn Fn(usize, Result<u64, Refused>) + Send + Sync>;
 
 /// Logs that all processes append to and read.
 pub trait Log: Send + Sync {
-    /// Appends durably, unless a later generation has begun in the topic: a [`Record::Generation`] with a
-    /// higher number is before it, or with the same one, if it is such a record itself. Does not block. Of
-    /// outputs the answer may be an offset although they do not count for who reads, because a later
-    /// generation has begun before them: whoever begins one does so in the cuts first.
-    /// Appends to one topic are in the log in the order of the calls. When one of a generation is
-    /// answered [`Refused::Unknown`], no later one of that generation is in the log without it.
+    /// Appends a record durably, unless a later generation has begun in the topic. That is the case
+    /// if a [`Record::Generation`] with a higher number is before it. If the record itself begins a
+    /// generation, the same number is enough. Does not block.
+    ///
+    /// An append of outputs may succeed although it does not count for readers, because a later
+    /// generation has begun before it in the topic. A generation begins in the cuts first. Appends
+    /// to one topic are in the log in the order of the calls. If an append of a generation gets
+    /// [`Refused::Unknown`], no later append of that generation is in the log without it.
     fn append(
         &self,
         topic: Topic,
@@ -43,7 +45,8 @@ pub trait Log: Send + Sync {
         then: Then<Result<u64, Refused>>,
     );
 
-    /// Appends several records to a topic, in their order, and tells of each by its place among them.
+    /// Appends several records to a topic, in their order. The callback gets the place of each
+    /// among them.
     fn append_all(&self, topic: Topic, generation: u64, records: Vec<Record>, then: ThenEach) {
         for (nth, record) in records.into_iter().enumerate() {
             let then = then.clone();
@@ -51,12 +54,14 @@ pub trait Log: Send + Sync {
         }
     }
 
-    /// Reads from an offset on. With a limit: about so many at most, where many requests in one record count as
-    /// many, as soon as there is one, or none after `wait_us`. Without: all that there was when it was asked; from [`u64::MAX`] on that is nothing, and it
-    /// is found where the end is. `None`: could not be read now, which takes a moment.
+    /// Reads from an offset. With a limit, it reads approximately that many records, where the
+    /// requests in a record count separately. It answers as soon as there is a record, or without
+    /// any after `wait_us` microseconds. Without a limit, it reads all that was there at the time
+    /// of the call. Reading from [`u64::MAX`] finds only the end. The answer `None` means that the
+    /// records could not be read now, and comes after a moment.
     ///
-    /// Of cuts and outputs those that have been deleted are left out where it reads from 0 on; elsewhere what
-    /// is missing can't be read.
+    /// Deleted cuts and outputs are left out when reading from 0. Otherwise missing records can't
+    /// be read.
     fn read(
         &self,
         topic: Topic,
@@ -66,44 +71,47 @@ pub trait Log: Send + Sync {
         then: Then<Option<Records>>,
     );
 
-    /// Records below are not read again.
+    /// Allows records below an offset to be deleted, because they are not read again.
     fn trim(&self, topic: Topic, below: u64);
 
-    /// Why nothing can be appended or read any more, if that is so: then the process has to end.
+    /// Returns why nothing can be appended or read any more, if that is so. Then the process must
+    /// end.
     fn failed(&self) -> Option<Error> {
         None
     }
 
-    /// What is wrong now, in words for people, while it is tried again.
+    /// Returns the current trouble as text, while the log retries.
     fn trouble(&self) -> Option<String> {
         None
     }
 }
 
-/// Objects by name, put as a whole and never changed.
+/// Objects by name, stored as a whole and never changed.
 ///
-/// Names are one or more segments joined by `/`; a segment is made of ASCII letters, digits, `.`, `_` and
-/// `-`, and does not begin with a dot. Other names are answered as failures.
+/// Names are one or more segments joined by `/`. A segment consists of ASCII letters, digits, `.`,
+/// `_` and `-`, and does not begin with a dot. Calls with other names fail.
 pub trait Store: Send + Sync {
-    /// Puts an object unless there is one of this name. `false`: it is not stored, or nobody knows.
+    /// Stores an object unless there is one of this name. `false` means that it is not stored, or
+    /// that this is unknown.
     fn put(&self, name: String, bytes: Vec<u8>, then: Then<bool>);
 
-    /// Gets an object. `None`: could not be read now. Names are never asked for that were not put.
+    /// Reads an object. `None` means that it could not be read now. Only names that were put are
+    /// requested.
     fn get(&self, name: String, then: Then<Option<Vec<u8>>>);
 
-    /// Deletes an object; one that is not there is fine. `false`: nobody knows.
+    /// Deletes an object, if it is there. `false` means that the outcome is unknown.
     fn delete(&self, name: String, then: Then<bool>);
 
-    /// The names that begin so, sorted. `None`: could not be read now.
+    /// Lists the names with a prefix, sorted. `None` means that they could not be read now.
     fn list(&self, prefix: String, then: Then<Option<Vec<String>>>);
 
-    /// What is wrong now, in words for people, while it is tried again.
+    /// Returns the current trouble as text, while the store retries.
     fn trouble(&self) -> Option<String> {
         None
     }
 }
 
-/// Whether something is a name of an object.
+/// Whether a text is a valid name of an object.
 pub fn is_name(name: &str) -> bool {
     let is_segment = |segment: &str| {
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -112,15 +120,15 @@ pub fn is_name(name: &str) -> bool {
     name.split('/').all(is_segment)
 }
 
-/// What every store promises, as checks that panic where a promise is broken. For tests: the store must be
-/// empty.
+/// The guarantees of every store, as checks that panic if one is broken. They are for tests, and
+/// need an empty store.
 pub mod contract {
     use std::sync::mpsc::channel;
     use std::sync::Arc;
 
     use crate::{Store, Then};
 
-    /// What an answer is, when it has come.
+    /// Returns the answer of a call.
     fn ask<T: Send + 'static>(call: impl FnOnce(Then<T>)) -> T {
         let (send, receive) = channel();
         call(Box::new(move |answer| {
@@ -129,10 +137,10 @@ pub mod contract {
         receive.recv().expect("an answer")
     }
 
-    /// Checks what [`Store`] promises.
+    /// Checks the guarantees of [`Store`].
     ///
     /// # Panics
-    /// Where a promise is broken.
+    /// If a guarantee is broken.
     pub fn store(store: &Arc<dyn Store>) {
         let put = |name: &str, bytes: &[u8]| ask(|then| store.put(name.into(), bytes.into(), then));
         let get = |name: &str| ask(|then| store.get(name.into(), then));
@@ -166,14 +174,14 @@ pub mod contract {
             assert!(!delete(wrong));
         }
 
-        // Of several at the same time one puts.
+        // Of several concurrent puts, only one succeeds.
         for round in 0..20 {
             let name = format!("race/{round}");
             let (send, receive) = channel();
             for each in 0..8u8 {
                 let send = send.clone();
                 let then = Box::new(move |is_put| {
-                    // Whoever waits for all of them has not gone.
+                    // The receiver waits for all of them, so it still exists.
                     let _ = send.send((each, is_put));
                 });
                 store.put(name.clone(), vec![each; 100], then);

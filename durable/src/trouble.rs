@@ -1,23 +1,23 @@
-//! What is wrong at the moment.
+//! The current trouble.
 
 use parking_lot::Mutex;
 
-/// What is wrong at the moment with something that is tried again, in words for people.
+/// The current trouble of something that is retried, as text.
 #[derive(Debug, Default)]
 pub struct Trouble(Mutex<Option<String>>);
 
 impl Trouble {
-    /// It has this trouble now.
+    /// Notes a trouble.
     pub fn has(&self, what: impl Into<String>) {
         *self.0.lock() = Some(what.into());
     }
 
-    /// It has succeeded.
+    /// Notes that the operation has succeeded.
     pub fn is_over(&self) {
         *self.0.lock() = None;
     }
 
-    /// What it is, if there is one.
+    /// Returns the trouble, if there is one.
     pub fn now(&self) -> Option<String> {
         self.0.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! That an app's files are apart from each other, and from what the engine keeps.
+//! The check that an app's files are separate from each other, and from the engine's own files.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,13 @@ use crate::settings::Durable;
 use crate::sides;
 use crate::spec::{AppSpec, Target};
 
-/// Refuses an app that writes what it reads, writes one file twice, or writes into a directory of the
-/// engine's: those given, and the app's own. It changes nothing.
+/// Refuses an app that writes its own input, writes one file twice, or writes into a directory of
+/// the engine. These are the given directories, and the app's own one. It changes nothing.
 ///
 /// # Errors
-/// Names what is not apart, with the user's line. A data directory that is none comes first: of a folder
-/// with files of the user's it is the directory that is to be another one.
+/// When files are not separate, with their names and the user's line. A data directory that belongs
+/// to something else is reported first: in a folder with the user's files, it is the setting to
+/// change.
 pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Result<()> {
     let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
     for path in own.clone() {

@@ -1,5 +1,5 @@
-//! What goes another way than to its transaction: rows that could not be decoded or computed, late
-//! events, events on which there is a verdict. A function of the events and the cut.
+//! Events that do not reach their transaction: rows that could not be decoded or computed, late
+//! events, and events with a verdict. All of it is a function of the events and the cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::outlets::dead_schema;
 use crate::records::Verdict;
 use crate::stages::FailedList;
 
-/// Takes the events out of epoch number `at` on which there is a verdict.
+/// Takes the quarantined events out of epoch number `at`.
 pub(crate) fn set_aside(
     verdicts: &[Verdict],
     at: u64,
@@ -43,7 +43,7 @@ pub(crate) fn set_aside(
     epoch.leave_out(&told);
 }
 
-/// The slides on which there is a verdict in epoch number `at`: their triggers are not set off.
+/// Returns the slides with a verdict in epoch number `at`. Their triggers do not run.
 pub(crate) fn slides(verdicts: &[Verdict], at: u64) -> Vec<Overdue> {
     let is_slide = |verdict: &&Verdict| {
         verdict.from_epoch <= at && slide_of((verdict.source, verdict.offset)).is_some()
@@ -56,8 +56,8 @@ pub(crate) fn slides(verdicts: &[Verdict], at: u64) -> Vec<Overdue> {
     verdicts.iter().filter(is_slide).map(slide).collect()
 }
 
-/// The rows that could not be decoded, and the events that a stage could not compute, up to a cut
-/// with these offsets: by stream, in order of source and offset.
+/// Returns the rows that could not be decoded, and the events that a stage could not compute, up to
+/// a cut with these offsets. They are by stream, in order of source and offset.
 pub(crate) fn dead(
     program: &Program,
     failed: &FailedList,
@@ -78,7 +78,7 @@ pub(crate) fn dead(
         rows.entry(spec.stream).or_default().insert((source, bad.offset), row);
     }
     let mut waiting = failed.lock();
-    // A stage runs once for each branch behind it, and each time notes the same.
+    // A stage runs once for each branch after it, and notes the same failure each time.
     let due: BTreeSet<_> =
         waiting.iter().filter(|f| f.offset < offsets[f.source.index()]).cloned().collect();
     waiting.retain(|f| f.offset >= offsets[f.source.index()]);
@@ -104,7 +104,7 @@ pub(crate) fn dead(
         .collect()
 }
 
-/// Late events, on their side streams.
+/// Returns late events, on their side streams.
 pub(crate) fn late(program: &Program, late: Vec<Run>) -> impl Iterator<Item = (Arc<str>, Batch)> {
     let side = |run: Run| {
         let name = format!("{}.late", program.streams[run.stream.index()].spec.name);

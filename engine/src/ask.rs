@@ -1,4 +1,5 @@
-//! Asking the engine of a data directory, running or stopped. `docs/running.md` has the requests.
+//! Queries to the engine of a data directory, running or stopped. `docs/internals/protocol.md`
+//! describes the requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,19 +13,19 @@ use crate::data_dir::Site;
 use crate::serve::{Lines, Reply};
 use crate::stopped;
 
-/// How long a running engine may take to accept, in microseconds.
+/// The time for a running engine to accept a connection, in microseconds.
 const CONNECT_US: u64 = 2_000_000;
-/// Bytes of a line of a reply: rows are as long as their values.
+/// The longest line of a reply, in bytes. A row is as long as its values.
 const LINE_BYTES_MAX: usize = 1 << 30;
 
-/// How often a request is sent to engines that end before they have said anything.
+/// How often a request is sent to engines that end before they have answered anything.
 const TRIES: u32 = 3;
 
 /// The lines of a reply, each a JSON object without its newline. The last one has `"end": true`.
 pub struct Replies {
     from: From,
-    /// The request, until a line has come: an engine that ends before is asked again, or what it has
-    /// left is read.
+    /// The request, until a line has arrived. If the engine ends before, it is asked again, or its
+    /// files are read.
     request: Option<Request>,
 }
 
@@ -41,7 +42,7 @@ struct Request {
     tries: u32,
 }
 
-/// What may come within some time.
+/// The result of a wait for a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// A line.
@@ -52,12 +53,13 @@ pub enum Next {
     End,
 }
 
-/// Asks the engine of a data directory, or reads what it has left when none runs. What goes wrong
-/// is the last line.
+/// Asks the engine of a data directory, or reads its files when none runs. An error is reported in
+/// the last line.
 pub fn ask(env: &Env, data_dir: &Path, request: &str) -> Replies {
-    // On one line, however it was written.
+    // A request is one line, however it was written.
     let text = request.replace(['\n', '\r'], " ");
-    // What was heard without an answer may have been done: rows would be sent twice.
+    // An engine may have executed a request that it has not answered. A second request would send
+    // the rows twice.
     let asked: Option<Value> = serde_json::from_str(&text).ok();
     let tries = if asked.is_some_and(|asked| asked["do"] == "dlq_replay") { 1 } else { TRIES };
     let request = Request { env: env.clone(), data_dir: data_dir.into(), text, tries };
@@ -67,7 +69,7 @@ pub fn ask(env: &Env, data_dir: &Path, request: &str) -> Replies {
 }
 
 impl Request {
-    /// Asks whoever is there.
+    /// Sends the request to a running engine, or answers it from the files.
     fn send(&mut self) -> From {
         self.tries -= 1;
         let path = Site::socket(&self.data_dir);
@@ -86,7 +88,7 @@ impl Request {
                 };
                 let mut reply = Reply::new(&mut put, "stopped");
                 let answer = stopped::answer(&self.env, &self.data_dir, &self.text, &mut reply);
-                // It goes into memory.
+                // It is written to memory, so it can't fail.
                 let _ = reply.close(answer);
                 From::Made(lines)
             }
@@ -106,25 +108,25 @@ fn is_nobody(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionRefused | NotADirectory | NotFound | Unsupported)
 }
 
-/// One line that says what is wrong.
+/// Returns a reply of one line, with an error.
 fn failed(error: Error) -> From {
     let mut lines = VecDeque::new();
     let mut put = |bytes: &[u8]| {
         lines.push_back(String::from_utf8_lossy(bytes).trim_end().to_owned());
         Ok(())
     };
-    // It goes into memory.
+    // It is written to memory, so it can't fail.
     let _ = Reply::new(&mut put, "unknown").close(Err(error.into()));
     From::Made(lines)
 }
 
 impl Replies {
-    /// Asks once more, if nothing has come of it yet.
+    /// Asks once more, if no line has arrived yet.
     fn again(&mut self) -> Option<From> {
         self.request.as_mut().filter(|request| request.tries > 0).map(Request::send)
     }
 
-    /// The next line, if it comes within so many microseconds.
+    /// Returns the next line, if it arrives within so many microseconds.
     pub fn within(&mut self, timeout_us: u64) -> Next {
         self.step(Some(timeout_us))
     }
@@ -142,7 +144,7 @@ impl Replies {
             Ok(Some(line)) => {
                 self.request = None;
                 let line = String::from_utf8_lossy(&line).into_owned();
-                // Ours and no other's: nothing in a row comes before it.
+                // Only the engine's last line begins so. Rows do not.
                 if is_end(&line) {
                     self.from = From::Ended;
                 }
@@ -153,8 +155,8 @@ impl Replies {
             Err(e) => e,
         };
         let ended = || {
-            Error::io("the engine has ended in the midst of its answer, or is busy", &why)
-                .help("ask again: when it has stopped, its files are read")
+            Error::io("the engine has ended during its answer, or is busy", &why)
+                .help("ask again: after it has stopped, the answer comes from its files")
         };
         self.from = self.again().unwrap_or_else(|| failed(ended()));
         self.step(timeout_us)

@@ -1,52 +1,55 @@
-//! What a recovery waits for: rows that a recorded cut has, and that a source has not given again.
+//! The rows that a recovery waits for: a recorded cut has them, and a source has not given them
+//! again yet.
 //!
-//! A source that has looked again and found nothing will not give them: a file was cut off while nobody
-//! ran. It is refused by name. Until that is known, who looks after the run is told what is waited for.
+//! A source that has looked again and found nothing will not give them, because its file was cut
+//! off while no process ran. It is refused with its name. Until then the status says what the
+//! recovery waits for.
 
 use tidemill_connect::Troubles;
 use tidemill_core::{Error, Result};
 
-/// So long nothing is said: rows are read meanwhile.
+/// The wait without a report, in nanoseconds. Rows may just be under way.
 const QUIET_NS: u64 = 1_000_000_000;
-/// So long a file that is followed is looked at, and has nothing more, and so often.
+/// How long a followed file must have nothing more, in nanoseconds, and how many checks must have
+/// found nothing.
 const SURE_OF_FILES_NS: u64 = 200_000_000;
 const LOOKS: u64 = 3;
-/// The same of a topic: brokers that come back may say for a moment that it ends earlier than it does.
+/// The same time for a topic. Brokers that restart may report a lower end for a moment.
 const SURE_OF_TOPICS_NS: u64 = 10_000_000_000;
 
-/// In place of the rows that have come, where all have.
+/// The value of `reached` when all rows have arrived.
 const STANDS: u64 = u64::MAX;
 
-/// What is waited for now.
+/// The present wait.
 #[derive(Default)]
 pub(crate) struct Awaited(Option<Wait>);
 
 struct Wait {
     source: String,
-    /// So far it has come.
+    /// The number of rows that have arrived.
     reached: u64,
     since_ns: u64,
-    /// How often it had been looked at by then.
+    /// The number of checks of the source by then.
     looks: u64,
     is_told: bool,
 }
 
-/// A source that has not given what is wanted.
+/// A source that has not given all wanted rows.
 pub(crate) struct Behind<'a> {
     pub(crate) source: &'a str,
     pub(crate) reached: u64,
     pub(crate) wanted: u64,
-    /// How often it was looked at, and nothing was there.
+    /// The number of checks that have found nothing.
     pub(crate) looks: u64,
     pub(crate) is_topic: bool,
     pub(crate) is_followed: bool,
 }
 
 impl Awaited {
-    /// Somebody is waited for.
+    /// Notes that the recovery waits for a source.
     ///
     /// # Errors
-    /// When what is waited for will not come.
+    /// When the rows will not arrive.
     pub(crate) fn wait(&mut self, of: &Behind<'_>, now_ns: u64, troubles: &Troubles) -> Result<()> {
         let Behind { source, reached, wanted, looks, .. } = *of;
         let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == reached;
@@ -72,8 +75,8 @@ impl Awaited {
         Ok(())
     }
 
-    /// All rows of a recorded cut have come, and whoever reads a source does not come back from the next read,
-    /// as on a disk that does not answer.
+    /// Notes that a read does not return, for example on a disk that does not answer. All rows of
+    /// the recorded cut have arrived.
     pub(crate) fn stands(&mut self, source: &str, now_ns: u64, troubles: &Troubles) {
         let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == STANDS;
         let Some(wait) = self.0.as_mut().filter(is_same) else {
@@ -85,29 +88,29 @@ impl Awaited {
         };
         if now_ns.saturating_sub(wait.since_ns) >= QUIET_NS && !wait.is_told {
             wait.is_told = true;
-            troubles.tell(source, "recovering: waiting for a read that does not come back");
+            troubles.tell(source, "recovering: waiting for a read that does not return");
         }
     }
 
-    /// It has come.
+    /// Notes that the wait is over.
     pub(crate) fn over(&mut self, troubles: &Troubles) {
         if let Some(Wait { source, is_told: true, .. }) = self.0.take() {
             troubles.clear(&source);
         }
     }
 
-    /// Whether somebody has been waited for so long that it is said.
+    /// Whether the wait is so long that it has been reported.
     pub(crate) fn is_long(&self) -> bool {
         self.0.as_ref().is_some_and(|wait| wait.is_told)
     }
 }
 
-/// A source that has less than it had.
+/// The error of a source that has fewer rows than before.
 pub(crate) fn ended(source: &str, reached: u64, wanted: u64) -> Error {
     Error::input(format!(
         "source {source} ends at row {reached}, and rows up to {wanted} were read before"
     ))
-    .help("its input was cut off: restore it; --fresh starts anew")
+    .help("its input was cut off: restore it; --fresh starts from scratch")
 }
 
 #[cfg(test)]
@@ -129,7 +132,7 @@ mod tests {
             let then_ns = 2 * sure_ns.max(QUIET_NS);
             wait(3, 10 + LOOKS - 1, then_ns).unwrap();
             assert!(troubles.all()["s/f"].contains("waiting for rows 3 to 9"));
-            // It goes on.
+            // The source continues.
             wait(4, 20, then_ns).unwrap();
             assert!(troubles.all().is_empty());
             wait(4, 30, then_ns + sure_ns - 1).unwrap();
@@ -149,12 +152,12 @@ mod tests {
         }
         awaited.over(&troubles);
         assert!(troubles.all().is_empty() && !awaited.is_long());
-        // A read that does not come back.
+        // A read that does not return.
         for second in 0..3 {
             awaited.stands("s/f", second * QUIET_NS, &troubles);
             assert_eq!(awaited.is_long(), second > 0);
         }
-        assert!(troubles.all()["s/f"].contains("does not come back"));
+        assert!(troubles.all()["s/f"].contains("does not return"));
         awaited.over(&troubles);
         assert!(troubles.all().is_empty());
     }

@@ -1,7 +1,8 @@
-//! Where topics stood when they were opened the first time: what "the end, as of the first start" was must
-//! be the same after every restart, and what was there before is not looked through for our own rows.
+//! The positions of topics when they were opened the first time. "The end, as of the first start"
+//! must be the same after every restart. Sinks do not search earlier messages for their own rows.
 //!
-//! It is one small file of the data directory, written before anything is read or written.
+//! They are in one small file of the data directory, which is written before anything else is read
+//! or written.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -18,7 +19,7 @@ use crate::internal::SinkFacts;
 /// The file's name.
 const BEGINS: &str = "BEGINS";
 
-/// By name of the source, and by stream and name of the sink.
+/// The positions of sources by name, and of sinks by stream and name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Begins {
@@ -29,7 +30,7 @@ pub(crate) struct Begins {
 }
 
 impl Begins {
-    /// What the file says; nothing when there is none.
+    /// Reads the file. The positions are empty when there is none.
     ///
     /// # Errors
     /// When it can't be read.
@@ -43,11 +44,11 @@ impl Begins {
         disk.open_read(&path).and_then(|mut file| file.read_to_end(&mut text)).map_err(io)?;
         serde_json::from_slice(&text).map_err(|_| {
             Error::setting(format!("{} is damaged", path.display()))
-                .help("restore it from a backup of the data directory; --fresh starts anew")
+                .help("restore it from a backup of the data directory; --fresh starts from scratch")
         })
     }
 
-    /// Stores what has been added, durably.
+    /// Stores new positions durably.
     ///
     /// # Errors
     /// When the disk fails.
@@ -60,7 +61,7 @@ impl Begins {
             .map_err(|e| Error::io(format!("writing {}", dir.join(BEGINS).display()), &e))
     }
 
-    /// The same in another folder.
+    /// Copies the file to another folder.
     ///
     /// # Errors
     /// When the disk fails.
@@ -70,12 +71,13 @@ impl Begins {
         Begins { has_changed, ..begins }.write(disk, to)
     }
 
-    /// Where a source begins: as it is known, or else as it stands now, which is known from now on.
+    /// Returns where a source begins: its known position, or else the present one, which becomes
+    /// the known one.
     pub(crate) fn source(&mut self, name: &str, now: Place) -> Place {
         if let Some(known) = self.sources.get(name) {
             return known.clone();
         }
-        // Of files there is nothing to know.
+        // Files need no known position.
         if now.begin.is_some() {
             self.sources.insert(name.to_owned(), now.clone());
             self.has_changed = true;
@@ -83,13 +85,13 @@ impl Begins {
         now
     }
 
-    /// Where a sink began, if that is known.
+    /// The position where a sink began, if it is known.
     pub(crate) fn sink(&self, stream: &str, path: &str) -> Option<&SinkPlace> {
         let is_it = |s: &&SinkFacts| s.stream == stream && s.path == path;
         self.sinks.iter().find(is_it).map(|sink| &sink.place)
     }
 
-    /// A sink begins anew.
+    /// Sets the position of a sink that starts from scratch.
     pub(crate) fn set_sink(&mut self, stream: &str, path: &str, place: SinkPlace) {
         self.sinks.retain(|sink| sink.stream != stream || sink.path != path);
         self.sinks.push(SinkFacts { stream: stream.to_owned(), path: path.to_owned(), place });

@@ -1,8 +1,8 @@
-//! Calls: events of which somebody waits for what they come to (S-Store's pull).
+//! Calls: events whose results a client waits for (S-Store's pull).
 //!
-//! A call is a pushed event like any other, so it has a place in the one order, is logged, and is
-//! executed again after a crash. Its reply is what its transaction came to, and leaves when the cut
-//! is durable. Whoever waits is known in this process only: after a crash nobody does.
+//! A call is a pushed event like any other. So it has a place in the one order, is logged, and is
+//! replayed after a crash. Its reply is the result of its transaction, and leaves when the cut is
+//! durable. Waiting clients are known only to this process: after a crash there are none.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -18,26 +18,26 @@ use tidemill_txn::program::{Abort, Handler, Program, FAULT};
 use crate::requests::{self, Known, Request};
 use crate::view::{Pushed, View};
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// It committed, and returned this row, if any.
+    /// The call committed, and returned this row, if any.
     Returned(Option<Row>),
-    /// It aborted, and why.
+    /// The call aborted for this reason.
     Aborted(String),
-    /// Its function failed: what it raised, and the user's line, which clients are not told.
+    /// The function failed. Clients do not learn the message or the user's line.
     Faulted {
-        /// What it raised.
+        /// The message of the exception.
         what: String,
-        /// Where.
+        /// The user's line.
         at: Option<String>,
     },
-    /// It was not executed: its request id is that of another call.
+    /// The call was not executed, because its request id belongs to a different call.
     OtherRequest,
 }
 
 impl Reply {
-    /// Of a transaction that aborted.
+    /// The reply of an aborted transaction.
     pub(crate) fn of(abort: &Abort) -> Reply {
         match abort.is_fault() {
             true => {
@@ -48,7 +48,7 @@ impl Reply {
         }
     }
 
-    /// Of one whose abort event has this reason.
+    /// The reply of a transaction whose abort event has this reason.
     pub(crate) fn told(reason: String) -> Reply {
         match reason.strip_prefix(FAULT) {
             Some(what) => Reply::Faulted { what: what.to_owned(), at: None },
@@ -57,31 +57,32 @@ impl Reply {
     }
 }
 
-/// The call whose event stands there, and its reply.
+/// The source and offset of a call's event, and the reply.
 pub(crate) type Answer = ((SourceId, u64), Reply);
 
-/// Who is told.
+/// Receives the reply of a call.
 pub type Then = Box<dyn FnOnce(Result<Reply>) + Send>;
 
-/// Who waits for replies.
+/// The clients that wait for replies.
 #[derive(Default)]
 pub(crate) struct Calls(Mutex<Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     by_event: HashMap<(SourceId, u64), Then>,
-    /// Why nobody can wait any more.
+    /// The error for further calls, after the end.
     over: Option<Error>,
 }
 
 impl Calls {
-    /// Sends a call, of which somebody waits for the reply.
+    /// Sends a call and registers the receiver of its reply.
     ///
     /// # Errors
-    /// When there is no room for it, or the engine has ended; `then` is not told then.
+    /// When there is no room for it, or the engine has ended. `then` is not called in these cases.
     pub(crate) fn call(&self, pushed: &Pushed, arguments: Batch, then: Then) -> Result<u64> {
-        // Held while it is sent: no reply comes before somebody waits for it. Nothing waits for room
-        // under this lock, because those who make room may want it.
+        // The lock is held while sending, so that no reply comes before its receiver is registered.
+        // Nothing under this lock may wait for room, because the threads that make room may need
+        // the lock.
         let mut waiting = self.0.lock();
         if let Some(error) = &waiting.over {
             return Err(error.clone());
@@ -97,7 +98,7 @@ impl Calls {
         Ok(sent)
     }
 
-    /// These are done, and durable.
+    /// Sends the replies of durable calls.
     pub(crate) fn answer(&self, answers: Vec<Answer>) {
         let mut waiting = self.0.lock();
         if waiting.by_event.is_empty() {
@@ -111,11 +112,11 @@ impl Calls {
         told.into_iter().for_each(|(then, reply)| then(Ok(reply)));
     }
 
-    /// No reply will come any more.
+    /// Ends all waits, because no further reply will come.
     pub(crate) fn end(&self, error: Option<Error>) {
         let error = error.unwrap_or_else(|| {
             Error::resource("the engine has stopped before the call was answered")
-                .help("whether it was executed is seen after the next start")
+                .help("the next start shows whether it was executed")
         });
         let mut waiting = self.0.lock();
         waiting.over = Some(error.clone());
@@ -125,14 +126,14 @@ impl Calls {
     }
 }
 
-/// A procedure that can be called.
+/// A procedure that clients can call.
 #[derive(Clone, Debug)]
 pub struct Procedure {
     /// Its name.
     pub name: Arc<str>,
     /// Its parameters.
     pub parameters: Arc<Schema>,
-    /// What it returns, if anything.
+    /// The columns of its return value, if it returns anything.
     pub reply: Option<Arc<Schema>>,
     /// Whether its calls may be [requests](Request).
     pub takes_requests: bool,
@@ -140,7 +141,7 @@ pub struct Procedure {
     pub(crate) calls: StreamId,
 }
 
-/// The procedure of this name.
+/// Finds the procedure of this name.
 ///
 /// # Errors
 /// When there is none.
@@ -152,12 +153,12 @@ pub(crate) fn named<'p>(
         let error = Error::program(format!("no procedure '{name}' can be called"));
         match nearest(name, procedures.keys().map(String::as_str)) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help("those that take no stream can be"),
+            None => error.help("only procedures without a stream can be called"),
         }
     })
 }
 
-/// The procedures of a program that can be called, by name.
+/// The procedures of a program that clients can call, by name.
 pub(crate) fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     let called = program.handlers.iter().filter(|h| program.calls.contains(&h.input));
     let procedure = |handler: &Handler| {
@@ -175,7 +176,7 @@ pub(crate) fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     called.map(procedure).collect()
 }
 
-/// Where calls of a procedure go, and the event of this one.
+/// Returns the stream of a procedure's calls, and the event of this call.
 pub(crate) fn callable<'v>(
     view: &'v View,
     procedure: &str,
@@ -187,7 +188,7 @@ pub(crate) fn callable<'v>(
         return Err(Error::program(format!("a call is one event, not {}", arguments.len())));
     }
     if *arguments.schema() != found.parameters {
-        return Err(Error::program("the arguments are not of the procedure's columns"));
+        return Err(Error::program("the arguments do not have the procedure's columns"));
     }
     let calls = &view.program.streams[found.calls.index()].spec;
     let pushed = view.pushed(&calls.name)?;
@@ -196,11 +197,11 @@ pub(crate) fn callable<'v>(
         true => Err(Error::program(format!(
             "the calls of {procedure} were ended for good by an earlier run"
         ))
-        .help("stop instead of finishing when more will come; a fresh start forgets everything")),
+        .help("call stop() instead of finish() when more calls will come; a fresh start deletes all data")),
     }
 }
 
-/// What the calls of an epoch came to.
+/// Returns the results of the calls of an epoch.
 pub(crate) fn answers(program: &Program, epoch: &Epoch, outcome: &Outcome) -> Vec<Answer> {
     let mut answers = Vec::new();
     for stream in &program.calls {

@@ -1,5 +1,6 @@
-//! Executes an epoch, and after a death one transaction at a time: events, and slides of windows. What is executed is
-//! noted before, and what the process died at is waited for: see [`crate::trial`].
+//! Executes an epoch; after a death, one transaction at a time: events, and slides of windows. Each
+//! is noted before. Before the event at which the process died, the engine waits: see
+//! [`crate::trial`].
 
 use tidemill_core::{Result, SourceId};
 use tidemill_table::Table;
@@ -11,12 +12,12 @@ use crate::calls::{self, Answer};
 use crate::conduct::Driver;
 use crate::workers::Workers;
 
-/// Who speaks of what is tried after a death, among troubles.
+/// The name of careful execution among troubles.
 const CAREFUL: &str = "careful mode";
-/// The longest sleep: whoever ends the engine does not wait longer.
+/// The longest sleep, in microseconds. The end of the engine waits no longer.
 const STEP_US: u64 = 20_000;
 
-/// An epoch of which one part is executed after the other, and what it has come to.
+/// An epoch that is executed in parts, and its result so far.
 struct Parts<'a> {
     tables: &'a mut [Table],
     epoch: &'a mut Epoch,
@@ -42,7 +43,7 @@ impl Parts<'_> {
 }
 
 impl Driver {
-    /// Executes an epoch, one transaction at a time where that is wise.
+    /// Executes an epoch, one transaction at a time where a death calls for it.
     pub(crate) fn run(
         &mut self,
         tables: &mut [Table],
@@ -75,7 +76,7 @@ impl Driver {
         let groups = self.sequencer.groups().clone();
         let (order, slides) = (std::mem::take(&mut epoch.order), std::mem::take(&mut epoch.slides));
         let mut parts = Parts { tables, epoch, answers, all: None };
-        // Whatever takes an event belongs together: procedures run when all others have.
+        // All handlers of an event run together, because procedures run after all others.
         let mut left = &order[..];
         while let Some(first) = left.first() {
             let event = parts.epoch.event(*first);
@@ -94,7 +95,7 @@ impl Driver {
         for (group, until) in slides.iter().enumerate() {
             self.slide_carefully(&program, &mut parts, at, group, *until)?;
         }
-        // Where an epoch is what commands say, it has its slides in it.
+        // A replay by commands has the slides in the epoch.
         parts.epoch.slides.clone_from(&slides);
         if parts.all.is_none() {
             let (executor, pool) = (&mut self.executor, &self.pool);
@@ -106,7 +107,7 @@ impl Driver {
         Ok(all)
     }
 
-    /// The windows of a group slide that are due.
+    /// Executes the due slides of the windows of a group.
     fn slide_carefully(
         &mut self,
         program: &Program,
@@ -123,14 +124,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Notes what is about to be executed; waits before, where the last process died at it.
+    /// Notes the next event. Waits before, if the last process died at it.
     fn wait_and_note(&mut self, at: u64, event: (SourceId, u64)) -> Result<()> {
         let Some(trial) = &mut self.trial else { return Ok(()) };
         if let Some(wait_us) = trial.waits(at, event)? {
             let begun_ns = self.env.clock.monotonic_ns();
             let what = format!(
-                "the process ended when {} was executed: it is tried again, alone, after {} ms, to see whether \
-                 something else ends the process",
+                "the process ended when {} was executed: it is tried again, as the only event, \
+                 after {} ms, to see whether something else ends the process",
                 self.program.event_named(event),
                 wait_us / 1000
             );
@@ -146,7 +147,7 @@ impl Driver {
     }
 }
 
-/// Adds what another part of an epoch came to.
+/// Adds the result of another part of an epoch.
 fn add(all: &mut Outcome, outcome: Outcome) {
     all.outputs.extend(outcome.outputs);
     all.unstable.extend(outcome.unstable);

@@ -1,5 +1,5 @@
-//! What an engine keeps beside its tables, for another version of its program: where sources, sinks
-//! and watermarks stand, what waits, what has been counted. Everything goes by name; numbers are
+//! The engine's state beside its tables, for another version of its program: positions of sources
+//! and sinks, watermarks, buffered events, counters. All of it is matched by name, and numbers are
 //! those of the new program.
 
 use std::collections::BTreeMap;
@@ -21,8 +21,9 @@ use crate::internal::{Facts, Internal, OutletFacts, RingFacts, SinkFacts, Source
 use crate::outlets::{dead_schema, sink_keys, Outlets};
 use crate::stored::Stored;
 
-/// The internal state of `to`, when it goes on where `from` was: as of one epoch later, because a
-/// snapshot is named by its epoch. `tables` are the rows of its tables, and their frontiers.
+/// Returns the internal state of `to`, when it continues the state of `from`. It is as of one epoch
+/// later, because a snapshot is named by its epoch. `tables` has the rows of its tables, and their
+/// frontiers.
 ///
 /// # Errors
 /// When streams of the new program have no common time, or a sink is wrong.
@@ -42,9 +43,9 @@ pub(crate) fn carry(
     };
     carry.sources = carry.new_sources();
     let sources = carry.places();
-    let (parked, rings) = carry.events(internal);
+    let (buffered, rings) = carry.events(internal);
     let watermarks = carry.watermarks()?;
-    let counts = carry.counts(&parked);
+    let counts = carry.counts(&buffered);
     let sinks = carry.sinks(env, to)?;
     let outlets = carry.outlets();
     let Facts { epoch, clock_us, seq, .. } = internal.facts;
@@ -61,14 +62,14 @@ pub(crate) fn carry(
         sinks,
         reasons: internal.facts.reasons.clone(),
     };
-    Ok((Internal { facts, parked, rings }, carry.found))
+    Ok((Internal { facts, buffered, rings }, carry.found))
 }
 
 struct Carry<'a> {
     from: &'a Program,
     to: &'a Program,
     facts: &'a Facts,
-    /// The numbers of old sources, as they are now.
+    /// The new numbers of the old sources.
     sources: Vec<Option<SourceId>>,
     found: Found,
 }
@@ -82,7 +83,7 @@ impl<'a> Carry<'a> {
         self.facts.sources.iter().map(new).collect()
     }
 
-    /// The number of an old input stream that is one still, or of an old derived stream.
+    /// The new number of an old stream, if it is still an input stream, or was a derived stream.
     fn stream(&self, old: StreamId) -> Option<StreamId> {
         let old = &self.from.streams[old.index()];
         let is_same = |new: &&Stream| {
@@ -95,7 +96,7 @@ impl<'a> Carry<'a> {
         index.map(|index| StreamId(index as u16))
     }
 
-    /// Where sources stand: a new one at its first row.
+    /// The positions of sources. A new one is at its first row.
     fn places(&mut self) -> Vec<SourceFacts> {
         let mut places = Vec::new();
         for (index, source) in self.to.sources.iter().enumerate() {
@@ -110,8 +111,10 @@ impl<'a> Carry<'a> {
                 continue;
             };
             let before = &self.from.sources[old];
-            if (before.disorder_us, before.idle_us) != (source.disorder_us, source.idle_us) {
-                let upgrade = "its place is kept; it holds watermarks back as the app says now";
+            if (before.out_of_orderness_us, before.idle_us)
+                != (source.out_of_orderness_us, source.idle_us)
+            {
+                let upgrade = "it continues at its place, with the new settings for watermarks";
                 self.found.push(Change::new("source", "changed", &name, upgrade));
             }
             let mut place = self.facts.sources[old].clone();
@@ -122,14 +125,14 @@ impl<'a> Carry<'a> {
         }
         let gone = self.facts.sources.iter().zip(&self.sources).filter(|(_, new)| new.is_none());
         for (old, _) in gone {
-            let upgrade =
-                format!("its place behind {} is dropped", counted(old.next_offset, "row"));
+            let upgrade = format!("its place after {} is dropped", counted(old.next_offset, "row"));
             self.found.push(Change::new("source", "removed", &old.name, upgrade));
         }
         places
     }
 
-    /// A place in the new numbers of sources: what was not before it is not before it now.
+    /// A position in the new numbers of sources. Rows that were not before it are not before it
+    /// now.
     fn position(&self, at: Position) -> Position {
         if at == Position::MIN || at == Position::MAX {
             return at;
@@ -147,10 +150,10 @@ impl<'a> Carry<'a> {
         Position { time_us: at.time_us, source, offset }
     }
 
-    /// What waits for its watermark, and what is kept of late and bad events and of outputs; and what is
-    /// different about streams.
+    /// Carries over buffered events, and the retained late and bad events and outputs. Notes the
+    /// differences of streams.
     fn events(&mut self, internal: &Internal) -> (Vec<Run>, Vec<RingFacts>) {
-        let (mut parked, mut rings) = (Vec::new(), Vec::new());
+        let (mut buffered, mut rings) = (Vec::new(), Vec::new());
         for (index, old) in self.from.streams.iter().enumerate() {
             if old.is_output() {
                 self.output(old);
@@ -164,14 +167,14 @@ impl<'a> Carry<'a> {
             let kept = |facts: Option<&RingFacts>| {
                 facts.map_or(0, |facts| facts.batches.iter().map(|b| b.len() as u64).sum::<u64>())
             };
-            let runs = internal.parked.iter().filter(|run| run.stream == id);
+            let runs = internal.buffered.iter().filter(|run| run.stream == id);
             let waiting: u64 = runs.clone().map(|run| run.offsets.len() as u64).sum();
             let Some(new_id) = self.stream(id) else {
-                // Of a derived stream nothing is lost that its input does not have.
+                // A derived stream loses nothing that its input still has.
                 let waiting = if is_input { waiting } else { 0 };
                 let lost = waiting + kept(late) + kept(dead);
                 let upgrade = match lost {
-                    0 => "nothing waits on it".to_owned(),
+                    0 => "no event waits on it".to_owned(),
                     _ => format!(
                         "{} that wait, and late and bad ones, are dropped",
                         counted(lost, "event")
@@ -184,7 +187,7 @@ impl<'a> Carry<'a> {
             let columns = Columns::by_name(&old.spec.schema, &new.spec.schema);
             if is_input {
                 let mut columns = columns.clone();
-                parked.extend(self.input(new_id, runs.clone(), &mut columns));
+                buffered.extend(self.input(new_id, runs.clone(), &mut columns));
                 let held = waiting + kept(late);
                 let names = names_of(&old.spec.schema);
                 let owner =
@@ -192,9 +195,9 @@ impl<'a> Carry<'a> {
                 self.found.extend(columns.found(&names, &owner));
                 self.time(id, old, new);
             } else if same_stages(self.from, id, self.to, new_id) {
-                parked.extend(runs.filter_map(|run| self.moved(run, new_id)));
+                buffered.extend(runs.filter_map(|run| self.moved(run, new_id)));
             } else {
-                let upgrade = "events that wait come to it as the app says now";
+                let upgrade = "waiting events enter it by its new definition";
                 self.found.push(Change::new("stream", "changed", name, upgrade));
             }
             for facts in [late, dead].into_iter().flatten() {
@@ -213,8 +216,8 @@ impl<'a> Carry<'a> {
                 (Origin::Derived { .. }, Some(old)) if same_stages(self.from, old, self.to, id) => {
                 }
                 (Origin::Derived { .. }, old) => {
-                    let derived = self.derive(id, &parked);
-                    parked.extend(derived);
+                    let derived = self.derive(id, &buffered);
+                    buffered.extend(derived);
                     if old.is_none() {
                         self.added(new);
                     }
@@ -230,24 +233,24 @@ impl<'a> Carry<'a> {
                 }
             }
         }
-        parked.retain(|run| !run.offsets.is_empty());
-        (parked, rings)
+        buffered.retain(|run| !run.offsets.is_empty());
+        (buffered, rings)
     }
 
     fn added(&mut self, stream: &Stream) {
         self.found.push(Change::new("stream", "added", &*stream.spec.name, "empty"));
     }
 
-    /// An output goes on: what has come out of it is counted and hashed as it was.
+    /// Notes the changes of an output. It continues with its counts and hash.
     fn output(&mut self, old: &Stream) {
-        // The columns of what is aborted are those of the handler's input.
+        // The columns of an aborted stream are those of the handler's input.
         if matches!(old.origin, Origin::Aborted(_)) {
             return;
         }
         let name = &*old.spec.name;
         match self.to.streams.iter().find(|new| new.is_output() && *new.spec.name == *name) {
             None => {
-                let upgrade = "its events are counted no more";
+                let upgrade = "its events are no longer counted";
                 self.found.push(Change::new("stream", "removed", name, upgrade));
             }
             Some(new) if new.spec.schema != old.spec.schema => {
@@ -258,8 +261,8 @@ impl<'a> Carry<'a> {
         }
     }
 
-    /// The last rows of an output whose columns are what they were. Of others those who follow them begin
-    /// anew, as of rows that are kept no more.
+    /// The last rows of an output whose columns have not changed. Followers of other outputs start
+    /// again, as after rows that are no longer retained.
     fn followed(&self, old: &Stream, internal: &Internal) -> Option<RingFacts> {
         let is_same = |new: &&Stream| {
             new.is_output() && new.spec.name == old.spec.name && new.spec.schema == old.spec.schema
@@ -268,14 +271,14 @@ impl<'a> Carry<'a> {
         internal.rings.iter().find(|facts| facts.stream == *old.spec.name).cloned()
     }
 
-    /// A run, on its new source and stream; `None` when its source has gone.
+    /// Moves a run to its new source and stream; `None` when its source has gone.
     fn moved(&self, run: &Run, stream: StreamId) -> Option<Run> {
         let source = self.sources.get(run.source.index()).copied().flatten()?;
         let admitted = run.admitted.map(|(at, epoch)| (self.position(at), epoch));
         Some(Run { stream, source, admitted, ..run.clone() })
     }
 
-    /// The events that wait on an input stream, with their new columns.
+    /// Converts the buffered events of an input stream to its new columns.
     fn input<'r>(
         &mut self,
         stream: StreamId,
@@ -305,18 +308,18 @@ impl<'a> Carry<'a> {
         if lost > 0 {
             let name = &*self.to.streams[stream.index()].spec.name;
             let upgrade =
-                format!("{} that wait, of sources that go, are dropped", counted(lost, "event"));
+                format!("{} that wait, of removed sources, are dropped", counted(lost, "event"));
             self.found.push(Change::new("stream", "changed", name, upgrade).loses(true));
         }
         moved
     }
 
-    /// What comes to a derived stream of the events that wait on its input.
-    fn derive(&mut self, stream: StreamId, parked: &[Run]) -> Vec<Run> {
+    /// Computes the events of a derived stream from the buffered events of its input.
+    fn derive(&mut self, stream: StreamId, buffered: &[Run]) -> Vec<Run> {
         let (root, stages) = stages(self.to, stream);
         let schema = &self.to.streams[stream.index()].spec.schema;
         let (mut derived, mut failed, mut fault) = (Vec::new(), 0, String::new());
-        for run in parked.iter().filter(|run| run.stream == root) {
+        for run in buffered.iter().filter(|run| run.stream == root) {
             let (mut builder, mut kept) = (BatchBuilder::new(schema.clone()), Vec::new());
             for (index, row) in run.batch.rows().enumerate() {
                 let mut event = Ok(Some(row.into_vec()));
@@ -341,8 +344,8 @@ impl<'a> Carry<'a> {
         }
         if failed > 0 {
             self.found.why.push(format!(
-                "stream {}: it has no value for {} that wait ({fault}): mend the expression, or run \
-                 the version before until they have been executed",
+                "stream {}: it has no value for {} that wait ({fault}): correct the expression, or \
+                 run the earlier version until they are executed",
                 self.to.streams[stream.index()].spec.name,
                 counted(failed, "event")
             ));
@@ -350,8 +353,8 @@ impl<'a> Carry<'a> {
         derived
     }
 
-    /// The last rows of a late or dead-letter stream; none of them when one has no place in the new
-    /// columns.
+    /// Converts the last rows of a late or dead-letter stream. Drops all of them when one does not
+    /// fit the new columns.
     fn ring(&mut self, facts: &RingFacts, columns: &mut Columns) -> RingFacts {
         let RingFacts { stream, next, batches } = facts;
         let schema = columns.to().clone();
@@ -378,10 +381,10 @@ impl<'a> Carry<'a> {
         RingFacts { stream: stream.clone(), next: *next, batches }
     }
 
-    /// Where the time of an input stream comes from.
+    /// Notes a change of an input stream's time.
     fn time(&mut self, id: StreamId, old: &Stream, new: &Stream) {
         if old.spec.late != new.spec.late {
-            let upgrade = "late events are treated so from now on";
+            let upgrade = "late events are treated in the new way from now on";
             let change = Change::new("stream", "changed", &*old.spec.name, upgrade);
             let late = |stream: &Stream| format!("late {:?}", stream.spec.late).to_lowercase();
             self.found.push(change.from(late(old)).to(late(new)));
@@ -402,7 +405,7 @@ impl<'a> Carry<'a> {
             sources.all(|(source, facts)| source.stream != id || facts.next_offset == 0);
         let stands_against = has_time(old) && has_time(new) && !is_untouched;
         let upgrade = match stands_against {
-            true => "it stands against an upgrade",
+            true => "it prevents an upgrade",
             false => "events have the new time from now on",
         };
         let name = &*old.spec.name;
@@ -410,21 +413,21 @@ impl<'a> Carry<'a> {
         self.found.push(change.from(before).to(now));
         if stands_against {
             self.found.why.push(format!(
-                "stream {name} has another time than its events had so far, and there would be no \
-                 one order of both: leave the time as it is, or give the stream another name"
+                "stream {name} has another time than its earlier events, so there is no one order \
+                 of both: leave the time as it is, or give the stream another name"
             ));
         }
     }
 
-    /// By stream. Streams that share one from now on get the highest: what was executed stays before
-    /// what comes.
+    /// Returns the watermarks by stream. Streams that share one from now on get the highest, so
+    /// that executed events stay before later ones.
     fn watermarks(&mut self) -> Result<Vec<Position>> {
         let groups = Groups::of(self.to)?;
         let mut marks = vec![Position::MIN; groups.len];
         let mut before: Vec<(usize, &str, Position)> = Vec::new();
         for (old, stream) in self.from.streams.iter().enumerate() {
             let Some(new) = self.stream(StreamId(old as u16)) else { continue };
-            // Of streams without event time it means nothing.
+            // The watermark of a stream without event time has no meaning.
             if !has_time(stream) || !has_time(&self.to.streams[new.index()]) {
                 continue;
             }
@@ -436,8 +439,8 @@ impl<'a> Carry<'a> {
             if *mark < marks[*group] {
                 let ahead = before.iter().find(|(g, _, m)| g == group && *m == marks[*group]);
                 let upgrade = format!(
-                    "it has a table in common with {} now, which is ahead in time: until it has \
-                     caught up its events are late",
+                    "it shares a table with {} now, which is ahead in time: until it has caught up, \
+                     its events are late",
                     ahead.map_or("another stream", |(_, name, _)| name)
                 );
                 self.found.push(Change::new("stream", "changed", *name, upgrade).loses(true));
@@ -446,7 +449,7 @@ impl<'a> Carry<'a> {
         Ok(groups.of.iter().map(|group| marks[*group]).collect())
     }
 
-    fn counts(&self, parked: &[Run]) -> Counts {
+    fn counts(&self, buffered: &[Run]) -> Counts {
         let new = |old: usize| {
             let name = &self.from.handlers.get(old)?.name;
             self.to.handlers.iter().position(|handler| handler.name == *name)
@@ -463,14 +466,14 @@ impl<'a> Carry<'a> {
                 counts.unstable.insert(new, unstable.clone());
             }
         }
-        counts.parked = parked.iter().map(|run| run.offsets.len() as u64).sum();
+        counts.buffered = buffered.iter().map(|run| run.offsets.len() as u64).sum();
         counts
     }
 
-    /// What has come out of streams that are there still.
+    /// The counts of outputs that still exist.
     fn outlets(&self) -> BTreeMap<String, OutletFacts> {
         let (before, mut outlets) = (Outlets::of(self.from), Outlets::of(self.to));
-        // An output of handlers may have had the name of what is an input now.
+        // An output of handlers may have had the name of a present input.
         let is_one = |name: &String| {
             let is_hashed = |of: &Outlets| of.by_name.get(name).map(|outlet| outlet.hashed);
             is_hashed(&before) == is_hashed(&outlets)
@@ -481,7 +484,8 @@ impl<'a> Carry<'a> {
         outlets.facts()
     }
 
-    /// Where sinks stand: a new one at the begin of its file, which must not be there.
+    /// Returns the positions of sinks. A new sink is at the beginning of its file, which must not
+    /// exist.
     fn sinks(&mut self, env: &Env, to: &Stored) -> Result<Vec<SinkFacts>> {
         let (before, now) = (Outlets::of(self.from), Outlets::of(self.to));
         let keys = sink_keys(&to.sinks)?;
@@ -495,7 +499,7 @@ impl<'a> Carry<'a> {
                 Some(known) => {
                     let old = before.by_name.get(stream).map(|outlet| columns_of(&outlet.schema));
                     if old != Some(columns_of(&outlet.schema)) {
-                        let upgrade = "it stands against an upgrade";
+                        let upgrade = "it prevents an upgrade";
                         self.found.push(Change::new("sink", "changed", path, upgrade).loses(true));
                         self.found.why.push(format!(
                             "{path} has rows with the columns that stream {stream} had: write the \
@@ -509,12 +513,12 @@ impl<'a> Carry<'a> {
                         "sink",
                         "added",
                         path,
-                        "it gets what comes from now on",
+                        "it gets the events from now on",
                     ));
                     if is_there(env, path) {
                         self.found.why.push(format!(
-                            "{path} is there already, and what is in it would be lost: write to \
-                             another file, or take this one away"
+                            "{path} is there already, and its contents would be lost: write to \
+                             another file, or move this one away"
                         ));
                     }
                     SinkPlace::default()
@@ -524,33 +528,33 @@ impl<'a> Carry<'a> {
         }
         let is_gone = |sink: &&SinkFacts| !keys.contains(&(sink.stream.clone(), sink.path.clone()));
         for sink in self.facts.sinks.iter().filter(is_gone) {
-            let upgrade = "what was written stays as it is";
+            let upgrade = "its contents stay as they are";
             self.found.push(Change::new("sink", "removed", &sink.path, upgrade));
         }
         Ok(sinks)
     }
 }
 
-/// Whether its events come from handlers.
+/// Whether a stream is an input with event time.
 fn has_time(stream: &Stream) -> bool {
     stream.origin == Origin::Input && matches!(stream.spec.time, StreamTime::Event { .. })
 }
 
-/// What a file of rows knows of its columns.
+/// The properties of columns that matter for a file of rows.
 fn columns_of(schema: &Schema) -> Vec<(String, String, bool)> {
     let columns = schema.columns.iter();
     columns.map(|c| (c.name.to_string(), c.ty.to_string(), c.nullable)).collect()
 }
 
-/// Whether a sink's file has something in it, or has parts.
+/// Whether a sink's file has contents, or has parts.
 fn is_there(env: &Env, path: &str) -> bool {
     let parts = PathBuf::from(format!("{path}.parts"));
     env.disk.metadata(Path::new(path)).is_ok_and(|meta| meta.len > 0)
         || env.disk.exists(&parts).unwrap_or(false)
 }
 
-/// The input stream that a derived one comes from, and the steps from there, each with the schema of
-/// what it makes.
+/// The input stream of a derived one, and the stages from there, each with the schema of its
+/// result.
 fn stages(program: &Program, stream: StreamId) -> (StreamId, Vec<(&Stage, &Schema)>) {
     let (mut at, mut stages) = (stream, Vec::new());
     while let Origin::Derived { from, stage } = &program.streams[at.index()].origin {
@@ -561,7 +565,7 @@ fn stages(program: &Program, stream: StreamId) -> (StreamId, Vec<(&Stage, &Schem
     (at, stages)
 }
 
-/// Whether events come to a derived stream in the same way in both programs.
+/// Whether events reach a derived stream in the same way in both programs.
 fn same_stages(from: &Program, old: StreamId, to: &Program, new: StreamId) -> bool {
     let ((old_root, old), (new_root, new)) = (stages(from, old), stages(to, new));
     let (old_root, new_root) = (&from.streams[old_root.index()], &to.streams[new_root.index()]);
@@ -574,7 +578,7 @@ fn same_stages(from: &Program, old: StreamId, to: &Program, new: StreamId) -> bo
         && old.iter().zip(&new).all(same)
 }
 
-/// A step without the lines of the user's files.
+/// A stage as JSON, without the user's lines.
 fn in_words(stage: &Stage) -> serde_json::Value {
     let mut said = serde_json::to_value(stage).unwrap_or_default();
     forget_lines(&mut said);

@@ -1,8 +1,8 @@
-//! What is different between two versions of a program, for people.
+//! The differences between two versions of a program, for people.
 
 use serde::Serialize;
 
-/// A difference, and what an upgrade does about it.
+/// A difference, and its treatment by an upgrade.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Change {
     /// `table`, `column`, `stream`, `handler`, `source` or `sink`.
@@ -19,7 +19,7 @@ pub(crate) struct Change {
 }
 
 impl Change {
-    /// A change by which nothing is lost.
+    /// Creates a change that loses nothing.
     pub(crate) fn new(
         what: &'static str,
         change: &'static str,
@@ -30,27 +30,27 @@ impl Change {
         Change { what, change, name, from: None, to: None, upgrade, lossless: true }
     }
 
-    /// What it was.
+    /// Sets the former state.
     pub(crate) fn from(self, from: impl Into<String>) -> Change {
         Change { from: Some(from.into()), ..self }
     }
 
-    /// What it is.
+    /// Sets the new state.
     pub(crate) fn to(self, to: impl Into<String>) -> Change {
         Change { to: Some(to.into()), ..self }
     }
 
-    /// Whether something is lost by it.
+    /// Sets whether the change loses data.
     pub(crate) fn loses(self, something: bool) -> Change {
         Change { lossless: !something, ..self }
     }
 }
 
-/// All that was found.
+/// All differences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) changes: Vec<Change>,
-    /// What stands against an upgrade, each with what to do.
+    /// The reasons that prevent an upgrade, each with a remedy.
     pub(crate) why: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Found {
         self.why.extend(other.why);
     }
 
-    /// What would be lost, one after the other.
+    /// Describes the losses, one after the other.
     pub(crate) fn losses(&self) -> Vec<String> {
         let lossy = self.changes.iter().filter(|change| !change.lossless);
         lossy.map(|c| format!("{} {}: {}", c.what, c.name, c.upgrade)).collect()

@@ -1,5 +1,5 @@
-//! What clients of an app may ask and follow, by the handle of the running one: whoever brings it
-//! to them over a network knows sockets, and this knows none.
+//! The queries and subscriptions of an app's clients, through the handle of the running app. The
+//! servers that connect clients know sockets, and this module knows none.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use crate::requests::{is_hidden, Request};
 use crate::serve;
 use crate::settings::Settings;
 
-/// Whether an app is well.
+/// The health of an app.
 #[derive(Clone, Debug)]
 pub struct Health {
-    /// It is recovered, not stalled, and has not failed or ended.
+    /// Whether it is recovered, not stalled, and has not failed or ended.
     pub ready: bool,
-    /// The same for people, as JSON.
+    /// The health for people, as JSON.
     pub said: serde_json::Value,
 }
 
-/// Rows of a stream that are kept.
+/// The retained rows of a stream.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// The number of the first row that is there.
+    /// The number of the first retained row.
     pub first: u64,
-    /// The number behind the last one.
+    /// The number after the last row.
     pub next: u64,
-    /// Rows from where they were asked for, each batch with the number of its first one.
+    /// The rows from the requested one on, each batch with the number of its first row.
     pub rows: Vec<(u64, Batch)>,
 }
 
-/// What is new.
+/// The progress of an app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct News {
-    /// The last epoch that is durable, where anything is.
+    /// The last epoch, which is durable if there is a data directory.
     pub epoch: u64,
-    /// Nothing more will come.
+    /// Whether nothing more will come.
     pub over: bool,
 }
 
@@ -51,20 +51,20 @@ pub trait App: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// The procedures that can be called, by name.
+    /// The procedures that clients can call, by name.
     fn procedures(&self) -> &BTreeMap<String, Procedure>;
 
     /// Its tables.
     fn tables(&self) -> Vec<&TableSpec>;
 
-    /// The streams whose rows are kept, with their columns.
+    /// The streams with retained rows, with their columns.
     fn streams(&self) -> Vec<(String, Arc<Schema>)>;
 
-    /// At most `rows_max` rows of a stream that are durable, where anything is, from a number on; none of
-    /// them when that is not there.
+    /// Returns at most `rows_max` retained rows of a stream, from a number on. They are durable if
+    /// there is a data directory. There are none if that number is not there.
     ///
     /// # Errors
-    /// When no rows of such a stream are kept.
+    /// When no rows of the stream are retained.
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept>;
 
     /// Whether changes of tables can be followed.
@@ -72,36 +72,38 @@ pub trait App: Send + Sync {
         true
     }
 
-    /// What has changed in a table behind an epoch. The table is followed from the first question on.
+    /// Returns the changes of a table after an epoch. The table is followed from the first request
+    /// on.
     ///
     /// # Errors
     /// When there is no such table, or its changes can't be followed.
     fn changes(&self, table: &str, epoch: u64) -> Result<Changes>;
 
-    /// Waits for something that is not in `seen`, up to so long.
+    /// Waits for progress beyond `seen`, at most `timeout_us` microseconds.
     fn news(&self, seen: News, timeout_us: u64) -> News;
 
-    /// Whether it is well.
+    /// Returns the health of the app.
     fn health(&self) -> Health;
 
-    /// All counters, in the text format of Prometheus.
+    /// Returns all metrics in the text format of Prometheus.
     fn metrics(&self) -> String;
 
-    /// Says where it answers clients, for whoever asks for its status.
+    /// Sets the address of the HTTP server, which the status shows.
     fn answers_at(&self, address: &str);
 
-    /// The row with this key.
+    /// Returns the row with this key.
     ///
     /// # Errors
     /// When there is no such table, or it can't be read now.
     fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>>;
 
-    /// Calls a procedure; `then` is told what its transaction came to, on a thread that must not be held up.
-    /// With a request's id whoever is not told, or told of the engine's end, may call again, and the call is
-    /// executed once. An aborted one has left nothing, and is executed again.
+    /// Calls a procedure. `then` receives the result, on a thread that it must not block.
+    ///
+    /// A caller with a request id may repeat a call that got no reply, or only the end of the
+    /// engine. The call is executed once. An aborted call has left nothing, and is executed again.
     ///
     /// # Errors
-    /// When it can't be called so, or too many calls wait: `then` is not told.
+    /// When the call is wrong, or too many calls wait. `then` is not called in these cases.
     fn call_then(
         &self,
         procedure: &str,
@@ -112,7 +114,7 @@ pub trait App: Send + Sync {
 }
 
 impl dyn App {
-    /// A procedure that can be called.
+    /// Finds a procedure that clients can call.
     ///
     /// # Errors
     /// When there is none of that name.
@@ -120,7 +122,7 @@ impl dyn App {
         calls::named(self.procedures(), name)
     }
 
-    /// A row by texts, one for each key column, as [`App::row`] gives it: `read` makes values of them.
+    /// Returns the row of [`App::row`], by a text for each key column. `read` parses the texts.
     ///
     /// # Errors
     /// When there is no such table, or the texts are no key of it.
@@ -199,7 +201,7 @@ impl App for Mill {
     }
 
     fn answers_at(&self, address: &str) {
-        // Nobody else has set it, or it is the same.
+        // A repeated call sets the same address.
         let _ = self.view.http.set(address.to_owned());
     }
 

@@ -1,14 +1,15 @@
-//! A clock that is wrong, or was: a cut's clock never goes back, so what was wrong once stays in all that follows.
+//! Wrong clocks. A cut's clock never goes back, so a clock that was wrong once would stay in all
+//! later cuts.
 
 use tidemill_cluster::WrongClock;
 use tidemill_core::value::format_timestamp;
 use tidemill_core::{Error, Result};
 
-/// Refuses a clock that is too far ahead of the last cut's, and gives what is said of one that is behind it; see
-/// [`WrongClock::of`]. The app is kept on a disk, or in memory only.
+/// Refuses a clock that is too far ahead of the last cut's. Returns a report about one that is
+/// behind; see [`WrongClock::of`]. `is_kept` says whether the app has a data directory.
 ///
 /// # Errors
-/// When it is too far ahead.
+/// When the clock is too far ahead.
 pub(crate) fn check(
     now_us: i64,
     last_us: i64,
@@ -23,15 +24,15 @@ pub(crate) fn check(
     }
 }
 
-/// What is said of one that is ahead.
+/// The error of a clock that is ahead.
 pub(crate) fn is_ahead(now_us: i64, last_us: i64, max_us: i64, is_kept: bool) -> Error {
     let (now, last) = (format_timestamp(now_us), format_timestamp(last_us));
     let help = match is_kept {
         true => format!(
             "set the clock, and start again; where it is right, start once with clock_jump_us_max above {max_us}"
         ),
-        false => "set the clock, and start again; where it is right, start again all the same: an app in memory begins \
-                  anew, with whatever the clock says"
+        false => "set the clock, and start again; where it is right, start again without a change: \
+                  an app in memory starts from scratch, with any clock"
             .into(),
     };
     Error::setting(format!(
@@ -41,12 +42,12 @@ pub(crate) fn is_ahead(now_us: i64, last_us: i64, max_us: i64, is_kept: bool) ->
     .help(help)
 }
 
-/// What is said of one that is behind.
+/// The report about a clock that is behind.
 pub(crate) fn is_behind(now_us: i64, last_us: i64) -> String {
     let (now, last) = (format_timestamp(now_us), format_timestamp(last_us));
     format!(
-        "the clock says {now}, and the last cut was made at {last}: it was wrong then, or is now. Until it has come so far, \
-         tx.now() stays where it was"
+        "the clock says {now}, and the last cut was made at {last}: it was wrong then, or is now. \
+         Until it reaches that time, tx.now() does not move"
     )
 }
 

@@ -1,4 +1,5 @@
-//! Two versions of a program side by side: what is different, and what becomes of the tables' rows.
+//! The comparison of two versions of a program: the differences, and the conversion of the tables'
+//! rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,45 +23,46 @@ use crate::renames::Renames;
 use crate::schema::Left;
 use crate::stored::Stored;
 
-/// What there is, beside another version of the program.
+/// The present data, beside another version of the program.
 pub(crate) struct Comparison<'a> {
-    /// By table of the old program.
+    /// The tables of the old program.
     tables: Vec<TablePlan<'a>>,
-    /// Tables that are new.
+    /// The new tables.
     added: Vec<&'a TableSpec>,
-    /// The new program, and how many tables it has.
+    /// The new program, and the number of its tables.
     to: &'a Program,
     count: usize,
     /// The internal state of the new program.
     pub(crate) internal: Internal,
-    /// What was found beside the tables.
+    /// The differences beside the tables.
     rest: Found,
 }
 
-/// A table of the old program, and what becomes of its rows.
+/// A table of the old program, and the plan for its rows.
 struct TablePlan<'a> {
     from: &'a TableSpec,
     rows: u64,
-    /// Nothing older comes any more in the old program.
+    /// The time before which the old program gets no events any more, in microseconds.
     frontier_us: i64,
-    /// Versions of rows that it keeps, of those that have been looked at.
+    /// The retained versions of rows, among those that have been read.
     versions: u64,
-    /// What it is now, if it is there.
+    /// The table in the new program, if it still exists.
     to: Option<TableNow<'a>>,
 }
 
 struct TableNow<'a> {
     id: TableId,
     spec: &'a TableSpec,
-    /// The names of the old columns, as they are now.
+    /// The new names of the old columns.
     names: Vec<String>,
     columns: Columns,
-    /// Rows stay as they are, and where they are.
+    /// Whether rows stay unchanged, with the same number of the table.
     is_same: bool,
 }
 
 impl<'a> Comparison<'a> {
-    /// Compares. What becomes of rows is known when they have been looked at.
+    /// Compares two versions. [`look`](Comparison::look) finds out whether the rows can be
+    /// converted.
     ///
     /// # Errors
     /// When the setting `renames` or a sink is wrong.
@@ -96,7 +98,7 @@ impl<'a> Comparison<'a> {
         Ok(Comparison { tables, added, to: &to.program, count, internal, rest })
     }
 
-    /// Looks at the rows whose values decide whether they can be converted.
+    /// Reads the rows whose values decide whether they can be converted.
     pub(crate) fn look(&mut self, store: &Arc<dyn Store>, manifest: &Manifest) -> Result<()> {
         let depends = |plan: &TablePlan<'_>| {
             plan.from.history.is_some()
@@ -108,7 +110,8 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Converts all rows and their versions: `take` gets table, partition, key and row in the canonical encoding.
+    /// Converts all rows and their versions. `take` gets table, partition, key and row in the
+    /// canonical encoding.
     pub(crate) fn convert(
         &mut self,
         store: &Arc<dyn Store>,
@@ -126,7 +129,7 @@ impl<'a> Comparison<'a> {
                 if table.index() >= count {
                     return;
                 }
-                // What is in indexes follows from the rows.
+                // The entries of indexes follow from the rows.
                 let Ok(row) = decode(&to.tables[table.index()], row) else { return };
                 for (index, is_unique, entry) in to.index_entries(table, &row) {
                     let spec = &to.tables[index.index()];
@@ -195,7 +198,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// All that is different, and what stands against an upgrade.
+    /// Returns all differences, and the reasons that prevent an upgrade.
     pub(crate) fn found(&self) -> Found {
         let mut found = Found::default();
         let is_made = |plan: &&TablePlan<'_>| matches!(plan.from.keeps, Some(Keeps::Index { .. }));
@@ -214,8 +217,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-/// Whether what a table holds goes on to be that. Indexes are made anew, and a window of another shape
-/// begins anew.
+/// Whether the contents of a table are carried over. Indexes are built again, and a window with
+/// another shape starts empty.
 fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
     let id = TableId(table as u16);
     match from.tables[table].keeps {
@@ -251,7 +254,7 @@ impl<'a> TableNow<'a> {
     }
 }
 
-/// A row on its way to the new program.
+/// A row in conversion.
 #[derive(Default)]
 struct Encoded {
     key: Vec<u8>,
@@ -259,8 +262,8 @@ struct Encoded {
 }
 
 impl Encoded {
-    /// Becomes the new row of an old one; `false` when there is none, which has been counted. `head`
-    /// writes what stands before it.
+    /// Converts an old row. Returns `false` when there is no new one, which has been counted.
+    /// `head` writes the bytes before the row.
     fn convert(
         &mut self,
         from: &TableSpec,
@@ -279,7 +282,7 @@ impl Encoded {
 }
 
 impl TablePlan<'_> {
-    /// Converts the versions of a row, as far as they are kept; `count` is the number of tables.
+    /// Converts the retained versions of a row; `count` is the number of tables.
     fn versions(
         &mut self,
         versions: &mut RowVersions,
@@ -304,7 +307,7 @@ impl TablePlan<'_> {
     }
 
     fn found(&self, found: &mut Found) {
-        // Versions of rows that are gone may be all that there is.
+        // A table may have nothing but versions of rows that are gone.
         let (from, rows) = (self.from, self.rows.max(self.versions));
         let Some(TableNow { spec, names, columns, .. }) = &self.to else {
             let upgrade = match rows {
@@ -326,7 +329,7 @@ impl TablePlan<'_> {
         if before != now {
             let upgrade = match rows {
                 0 => "it has no rows",
-                _ => "it stands against an upgrade",
+                _ => "it prevents an upgrade",
             };
             let change = Change::new("table", "changed", name, upgrade).loses(rows > 0);
             found.push(change.from(before.clone()).to(now.clone()));
@@ -348,13 +351,13 @@ impl TablePlan<'_> {
                 Some(columns) => format!("partition_prefix {columns}"),
                 None => "no partition_prefix".to_owned(),
             };
-            let change = Change::new("table", "changed", name, "its rows are placed anew");
+            let change = Change::new("table", "changed", name, "its rows move to other partitions");
             found.push(change.from(prefix(from)).to(prefix(spec)));
         }
         if from.history != spec.history {
             let is_shorter = is_shorter(from, spec);
             let upgrade = match (is_shorter, self.versions) {
-                (false, _) => "it begins with what is there".to_owned(),
+                (false, _) => "it begins with the present rows".to_owned(),
                 (true, 0) => "there are no versions".to_owned(),
                 (true, _) => "versions beyond it are dropped".to_owned(),
             };
@@ -368,7 +371,7 @@ impl TablePlan<'_> {
     }
 }
 
-/// A row of a snapshot.
+/// Decodes a row of a snapshot.
 fn decode(spec: &TableSpec, mut bytes: &[u8]) -> Result<Row> {
     let columns = spec.schema.columns.iter();
     let row: Option<Row> = columns.map(|c| encode::decode(&c.ty, &mut bytes)).collect();
@@ -380,7 +383,7 @@ fn damaged(spec: &TableSpec) -> Error {
         .help("restore a backup: tidemill restore")
 }
 
-/// Handlers come and go and change: what they have done stays.
+/// Notes the changes of handlers. The effects of earlier transactions stay.
 fn handlers(from: &Program, to: &Program, renames: &Renames, found: &mut Found) {
     let nothing = Renames::default();
     let by_name = |program: &Program, renames: &Renames| -> BTreeMap<String, Value> {
@@ -392,14 +395,14 @@ fn handlers(from: &Program, to: &Program, renames: &Renames, found: &mut Found) 
         let change = match before.get(name) {
             None => Change::new("handler", "added", name, "it takes the events from now on"),
             Some(old) if old != body => {
-                Change::new("handler", "changed", name, "it does the new from now on")
+                Change::new("handler", "changed", name, "its new definition holds from now on")
             }
             Some(_) => continue,
         };
         found.push(change);
     }
     for name in before.keys().filter(|name| !now.contains_key(*name)) {
-        let upgrade = "what it has done stays";
+        let upgrade = "its earlier results stay";
         found.push(Change::new("handler", "removed", name, upgrade));
     }
     let order = |program: &Program| -> Vec<String> {
@@ -413,7 +416,8 @@ fn handlers(from: &Program, to: &Program, renames: &Renames, found: &mut Found) 
     }
 }
 
-/// A handler with names in place of numbers, which change when something is declared before it.
+/// A handler as JSON, with names in place of numbers. Numbers change when something is declared
+/// before.
 fn in_words(program: &Program, handler: &Handler, renames: &Renames) -> Value {
     let mut said = serde_json::to_value(handler).unwrap_or_default();
     forget_lines(&mut said);
@@ -439,7 +443,7 @@ fn in_words(program: &Program, handler: &Handler, renames: &Renames) -> Value {
     said["aborted"] = Value::Null;
     said["why"] = Value::Null;
     let Some(declared) = said["body"].get_mut("declared") else {
-        // The number of a function says nothing of it.
+        // The number of a function says nothing about it.
         said["body"] = match &said["body"] {
             Value::Object(body) => json!(body.keys().next()),
             other => other.clone(),

@@ -1,8 +1,9 @@
-//! The sequencer's driver: closes epochs, makes cuts, executes, and sends what epochs came to on.
+//! The driver of the sequencer. It closes epochs, makes cuts, executes, and passes the results of
+//! epochs on.
 //!
-//! The flow calls it between its own steps. It closes the open epoch as soon as something waits in
-//! it and nothing is being executed; rows, bytes and time are upper bounds. When the flow says that
-//! a closed epoch is all there, it makes the cut and runs it.
+//! The flow calls it between its own steps. It closes the open epoch as soon as rows wait in it and
+//! nothing is being executed; rows, bytes and time are upper bounds. When all rows of a closed
+//! epoch have arrived, it makes the cut and runs it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,15 +41,16 @@ use crate::stages::FailedList;
 use crate::trial::Trial;
 use crate::workers::Workers;
 
-/// Bytes of rows that wait for others which are coming: some epochs of them.
-const PARKED_BYTES: usize = 8 << 20;
+/// The bound of rows that wait for other rows under way, in bytes: some epochs of them.
+const BUFFERED_BYTES: usize = 8 << 20;
 
-/// Who speaks of the clock among troubles.
+/// The name of the clock among troubles.
 const CLOCK: &str = "clock";
-/// How often a snapshot is taken where the process died in a recovery.
+/// The period of snapshots after a death in a recovery, in nanoseconds.
 const HURRIED_NS: u64 = 250_000_000;
-/// After a death an epoch has so many rows of each source at most; twice as many as the one before where that took
-/// less than the first time, in nanoseconds, and one where it took more than the second.
+/// After a death an epoch has at most so many rows of each source. The number doubles while an
+/// epoch takes less than the first time, in nanoseconds, and falls to one when it takes more than
+/// the second.
 const CAREFUL_ROWS_MAX: u64 = 1024;
 const CAREFUL_NS: (u64, u64) = (20_000_000, 100_000_000);
 
@@ -61,95 +63,98 @@ pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) sequencer: Sequencer,
     pub(crate) executor: Executor,
-    /// Who executes together.
+    /// The threads that execute an epoch together.
     pub(crate) pool: Workers,
-    /// Where what epochs come to goes.
+    /// The channel for the results of epochs.
     pub(crate) items: Sender<Item>,
-    /// Input and derived streams whose events somebody wants.
+    /// The input and derived streams whose events are retained or written.
     pub(crate) wanted: BTreeSet<String>,
     pub(crate) failed: FailedList,
     pub(crate) sources: Vec<SourceState>,
     /// The streams of answers from outside.
     pub(crate) answers: Vec<StreamId>,
-    /// Cuts to be made again.
+    /// The recorded cuts to replay.
     pub(crate) replay: VecDeque<Recorded>,
-    /// What they wait for.
+    /// The rows that the next of them waits for.
     pub(crate) awaited: Awaited,
-    /// All sources had ended before the start.
+    /// Whether all sources had ended before the start.
     pub(crate) was_over: bool,
-    /// What has come of the next one.
+    /// The rows of the next one that have arrived.
     pub(crate) gathered: Deposit,
-    /// Events that are set aside before they are executed.
+    /// The verdicts. Their events are quarantined before execution.
     pub(crate) verdicts: Vec<Verdict>,
-    /// Notes what is executed, for the next start.
+    /// The crash guard, with notes for the next start.
     pub(crate) trial: Option<Trial>,
-    /// Epochs that were not durable when we looked last, with their transactions.
+    /// The epochs that were not durable at the last check, with their transactions.
     pub(crate) on_their_way: VecDeque<(u64, u64)>,
-    /// When the process began, of the monotonic clock.
+    /// The start of the process, in nanoseconds of the monotonic clock.
     pub(crate) begun_ns: u64,
-    /// The last cut's clock, and when that cut was made, of the monotonic clock; or since when it is known.
+    /// The last cut's clock in microseconds, and the time of that cut in nanoseconds of the
+    /// monotonic clock. After a start it is the time of the start.
     pub(crate) last_clock_us: i64,
     pub(crate) last_cut_ns: u64,
-    /// After a death: up to where sources are read in the open epoch, and how many rows of each the next one has; 0
-    /// where epochs are as long as ever.
+    /// After a death: the bounds of the sources in the open epoch, and the rows of each source in
+    /// the next one; 0 for epochs of normal length.
     pub(crate) limits: Option<Vec<u64>>,
     pub(crate) careful_rows: u64,
-    /// Whether requests are kept by a clock of their own in the epoch that is executed.
+    /// Whether requests have a clock of their own in the epoch that is executed.
     pub(crate) has_request_clock: HasClock,
-    /// When the clock ends the next window, and whether one is open that time ends.
+    /// The time at which the clock ends the next window, and whether time will end an open window.
     pub(crate) slides_us: Option<i64>,
     pub(crate) is_open: bool,
-    /// Whether event time could be further without more rows: the next cut does not wait for any.
+    /// Whether event time could move on without further rows. The next cut then waits for none.
     pub(crate) is_held: bool,
-    /// How snapshots are taken; not at all when absent.
+    /// The plan of snapshots; `None` where none are taken.
     pub(crate) snapshots: Option<SnapshotPlan>,
     /// The flow's number of the epoch that is open or being closed.
     pub(crate) open: u64,
-    /// The next epoch has been opened; what was deposited in this one is being completed.
+    /// Whether the next epoch is open already, while this one still receives rows.
     pub(crate) closing: bool,
-    /// When the first row of the open epoch was seen, in nanoseconds of the monotonic clock.
+    /// The time when the first row of the open epoch was seen, in nanoseconds of the monotonic
+    /// clock.
     pub(crate) first_row_ns: Option<u64>,
-    /// Request number of the drain that the next cut answers.
+    /// The number of the drain request that the next cut answers.
     pub(crate) draining: Option<u64>,
-    /// Request number of the last drain that a cut has answered.
+    /// The number of the last drain request that a cut has answered.
     pub(crate) drain_cut: u64,
 }
 
-/// When snapshots are taken.
+/// The plan of snapshots.
 pub(crate) struct SnapshotPlan {
     pub(crate) every_ns: u64,
-    /// When the last one was.
+    /// The time of the last one, in nanoseconds of the monotonic clock.
     pub(crate) last_ns: u64,
-    /// Changes are waiting that no snapshot has.
+    /// Whether changes wait for a snapshot.
     pub(crate) is_due: bool,
 }
 
-/// What is known of a source.
+/// The state of a source.
 #[derive(Clone, Debug)]
 pub(crate) struct SourceState {
     pub(crate) name: String,
-    /// Its end has been seen; a cut may not say so yet.
+    /// Whether its end has been seen. The cut that reports it may still be to come.
     pub(crate) end_seen: bool,
-    /// Where it stood at the last cut, and where it has been since.
+    /// Its position at the last cut, and the positions since then.
     pub(crate) place: Place,
     pub(crate) places: Option<Places>,
     pub(crate) next_offset: u64,
     pub(crate) time_max: Option<i64>,
     pub(crate) ended: bool,
     pub(crate) is_push: bool,
-    /// It goes on reading and never ends: what is there now is read when it finds nothing more.
+    /// Whether it is followed, and so never ends. All its present rows are read when it finds
+    /// nothing more.
     pub(crate) is_followed: bool,
-    /// It is a partition of a topic.
+    /// Whether it is a partition of a topic.
     pub(crate) is_topic: bool,
-    /// How often there was nothing to read, and how often when a drain was seen first.
+    /// How often there was nothing to read, and how often at the first sight of a drain.
     pub(crate) empty_polls: Arc<AtomicU64>,
     pub(crate) empty_polls_before: Option<(u64, u64)>,
     pub(crate) paused: bool,
-    /// When rows came last.
+    /// The time of its last rows, in nanoseconds of the monotonic clock.
     pub(crate) active_ns: u64,
-    /// Rows of it are in the last cut.
+    /// Whether the last cut has rows of it.
     pub(crate) gives: bool,
-    /// It counted as idle at the last cut.
+    /// Whether the last cut counted it as idle.
     pub(crate) was_idle: bool,
 }
 
@@ -158,7 +163,7 @@ impl SourceState {
     fn has_found_nothing(&mut self, drain: u64) -> bool {
         let polls = self.empty_polls.load(Ordering::Acquire);
         match self.empty_polls_before {
-            // The first may have begun before.
+            // The first of two polls may have begun before.
             Some((of, before)) if of == drain => polls >= before + 2,
             _ => {
                 self.empty_polls_before = Some((drain, polls));
@@ -202,7 +207,7 @@ impl Conductor for Driver {
         }
         if !self.closing && self.should_close(deposits)? {
             self.closing = true;
-            // The one behind the one that closes now.
+            // The bounds of the epoch after the one that closes now.
             match self.replay.get(1) {
                 Some(next) => self.gate.open_to(self.open + 1, &next.record.cut.offsets),
                 None => self.open_next(self.open + 1),
@@ -214,8 +219,8 @@ impl Conductor for Driver {
 }
 
 impl Driver {
-    /// Opens an epoch that is not recorded. After a death it is short: so what was executed is kept when the next one
-    /// comes soon.
+    /// Opens an epoch that is not recorded. After a death it is short, so that its results are soon
+    /// in a snapshot.
     pub(crate) fn open_next(&mut self, epoch: u64) {
         if self.careful_rows == 0 || !self.trial.as_ref().is_some_and(Trial::is_careful) {
             self.limits = None;
@@ -232,7 +237,7 @@ impl Driver {
                 Some(ended) => ended.contains(&SourceId(index as u32)),
                 None => self.sources[index].ended,
             };
-            // Whether a file that had ended has more is known when its end is seen again.
+            // A file that had ended may have more rows. That is known when its end is seen again.
             if has_ended {
                 u64::MAX
             } else {
@@ -244,10 +249,10 @@ impl Driver {
         self.limits = Some(limits);
     }
 
-    /// What the clock says, for a cut: see [`clocks`].
+    /// Returns the clock for a cut: see [`clocks`].
     ///
     /// # Errors
-    /// When it is far ahead of all that it has been.
+    /// When the clock is far ahead of its earlier values.
     fn clock_us(&self) -> Result<i64> {
         let now_us = self.env.clock.now_us();
         let passed_ns = self.env.clock.monotonic_ns() - self.last_cut_ns;
@@ -260,15 +265,15 @@ impl Driver {
         Ok(now_us)
     }
 
-    /// Whether a recovery is to end before it is complete; the next start begins it anew. A stop waits for
-    /// it, but not for what does not come.
+    /// Whether a recovery should stop before it is complete. The next start then recovers from the
+    /// beginning. A stop waits for a recovery, but not for rows that do not arrive.
     fn gives_way(&self) -> bool {
         let is_asked = self.shared.gives_way.load(Ordering::Acquire);
         self.shared.stop_wanted() && (is_asked || self.awaited.is_long())
     }
 
-    /// All that has come of the open epoch. Of one that is repeated, what had been taken before it
-    /// was complete, too: it may be larger than what may wait.
+    /// Takes all rows of the open epoch. A replayed epoch includes the rows that were taken before
+    /// it was complete, because it may be larger than the limit of waiting rows.
     fn gather(&mut self, deposits: &mut Deposits) -> Deposit {
         let deposit = deposits.take(self.open);
         self.gathered.parcels.extend(deposit.parcels);
@@ -276,8 +281,8 @@ impl Driver {
         std::mem::take(&mut self.gathered)
     }
 
-    /// Everything had ended in an earlier run, so there is nothing to do; but a file may have grown
-    /// since. Waits for the end of each.
+    /// Looks for new rows when everything had ended in an earlier run, because a file may have
+    /// grown. Waits for the end of each file.
     fn look_again(&mut self, deposits: &mut Deposits) -> Turn {
         let deposit = deposits.take(self.open);
         self.gathered.parcels.extend(deposit.parcels);
@@ -300,7 +305,7 @@ impl Driver {
         Turn::Busy
     }
 
-    /// Whether all that was in a recorded cut has been read again.
+    /// Whether all rows of a recorded cut have been read again.
     fn is_complete(&mut self, deposits: &mut Deposits) -> Result<bool> {
         let Some(recorded) = self.replay.front() else { return Ok(true) };
         self.gathered = {
@@ -350,8 +355,8 @@ impl Driver {
         }
         let now = self.env.clock.monotonic_ns();
         if !deposits.is_empty(self.open) {
-            // Nothing is being executed while we are asked, so what waits need not wait longer;
-            // epochs grow while the one before is executed.
+            // Nothing is being executed now, so waiting rows need not wait longer. Epochs grow
+            // while the one before is executed.
             let since = *self.first_row_ns.get_or_insert(now);
             let waited_us = (now.saturating_sub(since) / 1000) as i64;
             return Ok(self.settings.epoch_idle
@@ -365,7 +370,8 @@ impl Driver {
                 if source.is_push {
                     source.next_offset >= *target
                 } else {
-                    source.ended || source.is_followed && source.has_found_nothing(number)
+                    // An end in an earlier run does not count, because the file may have grown.
+                    source.end_seen || source.is_followed && source.has_found_nothing(number)
                 }
             });
             if reached {
@@ -373,23 +379,23 @@ impl Driver {
                 return Ok(true);
             }
         }
-        // A source that falls silent lets the watermark go on without any input.
+        // A source that becomes idle lets the watermark move on without any input.
         let falls_idle = |index: usize| {
             let source = &self.sources[index];
             !source.was_idle && !source.ended && self.is_idle(index, now)
         };
-        let may_go_on = self.is_open || self.sequencer.parked_rows() > 0;
+        let may_go_on = self.is_open || self.sequencer.buffered_rows() > 0;
         if (0..self.sources.len()).any(falls_idle) && may_go_on {
             return Ok(true);
         }
-        // So do a batch that closes and a window that ends because time has passed.
+        // A batch or window whose time is over needs a cut, too.
         let due_us = self.sequencer.due_us().into_iter().chain(self.slides_us).min();
         Ok(due_us.is_some_and(|due| self.env.clock.now_us() >= due))
     }
 
     /// The drain that no cut has answered yet: its number, and the rows that it waits for.
     fn drain_wanted(&self) -> Option<(u64, Vec<u64>)> {
-        // What a cut has answered is told when it is durable.
+        // A drain that a cut has answered is reported when the cut is durable.
         self.shared.drain_wanted().filter(|(number, _)| *number > self.drain_cut)
     }
 
@@ -399,9 +405,9 @@ impl Driver {
         limit.is_some_and(|us| silent_ns >= us as u64 * 1000)
     }
 
-    /// Whether nothing more is to be done: asked to stop, or all sources have ended.
+    /// Whether there is nothing more to do: a stop was requested, or all sources have ended.
     fn is_done(&self) -> bool {
-        // A stop waits for the end of a recovery: what is recorded has been answered for.
+        // A stop waits for the end of a recovery, because recorded epochs have been acknowledged.
         self.replay.is_empty() && (self.shared.stop_wanted() || self.has_ended())
     }
 
@@ -409,7 +415,7 @@ impl Driver {
         !self.is_held && self.sources.iter().all(|s| s.ended)
     }
 
-    /// Makes a cut and executes it; whether it was the last.
+    /// Makes a cut and executes it. Returns whether it was the last.
     fn cut(&mut self, deposit: Deposit) -> Result<bool> {
         let now = self.env.clock.monotonic_ns();
         let mut bad: Vec<(SourceId, Bad)> = Vec::new();
@@ -419,7 +425,7 @@ impl Driver {
             let source = &mut self.sources[report.source.index()];
             if report.rows > 0 || report.next_offset > source.next_offset {
                 (source.active_ns, source.gives) = (now, true);
-                // A file that had ended has grown: it ends again when its new rows have been read.
+                // The file had ended and has grown. It ends again after its new rows.
                 source.end_seen = false;
             }
             source.next_offset = source.next_offset.max(report.next_offset);
@@ -433,7 +439,7 @@ impl Driver {
         let mut idle = Vec::new();
         for index in 0..self.sources.len() {
             let id = SourceId(index as u32);
-            // A drain flushes pushed streams and files that are followed: whoever asks has said that
+            // A drain flushes pushed streams and followed files, because its caller says that
             // nothing is missing.
             let source = &self.sources[index];
             let flushed = draining.is_some() && (source.is_push || source.is_followed);
@@ -471,14 +477,14 @@ impl Driver {
         if let Some(Recorded { record, .. }) = &recorded {
             if record.cut != sequenced.cut {
                 return Err(Error::internal(format!(
-                    "epoch {} was cut again after a restart, and the cut is not the recorded one",
+                    "epoch {} was cut again after a restart, and the cut differs from the recorded one",
                     record.cut.epoch
                 ))
-                .help("the input is not what it was: restore the files; --fresh starts anew"));
+                .help("the input has changed: restore the files; --fresh starts from scratch"));
             }
         }
         self.is_held = sequenced.is_held;
-        // Whoever drains wants all of it.
+        // A drain waits until all event time is executed.
         let draining = match self.is_held {
             true => {
                 self.draining = draining;
@@ -491,7 +497,7 @@ impl Driver {
             |index: &usize| self.program.timers.iter().any(|timer| timer.stream == stream(*index));
         let asks = (0..self.sources.len()).filter(|index| !self.answers.contains(&stream(*index)));
         if !self.answers.is_empty() && asks.clone().all(|index| self.sources[index].ended) {
-            // The first epoch at which all had been asked counts.
+            // The first epoch with all questions asked counts.
             let _ = self.shared.asked_all.compare_exchange(
                 0,
                 sequenced.cut.epoch,
@@ -506,7 +512,7 @@ impl Driver {
         self.last_clock_us = sequenced.cut.clock_us;
         self.last_cut_ns = self.env.clock.monotonic_ns();
         let was_recorded = recorded.is_some();
-        // Decided once: a stop that comes later gets a cut of its own.
+        // This is decided once: a later stop gets a cut of its own.
         let is_last = self.is_done();
         let done = self.execute(sequenced, bad, places, draining, recorded, is_last)?;
         self.items.send(Item::Epoch(done)).map_err(|_| stopped())?;
@@ -517,7 +523,7 @@ impl Driver {
         Ok(is_last)
     }
 
-    /// Where sources stand at the cut that is being made, as far as that has changed.
+    /// Returns the positions of sources that the present cut changes.
     fn places(&mut self, recorded: Option<&Recorded>) -> Result<Vec<(SourceId, Place)>> {
         let mut changed = Vec::new();
         for (index, source) in self.sources.iter_mut().enumerate() {
@@ -545,7 +551,7 @@ impl Driver {
         Ok(changed)
     }
 
-    /// Runs an epoch. What it came to is complete, or on an error nothing of it leaves.
+    /// Runs an epoch. Its result is complete, or after an error nothing of it leaves.
     fn execute(
         &mut self,
         sequenced: Sequenced,
@@ -564,7 +570,8 @@ impl Driver {
         let aside = aside.collect();
         let mut events: Vec<(Arc<str>, Batch)> = Vec::new();
         let shared = self.shared.clone();
-        // How far execution runs ahead of a full disk is bounded by what was under way.
+        // This bounds how far execution runs ahead of a full disk, to the epochs that were under
+        // way.
         shared.wait_for_room();
         let mut state = shared.state.lock();
         state.release(shared.left());
@@ -573,10 +580,11 @@ impl Driver {
         self.executor.obey(overdue);
         let commands = recorded.as_ref().and_then(|recorded| recorded.record.commands.as_ref());
         let commands = commands.map(|bytes| take_commands(&self.program, bytes)).transpose()?;
-        // Where something else may come of it, what it sets off then is not in the log.
         let has_clock =
             recorded.as_ref().is_none_or(|recorded| has_request_clock(recorded.record.fingerprint));
         self.has_request_clock.store(has_clock, Ordering::Relaxed);
+        // If other results are accepted, the transactions that they trigger are not in the log. So
+        // the logged commands are not followed.
         self.executor.follow(commands.filter(|_| !self.settings.accept_replay));
         let told = recorded.as_ref().map(|recorded| recorded.record.answers.clone());
         epoch.answers = Arc::new(Answers::of(told.unwrap_or_default()));
@@ -587,7 +595,7 @@ impl Driver {
         let mut answers = aside;
         let outcome = self.run(&mut state.tables, cut.epoch, &mut epoch, &mut answers)?;
         let ns = self.env.clock.monotonic_ns() - begun;
-        // What is executed again was told of, and answered for, the first time.
+        // A replayed slide was reported the first time.
         if recorded.is_none() {
             crate::faults::tell_slides(&shared.life, &self.program, &outcome.aborted_slides);
         }
@@ -621,24 +629,27 @@ impl Driver {
         let commands = is_strong.then(|| put_commands(&outcome.commands));
         let told = epoch.answers.all();
         self.hand_on(&epoch, outcome, &mut events);
-        self.counts.parked = self.sequencer.parked_rows() as u64;
+        self.counts.buffered = self.sequencer.buffered_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
-        let parked = self.sequencer.parked_bytes();
+        let buffered = self.sequencer.buffered_bytes();
         let kept = shared.out.lock().kept.bytes;
         let tables: usize = state.tables.iter().map(tidemill_table::Table::bytes).sum();
-        if tables + parked + kept > self.settings.memory_bytes_max {
+        if tables + buffered + kept > self.settings.memory_bytes_max {
             let largest = state.tables.iter().max_by_key(|t| t.bytes());
             let largest = largest.map_or(String::new(), |t| {
                 format!("; the largest table is {} with {} bytes", t.spec().name, t.bytes())
             });
             return Err(Error::resource(format!(
                 "memory_bytes_max is {}, but tables hold {tables} bytes, events that wait for \
-                 their watermark {parked}, and kept outputs {kept}{largest}",
+                 their watermark {buffered}, and retained outputs {kept}{largest}",
                 self.settings.memory_bytes_max
             ))
-            .help("raise memory_bytes_max, delete rows that are no longer needed, or keep less"));
+            .help(
+                "raise memory_bytes_max, delete rows that are no longer needed, or retain less",
+            ));
         }
-        // What was recorded is in the log; whoever died executing that again is to come further the next time.
+        // The log has the recorded epochs. A process that died while it replayed them must get
+        // further the next time.
         let is_hurried =
             recorded.is_some() && self.trial.as_ref().is_some_and(|trial| trial.died_recovering);
         let every_ns = if is_hurried { HURRIED_NS } else { u64::MAX };
@@ -647,7 +658,8 @@ impl Driver {
             _ => self.capture(&mut state.tables, &cut, seq, (is_last, every_ns)),
         };
         let counts = self.counts.clone();
-        // Of a recorded one, too: whoever made it may not have come to completing the sinks.
+        // This includes a recorded cut, because the earlier process may not have completed the
+        // sinks.
         let is_last = self.replay.is_empty() && self.has_ended();
         Ok(Box::new(Done {
             cut,
@@ -684,7 +696,7 @@ impl Driver {
         let forced = self.shared.force.load(Ordering::Acquire);
         plan.is_due |= forced || now.saturating_sub(plan.last_ns) >= plan.every_ns.min(every_ns);
         if is_last {
-            // The next start then has nothing to repeat.
+            // The next start then has nothing to replay.
             self.shared.wait_for_snapshot();
         }
         if !(plan.is_due || is_last) || !self.shared.begin_snapshot() {
@@ -716,21 +728,22 @@ impl Driver {
             reasons: Reasons::default(),
         };
         let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
-        // Of versions only those are taken that are in no snapshot.
+        // Only versions without a snapshot are taken.
         let is_all = |(changed, table): (&Changed, &Table)| {
             let rows = changed.len() - changed.deleted();
             table.spec().history.is_none() && rows == table.len()
         };
         Some(Box::new(Capture {
             is_whole: changed.iter().zip(&*tables).all(is_all),
-            internal: Internal { facts, parked: state.parked, rings: Vec::new() },
+            internal: Internal { facts, buffered: state.buffered, rings: Vec::new() },
             changed,
             input_next: 0,
             cut_next: 0,
         }))
     }
 
-    /// How far the slowest watermark is behind the newest event time of its stream's sources.
+    /// How far the slowest watermark is behind the newest event time of its stream's sources, in
+    /// microseconds.
     fn lag_us(&self, cut: &Cut) -> i64 {
         let behind = |(source, state): (&SourceSpec, &SourceState)| {
             let mark = cut.watermarks[source.stream.index()];
@@ -742,7 +755,8 @@ impl Driver {
     }
 
     fn hand_on(&self, epoch: &Epoch, outcome: Outcome, events: &mut Vec<(Arc<str>, Batch)>) {
-        // Input and derived streams that somebody wants to see pass through in stamp order.
+        // Events of input and derived streams are passed on in stamp order, where they are retained
+        // or written.
         for index in 0..self.program.streams.len() {
             let name = &self.program.streams[index].spec.name;
             if self.wanted.contains(&**name) {
@@ -757,46 +771,46 @@ impl Driver {
         }
     }
 
-    /// Pauses the source that is ahead in time while too much waits for the others, never the one
-    /// behind.
+    /// Pauses the source that is ahead in time while too many bytes wait for the others. It never
+    /// pauses the one behind.
     fn steer(&mut self) {
-        let parked = self.sequencer.parked_bytes();
+        let buffered = self.sequencer.buffered_bytes();
         let times: Vec<Option<i64>> = self.sources.iter().map(|s| s.time_max).collect();
         let ended: Vec<bool> = self.sources.iter().map(|s| s.ended).collect();
         for index in 0..self.sources.len() {
             let id = SourceId(index as u32);
-            let limit = self.parked_limit(id, &times, &ended);
-            let free = limit.is_none_or(|limit| parked < limit / 2);
+            let limit = self.buffered_limit(id, &times, &ended);
+            let free = limit.is_none_or(|limit| buffered < limit / 2);
             if free && std::mem::take(&mut self.sources[index].paused) {
                 self.gate.pause(id, false);
             }
         }
         let Some(ahead) = self.sequencer.farthest_ahead(&times, &ended) else { return };
-        let is_over = |limit| parked > limit;
-        // Recorded cuts say how far each source is read.
+        let is_over = |limit| buffered > limit;
+        // Recorded cuts bound how far each source is read.
         if self.replay.is_empty()
-            && self.parked_limit(ahead, &times, &ended).is_some_and(is_over)
+            && self.buffered_limit(ahead, &times, &ended).is_some_and(is_over)
             && !std::mem::replace(&mut self.sources[ahead.index()].paused, true)
         {
             self.gate.pause(ahead, true);
         }
     }
 
-    /// How many bytes may wait before a source is paused that is ahead of others; none when it is
-    /// not.
+    /// The number of bytes that may wait before a source pauses that is ahead of others; `None` if
+    /// it is not ahead.
     ///
-    /// Where those behind give rows, what waits for them is soon had again: little of it is enough,
-    /// and costs less to hold, and to store in snapshots.
-    fn parked_limit(&self, of: SourceId, times: &[Option<i64>], ended: &[bool]) -> Option<usize> {
+    /// If the sources behind give rows, the rows that wait for them are soon needed. A small number
+    /// is enough then, and costs less memory and less space in snapshots.
+    fn buffered_limit(&self, of: SourceId, times: &[Option<i64>], ended: &[bool]) -> Option<usize> {
         let mut behind = self.sequencer.behind(of, times, ended).peekable();
         behind.peek()?;
-        let max = self.settings.parked_bytes_max;
+        let max = self.settings.buffered_bytes_max;
         let comes = behind.any(|source| self.sources[source.index()].gives);
-        Some(if comes { max.min(PARKED_BYTES) } else { max })
+        Some(if comes { max.min(BUFFERED_BYTES) } else { max })
     }
 }
 
-/// What a cut is told where nothing has come since the last one.
+/// The input of a cut without new rows.
 pub(crate) fn come_so_far(sources: &[SourceState]) -> CutInput {
     let ids = (0..sources.len() as u32).map(SourceId);
     CutInput {

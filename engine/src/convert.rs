@@ -1,5 +1,5 @@
-//! Rows of one schema as rows of another one, by the rules of `docs/values.md`: a value becomes what
-//! storing it in its new column would make of it.
+//! Conversion of rows from one schema to another, by the rules of `docs/reference/values.md`. A
+//! value becomes what storing it in its new column results in.
 
 use std::sync::Arc;
 
@@ -7,30 +7,30 @@ use tidemill_core::{rules, Column, Schema, Value};
 
 use crate::changes::{counted, Change, Found};
 
-/// Where the values of a column come from.
+/// The source of a column's values.
 #[derive(Clone, Debug)]
 enum Origin {
-    /// A column as it is.
+    /// A column, unchanged.
     Same(usize),
-    /// A column of another type, or one that could be null.
+    /// A column with another type, or one that could be null.
     Stored(usize),
-    /// Every row has this.
+    /// The same value for every row.
     Fill(Value),
-    /// Nowhere, for this reason; what would mend it.
+    /// Nothing, for this reason, with a remedy.
     Nowhere(String, &'static str),
 }
 
-/// What has become of the values of a column.
+/// The counts of a column's conversion.
 #[derive(Clone, Debug, Default)]
 struct Tally {
-    /// Rows whose value is another one now.
+    /// The rows whose value has changed.
     rounded: u64,
-    /// Rows whose value can't be stored, and why the first can't.
+    /// The rows whose value can't be stored, and the reason of the first.
     refused: u64,
     fault: String,
 }
 
-/// From the columns of one schema to those of another.
+/// The conversion from the columns of one schema to those of another.
 #[derive(Clone, Debug)]
 pub(crate) struct Columns {
     from: Arc<Schema>,
@@ -39,22 +39,22 @@ pub(crate) struct Columns {
     tallies: Vec<Tally>,
 }
 
-/// Whose columns they are, in words.
+/// The owner of the columns, in words.
 pub(crate) struct Owner<'a> {
     /// `table` or `stream`.
     pub(crate) what: &'static str,
     pub(crate) name: &'a str,
-    /// Its name before.
+    /// Its former name.
     pub(crate) old: &'a str,
-    /// What a row is.
+    /// The word for a row.
     pub(crate) row: &'a str,
-    /// How many rows are converted, and how many hold what is no longer there.
+    /// The number of rows that are converted, and of those that hold removed columns.
     pub(crate) rows: u64,
     pub(crate) held: u64,
 }
 
 impl Columns {
-    /// `names` are those of the old columns, as they are now.
+    /// Creates a conversion. `names` are the new names of the old columns.
     pub(crate) fn of(from: &Arc<Schema>, to: &Arc<Schema>, names: &[String]) -> Columns {
         let origins = to.columns.iter().map(|column| {
             let index = names.iter().position(|name| **name == *column.name);
@@ -68,12 +68,12 @@ impl Columns {
         Columns { from: from.clone(), to: to.clone(), origins, tallies }
     }
 
-    /// Columns that have kept their names.
+    /// Creates a conversion of columns that have kept their names.
     pub(crate) fn by_name(from: &Arc<Schema>, to: &Arc<Schema>) -> Columns {
         Columns::of(from, to, &names_of(from))
     }
 
-    /// The columns that rows get.
+    /// The new columns.
     pub(crate) fn to(&self) -> &Arc<Schema> {
         &self.to
     }
@@ -84,17 +84,17 @@ impl Columns {
         self.from.len() == self.to.len() && self.origins.iter().enumerate().all(same)
     }
 
-    /// Whether what becomes of rows depends on what is in them.
+    /// Whether the conversion of a row depends on its values.
     pub(crate) fn depends_on_values(&self) -> bool {
         self.origins.iter().any(|origin| matches!(origin, Origin::Stored(_)))
     }
 
-    /// Whether a column has other values than it had.
+    /// Whether the conversion has changed values of a column.
     pub(crate) fn rounds(&self, column: usize) -> bool {
         self.tallies[column].rounded > 0
     }
 
-    /// A row as it is now; `None` when it can't be one, which is counted.
+    /// Converts a row; `None` when that is not possible, which is counted.
     pub(crate) fn row(&mut self, row: &[Value]) -> Option<Vec<Value>> {
         let mut converted = Vec::with_capacity(self.origins.len());
         for (index, origin) in self.origins.iter().enumerate() {
@@ -103,7 +103,7 @@ impl Columns {
                 Origin::Same(from) => Some(row[*from].clone()),
                 Origin::Stored(from) => match rules::store(&row[*from], &self.to.columns[index]) {
                     Ok(value) => {
-                        // NaN equals nothing, and stays what it is.
+                        // NaN equals nothing, but it stays the same.
                         let is_other = self.from.columns[*from].ty != self.to.columns[index].ty
                             && !rules::equal(&row[*from], &value);
                         tally.rounded += u64::from(is_other);
@@ -125,22 +125,22 @@ impl Columns {
         (converted.len() == self.origins.len()).then_some(converted)
     }
 
-    /// What is different, after all rows have been converted for which it matters.
+    /// Returns the differences, after the conversion of all rows that matter.
     pub(crate) fn found(&self, names: &[String], owner: &Owner<'_>) -> Found {
         let mut found = Found::default();
         let Owner { what, name, old, row, rows, held } = *owner;
         for (index, column) in self.to.columns.iter().enumerate() {
             let (origin, tally) = (&self.origins[index], &self.tallies[index]);
             let full = format!("{name}.{}", column.name);
-            // What waits can be executed by who has taken it in.
+            // The earlier version can still execute waiting events.
             let or_wait = match what {
-                "stream" => ", or run the version before until no event of it waits",
+                "stream" => ", or run the earlier version until none of its events wait",
                 _ => "",
             };
             let refused = match origin {
                 Origin::Nowhere(why, mend) if rows > 0 => Some(format!("{why}: {mend}{or_wait}")),
                 _ if tally.refused > 0 => Some(format!(
-                    "has {} that can't be converted ({}): leave its type as it is, or mend them \
+                    "has {} that can't be converted ({}): leave its type as it is, or correct them \
                      with the version that wrote them{or_wait}",
                     counted(tally.refused, "value"),
                     tally.fault
@@ -151,7 +151,7 @@ impl Columns {
                 found.why.push(format!("column {full} {why}"));
             }
             let become_of = |otherwise: String| match &refused {
-                Some(_) => "it stands against an upgrade".to_owned(),
+                Some(_) => "it prevents an upgrade".to_owned(),
                 None => otherwise,
             };
             let before = names.iter().position(|before| **before == *column.name);
@@ -200,7 +200,7 @@ impl Columns {
         }
         let order = names.iter().filter_map(|name| self.to.index_of(name));
         if !order.is_sorted() {
-            let upgrade = format!("every {row} is written anew");
+            let upgrade = format!("every {row} is rewritten");
             let change = Change::new(what, "changed", name, upgrade);
             found.push(change.from("columns in another order"));
         }
@@ -226,10 +226,10 @@ fn conversion(index: usize, from: &Column, to: &Column) -> Origin {
 
 fn filling(column: &Column) -> Origin {
     match &column.default {
-        // As its column has it: an int may stand for a decimal.
+        // The value is as its column stores it: an int may stand for a decimal.
         Some(default) => match rules::store(default, column) {
             Ok(value) => Origin::Fill(value),
-            Err(fault) => Origin::Nowhere(format!("has a wrong default ({fault})"), "mend it"),
+            Err(fault) => Origin::Nowhere(format!("has a wrong default ({fault})"), "correct it"),
         },
         None if column.nullable => Origin::Fill(Value::Null),
         None => Origin::Nowhere(
@@ -239,8 +239,8 @@ fn filling(column: &Column) -> Origin {
     }
 }
 
-/// Whether every value has its like in the wider column, by its type; an int in a float column has
-/// one where it is small enough.
+/// Whether every value has an equal one in the wider column, by its type. An int in a float column
+/// has one where it is small enough.
 fn widens(from: &Column, to: &Column) -> bool {
     use tidemill_core::DataType::Decimal;
     let fits = match (&from.ty, &to.ty) {

@@ -1,4 +1,4 @@
-//! What has been counted so far.
+//! Counters.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tidemill_txn::execute::{HandlerCounts, Outcome};
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::program::Program;
 
-/// Counts up to a cut.
+/// The counts up to a cut.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Counts {
@@ -15,22 +15,23 @@ pub(crate) struct Counts {
     pub(crate) epochs: u64,
     pub(crate) dead: u64,
     pub(crate) late: u64,
-    pub(crate) parked: u64,
+    #[serde(rename = "parked")] // The name in data of earlier versions.
+    pub(crate) buffered: u64,
     pub(crate) lag_us: i64,
     pub(crate) handlers: Vec<HandlerCounts>,
-    /// By handler: the first event that showed hidden non-determinism, and how often it showed.
+    /// By handler, the first event that showed hidden non-determinism, and how often it showed.
     pub(crate) unstable: BTreeMap<usize, (String, u64)>,
 }
 
 impl Counts {
-    /// Before the first epoch.
+    /// The counts before the first epoch.
     pub(crate) fn none(program: &Program) -> Counts {
         let handlers = vec![HandlerCounts::default(); program.handlers.len()];
         Counts { handlers, ..Counts::default() }
     }
 
-    /// Adds an epoch: its events, what came of them, what came too late, and how many rows could not
-    /// be decoded (`bad`) and are in dead-letter streams (`dead`).
+    /// Adds an epoch: its events and their results, late events, rows that could not be decoded
+    /// (`bad`), and rows in dead-letter streams (`dead`).
     pub(crate) fn add(
         &mut self,
         program: &Program,
@@ -40,7 +41,7 @@ impl Counts {
         bad: usize,
         dead: usize,
     ) {
-        // Each event once, however many streams it is on.
+        // Each event counts once, however many streams it is on.
         let once = |run: &&Run| program.root_stream(run.stream) == run.stream;
         let rows = |runs: &[Run]| runs.iter().filter(once).map(|r| r.offsets.len() as u64).sum();
         let (events, late): (u64, u64) = (rows(&epoch.runs), rows(late));

@@ -1,6 +1,5 @@
-//! The data directory: whose it is, and that one process at a time has it.
-//!
-//! See `docs/durability.md` for what is in it.
+//! The data directory: its owner, and the lock of the one process that uses it. See
+//! `docs/internals/durability.md` for its contents.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,22 +13,22 @@ use tidemill_snapshot::{DirStore, Store};
 use crate::emptied::{foreign, is_passing, Emptied, Purpose};
 use crate::sides;
 
-/// How long a running engine may take to accept, in microseconds.
+/// The time for a running engine to accept a connection, in microseconds.
 const CONNECT_US: u64 = 2_000_000;
 
 /// The version of the directory's layout.
 const FORMAT: u32 = 1;
 
-/// What the file `APP` says.
+/// The contents of the file `APP`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Identity {
     format: u32,
-    /// In hexadecimal.
+    /// The app's id, in hexadecimal.
     app: String,
     name: String,
 }
 
-/// A data directory that is held by this process.
+/// A data directory that this process holds.
 pub(crate) struct DataDir {
     pub(crate) path: PathBuf,
     /// The app's id.
@@ -37,15 +36,16 @@ pub(crate) struct DataDir {
     name: String,
     disk: Arc<dyn Disk>,
     segment_bytes: u64,
-    /// Whether all begins anew: it was asked for, now or by a start that did not come to it.
+    /// Whether the directory starts empty. This start asked for it, or an earlier start that did
+    /// not complete it.
     pub(crate) fresh: bool,
-    /// Whom others were kept from, and whom not.
+    /// The files that were closed to other users, and those that could not be.
     pub(crate) closed: Closed,
     _lock: Box<dyn Lock>,
 }
 
 impl DataDir {
-    /// Takes the directory; makes it when it is missing. `fresh` empties it first.
+    /// Opens and locks the directory. Creates it when it is missing. `fresh` empties it first.
     ///
     /// # Errors
     /// When another process has it, when it is no data directory or another app's, or one of a
@@ -63,7 +63,7 @@ impl DataDir {
         sides::for_one(&*disk, path)?;
         disk.keep_private(path);
         disk.create_dir_all(path).map_err(io)?;
-        // Before anything is touched: whoever runs there goes on as if nobody had come.
+        // The lock comes first, so that a process that runs there is not disturbed.
         let lock = hold(&*disk, path).map_err(io)?.ok_or_else(|| taken(path))?;
         if is_answered(env, path) {
             return Err(taken(path));
@@ -84,7 +84,7 @@ impl DataDir {
                 if let Some(other) = left.iter().find(|name| *name == "cluster") {
                     return Err(foreign(path, &path.join(other), false));
                 }
-                // Notes of what was executed, and of nothing that is there.
+                // Notes of executed events, whose data is gone.
                 for name in left.iter().filter(|name| !is_passing(name)) {
                     disk.remove(&path.join(name)).map_err(io)?;
                 }
@@ -94,13 +94,13 @@ impl DataDir {
                 app
             }
         };
-        // It is ours.
+        // The directory belongs to this app now.
         let closed = disk.close_to_others(path).map_err(io)?;
         let (path, name) = (path.to_path_buf(), name.to_owned());
         Ok(DataDir { path, app, name, disk, segment_bytes, fresh, closed, _lock: lock })
     }
 
-    /// Everything that begins anew has begun, outputs too.
+    /// Notes that the start from scratch is complete, outputs included.
     pub(crate) fn has_begun(&self) -> Result<()> {
         match self.fresh {
             true => {
@@ -111,18 +111,18 @@ impl DataDir {
         }
     }
 
-    /// Where a log is.
+    /// The place of a log.
     pub(crate) fn log(&self, kind: LogKind) -> LogSpec {
         log_spec(&self.path, self.app, kind, self.segment_bytes)
     }
 
-    /// As who only reads it has it.
+    /// The directory as a reader sees it.
     pub(crate) fn site(&self) -> Site {
         let (path, disk) = (self.path.clone(), self.disk.clone());
         Site { path, app: self.app, name: self.name.clone(), disk }
     }
 
-    /// Where snapshots are. Leftovers of a crash are swept.
+    /// Opens the store of snapshots. Removes leftovers of a crash.
     pub(crate) fn store(&self) -> Result<Arc<dyn Store>> {
         let store = DirStore::new(self.disk.clone(), self.path.join("store"));
         store.sweep()?;
@@ -130,25 +130,25 @@ impl DataDir {
     }
 }
 
-/// Another process has the directory.
+/// The error when another process has the directory.
 pub(crate) fn taken(path: &Path) -> Error {
     Error::resource(format!("another process runs on data directory {}", path.display())).help(
-        "stop it first, or give this run another data_dir; tidemill status, query and tail work beside it",
+        "stop it first, or give this run another data_dir; tidemill status, query and tail work while it runs",
     )
 }
 
-/// Whether an engine answers there. An earlier version holds the file `LOCK` alone, and nothing at all
-/// when somebody has removed that.
+/// Whether an engine answers there. An engine of an earlier version holds only the file `LOCK`, and
+/// no lock at all if that was removed.
 fn is_answered(env: &Env, path: &Path) -> bool {
     use std::io::ErrorKind::{TimedOut, WouldBlock};
     match env.net.connect(&Addr::Unix(Site::socket(path)), CONNECT_US) {
         Ok(_) => true,
-        // It listens, and has much to do.
+        // It listens, and is busy.
         Err(e) => matches!(e.kind(), TimedOut | WouldBlock),
     }
 }
 
-/// A data directory that is read, whoever holds it.
+/// A data directory that is only read, whoever holds it.
 #[derive(Clone)]
 pub(crate) struct Site {
     pub(crate) path: PathBuf,
@@ -159,7 +159,7 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Looks whose it is.
+    /// Reads the identity of a directory.
     ///
     /// # Errors
     /// When it is no data directory, or one of a newer version.
@@ -179,22 +179,22 @@ impl Site {
         Ok(Site { path: path.to_path_buf(), app, name, disk: disk.clone() })
     }
 
-    /// Where a log is.
+    /// The place of a log.
     pub(crate) fn log(&self, kind: LogKind) -> LogSpec {
         log_spec(&self.path, self.app, kind, 1 << 16)
     }
 
-    /// Where snapshots are.
+    /// The store of snapshots.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         Arc::new(DirStore::new(self.disk.clone(), self.path.join("store")))
     }
 
-    /// Where a running engine answers.
+    /// The address of a running engine.
     pub(crate) fn socket(path: &Path) -> PathBuf {
         path.join("engine.sock")
     }
 
-    /// Makes an empty folder the directory of the same app.
+    /// Makes an empty folder a directory of the same app.
     pub(crate) fn copy_identity(&self, to: &Path) -> Result<()> {
         write_identity(&*self.disk, to, self.app, &self.name)
             .map_err(|e| Error::io(format!("writing {}", to.join("APP").display()), &e))
@@ -206,7 +206,7 @@ fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpe
         LogKind::Input => "input",
         LogKind::Cuts => "cuts",
     });
-    // Cuts are small, and each is there twice.
+    // Cuts are small, and the log has each twice.
     let segment_bytes = match kind {
         LogKind::Input => segment_bytes,
         LogKind::Cuts => segment_bytes.min(4 << 20),
@@ -222,16 +222,16 @@ fn read_identity(disk: &dyn Disk, path: &Path, name: &str) -> Result<u128> {
     }
 }
 
-/// A directory belongs to app `found`, and `name` asks for it.
+/// The error when a directory belongs to app `found`, and app `name` opens it.
 pub(crate) fn other_app(path: &Path, found: &str, name: &str) -> Error {
     Error::setting(format!(
         "data directory {} belongs to app '{found}', not to '{name}'",
         path.display()
     ))
-    .help("give this app its own data_dir; --fresh starts anew in this one")
+    .help("give this app its own data_dir; --fresh starts from scratch in this one")
 }
 
-/// The app's id and its name.
+/// Reads the app's id and its name.
 fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
     let shown = path.display();
     let file = path.join("APP");
@@ -241,7 +241,7 @@ fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
         .map_err(|e| Error::io(format!("reading {}", file.display()), &e))?;
     let damaged = || {
         Error::setting(format!("{} is damaged", file.display()))
-            .help("restore it from a backup of the data directory; --fresh starts anew")
+            .help("restore it from a backup of the data directory; --fresh starts from scratch")
     };
     let identity: Identity = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
     if identity.format > FORMAT {
@@ -261,7 +261,7 @@ fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::i
     replace(disk, path, "APP", &text)
 }
 
-/// Gives a file of a folder this text, in one step.
+/// Replaces a file of a folder by this text, in one step.
 pub(crate) fn replace(disk: &dyn Disk, dir: &Path, name: &str, text: &str) -> std::io::Result<()> {
     let new = dir.join(format!("{name}.new"));
     let mut file = disk.create(&new)?;

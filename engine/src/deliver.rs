@@ -1,9 +1,10 @@
-//! The way out. What an epoch came to waits here until its cut is durable; nothing leaves before.
+//! Delivery. The results of an epoch wait here until its cut is durable, and nothing leaves before.
 //!
-//! One thread takes what the executor has done, in order. It hashes the outputs, appends a record
-//! of the cut, commits all that has gathered meanwhile as one group (inputs first, then cuts; inputs
-//! alone while their epoch is still being executed), and only then hands outputs to sinks and to whoever keeps them, and answers who waits. Execution runs
-//! ahead by as much as the channel holds.
+//! One thread takes executed epochs in order. It hashes their outputs and appends a record of the
+//! cut. Then it commits everything that has gathered as one group, inputs first and then cuts.
+//! Inputs are committed alone while their epoch is still being executed. Only after that it passes
+//! outputs to sinks and subscribers, and sends replies. Execution runs ahead by the capacity of the
+//! channel.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -30,31 +31,31 @@ use crate::report::LogReport;
 use crate::shared::Shared;
 use crate::snapshots::{Capture, Keeper};
 
-/// Items that may wait before the executor and the readers wait.
+/// The most items that wait before the executor and the readers must wait.
 pub(crate) const ITEMS_MAX: usize = 64;
-/// Items that are committed as one group, at most.
+/// The most items that are committed as one group.
 const GROUP_MAX: usize = 256;
 
-/// What comes to be delivered, in order.
+/// An item for the delivery, in order.
 pub(crate) enum Item {
-    /// A rows record for the input log. The cut that covers it comes behind it.
+    /// A rows record for the input log. The cut that covers it comes after it.
     Rows { source: SourceId, next_offset: u64, record: Vec<u8> },
     /// A verdict record for the input log.
     Verdict(Vec<u8>),
-    /// An epoch has been executed.
+    /// An executed epoch.
     Epoch(Box<Done>),
-    /// Everything recorded has been executed again: sinks are where they were.
+    /// All recorded epochs have been replayed, so sinks are where they were.
     Settled,
 }
 
-/// What an epoch came to.
+/// The results of an epoch.
 pub(crate) struct Done {
     pub(crate) cut: Cut,
-    /// By stream, each in stamp order.
+    /// The events by stream, each in stamp order.
     pub(crate) events: Vec<(Arc<str>, Batch)>,
-    /// Counts after it.
+    /// The counts after it.
     pub(crate) counts: Counts,
-    /// Hashes of what opaque handlers have written.
+    /// Hashes of the rows that opaque handlers have written.
     pub(crate) written: BTreeMap<usize, u64>,
     /// Calls of functions that took too long.
     pub(crate) overdue: Vec<Overdue>,
@@ -64,23 +65,23 @@ pub(crate) struct Done {
     pub(crate) aborted_slides: Vec<AbortedSlide>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
-    /// What transactions were told from outside.
+    /// The answers from outside that transactions received.
     pub(crate) told: Vec<(Asked, Arc<[u8]>)>,
-    /// Where sources stand, as far as that has changed.
+    /// The changed positions of sources.
     pub(crate) places: Vec<(SourceId, Place)>,
-    /// Request number of the drain that it answers.
+    /// The number of the drain request that it answers.
     pub(crate) drained: Option<u64>,
-    /// The record of it, when it was executed again.
+    /// Its record, when it is a replay.
     pub(crate) recorded: Option<Recorded>,
-    /// The state after it, when it is to be a snapshot.
+    /// The state after it, when it becomes a snapshot.
     pub(crate) capture: Option<Box<Capture>>,
-    /// What its calls came to.
+    /// The results of its calls.
     pub(crate) answers: Vec<Answer>,
-    /// What it has changed in tables that are followed.
+    /// Its changes of followed tables.
     pub(crate) noted: Noted,
-    /// Nothing more will come, ever.
+    /// Whether it is the last one for good.
     pub(crate) is_last: bool,
-    /// Rows and hash of all outputs after it; known when it is recorded.
+    /// Rows and hash of all outputs after it. They are set when it is recorded.
     pub(crate) outputs: BTreeMap<String, u64>,
     pub(crate) output_hash: u128,
 }
@@ -111,19 +112,19 @@ pub(crate) struct Delivery {
     pub(crate) program: Arc<Program>,
     pub(crate) items: Receiver<Item>,
     pub(crate) outlets: Outlets,
-    /// The handlers whose abort events a stream has.
+    /// For each abort stream, the handler whose aborts it has.
     pub(crate) aborting: BTreeMap<Arc<str>, String>,
     pub(crate) logs: Option<Logs>,
     /// Takes snapshots, on a thread of its own.
     pub(crate) keeper: Option<Keeper>,
     pub(crate) keep_cuts: bool,
-    /// Rows and bytes that are kept of each table that is followed.
+    /// The rows and bytes that are retained of each followed table.
     pub(crate) tail: (usize, usize),
-    /// What is recorded is being executed again.
+    /// Whether recorded epochs are being replayed.
     pub(crate) is_recovering: bool,
-    /// Functions of which the code is not that of the newest snapshot.
+    /// The functions whose code has changed since the newest snapshot.
     pub(crate) changed: Vec<String>,
-    /// What functions come to now is taken, where that is something else than what is recorded.
+    /// Whether results of a replay that differ from the record are accepted.
     pub(crate) accepts: bool,
 }
 
@@ -132,13 +133,13 @@ pub(crate) fn channel() -> (Sender<Item>, Receiver<Item>) {
 }
 
 impl Delivery {
-    /// Delivers until nobody sends any more. An error ends the run.
+    /// Delivers until all senders are gone. An error ends the run.
     pub(crate) fn run(mut self) {
         let result = self.serve();
         if let Err(error) = &result {
             self.shared.fail(error.clone());
         }
-        // The channel is closed, so that whoever sends finds out; whoever waits is woken.
+        // The channel is closed, so that senders notice the end. Waiting threads are woken.
         let Delivery { shared, items, mut outlets, keeper, .. } = self;
         drop(items);
         if let Some(keeper) = keeper {
@@ -146,8 +147,8 @@ impl Delivery {
                 shared.fail(error);
             }
         }
-        // Whatever ended the run, what was committed is completed at the sinks; a sink that has
-        // failed says so again.
+        // Whatever ended the run, sinks complete the committed rows. A sink that has failed reports
+        // it again.
         let is_over = shared.out.lock().is_last;
         let closed = match is_over || !shared.is_durable {
             true => outlets.finish(),
@@ -202,12 +203,11 @@ impl Delivery {
             self.deliver(epochs)?;
             self.trim()?;
         }
-        // What was pushed and is in no cut was not answered for, but whoever sent it need not send
-        // it again.
+        // Pushed rows in no cut were not acknowledged, but their sender need not send them again.
         self.commit()
     }
 
-    /// Removes what no snapshot needs, unless somebody copies it just now.
+    /// Removes what no snapshot needs, unless it is being copied.
     fn trim(&mut self) -> Result<()> {
         let shared = self.shared.clone();
         let Some(_held) = shared.copying.try_lock() else { return Ok(()) };
@@ -219,7 +219,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Hashes an epoch's outputs and appends its cut, or compares it with the record.
+    /// Hashes an epoch's outputs. Appends its cut, or compares it with the record.
     fn record(&mut self, done: &mut Done) -> Result<()> {
         for (stream, batch) in &done.events {
             self.outlets.count(stream, batch);
@@ -242,7 +242,7 @@ impl Delivery {
                     commands: done.commands.take(),
                     answers: std::mem::take(&mut done.told),
                 };
-                // What was appended is committed before the cut is.
+                // Appended rows are committed before the cut is.
                 let bytes = records::put_cut_behind(logs.input.next(), &record);
                 logs.cuts.append(records::CUT_BEHIND, &bytes)?
             }
@@ -251,10 +251,10 @@ impl Delivery {
                     if !self.accepts {
                         return Err(error);
                     }
-                    let what = format!("{}; it was told to accept that", error.what);
+                    let what = format!("{}; accept_replay=True accepts that", error.what);
                     self.shared.life.tell("accepted", json!({"what": what}));
                     self.shared.troubles.tell("recovery", &what);
-                    // The next start is to begin behind it.
+                    // The next start should begin after it.
                     self.shared.force.store(true, Ordering::Release);
                 }
                 recorded.number
@@ -267,12 +267,12 @@ impl Delivery {
         Ok(())
     }
 
-    /// Makes durable what these epochs are to leave with; also when there are none: the rows' own
-    /// sync is then over, or nearly, when their cut comes.
+    /// Makes the records of these epochs durable before their outputs leave. It is called without
+    /// epochs, too: the sync of rows is then over, or nearly, when their cut comes.
     ///
-    /// What is executed again was durable before, or was written again when the logs were opened, unless
-    /// the disk was too full even for that. Only a snapshot of it needs more: it counts records. So a
-    /// recovery comes to its end on a full disk, and the tables can be read.
+    /// Replayed epochs were durable before, or were rewritten when the logs were opened, unless the
+    /// disk was full. Only a snapshot of them needs more, because it counts records. So a recovery
+    /// can end on a full disk, and the tables can be read.
     fn commit_for(&mut self, epochs: &[Done]) -> Result<()> {
         let is_settled = |logs: &Logs| logs.input.is_settled() && logs.cuts.is_settled();
         let is_durable = self.is_recovering && self.logs.as_ref().is_none_or(is_settled);
@@ -282,8 +282,8 @@ impl Delivery {
         }
     }
 
-    /// Makes everything appended durable. A full disk is waited for: what is there stays readable,
-    /// and the engine goes on when there is room again.
+    /// Makes everything appended durable. Waits while the disk is full. Meanwhile the data stays
+    /// readable, and the engine continues when there is space again.
     fn commit(&mut self) -> Result<()> {
         let Some(logs) = &mut self.logs else { return Ok(()) };
         for log in [&mut logs.input, &mut logs.cuts] {
@@ -313,7 +313,7 @@ impl Delivery {
         Ok(())
     }
 
-    /// Hands on what durable epochs came to.
+    /// Passes the results of durable epochs on.
     fn deliver(&mut self, epochs: Vec<Done>) -> Result<()> {
         for done in epochs {
             let Done {
@@ -337,7 +337,7 @@ impl Delivery {
             let kept = capture.is_some().then(|| rings.facts());
             drop(rings);
             let reasons = self.count_aborts(&events, &faults, &aborted_slides, capture.is_some());
-            // Outputs may have to wait for room, and nobody else with them.
+            // Outputs may have to wait for disk space. Nothing else may wait with them.
             for (stream, batch) in &events {
                 self.outlets.write(stream, batch)?;
             }
@@ -355,9 +355,9 @@ impl Delivery {
             if self.keep_cuts {
                 out.cuts.push(cut);
             }
-            // Before anybody finds in `out` that rows are safe: they can be seen then.
+            // This comes before `out` shows that rows are safe, because they must be visible then.
             shared.left.store(epoch, Ordering::Release);
-            // Whoever sees that it has left finds what it has changed, and its rows in the tables.
+            // A reader that sees this epoch finds its changes, and its rows in the tables.
             shared.followed.lock().push(epoch, noted, self.tail.0, self.tail.1);
             drop(out);
             shared.calls.answer(answers);
@@ -367,7 +367,8 @@ impl Delivery {
                 shared.drained(number);
             }
             if let (Some(mut capture), Some(keeper)) = (capture, &self.keeper) {
-                // Before the manifest is written: what is in the snapshot is never computed again.
+                // This comes before the manifest is written, because a snapshot's epochs are never
+                // computed again.
                 capture.internal.facts.sinks = self.outlets.sync()?;
                 capture.internal.rings = kept.unwrap_or_default();
                 capture.internal.facts.reasons = reasons.unwrap_or_default();
@@ -379,7 +380,7 @@ impl Delivery {
 }
 
 impl Delivery {
-    /// Counts why transactions of an epoch aborted; gives all counts, where they are wanted.
+    /// Counts the reasons of an epoch's aborts. Returns all counts, if they are wanted.
     fn count_aborts(
         &self,
         events: &[(Arc<str>, Batch)],
@@ -401,7 +402,7 @@ impl Delivery {
     }
 }
 
-/// Refuses an epoch that has come to something else than the first time.
+/// Refuses a replayed epoch whose results differ from the record.
 fn compare(program: &Program, changed: &[String], before: &CutRecord, now: &Done) -> Result<()> {
     let what = if !before.has_written(&now.written) {
         let handlers = program.handlers.iter().enumerate();
@@ -423,21 +424,18 @@ fn compare(program: &Program, changed: &[String], before: &CutRecord, now: &Done
     .help(differs(changed)))
 }
 
-/// What to do where functions come to something else. All that is there stays as it is.
+/// The help for functions with different results. Nothing is changed.
 pub(crate) fn differs(changed: &[String]) -> String {
     let why = match changed {
-        [] => "either the code of a function is another now, or a function is not one of its event and of what it reads: \
-               look for the clock, random numbers, files or global variables in it (tidemill inspect names the handlers \
-               that can't be checked)"
+        [] => "either the code of a function has changed, or a function depends on more than its \
+               event and the rows that it reads: look for the clock, random numbers, files or \
+               global variables in it (tidemill inspect names the handlers that can't be checked)"
             .to_owned(),
-        names => format!(
-            "the code of {} is not that which took the newest snapshot",
-            names.join(", ")
-        ),
+        names => format!("the code of {} has changed since the newest snapshot", names.join(", ")),
     };
     format!(
-        "{why}. With other code: run the code from before once more, stop it in good order (Ctrl-C), and start this one. \
-         Otherwise --accept-replay (accept_replay=True) goes on with what functions come to now; what has left already \
-         stays as it is. The data directory is as it was"
+        "{why}. If the code has changed: run the earlier code once more, stop it with Ctrl-C, and \
+         start the new code. Otherwise --accept-replay (accept_replay=True) continues with the new \
+         results; outputs that have left stay as they are. The data directory has not changed"
     )
 }

@@ -1,8 +1,9 @@
-//! Emptying a directory of ours, to begin anew: a step that is done or not done.
+//! Emptying one of the engine's directories, for a start from scratch. The step is either done or
+//! not done.
 //!
-//! From the moment on at which the directory has the file `FRESH`, all else in it counts no more, and
-//! outputs are replaced. It goes when everything has begun anew. Who finds it at a start, with
-//! `--fresh` or without, does what is left. Links are removed, and never followed.
+//! From the moment when the directory has the file `FRESH`, everything else in it no longer counts,
+//! and outputs are replaced. The file goes when the start from scratch is complete. A start that
+//! finds it, with `--fresh` or without, completes the rest. Links are removed, and never followed.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -13,23 +14,23 @@ use tidemill_env::{Disk, Env, Lock, NodeKind};
 use crate::data_dir::replace;
 use crate::trial;
 
-/// The file that says so.
+/// The file that marks a start from scratch.
 const FRESH: &str = "FRESH";
-/// What an earlier version's file of this purpose was: the file `APP`, renamed.
+/// The file of an earlier version with the same purpose: the renamed file `APP`.
 const RENAMED: &str = "APP.old";
-/// The coordinator's directory is beside what one process keeps.
+/// The coordinator's directory, inside the directory of one process.
 const CLUSTER: &str = "cluster";
 
-/// What `--fresh` would delete in a directory: names, sorted. It changes nothing.
+/// Returns the names that `--fresh` would delete in a directory, sorted. It changes nothing.
 ///
 /// # Errors
-/// When there is something in it that the engine has not made.
+/// When the directory has something that the engine has not made.
 pub fn would_go(env: &Env, path: &Path, is_coordinator: bool) -> Result<Vec<String>> {
     let purpose = if is_coordinator { Purpose::Coordinator } else { Purpose::Data };
     Emptied { disk: &*env.disk, path, purpose }.contents()
 }
 
-/// What a directory is for.
+/// The purpose of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// The data of an app in one process, and perhaps a coordinator's directory.
@@ -39,8 +40,8 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// What it holds, but for files that are about to get these names, and what only shows that
-    /// somebody runs.
+    /// The names in it, without temporary files that are to get these names, and without files that
+    /// only show a running process.
     fn names(self) -> &'static [&'static str] {
         match self {
             Purpose::Data => {
@@ -50,7 +51,7 @@ impl Purpose {
         }
     }
 
-    /// What tells it from a directory of somebody else's.
+    /// The files that identify it as the engine's.
     fn signs(self) -> &'static [&'static str] {
         match self {
             Purpose::Data => &["APP", RENAMED, FRESH],
@@ -59,7 +60,7 @@ impl Purpose {
     }
 }
 
-/// A directory that is to be emptied.
+/// A directory to empty.
 pub(crate) struct Emptied<'a> {
     pub(crate) disk: &'a dyn Disk,
     pub(crate) path: &'a Path,
@@ -79,13 +80,13 @@ impl Emptied<'_> {
         }
     }
 
-    /// Whether emptying was begun and has not come to its end.
+    /// Whether emptying has begun and is not complete.
     pub(crate) fn is_begun(&self) -> Result<bool> {
         let has_renamed = self.purpose == Purpose::Data && self.has(RENAMED)?;
         Ok(self.has(FRESH)? || has_renamed && !self.has("APP")?)
     }
 
-    /// Whether it says of itself that it is ours.
+    /// Whether the directory identifies itself as the engine's.
     fn is_ours(&self) -> Result<bool> {
         for sign in self.purpose.signs() {
             if self.has(sign)? {
@@ -95,11 +96,11 @@ impl Emptied<'_> {
         Ok(false)
     }
 
-    /// Refuses a folder that is somebody else's. What else may be wrong with it, who opens it finds. It
-    /// changes nothing.
+    /// Refuses a folder that belongs to something else. Other faults are found by the code that
+    /// opens it. It changes nothing.
     ///
     /// # Errors
-    /// When it has something in it, and nothing says that it is ours.
+    /// When it is not empty, and nothing identifies it as the engine's.
     pub(crate) fn check_whose(&self) -> Result<()> {
         let is_dir = self.disk.metadata(self.path).is_ok_and(|meta| meta.is_dir);
         match is_dir && !self.is_ours()? {
@@ -108,10 +109,10 @@ impl Emptied<'_> {
         }
     }
 
-    /// The names of what would go, sorted.
+    /// Returns the names that would be deleted, sorted.
     ///
     /// # Errors
-    /// When there is something that is not ours.
+    /// When there is something that the engine has not made.
     pub(crate) fn contents(&self) -> Result<Vec<String>> {
         let paths = match self.disk.list(self.path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -134,8 +135,8 @@ impl Emptied<'_> {
         Ok(names)
     }
 
-    /// Whether a file was left where nothing says any more whose the directory is: by a version that
-    /// left it behind, or by a start that has not come to saying it.
+    /// Whether a file is a leftover in a directory that lost its identity, or did not get one yet.
+    /// Earlier versions left such files, and so does a start that ended early.
     fn is_left(&self, path: &Path, name: &str) -> bool {
         let whole = name.trim_end_matches(".new");
         match (self.purpose, whole) {
@@ -146,7 +147,7 @@ impl Emptied<'_> {
                     && inner.contents().is_ok()
             }
             (Purpose::Coordinator, "log") => {
-                // Only files with names of a log's.
+                // Only files with names of a log's files count.
                 let is_of_log = |path: &PathBuf| {
                     let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
                     let is_file = self.disk.node(path).is_ok_and(|node| node == NodeKind::File);
@@ -159,18 +160,18 @@ impl Emptied<'_> {
         }
     }
 
-    /// From here on what is there counts no more.
+    /// Marks the directory. From here on its contents no longer count.
     ///
     /// # Errors
-    /// When there is something that is not ours; then nothing has changed.
+    /// When there is something that the engine has not made. Nothing has changed then.
     pub(crate) fn begin(&self) -> Result<()> {
         self.contents()?;
         let _held = self.hold()?;
-        replace(self.disk, self.path, FRESH, "outputs and data begin anew\n")
+        replace(self.disk, self.path, FRESH, "outputs and data are being replaced\n")
             .map_err(|e| self.fail(&e))
     }
 
-    /// Keeps others from what is inside and has a lock of its own.
+    /// Locks the directory inside that has a lock of its own.
     fn hold(&self) -> Result<Option<Box<dyn Lock>>> {
         let cluster = self.path.join(CLUSTER);
         let lock = cluster.join("LOCK");
@@ -186,10 +187,10 @@ impl Emptied<'_> {
         }
     }
 
-    /// Removes what counts no more.
+    /// Removes the contents that no longer count.
     ///
     /// # Errors
-    /// When a process runs on a part of it, and where the disk fails. It can be done once more.
+    /// When a process runs on a part of it, or the disk fails. It can be repeated.
     pub(crate) fn remove(&self) -> Result<()> {
         let _held = self.hold()?;
         for path in self.disk.list(self.path).map_err(|e| self.fail(&e))? {
@@ -203,7 +204,7 @@ impl Emptied<'_> {
         self.disk.sync_dir(self.path).map_err(|e| self.fail(&e))
     }
 
-    /// Everything has begun anew.
+    /// Notes that the start from scratch is complete.
     pub(crate) fn end(&self) -> Result<()> {
         let removed = match self.disk.remove(&self.path.join(FRESH)) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
@@ -213,21 +214,21 @@ impl Emptied<'_> {
     }
 }
 
-/// Whether a file shows that somebody runs or has just begun to: it may be in a directory that is
-/// nobody's yet.
+/// Whether a file only shows a running or starting process. It may be in a directory that belongs
+/// to no app yet.
 pub(crate) fn is_passing(name: &str) -> bool {
     const NAMES: [&str; 7] =
         ["LOCK", "APP.new", "BEGINS.new", "FRESH", "FRESH.new", "program.new", "engine.sock"];
     NAMES.contains(&name) || name.starts_with(".sock-")
 }
 
-/// The error for a directory with something that is not ours.
+/// The error for a directory with something that the engine has not made.
 pub(crate) fn foreign(path: &Path, other: &Path, is_ours: bool) -> Error {
     let (path, other) = (path.display(), other.display());
     match is_ours {
         true => {
             Error::setting(format!("{path} has something that the engine has not made: {other}"))
-                .help("move it away, then start anew; nothing was changed")
+                .help("move it away, then start again; nothing was changed")
         }
         false => {
             Error::setting(format!("{path} is no data directory: it has no file APP, but {other}"))
@@ -236,7 +237,7 @@ pub(crate) fn foreign(path: &Path, other: &Path, is_ours: bool) -> Error {
     }
 }
 
-/// Removes a file or link, or a folder with all that is in it. A link's target stays.
+/// Removes a file or link, or a folder with its contents. A link's target stays.
 pub(crate) fn remove_all(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
     match disk.node(path) {
         Ok(NodeKind::Dir) => {

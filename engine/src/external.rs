@@ -1,9 +1,9 @@
-//! Work outside: what transactions ask for in a table, an *outbox*, is done once that is durable, and what it
-//! comes to is pushed into a stream.
+//! Work outside. Transactions write requests for it into a table, an *outbox*. The work is done
+//! after the request is durable, and its answer is pushed into a stream.
 //!
-//! The outbox is the whole memory of it. A row that is there has not been answered: whoever executes its
-//! answer removes it. So nothing is lost in a crash, and what was done may be done again, with the row's key
-//! for those outside to know it by; the second answer finds no row.
+//! The outbox is the whole memory of the work. A row stays until the transaction of its answer
+//! removes it. So nothing is lost in a crash. Work may be done again, with the row's key, by which
+//! the outside can recognize it. A second answer finds no row.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -20,27 +20,27 @@ use crate::followed::Changes;
 use crate::spec::ExternalDecl;
 use crate::view::View;
 
-/// What does the work.
+/// An implementation of work outside.
 pub trait Outside: Send + Sync {
-    /// Does what a row of the outbox asks for. Gives what the stream of answers has behind the row's key.
-    /// Where that takes long it ends when `gives_up` says so; what it gives then is not used. When it panics,
-    /// or gives what is no answer, it is called again, a second later.
+    /// Does the work of an outbox's row. Returns the columns of the stream of answers after the
+    /// row's key. A long call should end when `gives_up` says so; its result is not used then.
+    /// After a panic or a wrong answer it is called again, a second later.
     fn call(&self, asked: &[Value], gives_up: GivesUp) -> Vec<Value>;
 }
 
-/// Whether nobody waits for an answer any more.
+/// Whether the answer is no longer awaited.
 pub type GivesUp = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// So many waits before a function that has failed is called again: a second.
+/// The waits before a failed function is called again: a second in all.
 pub(crate) const AGAIN: usize = 50;
 
-/// The longest wait: whoever ends the engine does not wait longer.
+/// The longest wait. The end of the engine waits no longer.
 pub(crate) const WAIT: Duration = Duration::from_millis(20);
 
-/// Who does what an outbox asks for, whose answers have these columns.
+/// Returns the implementation for an outbox, and checks the columns of its answers.
 ///
 /// # Errors
-/// When nobody does, or the answers are not what they should be.
+/// When there is no implementation, or the answers have wrong columns.
 pub(crate) fn who(
     decl: &ExternalDecl,
     outbox: &TableSpec,
@@ -48,7 +48,7 @@ pub(crate) fn who(
 ) -> Result<Arc<dyn Outside>> {
     let refuse = |what: String| Error::program(what).at(decl.at.clone());
     let Some(outside) = &decl.outside else {
-        return Err(refuse(format!("nobody does what outbox {} asks for", decl.outbox)));
+        return Err(refuse(format!("no function does the work of outbox {}", decl.outbox)));
     };
     if outbox.key.len() != 1 || answers.columns[0].ty != outbox.schema.columns[outbox.key[0]].ty {
         let what = format!("the answers of outbox {} do not begin with its key", decl.outbox);
@@ -57,8 +57,8 @@ pub(crate) fn who(
     Ok(outside.clone())
 }
 
-/// What somebody outside says to a row of an outbox with this key, as a row of the stream of answers; nothing when
-/// that is no answer, or the function has panicked.
+/// Calls the implementation for a row of an outbox with this key. Returns a row of the stream of
+/// answers, or `None` when the answer is wrong or the function has panicked.
 pub(crate) fn ask(
     outside: &dyn Outside,
     asked: &[Value],
@@ -68,41 +68,42 @@ pub(crate) fn ask(
 ) -> Option<Vec<Value>> {
     let said = catch_unwind(AssertUnwindSafe(|| outside.call(asked, gives_up))).ok()?;
     let row = std::iter::once(key.clone()).chain(said).zip(&answers.columns);
-    // What no column takes is no answer.
+    // A value that fits no column is not an answer.
     let row: Vec<Value> =
         row.map(|(value, column)| rules::store(&value, column).ok()).collect::<Option<_>>()?;
     (row.len() == answers.len()).then_some(row)
 }
 
-/// An outbox at work; its workers share it.
+/// An outbox with its work; its workers share it.
 struct Desk {
     table: usize,
-    /// Which column of the outbox is its key.
+    /// The column of the outbox that is its key.
     key: usize,
     /// The stream of answers, and its columns.
     answers: String,
     columns: Arc<Schema>,
     outside: Arc<dyn Outside>,
     work: Mutex<Work>,
-    /// Told when an idle worker may be needed: for a row, or to watch.
+    /// Notified when an idle worker may be needed: for a row, or to watch.
     needed: Condvar,
 }
 
 #[derive(Default)]
 struct Work {
-    /// The epoch up to which the outbox's changes are known, once it was read.
+    /// The epoch up to which the outbox's changes are known, after the first read.
     epoch: Option<u64>,
-    /// Rows that nobody has begun with, and those that are in the outbox, as far as that is known.
+    /// The rows whose work has not begun, and the known rows of the outbox.
     waiting: VecDeque<Value>,
     known: HashSet<Value>,
     /// Whether an idle worker watches for epochs. The others sleep.
     is_watched: bool,
 }
 
-/// Starts the workers of an app, if it has any. They end by themselves; nobody waits for one that is outside.
+/// Starts the workers of an app, if it has any. They end by themselves, and no thread waits for a
+/// call outside.
 ///
 /// # Errors
-/// When a table or stream is not there, or is not what it should be; when a thread can't be started.
+/// When a table or stream is missing or has wrong columns, or a thread can't be started.
 pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
     let mut desks = Vec::new();
     for decl in decls {
@@ -128,7 +129,7 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
             let name = format!("tidemill-outside-{worker}");
             let body = move || {
                 run(&weak, &desk, &all);
-                // Those that sleep see for themselves that it is over.
+                // Sleeping workers then see that the run is over.
                 desk.needed.notify_all();
             };
             let thread = view.env.threads.spawn(&name, Box::new(body));
@@ -144,7 +145,7 @@ fn is_over(view: &View) -> bool {
     shared.stop_wanted() || shared.has_failed() || shared.is_over()
 }
 
-/// Waits until another epoch than this one is the last that has left the engine; not for ever.
+/// Waits a limited time until a later epoch than this one has left the engine.
 fn wait(view: &View, seen: u64) {
     let mut out = view.shared.out.lock();
     if out.epoch == seen {
@@ -152,7 +153,7 @@ fn wait(view: &View, seen: u64) {
     }
 }
 
-/// Waits its time, whatever leaves the engine.
+/// Waits for the full time, whatever leaves the engine.
 fn wait_out(view: &View) {
     view.env.clock.sleep_us(WAIT.as_micros() as u64);
 }
@@ -169,7 +170,7 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
             desk.idle(here, seen);
             continue;
         };
-        // Nobody waits for what is outside, so nothing is held meanwhile.
+        // The call outside may take long, so no lock or handle is held meanwhile.
         drop(here);
         let weak = view.clone();
         let gives_up = Arc::new(move || weak.upgrade().is_none_or(|view| is_over(&view)));
@@ -178,7 +179,7 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
         match said {
             Some(row) => desk.answer(&here, &row),
             None => {
-                // It is asked again, behind the others, and not at once.
+                // The row is tried again after a while, behind the others.
                 here.shared.life.tell("external work failed", json!({"answers": desk.answers}));
                 (0..AGAIN).take_while(|_| !is_over(&here)).for_each(|_| wait_out(&here));
                 desk.work.lock().waiting.push_back(asked[desk.key].clone());
@@ -188,7 +189,7 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
 }
 
 impl Desk {
-    /// A row that nobody has begun with, if there is one.
+    /// Returns a row whose work has not begun, if there is one.
     fn next(&self, view: &View) -> Option<Row> {
         let mut work = self.work.lock();
         if work.waiting.is_empty() {
@@ -213,15 +214,15 @@ impl Desk {
         None
     }
 
-    /// Waits for something to do, when nothing was there as of an epoch: one worker of the desk watches the
-    /// epochs, the others sleep until they are needed.
+    /// Waits for work, when there was none as of an epoch. One worker of the outbox watches the
+    /// epochs, and the others sleep until they are needed.
     fn idle(&self, view: Arc<View>, seen: u64) {
         let mut work = self.work.lock();
         if !work.waiting.is_empty() {
             return;
         }
         if work.is_watched {
-            // Who sleeps for long holds nothing.
+            // A worker that sleeps for long holds nothing.
             drop(view);
             self.needed.wait(&mut work);
             return;
@@ -232,7 +233,7 @@ impl Desk {
         self.work.lock().is_watched = false;
     }
 
-    /// Looks for rows that have come, and for those that have gone.
+    /// Finds new rows, and rows that are gone.
     fn look(&self, view: &View, work: &mut Work) {
         let spec = &view.program.tables[self.table];
         if work.epoch.is_none() {
@@ -257,7 +258,7 @@ impl Desk {
             Changes::Unknown(last) => {
                 let state = view.shared.state.lock();
                 let at = state.as_of(view.shared.left());
-                // An epoch may have left since; its changes are then told once more.
+                // If a later epoch has left meanwhile, its changes are found once more.
                 let Ok(table) = state.tables[self.table].as_of(at.seq) else { return };
                 let rows = table.rows();
                 drop(state);
@@ -300,7 +301,7 @@ impl Work {
     }
 }
 
-/// Ends the streams of answers once all other sources have ended and nothing is left to be answered.
+/// Ends the streams of answers after all other sources have ended and no question is open.
 fn end_with_others(view: &View, outboxes: &[usize]) {
     let (epoch, left) = (view.shared.asked_all.load(Ordering::Acquire), view.shared.left());
     if epoch == 0 || left < epoch {

@@ -1,8 +1,8 @@
-//! Faults: functions that raised what they did not mean to.
+//! Faults: exceptions that functions did not mean to raise.
 //!
-//! A fault aborts its transaction, as every exception does. It is counted apart, told to the log with
-//! the user's line, and ends the run where `on_fault` says so. A call is answered instead: whoever
-//! calls is told, and nothing is lost without a word.
+//! A fault aborts its transaction, as every exception does. It is counted apart, and logged with
+//! the user's line. It ends the run where `on_fault` says so, unless a client waits for the reply:
+//! the client gets the fault instead. So nothing is lost silently.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use tidemill_txn::program::{slide_of, Program};
 
 use crate::life::Life;
 
-/// Tells the log: of each handler the first fault of an epoch.
+/// Logs the first fault of each handler in an epoch.
 pub(crate) fn tell(life: &Life, program: &Program, faults: &[Faulted]) {
     let mut told = BTreeSet::new();
     for fault in faults.iter().filter(|fault| told.insert(fault.handler)) {
@@ -29,7 +29,7 @@ pub(crate) fn tell(life: &Life, program: &Program, faults: &[Faulted]) {
     }
 }
 
-/// Why the run ends at the first of these faults that nobody is told of.
+/// Returns the error that ends the run, for the first of these faults that no client learns of.
 pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
     let is_answered = |fault: &Faulted| {
         fault.is_direct && program.calls.contains(&program.handlers[fault.handler].input)
@@ -42,8 +42,9 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
         program.event_named(fault.event),
     ))
     .help(
-        "nothing of this event is committed: mend the function and start again, and the run goes \
-         on with it; with on_fault=abort such events are counted, and the run goes on without them",
+        "nothing of this event is committed: correct the function and start again, and the run \
+         continues with the event; with on_fault=abort such events are counted, and the run \
+         continues without them",
     );
     Some(match at {
         Some(at) => error.at(at.to_owned()),
@@ -51,7 +52,7 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
     })
 }
 
-/// Tells the log of slides whose triggers aborted: no event could be told.
+/// Logs slides whose triggers aborted, because no event reports them.
 pub(crate) fn tell_slides(life: &Life, program: &Program, slides: &[AbortedSlide]) {
     for AbortedSlide { window, ends_us, abort } in slides {
         let window = &program.windows[window.index()].name;
@@ -61,7 +62,7 @@ pub(crate) fn tell_slides(life: &Life, program: &Program, slides: &[AbortedSlide
     }
 }
 
-/// The row of the event, where there is one.
+/// The row of the event, if there is one.
 fn offset(fault: &Faulted) -> Option<u64> {
     slide_of(fault.event).is_none().then_some(fault.event.1)
 }

@@ -1,5 +1,5 @@
-//! A source as the flow sees it: with event times, its places noted, and what it can't give a second
-//! time on its way to the input log.
+//! A source as the flow sees it. It adds event times, notes its positions, and logs rows that it
+//! can't give a second time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,27 +16,28 @@ use tidemill_txn::order::Newest;
 use crate::deliver::Item;
 use crate::records;
 
-/// The places of a source behind each poll, until a cut has taken them. Bounded by what the gate
-/// lets in.
+/// The positions of a source after each poll, until a cut has taken them. The gate bounds their
+/// number.
 pub(crate) type Places = Arc<Mutex<VecDeque<Place>>>;
 
-/// Where pushed rows go before anything else.
+/// The channel that pushed rows go to first.
 pub(crate) struct ToLog {
     pub(crate) items: Sender<Item>,
-    /// Rows before this one came from the log.
+    /// The rows before this one came from the log.
     pub(crate) from: u64,
 }
 
-/// Time between two looks at files that have nothing new, in nanoseconds: a few calls of the system
-/// each, so that idle files cost next to nothing.
+/// The time between two checks of files without new rows, in nanoseconds. A check is a few system
+/// calls, so idle files cost next to nothing.
 const LOOK_NS: u64 = 5_000_000;
-/// A folder of many files takes long to look at: so much more of the time is spent on other things.
+/// The check of a folder with many files takes long. This is the ratio of other time to the time of
+/// checks.
 const LOOK_SHARE: u64 = 50;
 
-/// When files that are followed are looked at.
+/// The times when followed files are checked.
 pub(crate) struct Pace {
     pub(crate) clock: Arc<dyn Clock>,
-    /// Not again before.
+    /// The earliest time of the next check, in nanoseconds of the monotonic clock.
     pub(crate) look_ns: u64,
 }
 
@@ -50,9 +51,9 @@ pub(crate) struct Feed {
     pub(crate) newest: Newest,
     pub(crate) places: Option<Places>,
     pub(crate) log: Option<ToLog>,
-    /// For a source that goes on for ever without saying when there is more.
+    /// The pace of a source that never ends and does not report new rows.
     pub(crate) pace: Option<Pace>,
-    /// How often we have looked, and there was nothing to read.
+    /// How many polls have found nothing.
     pub(crate) empty_polls: Arc<AtomicU64>,
 }
 
@@ -77,7 +78,8 @@ impl Ingress for Feed {
             Read::End => return Ok(Polled::End),
         };
         if let Some(log) = self.log.as_ref().filter(|log| chunk.next_offset > log.from) {
-            // Before the flow has them, so that a cut that covers them comes behind them.
+            // This comes before the flow gets the rows, so that the cut that covers them comes
+            // after them.
             let (record, next_offset) = (records::put_rows(self.id, &chunk), chunk.next_offset);
             let item = Item::Rows { source: self.id, next_offset, record };
             log.items.send(item).map_err(|_| stopped())?;
@@ -89,7 +91,8 @@ impl Ingress for Feed {
         let (mut time_max, mut late) = (None, Vec::new());
         if self.time.is_some() {
             late = self.newest.take_all(&chunk.offsets, &times);
-            // As far as this source has come: whoever wants the newest of all takes the newest of these.
+            // This is the newest time of this source; that of a stream is the newest of its
+            // sources.
             time_max = self.newest.us();
         }
         let bad = chunk.bad.into_iter().map(|b| Bad {
@@ -115,7 +118,7 @@ impl Ingress for Feed {
     }
 }
 
-/// What comes of sending to a delivery that has ended by an error of its own.
+/// The error when the delivery has ended by an error of its own.
 pub(crate) fn stopped() -> Error {
     Error::internal("the engine's delivery has stopped")
 }

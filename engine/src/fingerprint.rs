@@ -1,4 +1,4 @@
-//! What tells one program from another: whatever changes what a replay would come to.
+//! Fingerprints of programs. They differ where a replay could give other results.
 
 use serde_json::Value;
 use tidemill_core::encode::hash128;
@@ -7,13 +7,16 @@ use tidemill_txn::program::Program;
 use crate::requests::REQUESTS;
 use crate::stored::Stored;
 
-/// Raised whenever the engine would come to another outcome on the same input and cuts.
+/// The engine's number. It is raised when the engine gives other results for the same input and
+/// cuts.
 const ENGINE: u16 = 1;
-/// The same for programs with streams in event time: in earlier versions their events were late by the cuts.
+/// The number for programs with event time. Earlier versions decided by the cuts which events were
+/// late.
 const EVENT_TIME: u16 = 2;
-/// The same for programs with windows by time: in earlier versions the row that came next ended them.
+/// The number for programs with windows by time. In earlier versions the next row ended them.
 const WINDOWS_BY_TIME: u16 = 3;
-/// Added to it where requests are kept by a clock of their own. Cuts from before are executed again without it.
+/// A bit that is added where requests have a clock of their own. Earlier cuts are replayed without
+/// it.
 const REQUEST_CLOCK: u16 = 1 << 8;
 
 fn engine(program: &Value) -> u16 {
@@ -31,27 +34,27 @@ fn engine(program: &Value) -> u16 {
     }
 }
 
-/// The program as its fingerprint is taken of it.
+/// The text of a program that its fingerprint is taken of.
 pub(crate) fn text(program: &Program) -> String {
     serde_json::to_string(program).expect("a program is JSON")
 }
 
-/// The fingerprint of a program's [`text`] and of the engine, whose number are the highest 16 bits.
-/// Where in the user's files things stand does not count.
+/// The fingerprint of a program's [`text`] and of the engine, whose number is in the highest 16
+/// bits. The user's lines do not count.
 pub(crate) fn of(text: &str) -> u128 {
     let mut program: Value = serde_json::from_str(text).expect("it was JSON before");
     forget_lines(&mut program);
     u128::from(engine(&program)) << 112 | hash128(program.to_string().as_bytes()) >> 16
 }
 
-/// Whether a fingerprint is of an engine that comes to the same on the same input and cuts as this one, which gives a program
-/// the fingerprint `own`.
+/// Whether the engine of a fingerprint gives the same results as this one, for the same input and
+/// cuts. `own` is the fingerprint that this engine gives the program.
 pub(crate) fn is_of_this_engine(fingerprint: u128, own: u128) -> bool {
     let number = |of: u128| (of >> 112) as u16 & !REQUEST_CLOCK;
     number(fingerprint) == number(own)
 }
 
-/// Whether a cut with this fingerprint kept requests by a clock of their own.
+/// Whether requests have a clock of their own in a cut with this fingerprint.
 pub(crate) fn has_request_clock(fingerprint: u128) -> bool {
     (fingerprint >> 112) as u16 & REQUEST_CLOCK != 0
 }
@@ -61,13 +64,13 @@ pub(crate) fn is_same(one: u128, other: u128) -> bool {
     one << 16 == other << 16
 }
 
-/// Whether the app that a manifest keeps, with the meaning that it has today, is the one with
-/// this fingerprint: what a program is written as may grow from version to version.
+/// Whether the app in a manifest, with its present meaning, has this fingerprint. The text of a
+/// program may grow from version to version.
 pub(crate) fn is_same_program(kept: &[u8], fingerprint: u128) -> bool {
     Stored::parse(kept).is_ok_and(|kept| is_same(of(&text(&kept.program)), fingerprint))
 }
 
-/// Takes the lines of the user's files out.
+/// Removes the user's lines.
 pub(crate) fn forget_lines(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -1,8 +1,8 @@
-//! What has changed in tables that clients follow, by epoch: the last of it, bounded in rows and
-//! bytes. Filled at delivery only, so that nothing is seen before its cut is durable.
+//! The last changes of tables that clients follow, by epoch, bounded in rows and bytes. They are
+//! added at delivery only, so that nothing is visible before its cut is durable.
 //!
-//! Nothing is kept of a table before somebody follows it, and nothing over restarts: who asks for more
-//! than is there is told to read the table anew.
+//! Nothing is retained before a client follows a table, nor over restarts. A client that asks for
+//! earlier changes must read the table again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tidemill_core::{encode, Key, Row, TableSpec, Value};
 use tidemill_table::Table;
 
-/// What an epoch has changed in one table.
+/// The change of one row in an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableChange {
     /// The value of each key column.
@@ -19,22 +19,23 @@ pub struct TableChange {
     pub row: Option<Row>,
 }
 
-/// What has changed in a table behind an epoch.
+/// The changes of a table after an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Changes {
-    /// These, in order, each with its epoch; up to an epoch, which is the one to go on behind.
+    /// The changes in order, each with its epoch, and the epoch to continue after.
     Are(Vec<(u64, Arc<Vec<TableChange>>)>, u64),
-    /// Nobody knows: whoever reads the table now, and goes on behind this epoch, misses nothing.
+    /// The changes are not known. A client that reads the table now, and continues after this
+    /// epoch, misses nothing.
     Unknown(u64),
 }
 
-/// Tables that are followed, by number.
+/// The followed tables, by number.
 #[derive(Default)]
 pub(crate) struct Followed(BTreeMap<usize, Ring>);
 
 #[derive(Default)]
 struct Ring {
-    /// All behind this epoch is here, up to that one.
+    /// All changes after this epoch are here, up to `last`.
     since: u64,
     last: u64,
     epochs: VecDeque<(u64, usize, Arc<Vec<TableChange>>)>,
@@ -42,16 +43,16 @@ struct Ring {
     bytes: usize,
 }
 
-/// What an epoch has changed in the tables that are followed; `None` where that is too much to tell.
+/// The changes of followed tables in an epoch; `None` where they are too many.
 pub(crate) type Noted = Vec<(usize, Option<Arc<Vec<TableChange>>>)>;
 
 impl Followed {
-    /// From now on a table is followed.
+    /// Follows a table from now on.
     pub(crate) fn follow(&mut self, table: usize, left: u64) {
         self.0.entry(table).or_insert_with(|| Ring::behind(left));
     }
 
-    /// What the epoch that was executed last has changed in those tables.
+    /// Returns the changes of these tables by the last executed epoch.
     pub(crate) fn note(&self, tables: &[Table], rows_max: usize) -> Noted {
         let note = |index: &usize| {
             let table = &tables[*index];
@@ -61,8 +62,8 @@ impl Followed {
         self.0.keys().map(note).collect()
     }
 
-    /// Takes what a durable epoch has changed. Of a table that was not followed yet when it was executed
-    /// nobody knows.
+    /// Adds the changes of a durable epoch. They are unknown for a table that was not followed when
+    /// it was executed.
     pub(crate) fn push(&mut self, epoch: u64, noted: Noted, rows_max: usize, bytes_max: usize) {
         let noted: BTreeMap<usize, _> = noted.into_iter().collect();
         for (table, ring) in &mut self.0 {
@@ -73,7 +74,7 @@ impl Followed {
         }
     }
 
-    /// What has changed behind an epoch in a table that is followed.
+    /// The changes after an epoch in a followed table.
     pub(crate) fn since(&self, table: usize, epoch: u64) -> Changes {
         match self.0.get(&table) {
             Some(ring) if (ring.since..=ring.last).contains(&epoch) => {
@@ -87,7 +88,7 @@ impl Followed {
 }
 
 impl Ring {
-    /// Nothing yet, behind an epoch.
+    /// Creates a ring without changes, after an epoch.
     fn behind(epoch: u64) -> Ring {
         Ring { since: epoch, last: epoch, ..Ring::default() }
     }
@@ -129,7 +130,7 @@ fn changes(table: &Table) -> Vec<TableChange> {
     table.changes().into_iter().map(change).collect()
 }
 
-/// The values of a key.
+/// Decodes the values of a key.
 fn key(spec: &TableSpec, key: &Key) -> Vec<Value> {
     let mut bytes = &key.0[..];
     let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);

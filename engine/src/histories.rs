@@ -1,12 +1,13 @@
-//! What becomes of the versions that a table keeps, in another version of its program.
+//! The conversion of a table's retained versions to another version of its program.
 //!
-//! A snapshot may have versions that the history no longer keeps: they go when that is cheap. What the
-//! history keeps at the snapshot's cut is a function of the cut, and that is what goes on.
+//! A snapshot may have versions that are beyond the history, because they are dropped only when
+//! that is cheap. The versions within the history at the snapshot's cut are a function of the cut,
+//! and these are carried over.
 
 use tidemill_core::{History, Result, TableSpec};
 use tidemill_table::StoredVersion;
 
-/// A version of a row that is kept.
+/// A retained version of a row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptVersion<'a> {
     /// Its number in the new program.
@@ -20,23 +21,23 @@ pub(crate) struct KeptVersion<'a> {
 pub(crate) struct RowVersions {
     table: usize,
     key: Vec<u8>,
-    /// Number, time, and where its columns end in `bytes`.
+    /// Number, time, and the end of its columns in `bytes`.
     versions: Vec<(u64, i64, usize)>,
     bytes: Vec<u8>,
 }
 
 impl RowVersions {
-    /// The table that the row is of.
+    /// The table of the row.
     pub(crate) fn table(&self) -> usize {
         self.table
     }
 
-    /// Whether a version is not of this row, and so all of this row are there.
+    /// Whether a version belongs to another row, so that all versions of this row are here.
     pub(crate) fn ends_before(&self, table: usize, version: &StoredVersion<'_>) -> bool {
         !self.versions.is_empty() && (table, version.key) != (self.table, &self.key[..])
     }
 
-    /// Takes the next version.
+    /// Adds the next version.
     pub(crate) fn push(&mut self, table: usize, version: &StoredVersion<'_>) {
         if self.versions.is_empty() {
             self.table = table;
@@ -47,8 +48,8 @@ impl RowVersions {
         self.versions.push((version.number, version.time_us, self.bytes.len()));
     }
 
-    /// Gives those that a history keeps at a frontier, and begins with another row. Their numbers
-    /// count from the first of them, unless versions are kept by count.
+    /// Calls back with the versions that a history retains at a frontier, and clears the row. Their
+    /// numbers count from the first of them, unless the history is by count.
     pub(crate) fn finish(
         &mut self,
         history: History,
@@ -73,7 +74,7 @@ impl RowVersions {
     }
 }
 
-/// What a table keeps, in words.
+/// Describes a history.
 pub(crate) fn shown(history: Option<History>) -> String {
     match history.map_or((None, None), |history| (history.time_us, history.versions)) {
         (None, None) => "no history".to_owned(),
@@ -83,7 +84,7 @@ pub(crate) fn shown(history: Option<History>) -> String {
     }
 }
 
-/// Whether a table keeps less than it did.
+/// Whether a table retains less than before.
 pub(crate) fn is_shorter(from: &TableSpec, to: &TableSpec) -> bool {
     let (from, to) = (from.history.unwrap_or_default(), to.history.unwrap_or_default());
     from.time_us > to.time_us || from.versions > to.versions

@@ -1,4 +1,4 @@
-//! What an app is and how it will run: runs nothing.
+//! The description of an app and of how it will run. It runs nothing.
 
 use std::sync::Arc;
 
@@ -12,14 +12,16 @@ use crate::requests::is_hidden;
 use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 use crate::stored::forget_user;
 
-/// A word for how a handler is executed, and why.
+/// The path of a handler's execution in one word, and the reason.
 pub(crate) fn path_words(path: &Path) -> (&'static str, String) {
     match path {
         Path::Words => ("words", "compiled: all its columns are plain words".into()),
         Path::Values(why) => ("values", why.clone()),
         Path::Native => ("native", "a closure over words".into()),
         Path::NativeValues(why) => ("native", why.clone()),
-        Path::Opaque => ("opaque", "it finds what it touches by running, one at a time".into()),
+        Path::Opaque => {
+            ("opaque", "it finds its rows by running, one transaction at a time".into())
+        }
     }
 }
 
@@ -30,7 +32,7 @@ pub(crate) fn inspect(spec: &AppSpec) -> Result<Value> {
     Ok(said)
 }
 
-/// What a program is that is known to be right.
+/// Describes a program that has been checked.
 pub(crate) fn describe(
     program: &Program,
     sources: &[SourceDecl],
@@ -107,7 +109,7 @@ pub(crate) fn describe(
     }))
 }
 
-/// A source or a sink, without what may be secret.
+/// Describes a source or a sink, without secrets.
 fn said(stream: &str, files: &Option<Value>, kafka: &Option<Value>, at: Option<&str>) -> Value {
     let mut said = json!({"stream": stream, "files": files});
     if let Some(topic) = kafka {

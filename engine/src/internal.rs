@@ -1,12 +1,14 @@
-//! What outlives an epoch beside the tables, as the bytes of a snapshot: where sources, sinks,
-//! sequencer and executor stand, what waits for its watermark, what has been counted.
+//! The state after an epoch beside the tables, as the bytes of a snapshot: positions of sources and
+//! sinks, the state of sequencer and executor, buffered events, counters.
 //!
-//! The bytes: a version (u16), then the length (u32) and JSON of everything but parked events, then
-//! these: number of runs (u32), each with stream (u16), source (u32), whether it was admitted (u8)
-//! and then watermark (time, source, offset) and epoch, number of events (u32), offsets, times,
-//! columns; then (since version 2) the last rows of dead-letter and late streams and (since version 3) of
-//! outputs: number of streams (u32), each with its name, the number behind its last row (u64), number of
-//! batches (u32), each with number of rows (u32) and columns.
+//! The bytes are a version (u16), the length (u32) and JSON of everything but buffered events, and
+//! then the buffered events. These are the number of runs (u32) and the runs. A run has stream
+//! (u16), source (u32), and whether it was admitted (u8), and if so watermark (time, source,
+//! offset) and epoch. Then follow number of events (u32), offsets, times and columns.
+//!
+//! Since version 2 the last rows of dead-letter and late streams follow, and since version 3 those
+//! of outputs. They are the number of streams (u32), each with its name, the number after its last
+//! row (u64), and number of batches (u32). A batch has number of rows (u32) and columns.
 
 use std::collections::BTreeMap;
 
@@ -30,21 +32,21 @@ const VERSION: u16 = 3;
 #[derive(Clone, Debug)]
 pub(crate) struct Internal {
     pub(crate) facts: Facts,
-    pub(crate) parked: Vec<Run>,
+    pub(crate) buffered: Vec<Run>,
     /// The last rows of dead-letter and late streams, and of outputs.
     pub(crate) rings: Vec<RingFacts>,
 }
 
-/// What is kept of the last rows of a stream.
+/// The retained last rows of a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct RingFacts {
     pub(crate) stream: String,
-    /// The number behind its last row.
+    /// The number after its last row.
     pub(crate) next: u64,
     pub(crate) batches: Vec<Batch>,
 }
 
-/// All of it that is small.
+/// The small parts of the state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Facts {
@@ -54,17 +56,17 @@ pub(crate) struct Facts {
     /// The number of the last transaction.
     pub(crate) seq: u64,
     pub(crate) sources: Vec<SourceFacts>,
-    /// Rows by table, so that there is room for them at once.
+    /// The rows of each table, to reserve memory at once.
     pub(crate) tables: Vec<u64>,
-    /// By table: before which time nothing comes to it any more.
+    /// For each table, the time before which no event reaches it any more, in microseconds.
     #[serde(default)]
     pub(crate) frontiers_us: Vec<i64>,
     pub(crate) counts: Counts,
-    /// By stream: what of it has come out.
+    /// The counts of each output stream.
     pub(crate) outlets: BTreeMap<String, OutletFacts>,
-    /// Where sinks stand, in the order of their declaration.
+    /// The positions of sinks, in the order of their declaration.
     pub(crate) sinks: Vec<SinkFacts>,
-    /// Why transactions aborted.
+    /// The reasons of aborts.
     #[serde(default)]
     pub(crate) reasons: Reasons,
 }
@@ -83,7 +85,7 @@ pub(crate) struct SourceFacts {
 #[serde(deny_unknown_fields)]
 pub(crate) struct OutletFacts {
     pub(crate) rows: u64,
-    /// In hexadecimal.
+    /// The hash, in hexadecimal.
     pub(crate) hash: String,
 }
 
@@ -96,8 +98,9 @@ pub(crate) struct SinkFacts {
 }
 
 impl Facts {
-    /// Where everything had ended, earlier versions left the watermark behind all that may ever come. It is where the
-    /// sources ended. Nobody goes on with a program as a directory has it, which is without its closures.
+    /// Corrects the watermarks of an earlier version. When everything had ended, it left them after
+    /// all possible events. They belong where the sources ended. This is skipped for a program from
+    /// a directory without its closures, which no run continues.
     fn ended(&mut self, program: &Program) -> Result<()> {
         let is_over = |mark: &Position| *mark == Position::MAX;
         let has_places = self.sources.len() == program.sources.len();
@@ -123,7 +126,7 @@ impl Facts {
         Ok(())
     }
 
-    /// Before which time nothing comes to a table any more.
+    /// The time before which no event reaches a table any more, in microseconds.
     pub(crate) fn frontier_us(&self, table: usize) -> i64 {
         self.frontiers_us.get(table).copied().unwrap_or(i64::MIN)
     }
@@ -135,7 +138,7 @@ impl Internal {
             epoch: self.facts.epoch,
             clock_us: self.facts.clock_us,
             watermarks: self.facts.watermarks.clone(),
-            parked: self.parked.clone(),
+            buffered: self.buffered.clone(),
         }
     }
 
@@ -143,8 +146,8 @@ impl Internal {
         let mut out = Vec::new();
         put_u16(VERSION, &mut out);
         put_bytes(&serde_json::to_vec(&self.facts).expect("facts are JSON"), &mut out);
-        put_u32(self.parked.len() as u32, &mut out);
-        for run in &self.parked {
+        put_u32(self.buffered.len() as u32, &mut out);
+        for run in &self.buffered {
             put_u16(run.stream.0, &mut out);
             put_u32(run.source.0, &mut out);
             out.push(u8::from(run.admitted.is_some()));
@@ -172,12 +175,12 @@ impl Internal {
         out
     }
 
-    /// The state of an engine that runs this program.
+    /// Decodes the state of an engine that runs this program.
     pub(crate) fn decode(program: &Program, bytes: &[u8]) -> Result<Internal> {
         let damaged = || {
             Error::io(
                 "the internal state of a snapshot",
-                &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes make no sense"),
+                &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes can't be decoded"),
             )
             .help(
                 "it was written by another version of tidemill, or it is damaged: restore a backup",
@@ -189,18 +192,18 @@ impl Internal {
         let facts = take_bytes(&mut input).ok_or_else(damaged)?;
         let mut facts: Facts = serde_json::from_slice(facts).map_err(|_| damaged())?;
         facts.ended(program)?;
-        let parked = take_parked(program, &mut input).ok_or_else(damaged)?;
+        let buffered = take_buffered(program, &mut input).ok_or_else(damaged)?;
         let rings = match version {
             1 => Some(Vec::new()),
             _ => take_rings(program, &mut input),
         };
         let rings = rings.filter(|_| input.is_empty()).ok_or_else(damaged)?;
-        Ok(Internal { facts, parked, rings })
+        Ok(Internal { facts, buffered, rings })
     }
 }
 
-fn take_parked(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
-    let mut parked = Vec::new();
+fn take_buffered(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
+    let mut buffered = Vec::new();
     for _ in 0..take_u32(input)? {
         let (stream, source) = (StreamId(take_u16(input)?), SourceId(take_u32(input)?));
         let admitted = match take_u8(input)? {
@@ -216,9 +219,9 @@ fn take_parked(program: &Program, input: &mut &[u8]) -> Option<Vec<Run>> {
         let times = take_u64s(rows, input)?.into_iter().map(|time| time as i64).collect();
         let schema = &program.streams.get(stream.index())?.spec.schema;
         let batch = take_columns(schema, rows, input)?;
-        parked.push(Run { stream, source, batch, offsets, times, admitted });
+        buffered.push(Run { stream, source, batch, offsets, times, admitted });
     }
-    Some(parked)
+    Some(buffered)
 }
 
 fn take_rings(program: &Program, input: &mut &[u8]) -> Option<Vec<RingFacts>> {
@@ -254,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Rows that a file got after all had ended were late in earlier versions.
+    /// In earlier versions, rows that a file got after its end were late.
     #[test]
     fn what_had_ended_in_an_earlier_version_goes_on() {
         let mut b = Builder::new("ended");
@@ -298,7 +301,7 @@ mod tests {
             counts: Counts::none(&program),
             ..Facts::default()
         };
-        let before = Internal { facts, parked: Vec::new(), rings: Vec::new() };
+        let before = Internal { facts, buffered: Vec::new(), rings: Vec::new() };
         let Internal { facts, .. } = Internal::decode(&program, &before.encode()).unwrap();
         let end = Position { time_us: 40, source: SourceId(2), offset: 7 };
         let index = |name: &str| program.streams.iter().position(|of| &*of.spec.name == name);

@@ -1,35 +1,34 @@
-//! The engine: it wires sources, flow, sequencer, executor, tables and sinks together and runs
-//! them.
+//! The engine. It connects sources, flow, sequencer, executor, tables and sinks, and runs them.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! | --- | --- |
-//! | `spec`, `settings` | what an app is, as data |
-//! | `open` | from an app to everything that runs: sources, branches, sinks, tables |
-//! | `feed`, `stages` | a source and a map or filter as the flow sees them |
-//! | `conduct` | the sequencer's driver: closes epochs, makes cuts, executes |
-//! | `deliver` | the way out: what epochs came to waits until their cuts are durable |
-//! | `outlets` | outputs: kept in memory, written to sinks, hashed |
-//! | `data_dir`, `records`, `internal`, `fingerprint` | what is in a data directory |
+//! | `spec`, `settings` | an app as data |
+//! | `open` | makes all running parts of an app: sources, branches, sinks, tables |
+//! | `feed`, `stages` | a source, and a map or filter, as the flow sees them |
+//! | `conduct` | the driver of the sequencer: closes epochs, makes cuts, executes |
+//! | `deliver` | holds the results of epochs until their cuts are durable |
+//! | `outlets` | outputs: retained in memory, written to sinks, hashed |
+//! | `data_dir`, `records`, `internal`, `fingerprint` | the contents of a data directory |
 //! | `snapshots` | takes snapshots in the background |
-//! | `recover` | what a data directory holds when the engine starts |
-//! | `trial`, `clocks` | inputs that kill the process; clocks that are wrong |
-//! | `mill`, `view` | the handle of a running app, and what can be asked of it |
-//! | `aside` | what could not be decoded or computed, what is late |
+//! | `recover` | reads a data directory when the engine starts |
+//! | `trial`, `clocks` | the crash guard; wrong clocks |
+//! | `mill`, `view` | the handle of a running app, and all queries to it |
+//! | `aside` | late events, and rows that could not be decoded or computed |
 //! | `timers`, `external` | events that the clock sends; work outside, and its answers |
-//! | `calls`, `requests` | calls of procedures, and those that may come again |
+//! | `calls`, `requests` | calls of procedures, and calls that clients may repeat |
 //! | `functions` | the app's functions as nodes run them |
 //! | `cluster` | the app on several processes |
 //! | `rings` | the last rows of streams |
-//! | `workers`, `recent` | threads that execute epochs together; how the last ones were executed |
-//! | `needed`, `awaited` | what recorded cuts need of the input log, and what a recovery waits for |
-//! | `patient`, `counts` | writing that waits for room; what has been counted |
-//! | `serve` | answers on a socket; what health and metrics say |
-//! | `clients`, `followed` | what clients of the app may ask and follow |
-//! | `ask`, `stopped` | asking a running engine, reading what a stopped one has left |
-//! | `past`, `stored` | the state at an earlier cut; the app as manifests keep it |
-//! | `schema`, `compare`, `renames`, `changes` | what is different between two versions of a program |
-//! | `upgrade`, `convert`, `carry` | going from one to the other: its rows, and everything beside them |
-//! | `report`, `inspect` | what a run is doing, has done, would do |
+//! | `workers`, `recent` | threads that execute an epoch together; figures of recent epochs |
+//! | `needed`, `awaited` | the input that recorded cuts need; the input that a recovery awaits |
+//! | `patient`, `counts` | writes that wait for disk space; counters |
+//! | `serve` | answers on a socket; health and metrics |
+//! | `clients`, `followed` | the queries of clients, and the streams and tables they follow |
+//! | `ask`, `stopped` | queries to a running engine, and to the files of a stopped one |
+//! | `past`, `stored` | the state at an earlier cut; the app as manifests store it |
+//! | `schema`, `compare`, `renames`, `changes` | differences between two versions of a program |
+//! | `upgrade`, `convert`, `carry` | upgrades: the rows, and all other state |
+//! | `report`, `inspect` | the status and summary of a run; the description of an app |
 //! | `life` | the events of an engine's life |
 //!
 //! The engine must not know Python.

@@ -1,4 +1,4 @@
-//! The events of an engine's life, one JSON object on a line each, for whoever wants them.
+//! The events of an engine's life, one JSON object a line.
 
 use std::io::Write;
 use std::path::Path;
@@ -13,24 +13,24 @@ use tidemill_env::{Clock, Env};
 
 use crate::recover::Recovered;
 
-/// Takes the events of an engine's life.
+/// Receives the events of an engine's life.
 pub trait LifeSink: Send + Sync {
-    /// An event, as JSON without a newline. Called from the engine's threads, which wait.
+    /// Receives an event, as JSON without a newline. The engine's threads wait for this call.
     fn line(&self, line: &str);
 }
 
-/// Writes events to a file or to the standard error. What can't be written is let go: an engine does
+/// Writes events to a file or to standard error. Failed writes are ignored, because an engine does
 /// not stop for its log.
 struct ToFile(Mutex<Box<dyn Write + Send>>);
 
 impl LifeSink for ToFile {
     fn line(&self, line: &str) {
-        // As above: it is let go.
+        // A failed write is ignored, as above.
         let _ = self.0.lock().write_all(format!("{line}\n").as_bytes());
     }
 }
 
-/// The sink that a path stands for: a file that is appended to, or `-` for the standard error.
+/// Opens the sink of a path: a file that is appended to, or `-` for standard error.
 ///
 /// # Errors
 /// When the file can't be opened.
@@ -40,17 +40,17 @@ pub(crate) fn sink(env: &Env, path: &Path) -> Result<Arc<dyn LifeSink>> {
     }
     let file = env.disk.open_append(path).map_err(|e| {
         Error::io(format!("opening the log {}", path.display()), &e)
-            .help("log_to is a file in a folder that is there, or - for the standard error")
+            .help("log_to must be a file in an existing folder, or - for standard error")
     })?;
     Ok(Arc::new(ToFile(Mutex::new(Box::new(file)))))
 }
 
-/// Tells of events. Cheap to clone.
+/// Reports events. It is cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Life {
     sink: Option<Arc<dyn LifeSink>>,
     clock: Arc<dyn Clock>,
-    /// When the recovery began, and how many epochs it has to execute again.
+    /// The begin of the recovery, and the number of epochs to replay.
     recovery: Arc<(AtomicU64, AtomicU64)>,
 }
 
@@ -60,7 +60,7 @@ impl Life {
         Life { sink, clock: env.clock.clone(), recovery }
     }
 
-    /// Tells of an event; `fields` is an object.
+    /// Reports an event; `fields` is an object.
     pub(crate) fn tell(&self, event: &str, fields: Value) {
         let Some(sink) = &self.sink else { return };
         let mut line = json!({"at": format_timestamp(self.clock.now_us()), "event": event});
@@ -75,7 +75,7 @@ impl Life {
         self.tell("error", json!({"kind": kind.name(), "what": what, "help": help}));
     }
 
-    /// What was found in the data directory.
+    /// Reports the contents of the data directory.
     pub(crate) fn recovering(&self, recovered: &Recovered) {
         let logs = [&recovered.input, &recovered.cut_log];
         for damage in logs.iter().flat_map(|log| log.damaged()) {
@@ -89,7 +89,7 @@ impl Life {
         }
     }
 
-    /// All that was recorded has been executed again.
+    /// Reports that all recorded epochs have been replayed.
     pub(crate) fn recovered(&self) {
         let (since, epochs) =
             (self.recovery.0.load(Ordering::Relaxed), self.recovery.1.load(Ordering::Relaxed));
@@ -97,7 +97,7 @@ impl Life {
         self.tell("recovery ended", json!({"epochs": epochs, "seconds": seconds}));
     }
 
-    /// The run has ended.
+    /// Reports the end of the run.
     pub(crate) fn stopped(&self, error: &Option<Error>) {
         self.tell("stop", json!({"failed": error.is_some()}));
     }

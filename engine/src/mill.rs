@@ -1,4 +1,4 @@
-//! A running app.
+//! The handle of a running app.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -45,34 +45,40 @@ use crate::trial::{Suspect, Trial};
 use crate::view::{Before, Pushed, View};
 use crate::workers::Workers;
 
-/// Rows that a worker reads of a source at a time.
+/// The most rows that a worker reads from a source at once.
 const ROWS_MAX: usize = 16_384;
-/// How long somebody waits before he looks again, in microseconds.
+/// The time that a waiting caller sleeps between two checks, in microseconds.
 const LOOK_US: u64 = 1_000_000;
-/// How long an idle worker parks at most.
+/// The longest sleep of an idle worker, in microseconds.
 const PARK_US: u64 = 1_000;
 
-/// The verdict on an input, or a slide of a window, that has killed the process too often.
+/// Returns the verdict on an input, or a slide of a window, that has killed the process too often.
 ///
 /// # Errors
-/// When it was executed before and answered for: leaving it out would change that.
+/// When an earlier run executed the input and acknowledged it. Quarantining it would change results
+/// that have been delivered.
 fn judge(suspect: &Suspect, last_epoch: u64, program: &Program) -> Result<Verdict> {
     let Suspect { event: (source, offset), deaths, epoch } = *suspect;
     if epoch <= last_epoch {
         let what = program.event_named((source, offset));
         return Err(Error::internal(format!(
-            "{what} ends the process when it is executed again ({deaths} times now); it was executed in epoch {epoch} \
-             before, and answered for"
+            "{what} ends the process when it is executed again ({deaths} times so far), although epoch {epoch} \
+             executed it before and acknowledged it"
         ))
         .help(
-            "look for what differs now: memory, versions of libraries, the machine; then start \
+            "find what has changed, such as memory, versions of libraries or the machine; then start \
              again, or restore a backup",
         ));
     }
     let reason = match slide_of((source, offset)) {
-        Some(_) => format!("it ended the process {deaths} times, each time alone"),
+        Some(_) => {
+            format!(
+                "it ended the process {deaths} times, each time while nothing else was executed"
+            )
+        }
         None => format!(
-            "it ended the process {deaths} times, each time alone; tidemill dlq replay sends it again"
+            "it ended the process {deaths} times, each time while nothing else was executed; \
+             'tidemill dlq replay' sends it again, if its stream is pushed"
         ),
     };
     Ok(Verdict { source, offset, from_epoch: last_epoch + 1, reason })
@@ -88,11 +94,11 @@ impl Mill {
     /// Opens an app and starts it.
     ///
     /// # Errors
-    /// When the program, a setting, a source or a sink is wrong; nothing runs then.
+    /// When the program, a setting, a source or a sink is wrong. Nothing runs then.
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
         let sink = match &spec.settings.log_to {
             Some(path) => {
-                // It is written to from the first line on.
+                // The check comes first, because the log is written from its first line on.
                 apart::check(&spec, &[], &env)?;
                 Some(life::sink(&env, path)?)
             }
@@ -101,7 +107,7 @@ impl Mill {
         Mill::start_with(spec, env, sink)
     }
 
-    /// Opens an app and starts it; `sink` hears of the events of its life, in place of `log_to`.
+    /// Opens an app and starts it. The events of its life go to `sink` instead of `log_to`.
     ///
     /// # Errors
     /// As [`Mill::start`].
@@ -164,7 +170,7 @@ impl Mill {
         let (clock_us, seq) = internal.as_ref().map_or((0, 0), |i| (i.facts.clock_us, i.facts.seq));
         let mut rings = match &durable {
             Some(_) => Rings::new(&program, &settings),
-            // Clients follow streams in memory, too.
+            // Without a data directory, only clients over HTTP follow streams.
             None if settings.http_port.is_some() => Rings::new(&program, &settings),
             None => Rings::default(),
         };
@@ -179,7 +185,7 @@ impl Mill {
             }
             if closed.open > 0 {
                 let what = format!(
-                    "{} files may be read by other users, and belong to another one than this process's",
+                    "{} files are readable by other users, and this process can't change that: another user owns them",
                     closed.open
                 );
                 troubles.tell(&format!("data directory {shown}"), &what);
@@ -198,7 +204,7 @@ impl Mill {
             output_hash: outlets.hash(),
             is_recovering,
             snapshot_epoch: epoch,
-            // Whoever ended it may not have come to completing the sinks.
+            // The process that ended the run may have stopped before it completed the sinks.
             is_last: was_over,
             ..Out::default()
         };
@@ -235,7 +241,7 @@ impl Mill {
             ended: Condvar::new(),
         });
         let waiting: Arc<dyn Waiting> = shared.clone();
-        // Nobody else has set it.
+        // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let gate = Gate::new(settings.epoch_bytes_max as u64);
         let strategy = settings.strategy.parse()?;
@@ -302,8 +308,7 @@ impl Mill {
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
             let limit = settings.poison_after;
             if let Some(event) = tried.spared {
-                let what =
-                    "the process ended while nothing was executed: something else has ended it";
+                let what = "the process ended while it executed nothing, so no event is the cause";
                 let mut said = match slide_of(event) {
                     Some((window, end)) => {
                         let window = program.windows.get(window.index()).map(|of| &*of.name);
@@ -319,12 +324,12 @@ impl Mill {
             }
             if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
                 let verdict = judge(&suspect, last, &program).or_else(|error| {
-                    // Said once: whoever starts again means to try, and may have been killed by
-                    // something else.
+                    // The deaths are forgotten after this report. A user who starts again means to
+                    // try again, and something else may have killed the process.
                     tried.forget(&suspect)?;
                     Err(error)
                 })?;
-                // It comes before every cut that obeys it.
+                // The verdict precedes every cut that obeys it.
                 let record = put_verdict(&verdict);
                 items.send(Item::Verdict(record)).map_err(|_| stopped())?;
                 verdicts.push(verdict);
@@ -333,7 +338,8 @@ impl Mill {
             trial = Some(tried);
             dir = Some(held);
         }
-        // What a dead process has executed is kept soon, should this one die, too.
+        // Events that a dead process executed go into a snapshot soon, in case this process dies,
+        // too.
         let is_careful = trial.as_ref().is_some_and(Trial::is_careful);
         snapshots.iter_mut().for_each(|plan| plan.is_due = is_careful);
         let last_clock_us =
@@ -385,7 +391,7 @@ impl Mill {
             draining: None,
             drain_cut: 0,
         };
-        // Epochs of the flow are numbered from 1.
+        // The flow numbers its epochs from 1.
         match driver.replay.front() {
             Some(first) => gate.open_to(1, &first.record.cut.offsets),
             None => driver.open_next(1),
@@ -429,10 +435,11 @@ impl Mill {
             let (gate, shared, env) = (gate.clone(), shared.clone(), env.clone());
             let body = move || {
                 let result = tidemill_flow::run(flow, gate, Box::new(driver));
-                // Whoever sends to the delivery has gone with the flow, so that it ends.
+                // The delivery ends, because its senders have ended with the flow.
                 let delivered = delivering.join();
                 let mut end = shared.end.lock();
-                // What the delivery says is the cause; that it is gone is what others find.
+                // An error of the delivery is the cause. The flow's error only says that the
+                // delivery is gone.
                 if let Err(error) = result {
                     end.error.get_or_insert(error);
                 }
@@ -445,12 +452,13 @@ impl Mill {
                 drop(end);
                 shared.ring_come.notify_all();
                 if let Some(timers) = timers {
-                    // It ends by itself: the run has ended.
+                    // The timers end by themselves, because the run has ended.
                     let _ = timers.join();
                 }
                 server.stop();
-                // Held until nothing is written any more. A panic is as good as a death, and what a recovery
-                // that gives way was careful with is not executed yet.
+                // The directory is locked until nothing writes any more. After a panic the crash
+                // guard stays open, as after a crash. It also stays open after a stopped recovery,
+                // because the events under suspicion have not been executed yet.
                 let panicked =
                     shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
                 let has_recovered = !shared.out.lock().is_recovering;
@@ -474,12 +482,13 @@ impl Mill {
         Ok(Mill { view, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Sends events into a pushed stream; waits while its queue is full. Gives the row behind
-    /// them, for [`acknowledge`](Mill::acknowledge): several threads may send. Into the stream of a
-    /// procedure that is called, the parameters: nobody waits for what such calls come to.
+    /// Sends events into a pushed stream, and waits while its queue is full. Returns the number of
+    /// the row after them, for [`acknowledge`](Mill::acknowledge). Several threads may send. Events
+    /// for a procedure that is called are its parameters, and the results of such calls are
+    /// dropped.
     ///
     /// # Errors
-    /// When the stream is not pushed, the batch is not of its schema, or the run has ended.
+    /// When the stream is not pushed, the batch does not have its schema, or the run has ended.
     pub fn send(&self, stream: &str, batch: Batch) -> Result<u64> {
         let mut batch = batch;
         loop {
@@ -490,7 +499,8 @@ impl Mill {
         }
     }
 
-    /// As [`send`](Mill::send); gives the events back when there has been no room for them for so long.
+    /// Sends events as [`send`](Mill::send) does, but waits at most `us` microseconds for room in
+    /// the queue. Returns the events after that.
     ///
     /// # Errors
     /// As [`send`](Mill::send).
@@ -498,10 +508,10 @@ impl Mill {
         let pushed = self.view.pushed(stream)?;
         if pushed.is_over {
             return Err(Error::program(format!("stream {stream} was ended for good by an earlier run"))
-                .help("its end is recorded in the data directory: stop instead of finishing when more will come; a fresh start forgets everything"));
+                .help("the data directory records its end: call stop() instead of finish() when more rows will come; a fresh start deletes all data"));
         }
         let batch = requests::without_ids(pushed.handle.schema(), batch);
-        // A batch larger than a worker's reading would only be cut again.
+        // Large batches are not split here: a worker splits them when it reads them.
         let sent = pushed.handle.send_within(batch, Duration::from_micros(us));
         let sent = match sent.map_err(|e| self.view.shared.error().unwrap_or(e))? {
             TrySend::Sent(sent) => pushed.known + sent,
@@ -512,27 +522,27 @@ impl Mill {
         Ok(TrySend::Sent(sent))
     }
 
-    /// Calls a procedure, and waits for what its transaction came to; where anything is durable, that is
-    /// then. `arguments` is one event of its stream of calls.
+    /// Calls a procedure, and waits for the result of its transaction. With a data directory, the
+    /// result is durable then. `arguments` is one event of the procedure's stream of calls.
     ///
     /// # Errors
-    /// When it can't be called so, when too many calls wait, and when the run ends before it is
-    /// answered.
+    /// When the call is wrong, when too many calls wait, or when the run ends before the reply.
     pub fn call(&self, procedure: &str, arguments: Batch) -> Result<Reply> {
         let (tell, told) = crossbeam_channel::bounded(1);
-        // Whoever waits is there until it is told.
+        // The receiver exists until it has the reply.
         let then = Box::new(move |reply| drop(tell.send(reply)));
         self.call_then(procedure, arguments, None, then)?;
         told.recv().unwrap_or_else(|_| Err(stopped()))
     }
 
-    /// Calls a procedure; `then` is told what its transaction came to, on a thread that must not be
-    /// held up. With a request's id whoever is not told, or told of the engine's end, may call again, and
-    /// the call is executed once. An aborted one has left nothing, and is executed again.
+    /// Calls a procedure. `then` receives the result on a thread that it must not block.
+    ///
+    /// A caller with a request id may repeat a call that got no reply, or only the end of the
+    /// engine. The call is executed once. An aborted call has left nothing, and is executed again.
     ///
     /// # Errors
-    /// When it can't be called so, or too many calls wait: `then` is not told. Not every procedure takes
-    /// the ids of requests.
+    /// When the call is wrong, or too many calls wait. `then` is not called in these cases. Not
+    /// every procedure accepts request ids.
     pub fn call_then(
         &self,
         procedure: &str,
@@ -547,8 +557,8 @@ impl Mill {
         Ok(())
     }
 
-    /// Rows of a pushed stream that are known to the engine, from whatever run: whoever sends goes
-    /// on behind them after a restart.
+    /// Returns how many rows of a pushed stream the engine has, over all runs. A sender continues
+    /// there after a restart.
     ///
     /// # Errors
     /// When the stream is not pushed.
@@ -556,17 +566,18 @@ impl Mill {
         Ok(self.view.pushed(stream)?.sent.load(Ordering::Acquire))
     }
 
-    /// Waits until so many rows of a pushed stream are in a cut that is durable (where anything
-    /// is): their transactions have been executed, or they wait for their watermark.
+    /// Waits until the first `rows` rows of a pushed stream are in a cut, which is durable if there
+    /// is a data directory. Their transactions have been executed by then, or they are buffered.
     ///
     /// # Errors
-    /// When the stream is not pushed, and what ended the run, if it has ended before.
+    /// When the stream is not pushed. When the run ended before, with its error.
     pub fn acknowledge(&self, stream: &str, rows: u64) -> Result<()> {
         while !self.acknowledge_within(stream, rows, LOOK_US)? {}
         Ok(())
     }
 
-    /// Waits at most so long for what [`acknowledge`](Mill::acknowledge) waits for; whether it has come.
+    /// Waits at most `us` microseconds for the same as [`acknowledge`](Mill::acknowledge). Returns
+    /// whether it has happened.
     ///
     /// # Errors
     /// As [`acknowledge`](Mill::acknowledge).
@@ -581,7 +592,9 @@ impl Mill {
             }
             if end.over {
                 return Err(Error::resource("the engine has stopped before these rows were taken")
-                    .help("send them again after the next start: sent() says from which on"));
+                    .help(
+                        "send them again after the next start, from the row on that sent() returns",
+                    ));
             }
             drop(end);
             if self.view.env.clock.monotonic_ns() >= until_ns {
@@ -592,24 +605,24 @@ impl Mill {
         Ok(true)
     }
 
-    /// The time after so long, in nanoseconds of the monotonic clock.
+    /// The time in `us` microseconds from now, in nanoseconds of the monotonic clock.
     fn until(&self, us: u64) -> u64 {
         self.view.env.clock.monotonic_ns().saturating_add(us.saturating_mul(1000))
     }
 
-    /// Waits until everything sent so far is committed (durably, where anything is) and every file is
-    /// read to its end, one that is followed to its present one. Pushed and followed streams in
-    /// event time are flushed: the cut holds them idle.
+    /// Waits until everything sent so far is committed, durably if there is a data directory. All
+    /// files are then read to the end, and followed files to their present end. Pushed and followed
+    /// streams with event time are flushed: the cut treats them as idle.
     ///
     /// # Errors
-    /// What ended the run, if it has ended by an error.
+    /// The error that ended the run, if there is one.
     pub fn drain(&self) -> Result<()> {
         let number = self.ask_to_drain();
         while !self.drained_within(number, LOOK_US)? {}
         Ok(())
     }
 
-    /// Asks for what [`drain`](Mill::drain) waits for; gives the number of the request.
+    /// Requests a drain, and returns the number of the request. See [`drain`](Mill::drain).
     pub fn ask_to_drain(&self) -> u64 {
         let mut drains = self.view.shared.drains.lock();
         let mut targets = vec![0; self.view.program.sources.len()];
@@ -617,14 +630,14 @@ impl Mill {
             targets[pushed.source.index()] = pushed.sent.load(Ordering::Acquire);
         }
         drains.wanted += 1;
-        // Later requests wait for more, so they answer the earlier ones, too.
+        // A later request covers more rows, so it completes the earlier ones, too.
         drains.targets = targets;
         let number = drains.wanted;
         self.view.gate.wake();
         number
     }
 
-    /// Waits at most so long until a request to drain is done; whether it is.
+    /// Waits at most `us` microseconds until a requested drain is done. Returns whether it is.
     ///
     /// # Errors
     /// As [`drain`](Mill::drain).
@@ -643,25 +656,26 @@ impl Mill {
             if self.view.env.clock.monotonic_ns() >= until_ns {
                 return Ok(false);
             }
-            // Woken at the latest when the run ends; the time-out only guards against a wake-up
-            // that came between the two locks.
+            // The end of the run wakes this thread at the latest. The time-out covers a wake-up
+            // between the two locks.
             self.view.shared.drained.wait_for(&mut drains, Duration::from_millis(10));
         }
     }
 
-    /// Ends all input, runs everything to the end, answers from outside included, and closes the sinks. Files that are followed
-    /// never end: with one of them this is a [`drain`](Mill::drain) and a [`stop`](Mill::stop).
+    /// Ends all input, runs everything to the end, including answers from outside, and closes the
+    /// sinks. Followed files never end: with one of them this is a [`drain`](Mill::drain) and a
+    /// [`stop`](Mill::stop).
     ///
     /// # Errors
-    /// What ended the run, if it was an error.
+    /// The error that ended the run, if there is one.
     pub fn finish(&self) -> Result<Summary> {
         if self.view.has_followed {
-            // What is followed never ends by itself.
+            // A followed source never ends by itself.
             self.drain()?;
             return self.stop();
         }
         for (name, pushed) in &self.view.pushed {
-            // Answers end when nothing is left to be answered.
+            // Streams of answers end when no question is open.
             if !self.view.answers.contains(name) {
                 pushed.handle.close();
             }
@@ -671,13 +685,12 @@ impl Mill {
         self.summary()
     }
 
-    /// Ends after what is in work: makes a cut, executes it, closes the sinks. Events that wait
-    /// for their watermark stay unexecuted.
+    /// Makes a last cut, executes it, and closes the sinks. Buffered events stay unexecuted.
     ///
     /// # Errors
-    /// What ended the run, if it was an error.
+    /// The error that ended the run, if there is one.
     pub fn stop(&self) -> Result<Summary> {
-        // Pushed streams are not closed first: their end would let the watermark go to the end.
+        // Pushed streams are closed last. Their end would move the watermark to the end, too.
         self.view.shared.stop.store(true, Ordering::Release);
         self.view.shared.troubles.give_up();
         self.view.gate.wake();
@@ -689,18 +702,18 @@ impl Mill {
         self.summary()
     }
 
-    /// As [`stop`](Mill::stop), but a recovery gives way: it ends between two epochs, and the next start
-    /// begins it anew. What was recorded is as safe as before.
+    /// Stops as [`stop`](Mill::stop) does, but a recovery stops between two epochs. The next start
+    /// recovers from the beginning. All records stay as safe as before.
     ///
     /// # Errors
-    /// What ended the run, if it was an error.
+    /// The error that ended the run, if there is one.
     pub fn give_way(&self) -> Result<Summary> {
         self.view.shared.gives_way.store(true, Ordering::Release);
         self.stop()
     }
 
     fn join(&self) -> Result<()> {
-        // Held while joining: a second caller waits here for the same end.
+        // The lock is held while joining, so that a second caller waits for the same end.
         let mut thread = self.thread.lock();
         if let Some(handle) = thread.take() {
             handle.join().map_err(|panic| Error::internal(format!("the engine: {panic}")))?;
@@ -708,10 +721,11 @@ impl Mill {
         self.view.shared.error().map_or(Ok(()), Err)
     }
 
-    /// Waits up to so long for the end of the run; whether it has come.
+    /// Waits at most `timeout_us` microseconds for the end of the run. Returns whether it has
+    /// ended.
     ///
     /// # Errors
-    /// What ended the run, if it was an error.
+    /// The error that ended the run, if there is one.
     pub fn wait(&self, timeout_us: u64) -> Result<bool> {
         let mut end = self.view.shared.end.lock();
         if !end.over {
@@ -723,21 +737,22 @@ impl Mill {
         }
     }
 
-    /// Where the run is.
+    /// Returns the present status of the run.
     pub fn status(&self) -> Status {
         self.view.status()
     }
 
-    /// Waits at most so long for the end of a recovery, which tables can't be read before; whether it has come.
+    /// Waits at most `us` microseconds for the end of a recovery. Tables can't be read before.
+    /// Returns whether it has ended.
     ///
     /// # Errors
-    /// What ended the run in the midst of it.
+    /// The error that ended the run during the recovery.
     pub fn recovered_within(&self, us: u64) -> Result<bool> {
         self.view.shared.recovered_within(us)
     }
 
-    /// A table's rows by key, as the last cut left them that is durable; the last one of all where
-    /// nothing is.
+    /// Returns the rows of a table in order of their keys, as the last durable cut left them.
+    /// Without a data directory, that is the last cut.
     ///
     /// # Errors
     /// When there is no such table.
@@ -749,7 +764,8 @@ impl Mill {
         Ok(state.tables[index].as_of(seq)?.to_batch())
     }
 
-    /// One row of a table, as in [`table`](Mill::table), by a value for each key column.
+    /// Returns one row of a table, by a value for each key column, as of the same cut as
+    /// [`table`](Mill::table).
     ///
     /// # Errors
     /// When there is no such table, or the values are not a key of it.
@@ -778,7 +794,7 @@ impl Mill {
         Ok(state.tables[index].as_of(seq)?.get(&key))
     }
 
-    /// The columns of a table.
+    /// Returns the columns of a table.
     ///
     /// # Errors
     /// When there is no such table.
@@ -786,7 +802,7 @@ impl Mill {
         Ok(self.view.program.tables[self.view.table_index(table)?].schema.clone())
     }
 
-    /// The kept events of a stream, from batch number `from` on.
+    /// Returns the retained events of a stream, from batch number `from` on.
     ///
     /// # Errors
     /// When there is no such stream.
@@ -797,21 +813,22 @@ impl Mill {
         Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))
     }
 
-    /// The cuts so far, when the setting `keep_cuts` is on.
+    /// Returns all cuts so far, when the setting `keep_cuts` is on.
     pub fn cuts(&self) -> Vec<Cut> {
         self.view.shared.out.lock().cuts.clone()
     }
 
-    /// What has been done so far.
+    /// Returns the summary of the work so far.
     ///
     /// # Errors
-    /// What ended the run in the midst of a recovery.
+    /// The error that ended the run during a recovery.
     pub fn summary(&self) -> Result<Summary> {
         self.view.shared.wait_for_recovery()?;
         self.view.summary()
     }
 
-    /// What an app is and how it will run: tables, streams, handlers with their paths and why.
+    /// Describes an app and how it will run: tables, streams, and the path of each handler with the
+    /// reason.
     ///
     /// # Errors
     /// When the program is wrong.
@@ -822,7 +839,7 @@ impl Mill {
 
 impl Drop for Mill {
     fn drop(&mut self) {
-        // A handle that is dropped without an end must not leave threads behind.
+        // A handle that is dropped without an end must not leave threads running.
         let _ = self.stop();
     }
 }

@@ -1,8 +1,9 @@
-//! What recorded cuts need of the input log.
+//! The part of the input log that recorded cuts need.
 //!
-//! A cut is durable after the rows and verdicts that it is made of, and says how many records of the
-//! input log these are at most. So whatever is missing before is damage, be it at the very end of that
-//! log, where it looks like a write that was interrupted; and only what no cut needs may be missing.
+//! A cut becomes durable after its rows and verdicts. Its record has the number of records of the
+//! input log that it needs at most. So a missing earlier record is damage, even at the very end of
+//! the log, where it looks like an interrupted write. Only records that no cut needs may be
+//! missing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,18 +18,18 @@ use crate::internal::Internal;
 use crate::records::{self, CutRecord};
 use crate::spec::SourceDecl;
 
-/// What the recorded cuts need.
+/// The needs of the recorded cuts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needed {
-    /// So many records of the input log.
+    /// The number of needed records of the input log.
     pub(crate) records: u64,
-    /// The epoch and the offsets of the last cut, when an earlier version has recorded it, which did not
-    /// say how many.
+    /// The epoch and the offsets of the last cut, if an earlier version has recorded it without
+    /// that number.
     unsaid: Option<(u64, Vec<u64>)>,
 }
 
 impl Needed {
-    /// One more cut, and how many records of the input log come before it.
+    /// Adds a cut, with the number of records of the input log before it.
     pub(crate) fn by(&mut self, record: &CutRecord, inputs: Option<u64>) {
         self.unsaid = match inputs {
             Some(inputs) => {
@@ -39,7 +40,7 @@ impl Needed {
         };
     }
 
-    /// By the cut log, from a record on.
+    /// Computes the needs of the cut log, from a record on.
     pub(crate) fn of(disk: &Arc<dyn Disk>, cuts: &LogSpec, from: u64) -> Result<Needed> {
         let mut needed = Needed::default();
         for record in tidemill_log::read(disk.clone(), cuts, from)? {
@@ -49,8 +50,8 @@ impl Needed {
         Ok(needed)
     }
 
-    /// Refuses an input log that ends before the rows of the last cut. `logged` is the offset behind the
-    /// last row of each pushed source there, behind those of the snapshot.
+    /// Refuses an input log that ends before the rows of the last cut. `logged` is the offset after
+    /// the last row of each pushed source in the log or the snapshot.
     pub(crate) fn check(
         &self,
         input: &LogSpec,
@@ -82,9 +83,9 @@ impl Needed {
     }
 }
 
-const RESTORE: &str = "the log is left as it is; restore the whole data directory from a backup";
+const RESTORE: &str = "the log was not changed; restore the whole data directory from a backup";
 
-/// Refuses a log that has been there.
+/// The error for a log that existed before.
 pub(crate) fn gone(log: &LogSpec) -> Error {
     let name = match log.kind {
         LogKind::Input => "input",
@@ -94,10 +95,11 @@ pub(crate) fn gone(log: &LogSpec) -> Error {
     Error::new(Kind::Io, what).help(RESTORE)
 }
 
-/// How many records the logs of a directory have (inputs, cuts), all of which from these on are read.
+/// Returns the number of records in the logs of a directory (inputs, cuts). Reads all records from
+/// the given ones on.
 ///
 /// # Errors
-/// When one is damaged, or the input log has less than the cuts need.
+/// When a log is damaged, or the input log has fewer records than the cuts need.
 pub(crate) fn ends(site: &Site, (input, cuts): (u64, u64)) -> Result<(u64, u64)> {
     let (cut_log, input_log) = (site.log(LogKind::Cuts), site.log(LogKind::Input));
     let has_input = is_begun(&*site.disk, &input_log)?;

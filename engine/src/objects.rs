@@ -1,9 +1,9 @@
-//! What a snapshot has under which number of a table: rows under those of the program's tables, and
-//! behind them, in the same order, the versions that tables with a history keep.
+//! The numbers of tables in a snapshot. Rows have the numbers of the program's tables. The versions
+//! of tables with a history have further numbers after these, in the same order.
 
 use tidemill_core::TableId;
 
-/// What an object of a snapshot is.
+/// The kind of an object of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     /// A row of a table.
@@ -13,7 +13,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// What stands under a number, of a program with so many tables.
+    /// The kind behind a number, in a program with so many tables.
     pub(crate) fn of(number: TableId, tables: usize) -> Part {
         match number.index().checked_sub(tables) {
             None => Part::Row(number.index()),
@@ -21,7 +21,7 @@ impl Part {
         }
     }
 
-    /// The number under which it stands.
+    /// Its number.
     pub(crate) fn number(self, tables: usize) -> TableId {
         match self {
             Part::Row(table) => TableId(table as u16),

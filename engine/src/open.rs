@@ -1,4 +1,4 @@
-//! From an app to everything that runs.
+//! Opens an app: makes all running parts of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,42 +36,43 @@ use crate::stages::{FailedList, Step};
 use crate::stored::Stored;
 use crate::upgrade::upgrade;
 
-/// Rows and bytes that may wait in a pushed stream.
+/// The most rows and bytes that wait in a pushed stream.
 const PUSH_LIMITS: PushLimits = PushLimits { rows: 1 << 20, bytes: 64 << 20 };
 
-/// An app, opened.
+/// An open app.
 pub(crate) struct Opened {
     pub(crate) program: Arc<Program>,
     pub(crate) inputs: Vec<Input>,
     pub(crate) workers: usize,
-    /// Pushed streams by name: their sources, and the rows of each that are known already.
+    /// Pushed streams by name: their sources, and the number of rows of each that are known
+    /// already.
     pub(crate) pushed: BTreeMap<String, (SourceId, PushHandle, u64)>,
     pub(crate) sources: Vec<SourceState>,
     pub(crate) tables: Vec<Table>,
     pub(crate) outlets: Outlets,
-    /// Whom outputs tell that they wait for room.
+    /// The target of reports about outputs that wait for disk space.
     pub(crate) waits: Waits,
     pub(crate) failed: FailedList,
-    /// What holds sources and sinks up.
+    /// The reports of blocked sources and sinks.
     pub(crate) troubles: Troubles,
     pub(crate) durable: Option<Opening>,
-    /// Whether requests are kept by a clock of their own in the epoch that is executed.
+    /// Whether requests have a clock of their own in the epoch that is executed.
     pub(crate) has_request_clock: requests::HasClock,
 }
 
-/// What was found in the data directory.
+/// The contents of the data directory.
 pub(crate) struct Opening {
     pub(crate) dir: DataDir,
     pub(crate) recovered: Recovered,
     pub(crate) fingerprint: u128,
-    /// The program as manifests have it.
+    /// The program as manifests store it.
     pub(crate) program: Vec<u8>,
-    /// What an upgrade has done.
+    /// The changes of an upgrade.
     pub(crate) upgraded: Option<serde_json::Value>,
 }
 
 impl Opening {
-    /// The handlers and triggers of which the code is another than that which took the newest snapshot.
+    /// The handlers and triggers whose code has changed since the newest snapshot.
     pub(crate) fn changed(&self) -> Vec<String> {
         let before = self.recovered.manifest.as_ref().map(|m| Stored::parse(&m.head.program));
         let (Some(Ok(before)), Ok(now)) = (before, Stored::parse(&self.program)) else {
@@ -87,7 +88,7 @@ impl Opening {
 /// A partition's name, its source, and the handle of a pushed one.
 type OpenedSource = (String, Reader, Option<PushHandle>);
 
-/// A source partition before it is given to the flow.
+/// A source partition before the flow gets it.
 pub(crate) struct Partition {
     name: String,
     pub(crate) stream: StreamId,
@@ -95,7 +96,7 @@ pub(crate) struct Partition {
     push: Option<PushHandle>,
     pub(crate) is_followed: bool,
     is_topic: bool,
-    /// It is only looked at from time to time.
+    /// Whether it is checked from time to time only.
     is_paced: bool,
     pub(crate) spec: SourceSpec,
 }
@@ -106,7 +107,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     program.check()?;
     let troubles = Troubles::default();
     let partitions = partitions(&program, &spec.sources, env, &troubles)?;
-    // Before anything is emptied, or opened for writing.
+    // The check comes before anything is emptied or opened for writing.
     apart::check(&spec, &[], env)?;
     let AppSpec { sources, sinks, keep, codes, settings, .. } = spec;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
@@ -126,9 +127,9 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         0 => env.threads.cores().min(files + 1),
         n => n,
     };
-    // The first worker executes, and the others read files, where there are any. Pushed rows need
-    // no decoding: read by the first one, they are not handed over twice, which costs a row that
-    // comes alone more than its transaction.
+    // The first worker executes, and the others read files, if there are any. Pushed rows need no
+    // decoding. The first worker reads them, because passing a single row to another thread costs
+    // more than its transaction.
     let mut readers = (1..workers).cycle();
     let now = env.clock.monotonic_ns();
     let (mut inputs, mut sources) = (Vec::new(), Vec::new());
@@ -157,11 +158,11 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         if let Some(internal) = internal {
             let facts = &internal.facts.sources[index];
             (state.next_offset, state.time_max) = (facts.next_offset, facts.time_max);
-            // The end of a file is to be seen again: it may have grown.
+            // The end of a file must be seen again, because it may have grown.
             (state.ended, state.end_seen) = (facts.ended, facts.ended && state.is_push);
             state.place = facts.place.clone();
         }
-        let newest = Newest::behind(state.time_max, partition.spec.disorder_us);
+        let newest = Newest::behind(state.time_max, partition.spec.out_of_orderness_us);
         let mut reader = partition.source;
         let mut log = None;
         if let Some(Opening { dir, recovered, .. }) = &durable {
@@ -225,10 +226,10 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let opener = Opener { program: &program, fresh, opening, env: &patient, troubles: &troubles };
     let mut outlets = opener.outlets(&sinks, &keep, &mut begins)?;
     if let Some(opening) = &durable {
-        // Before anything is read or written.
+        // This comes before anything is read or written.
         begins.write(&*env.disk, &opening.dir.path)?;
         if opening.dir.fresh {
-            // Whoever finds data that has begun anew must find outputs that have, too.
+            // After a start from scratch, outputs must be new before the data is.
             outlets.sync()?;
         }
         opening.dir.has_begun()?;
@@ -249,7 +250,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     })
 }
 
-/// Opens all sources; topics say in `troubles` what holds them up.
+/// Opens all sources. Topics report in `troubles` when they are blocked.
 pub(crate) fn partitions(
     program: &Program,
     sources: &[SourceDecl],
@@ -276,7 +277,8 @@ pub(crate) fn partitions(
                     open_sources(&settings, &schema, env, troubles, &who)?
                 }
                 (Some(_), Some(_)) => {
-                    let what = format!("a source of stream {} is files or a topic", decl.stream);
+                    let what =
+                        format!("a source of stream {} needs either files or a topic", decl.stream);
                     return Err(Error::program(what));
                 }
             };
@@ -291,7 +293,7 @@ pub(crate) fn partitions(
             let spec = SourceSpec {
                 name: name.clone().into(),
                 stream,
-                disorder_us: decl.disorder_us,
+                out_of_orderness_us: decl.out_of_orderness_us,
                 idle_us: decl.idle_us,
             };
             let is_paced = decl.files.as_ref().is_some_and(|f| f["follow"] == true);
@@ -311,7 +313,7 @@ pub(crate) fn partitions(
     Ok(partitions)
 }
 
-/// Takes the data directory and reads what is in it.
+/// Locks the data directory and reads its contents.
 fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Opening>> {
     let program = &stored.program;
     let path = match &settings.data_dir {
@@ -341,7 +343,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
 }
 
-/// What to say when the program is another one only by the partitions of its topics, or by its files.
+/// The error when a program differs only by the partitions of its topics, or by its files.
 fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
     let left = Left::newest(&*dir.store().ok()?, dir.app).ok()??;
     let names = |stored: &Stored| -> Vec<String> {
@@ -376,23 +378,23 @@ fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
         what.push_str(&format!("; there are also {}", list(&more)));
     }
     if !fewer.is_empty() {
-        what.push_str(&format!("; there is no more {}", list(&fewer)));
+        what.push_str(&format!("; there is no longer {}", list(&fewer)));
     }
     (kept == same).then(|| {
         Error::setting(what).help(match are_files {
             true => {
-                "put files back that have gone, and take those out that have come; or go on with the \
-                 files that there are: --upgrade (upgrade=True)"
+                "put missing files back and take new ones out; or continue with the present files: \
+                 --upgrade (upgrade=True)"
             }
             false => {
-                "go on with all partitions that there are: --upgrade (upgrade=True); or say which are \
-                 to be read: tm.kafka(..., partitions=[...])"
+                "continue with all present partitions: --upgrade (upgrade=True); or name those to \
+                 read: tm.kafka(..., partitions=[...])"
             }
         })
     })
 }
 
-/// A source that may have to be told more than others.
+/// A source, whose rows may have to be logged first.
 pub(crate) enum Reader {
     Pushed(PushSource),
     /// It can be read again.
@@ -417,8 +419,8 @@ fn input_stream(program: &Program, name: &str) -> Result<StreamId> {
     }
 }
 
-/// The streams that an input stream feeds, those with someone behind them: handlers, or anybody
-/// who may ask for its events.
+/// The streams that an input stream feeds and that are used: by handlers, or by readers of their
+/// events.
 pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -> Vec<Branch> {
     let step = |stream: StreamId, stage: &Stage| {
         let transform = Arc::new(Step {
@@ -450,7 +452,7 @@ pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -
     branches
 }
 
-/// Opens the ways out.
+/// Opens the outputs.
 struct Opener<'a> {
     program: &'a Program,
     fresh: bool,
@@ -481,17 +483,15 @@ impl Opener<'_> {
             })?;
             let path = target.name();
             let resume = match internal {
-                // Everything is written again, from the beginning, over what is there.
+                // Everything is written again from the beginning, over the present contents.
                 None => has_cuts.then(SinkPlace::default),
                 Some(internal) => {
                     let sinks = &internal.facts.sinks;
                     let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
                     let missing = || {
-                        Error::setting(format!(
-                            "{path} is not among the outputs of the runs before"
-                        ))
-                        .help("leave outputs as they were; --fresh starts anew")
-                        .at(decl.at.clone())
+                        Error::setting(format!("{path} was not among the outputs of earlier runs"))
+                            .help("leave the outputs as they were; --fresh starts from scratch")
+                            .at(decl.at.clone())
                     };
                     Some(known.ok_or_else(missing)?.place.clone())
                 }
@@ -505,14 +505,15 @@ impl Opener<'_> {
             outlets.resume(&internal.facts.outlets);
         }
         if !has_cuts {
-            // Nothing comes again, so whatever is behind what was written is not ours.
+            // No rows will be written again, so anything after the written rows is not the
+            // engine's.
             outlets.settle()?;
         }
         for name in keep {
             let outlet = outlets
                 .by_name
                 .get_mut(name)
-                .ok_or_else(|| Error::program(format!("there is no stream {name} to keep")))?;
+                .ok_or_else(|| Error::program(format!("there is no stream {name} to retain")))?;
             outlet.keep = true;
         }
         Ok(outlets)
@@ -538,7 +539,7 @@ impl Opener<'_> {
         let who = format!("sink of {stream}: topic {}", settings.topic);
         let run = match self.opening {
             Some(opening) => opening.dir.app,
-            // Nobody goes on where it ends.
+            // No later run continues there.
             None => u128::from(self.env.random.next_u64()) << 64,
         };
         let app = self.program.name.to_string();

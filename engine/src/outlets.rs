@@ -1,4 +1,4 @@
-//! Where events go: kept in memory, written to sinks, hashed.
+//! The targets of events: memory, sinks, and hashes.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub(crate) fn dead_schema() -> Arc<Schema> {
     ]))
 }
 
-/// What tells sinks from one another: stream, and path or topic.
+/// Returns the identities of sinks: stream, and path or topic.
 ///
 /// # Errors
 /// When a declaration is wrong.
@@ -40,13 +40,13 @@ pub(crate) struct NamedSink {
     pub(crate) sink: Box<dyn Sink>,
 }
 
-/// One stream's way out.
+/// The output of one stream.
 pub(crate) struct Outlet {
     pub(crate) schema: Arc<Schema>,
     pub(crate) sinks: Vec<NamedSink>,
-    /// Events are kept for whoever asks.
+    /// Whether events are retained in memory.
     pub(crate) keep: bool,
-    /// It is an output of transactions and counts in the output hash.
+    /// Whether it is an output of transactions, which counts in the output hash.
     pub(crate) hashed: bool,
     hash: RowsHash,
     dirty: bool,
@@ -58,7 +58,7 @@ impl Outlet {
         Outlet { schema, sinks: Vec::new(), keep: false, hashed, hash, dirty: false }
     }
 
-    /// Events as they come out: those of calls without the engine's own columns.
+    /// The events as readers see them: those of calls without the engine's own columns.
     fn shown<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
         let columns = batch.columns();
         match self.schema.len() {
@@ -70,19 +70,19 @@ impl Outlet {
         }
     }
 
-    /// Whether somebody wants the events themselves.
+    /// Whether the events themselves are needed.
     pub(crate) fn is_wanted(&self) -> bool {
         self.keep || !self.sinks.is_empty()
     }
 }
 
-/// All ways out, by name of the stream.
+/// All outputs, by name of the stream.
 #[derive(Default)]
 pub(crate) struct Outlets {
     pub(crate) by_name: BTreeMap<String, Outlet>,
 }
 
-/// Events kept in memory, by stream.
+/// Events in memory, by stream.
 #[derive(Default)]
 pub(crate) struct Kept {
     pub(crate) batches: BTreeMap<String, Vec<Batch>>,
@@ -90,7 +90,7 @@ pub(crate) struct Kept {
 }
 
 impl Outlets {
-    /// Of all streams, without any sinks.
+    /// Creates the outputs of all streams, without any sinks.
     pub(crate) fn of(program: &Program) -> Outlets {
         let mut by_name = BTreeMap::new();
         for stream in &program.streams {
@@ -130,7 +130,7 @@ impl Outlets {
         outlet.sinks.iter_mut().try_for_each(|sink| sink.sink.write(&batch))
     }
 
-    /// Keeps such events in memory, where somebody wants them.
+    /// Retains such events in memory, where they are needed.
     pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut Kept) {
         if let Some(outlet) = self.by_name.get(stream).filter(|outlet| outlet.keep) {
             let batch = outlet.shown(&batch).into_owned();
@@ -139,7 +139,7 @@ impl Outlets {
         }
     }
 
-    /// The epochs so far are final: what was written may be seen.
+    /// Commits the epochs so far, whose rows may be visible now.
     pub(crate) fn commit(&mut self) -> Result<()> {
         for outlet in self.by_name.values_mut().filter(|o| o.dirty) {
             outlet.sinks.iter_mut().try_for_each(|s| s.sink.commit())?;
@@ -152,7 +152,7 @@ impl Outlets {
         self.by_name.values_mut().flat_map(|o| &mut o.sinks)
     }
 
-    /// What was to be written again has been.
+    /// Notes that all rows to rewrite have been written.
     pub(crate) fn settle(&mut self) -> Result<()> {
         self.sinks().try_for_each(|s| s.sink.settle())
     }
@@ -169,24 +169,24 @@ impl Outlets {
         Ok(facts)
     }
 
-    /// Nothing more comes, ever.
+    /// Completes the outputs, because nothing more will come.
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.sinks().try_for_each(|s| s.sink.finish())
     }
 
-    /// Rows by output stream.
+    /// The rows of each output stream.
     pub(crate) fn rows(&self) -> BTreeMap<String, u64> {
         let hashed = self.by_name.iter().filter(|(_, o)| o.hashed);
         hashed.map(|(name, outlet)| (name.clone(), outlet.hash.rows)).collect()
     }
 
-    /// The hash of all outputs. Where epochs were cut does not show in it.
+    /// The hash of all outputs. It does not depend on the cuts.
     pub(crate) fn hash(&self) -> u128 {
         let hashed = self.by_name.iter().filter(|(_, o)| o.hashed);
         streams_hash(hashed.map(|(name, outlet)| (&**name, outlet.hash)))
     }
 
-    /// What has come out, for a snapshot.
+    /// The counts of outputs, for a snapshot.
     pub(crate) fn facts(&self) -> BTreeMap<String, OutletFacts> {
         let facts = |outlet: &Outlet| OutletFacts {
             rows: outlet.hash.rows,
@@ -195,7 +195,7 @@ impl Outlets {
         self.by_name.iter().map(|(name, outlet)| (name.clone(), facts(outlet))).collect()
     }
 
-    /// Goes on behind what a snapshot says has come out.
+    /// Continues the counts of a snapshot.
     pub(crate) fn resume(&mut self, facts: &BTreeMap<String, OutletFacts>) {
         for (name, facts) in facts {
             if let Some(outlet) = self.by_name.get_mut(name) {

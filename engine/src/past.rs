@@ -1,6 +1,6 @@
-//! The state of an app at some cut, on tables of its own: the newest snapshot at or before it, and
-//! the recorded cuts behind that made again. Writes nothing, so that it works beside a running engine
-//! and on what a stopped one has left.
+//! The state of an app at an earlier cut, in tables of its own. It loads the newest snapshot at or
+//! before the cut, and replays the recorded cuts after it. It writes nothing, so it works beside a
+//! running engine and with the files of a stopped one.
 
 use std::sync::Arc;
 
@@ -32,27 +32,28 @@ use crate::spec::SourceDecl;
 use crate::stages::FailedList;
 use crate::stored::without_body;
 
-/// Rows that are read of a source at a time.
+/// The rows that are read from a source at a time.
 const ROWS_MAX: u64 = 16_384;
-/// How often a source is asked that has nothing, and from when on with some time in between.
+/// How often a source without rows is polled, and the number of polls after which there is a pause
+/// between them.
 const PENDING_MAX: u64 = 10_000;
 const LOOKS: u64 = 100;
 const PENDING_US: u64 = 1_000;
-/// How often somebody else may remove, while we load, what we are loading.
+/// How often a load is repeated when the running engine has removed its files.
 const TRIES: usize = 3;
 
-/// Which cut.
+/// A choice of a cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// That of an epoch.
+    /// The cut of an epoch.
     Epoch(u64),
-    /// The last one whose clock is not after this.
+    /// The last cut whose clock is not after this.
     Time(i64),
-    /// The last one that is recorded.
+    /// The last recorded cut.
     Newest,
 }
 
-/// What is needed to look back.
+/// The needs of a query of an earlier state.
 pub(crate) struct Basis<'a> {
     pub(crate) env: &'a Env,
     pub(crate) site: &'a Site,
@@ -60,7 +61,7 @@ pub(crate) struct Basis<'a> {
     pub(crate) fingerprint: u128,
     pub(crate) decls: &'a [SourceDecl],
     pub(crate) settings: &'a Settings,
-    /// Asked from time to time: an error gives up.
+    /// Checked from time to time; an error ends the query.
     pub(crate) go_on: &'a dyn Fn() -> Result<()>,
 }
 
@@ -70,17 +71,17 @@ pub(crate) struct Past {
     pub(crate) epoch: u64,
     pub(crate) clock_us: i64,
     pub(crate) rings: Rings,
-    /// Recorded cuts behind it that were not made again, because a handler's function is not to be
-    /// had.
+    /// Recorded cuts after it that were not replayed, because a handler's function is not
+    /// available.
     pub(crate) behind: u64,
 }
 
 impl Basis<'_> {
-    /// The state at a moment.
+    /// Returns the state at a moment.
     ///
     /// # Errors
-    /// When it is no longer or not yet to be had, when something is damaged, when the input is not
-    /// what it was.
+    /// When it is no longer or not yet available, when something is damaged, or when the input has
+    /// changed.
     pub(crate) fn at(&self, moment: Moment) -> Result<Past> {
         let store = self.site.store();
         for _ in 1..TRIES {
@@ -123,7 +124,7 @@ impl Basis<'_> {
             }
             let at = replay.facts.epoch;
             return Err(Error::setting(format!(
-                "cuts behind epoch {at} would have to be made again, and handler {handler} is {what}"
+                "cuts after epoch {at} would have to be replayed, and handler {handler} is {what}"
             ))
             .help(format!("ask as of epoch {at}, where there is a snapshot, or for the present")));
         }
@@ -140,16 +141,16 @@ impl Basis<'_> {
         match moment {
             Moment::Epoch(epoch) if replay.facts.epoch < epoch => {
                 let last = replay.facts.epoch;
-                Err(Error::setting(format!("epoch {epoch} has not come yet; the last is {last}")))
+                Err(Error::setting(format!("epoch {epoch} does not exist yet; the last is {last}")))
             }
             _ => Ok(replay.past(0)),
         }
     }
 
-    /// What to say when there is no snapshot to begin with, and the first cuts are gone.
+    /// The error when there is no snapshot to begin with, and the first cuts are gone.
     fn gone(&self, store: &dyn Store) -> Error {
         let oldest = epochs(store).ok().and_then(|epochs| epochs.first().copied());
-        let error = Error::setting("what was before the oldest snapshot is no longer kept");
+        let error = Error::setting("the state before the oldest snapshot is no longer retained");
         match oldest {
             Some(epoch) => error.help(format!("ask for epoch {epoch} or later")),
             None => error,
@@ -157,7 +158,7 @@ impl Basis<'_> {
     }
 }
 
-/// What to say of a moment before the program became another one, at epoch `first`.
+/// The error for a moment before an upgrade of the program at epoch `first`.
 fn before_upgrade(first: u64) -> Error {
     Error::setting("another version of the program ran then, before an upgrade")
         .help(format!("ask for epoch {first} or later"))
@@ -170,13 +171,13 @@ struct Reading {
     is_push: bool,
     time: Option<usize>,
     newest: Newest,
-    /// The late rows up to the cut that is made.
+    /// The late rows up to the present cut.
     late: Vec<LateRow>,
     next_offset: u64,
     branches: Vec<Branch>,
 }
 
-/// Makes recorded cuts again.
+/// Replays recorded cuts.
 struct Replay<'a> {
     basis: &'a Basis<'a>,
     manifest: Option<Manifest>,
@@ -185,9 +186,9 @@ struct Replay<'a> {
     tables: Vec<Table>,
     rings: Rings,
     cuts: LogReader,
-    /// What is needed from the first cut on.
+    /// The parts that are needed from the first cut on.
     works: Option<Works>,
-    parked: Vec<Run>,
+    buffered: Vec<Run>,
 }
 
 struct Works {
@@ -211,12 +212,12 @@ impl<'a> Replay<'a> {
         let mut tables = tables(program, seed);
         let mut rings = Rings::new(program, basis.settings);
         let mut facts = Facts { counts: Counts::none(program), ..Facts::default() };
-        let mut parked = Vec::new();
+        let mut buffered = Vec::new();
         let mut manifest = None;
         if let Some((of, internal)) = found {
             load(store, &of, &internal, &mut tables)?;
             rings.resume(&internal);
-            (facts, parked, manifest) = (internal.facts, internal.parked, Some(of));
+            (facts, buffered, manifest) = (internal.facts, internal.buffered, Some(of));
         }
         let from = manifest.as_ref().map_or(0, |m| m.head.cut_next);
         let cuts =
@@ -226,7 +227,7 @@ impl<'a> Replay<'a> {
                     _ => error,
                 })?;
         let written = Written::by(manifest.as_ref(), basis.fingerprint)?;
-        Ok(Replay { basis, manifest, written, facts, tables, rings, cuts, works: None, parked })
+        Ok(Replay { basis, manifest, written, facts, tables, rings, cuts, works: None, buffered })
     }
 
     fn is_there(&self, moment: Moment) -> bool {
@@ -245,7 +246,7 @@ impl<'a> Replay<'a> {
         Ok(Some(record))
     }
 
-    /// Opens the sources where the snapshot has left them.
+    /// Opens the sources at their positions in the snapshot.
     fn begin(&mut self) -> Result<Works> {
         let Basis { site, program, env, .. } = *self.basis;
         let input_from = self.manifest.as_ref().map_or(0, |m| m.head.input_next);
@@ -265,8 +266,8 @@ impl<'a> Replay<'a> {
         let same = partitions.len() == program.sources.len()
             && partitions.iter().zip(&program.sources).all(|(p, s)| p.spec.name == s.name);
         if !same {
-            return Err(Error::input("the sources are not the files that they were")
-                .help("put them back; as of a snapshot's epoch they are not needed"));
+            return Err(Error::input("the files of the sources have changed")
+                .help("restore them; a query as of a snapshot's epoch does not need them"));
         }
         let failed = FailedList::default();
         let mut readings = Vec::new();
@@ -306,7 +307,10 @@ impl<'a> Replay<'a> {
                     StreamTime::Event { column } => Some(column),
                     StreamTime::Arrival => None,
                 },
-                newest: Newest::behind(facts.and_then(|f| f.time_max), partition.spec.disorder_us),
+                newest: Newest::behind(
+                    facts.and_then(|f| f.time_max),
+                    partition.spec.out_of_orderness_us,
+                ),
                 late: Vec::new(),
                 next_offset,
                 branches: branches(program, partition.stream, &failed),
@@ -319,8 +323,8 @@ impl<'a> Replay<'a> {
             Some(_) => {
                 serial = serial.after(self.facts.seq);
                 outlets.resume(&self.facts.outlets);
-                let parked = std::mem::take(&mut self.parked);
-                let internal = Internal { facts: self.facts.clone(), parked, rings: Vec::new() };
+                let buffered = std::mem::take(&mut self.buffered);
+                let internal = Internal { facts: self.facts.clone(), buffered, rings: Vec::new() };
                 Sequencer::restore(program.clone(), internal.sequencer())?
             }
         };
@@ -328,7 +332,7 @@ impl<'a> Replay<'a> {
         Ok(Works { readings, sequencer, groups, serial, outlets, verdicts, failed })
     }
 
-    /// Makes a cut again, and compares what comes of it with the record.
+    /// Replays a cut, and compares its results with the record.
     fn make(&mut self, record: CutRecord) -> Result<()> {
         let mut works = match self.works.take() {
             Some(works) => works,
@@ -356,12 +360,12 @@ impl<'a> Replay<'a> {
             watermarks_max: Some(cut.watermarks.clone()),
         };
         let other = |what: &str| {
-            Error::internal(format!("epoch {} was made again, and {what}", cut.epoch))
-                .help("the input is not what it was: restore the files")
+            Error::internal(format!("epoch {} was replayed, and {what}", cut.epoch))
+                .help("the input has changed: restore the files")
         };
         let sequenced = works.sequencer.cut(&Alone, input)?;
         if sequenced.cut != cut {
-            return Err(other("the cut is not the recorded one"));
+            return Err(other("the cut differs from the recorded one"));
         }
         let (mut epoch, late) = (sequenced.epoch, sequenced.late);
         let undecoded = bad.len();
@@ -375,7 +379,7 @@ impl<'a> Replay<'a> {
         let dead = aside::dead(program, &works.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.facts.counts.add(program, &epoch, &outcome, &late, undecoded, dead_rows);
-        self.facts.counts.parked = works.sequencer.parked_rows() as u64;
+        self.facts.counts.buffered = works.sequencer.buffered_rows() as u64;
         let outputs = outcome
             .outputs
             .into_iter()
@@ -385,12 +389,12 @@ impl<'a> Replay<'a> {
             self.rings.push(&stream, &batch);
         }
         if works.outlets.hash() != output_hash {
-            return Err(other("its outputs are not those of the first time"));
+            return Err(other("its outputs differ from the recorded ones"));
         }
         (self.facts.epoch, self.facts.clock_us) = (cut.epoch, cut.clock_us);
         let bytes: usize = self.tables.iter().map(Table::bytes).sum();
         let max = self.basis.settings.memory_bytes_max;
-        if bytes + works.sequencer.parked_bytes() > max {
+        if bytes + works.sequencer.buffered_bytes() > max {
             return Err(Error::resource(format!(
                 "the tables as of epoch {} take more than memory_bytes_max ({max})",
                 cut.epoch
@@ -402,7 +406,7 @@ impl<'a> Replay<'a> {
 }
 
 impl Reading {
-    /// The late rows that have been read since this was asked last.
+    /// Returns the late rows since the last call.
     fn late(&mut self) -> impl Iterator<Item = (SourceId, LateRow)> + use<> {
         let id = self.id;
         std::mem::take(&mut self.late).into_iter().map(move |row| (id, row))
@@ -421,8 +425,7 @@ impl Reading {
             let rows_max = (wanted - self.next_offset).min(ROWS_MAX);
             let chunk = match self.source.poll(rows_max as usize)? {
                 Polled::Rows(chunk) => chunk,
-                // A folder that is followed may have to be looked at more than once, and a broker takes
-                // its time.
+                // A followed folder may need more than one check, and a broker needs time.
                 Polled::Pending if pending < PENDING_MAX => {
                     pending += 1;
                     if pending > LOOKS {
@@ -435,7 +438,7 @@ impl Reading {
                         "a source ends at row {}, and rows up to {wanted} were read before",
                         self.next_offset
                     ))
-                    .help("restore what it was read from"));
+                    .help("restore its input"));
                 }
             };
             pending = 0;

@@ -1,8 +1,8 @@
-//! A disk for outputs: when it is full, whoever writes waits until there is room, in one process as on
+//! A disk for outputs. When it is full, writers wait until there is space, in one process as on
 //! several.
 //!
-//! A write that finds no room has written nothing, so it is made again as it was. A failed sync is
-//! another thing, and never made again.
+//! A write on a full disk has written nothing, so it is repeated unchanged. A failed sync is
+//! different, and is never repeated.
 
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -13,18 +13,18 @@ use tidemill_env::{Clock, Closed, Disk, Env, Lock, Meta, NodeKind, ReadFile, Wri
 
 use crate::shared::Shared;
 
-/// How long to wait before the next look whether there is room, in microseconds.
+/// The pause between two checks of a full disk, in microseconds.
 pub(crate) const FULL_US: u64 = 100_000;
 
-/// Who looks after those that wait for room.
+/// Receives reports about writers that wait for disk space.
 pub(crate) trait Waiting: Send + Sync {
-    /// Whether nobody is to wait any longer.
+    /// Whether writers should stop waiting.
     fn gives_up(&self) -> bool;
 
-    /// Somebody waits, and why.
+    /// Reports that a writer waits, and why.
     fn stall(&self, error: Error);
 
-    /// Nobody waits any more.
+    /// Reports that no writer waits any more.
     fn has_room(&self);
 }
 
@@ -42,10 +42,11 @@ impl Waiting for Shared {
     }
 }
 
-/// Whom to tell of waiting, as soon as there is an engine: before, nobody waits.
+/// The receiver of reports about waiting. It is set when the engine exists, and no writer waits
+/// before.
 pub(crate) type Waits = Arc<OnceLock<Weak<dyn Waiting>>>;
 
-/// The world, with a disk that waits when it is full.
+/// The environment, with a disk that waits when it is full.
 pub(crate) fn patient(env: &Env, waits: &Waits) -> Env {
     let (disk, clock, waits) = (env.disk.clone(), env.clock.clone(), waits.clone());
     Env { disk: Arc::new(Patient { disk, room: Room { clock, waits } }), ..env.clone() }
@@ -58,7 +59,7 @@ struct Room {
 }
 
 impl Room {
-    /// Calls until it does not find the disk full.
+    /// Repeats a call until the disk is not full.
     fn wait<T>(&self, path: &Path, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         let mut waited = None;
         loop {
@@ -78,7 +79,7 @@ impl Room {
                     "{}: no room for more of the output: {error}",
                     path.display()
                 ))
-                .help("free space on this disk; what is written is good, and it goes on then"),
+                .help("free space on this disk; the written output is intact, and writing then continues"),
             );
             waited = Some(waiting);
             self.clock.sleep_us(FULL_US);
@@ -86,7 +87,7 @@ impl Room {
     }
 }
 
-/// Whether a failed call says that there is no room.
+/// Whether a failed call found the disk full.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }

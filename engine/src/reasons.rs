@@ -1,7 +1,7 @@
-//! Why transactions abort: the reasons, counted, in bounded memory.
+//! The reasons of aborts, counted in bounded memory.
 //!
-//! Reasons that differ in numbers only, such as keys, are one. Of the others the first ones that come
-//! are told apart, and the rest are counted together.
+//! Reasons that differ in numbers only, such as keys, count as one. The first other reasons are
+//! counted apart, and the rest together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,21 +13,21 @@ use tidemill_txn::program::Program;
 
 use crate::report::ReasonReport;
 
-/// So many reasons are told apart.
+/// The most reasons that are counted apart.
 const REASONS_MAX: usize = 256;
-/// Bytes of a reason that are kept.
+/// The retained length of a reason, in bytes.
 const BYTES_MAX: usize = 256;
-/// So many are told of.
+/// The number of reported reasons.
 pub(crate) const TOLD_MAX: usize = 5;
 
-/// Why transactions aborted, by handler.
+/// The reasons of aborts, by handler.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Reasons {
     counted: Vec<Counted>,
-    /// Aborts for reasons that are not told apart.
+    /// The aborts for reasons that are not counted apart.
     others: u64,
-    /// Where each reason is, by its handler and what it is without its numbers.
+    /// The place of each reason, by its handler and its text without numbers.
     #[serde(skip)]
     places: HashMap<(String, String), usize>,
 }
@@ -36,18 +36,18 @@ pub(crate) struct Reasons {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Counted {
     handler: String,
-    /// The first one that came.
+    /// The first text.
     reason: String,
-    /// The same without its numbers, where others have other ones.
+    /// The text without its numbers, where other texts have different ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     of_all: Option<String>,
     count: u64,
-    /// Of a fault: the user's line.
+    /// The user's line of a fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at: Option<String>,
 }
 
-/// The handlers whose abort events a stream has, by its name.
+/// For each abort stream by name, the handler whose aborts it has.
 pub(crate) fn aborting(program: &Program) -> BTreeMap<Arc<str>, String> {
     let of = |handler: &tidemill_txn::program::Handler| {
         let name = handler.name.to_string();
@@ -63,7 +63,7 @@ impl Reasons {
     /// Counts the abort events of a handler.
     pub(crate) fn count(&mut self, handler: &str, batch: &Batch) {
         let column = batch.schema().len() - 1;
-        // One reason after another is mostly the same.
+        // A reason is mostly equal to the one before.
         let mut last: Option<(Arc<str>, u64)> = None;
         for row in 0..batch.len() {
             let Value::Str(reason) = batch.value(column, row) else { continue };
@@ -81,7 +81,8 @@ impl Reasons {
         }
     }
 
-    /// Counts a slide of a window whose triggers aborted, with those of the procedure that owns it.
+    /// Counts a slide of a window whose triggers aborted, with the aborts of the procedure that
+    /// owns it.
     pub(crate) fn slide(&mut self, program: &Program, slide: &AbortedSlide) {
         let owner = program.windows[slide.window.index()].owner;
         let handler = program.handlers[owner.index()].name.to_string();
@@ -113,7 +114,7 @@ impl Reasons {
         }
     }
 
-    /// Notes where functions failed.
+    /// Notes the user's lines of faults.
     pub(crate) fn place(&mut self, program: &Program, faults: &[Faulted]) {
         for fault in faults {
             let (_, Some(at)) = fault.abort.parts() else { continue };
@@ -125,7 +126,7 @@ impl Reasons {
         }
     }
 
-    /// The commonest ones.
+    /// Returns the most frequent reasons.
     pub(crate) fn told(&self) -> Vec<ReasonReport> {
         let mut counted: Vec<&Counted> = self.counted.iter().collect();
         counted.sort_by_key(|reason| std::cmp::Reverse(reason.count));
@@ -139,7 +140,7 @@ impl Reasons {
     }
 }
 
-/// As much of a reason as is kept.
+/// The retained part of a reason.
 fn shortened(reason: &str) -> &str {
     let mut end = reason.len().min(BYTES_MAX);
     while !reason.is_char_boundary(end) {
@@ -184,7 +185,7 @@ mod tests {
         let mut reasons = Reasons::default();
         counted(&mut reasons, &["a[1] is missing", "no", "no", "a[22] is missing", "no"]);
         assert_eq!(told(&reasons), [("no".into(), 3), ("a[#] is missing".into(), 2)]);
-        // They come back, and go on.
+        // The reasons survive an encoding, and counting continues.
         let text = serde_json::to_string(&reasons).unwrap();
         let mut reasons: Reasons = serde_json::from_str(&text).unwrap();
         counted(&mut reasons, &["a[3] is missing", "a[3] is missing", "only 7"]);

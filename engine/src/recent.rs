@@ -1,4 +1,4 @@
-//! How the last epochs were executed, for who asks.
+//! The execution of the last epochs, for queries.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{json, Value};
 use tidemill_txn::execute::Ran;
 
-/// Epochs that are remembered.
+/// The number of epochs that are remembered.
 const EPOCHS: usize = 16;
 
 /// The last epochs.
@@ -21,7 +21,7 @@ struct Epoch {
 }
 
 impl Recent {
-    /// An epoch was executed in so long.
+    /// Notes the execution of an epoch and its time.
     pub(crate) fn note(&self, number: u64, transactions: usize, ns: u64, ran: &Ran) {
         if transactions == 0 {
             return;
@@ -33,7 +33,7 @@ impl Recent {
         epochs.push_back(Epoch { number, transactions, ns, ran: ran.clone() });
     }
 
-    /// The newest last. Times are nanoseconds a transaction.
+    /// Describes the epochs, newest last. Times are nanoseconds a transaction.
     pub(crate) fn told(&self) -> Vec<Value> {
         let told = |epoch: &Epoch| {
             let Epoch { number, transactions, ns, ran } = epoch;

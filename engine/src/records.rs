@@ -1,25 +1,29 @@
-//! What the records of the two logs mean, to the byte. Each begins with its version.
+//! The meaning of the records of the two logs, to the byte. Each begins with its version.
 //!
-//! A *rows* record (input log): version (1), source (u32), the offset behind the rows (u64), number
-//! of rows (u32), their offsets (u64 each), their columns; number of bad rows (u32), each with its
-//! offset (u64), line (u64), origin, raw text and reason.
+//! A *rows* record (input log) has version (1), source (u32), the offset after the rows (u64),
+//! number of rows (u32), their offsets (u64 each), and their columns. The number of bad rows (u32)
+//! follows, each with its offset (u64), line (u64), origin, raw text and reason.
 //!
-//! A *verdict* record (input log): version (1), source (u32), offset (u64), epoch (u64), reason. The
-//! event at that offset is set aside, from that epoch on.
+//! A *verdict* record (input log) has version (1), source (u32), offset (u64), epoch (u64), and
+//! reason. The event at that offset is quarantined, from that epoch on.
 //!
-//! A *cut* record (cut log): version (1 to 5), epoch (u64), clock (u64), the fingerprint (u128), the hash
-//! of all outputs after it (u128), offsets (u32, u64 each), watermarks (u32; time, source and offset
-//! each), idle and ended sources (u32, u32 each), and for each source whose place has changed since
-//! the cut before (u32): its number (u32) and its place as JSON. In version 2 for each opaque handler
-//! that has committed in the epoch (u32): its number (u32), the hash of all that it wrote (u64). In
-//! version 1 none has, or nobody has looked. In version 3 then for each call of a function that took
-//! too long (u32): source (u32) and offset (u64) of its event, which of its calls it was (u32), reason. In
-//! version 4, which strong recovery writes, then the transactions (see `put_commands`). In version 5 whether
-//! there are such (u8), and they; then what transactions were told from outside (u32): of each the hash of
-//! what it asked (u128), and the answer.
+//! A *cut* record (cut log) has version (1 to 5), epoch (u64), clock (u64), the fingerprint (u128),
+//! and the hash of all outputs after it (u128). Offsets (u32, u64 each), watermarks (u32; time,
+//! source and offset each), and idle and ended sources (u32, u32 each) follow. Then come the
+//! sources whose position has changed since the cut before (u32), each with its number (u32) and
+//! its position as JSON.
 //!
-//! A *cut behind* record (cut log): how many records of the input log come before the cut, and were durable
-//! before it was (u64); then as a cut record. Earlier versions have written cut records alone.
+//! - Version 2 adds each opaque handler that has committed in the epoch (u32): its number (u32),
+//!   and the hash of all that it wrote (u64). In version 1 there was none, or no check.
+//! - Version 3 adds each call of a function that took too long (u32): source (u32) and offset (u64)
+//!   of its event, which of its calls it was (u32), and reason.
+//! - Version 4, of strong recovery, adds the transactions (see `put_commands`).
+//! - Version 5 adds whether there are transactions (u8), the transactions, and the answers from
+//!   outside (u32). Each has the hash of the question (u128), and the answer.
+//!
+//! A *cut behind* record (cut log) has the number of records of the input log that come before the
+//! cut, and were durable before it was (u64). The fields of a cut record follow. Earlier versions
+//! wrote only cut records.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,23 +38,23 @@ use tidemill_log::Record;
 use tidemill_txn::execute::Overdue;
 use tidemill_txn::program::Asked;
 
-/// Kinds of records.
+/// The kinds of records.
 pub(crate) const ROWS: u8 = 1;
 pub(crate) const VERDICT: u8 = 2;
 const CUT: u8 = 3;
 pub(crate) const CUT_BEHIND: u8 = 4;
 
 const VERSION: u8 = 1;
-/// Of a cut record that says what opaque handlers have written.
+/// The version of a cut record with hashes of the writes of opaque handlers.
 const WRITTEN_VERSION: u8 = 2;
-/// Of one that also says which calls of functions took too long.
+/// The version that adds the calls of functions that took too long.
 const OVERDUE_VERSION: u8 = 3;
-/// Of one with all transactions.
+/// The version that adds all transactions.
 const COMMANDS_VERSION: u8 = 4;
-/// Of one that says what transactions were told from outside.
+/// The version that adds the answers from outside.
 const ANSWERS_VERSION: u8 = 5;
 
-/// Rows that were pushed.
+/// Encodes pushed rows.
 pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + chunk.batch.bytes() + 8 * chunk.offsets.len());
     out.push(VERSION);
@@ -70,7 +74,7 @@ pub(crate) fn put_rows(source: SourceId, chunk: &Chunk) -> Vec<u8> {
     out
 }
 
-/// The source of a rows record and the offset behind it, without decoding the rest.
+/// The source of a rows record and the offset after it, without decoding the rest.
 pub(crate) fn rows_end(bytes: &[u8]) -> Result<(SourceId, u64)> {
     let take = |mut input: &[u8]| {
         (take_u8(&mut input)? == VERSION).then_some(())?;
@@ -79,7 +83,7 @@ pub(crate) fn rows_end(bytes: &[u8]) -> Result<(SourceId, u64)> {
     take(bytes).ok_or_else(|| unreadable("rows"))
 }
 
-/// The rows of a rows record.
+/// Decodes the rows of a rows record.
 pub(crate) fn take_rows(schema: &Arc<Schema>, bytes: &[u8]) -> Result<Chunk> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
@@ -104,27 +108,27 @@ pub(crate) fn take_rows(schema: &Arc<Schema>, bytes: &[u8]) -> Result<Chunk> {
     take(bytes).ok_or_else(|| unreadable("rows"))
 }
 
-/// What became of an epoch.
+/// The record of an epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CutRecord {
     pub(crate) cut: Cut,
     pub(crate) fingerprint: u128,
-    /// Of all outputs up to this cut.
+    /// The hash of all outputs up to this cut.
     pub(crate) output_hash: u128,
-    /// Where sources stand, as far as that has changed.
+    /// The changed positions of sources.
     pub(crate) places: Vec<(SourceId, Place)>,
-    /// Hashes of what opaque handlers have written, by their numbers.
+    /// Hashes of the rows that opaque handlers have written, by their numbers.
     pub(crate) written: BTreeMap<usize, u64>,
     /// Calls of functions that took too long: a verdict of the clock, which a replay obeys.
     pub(crate) overdue: Vec<Overdue>,
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
-    /// What transactions were told from outside.
+    /// The answers from outside that transactions received.
     pub(crate) answers: Vec<(Asked, Arc<[u8]>)>,
 }
 
 impl CutRecord {
-    /// Whether the same was written, as far as that is known.
+    /// Whether the written rows are the same, as far as that is known.
     pub(crate) fn has_written(&self, written: &BTreeMap<usize, u64>) -> bool {
         self.written.is_empty() || self.written == *written
     }
@@ -268,7 +272,7 @@ fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
     take(bytes).ok_or_else(|| unreadable("a cut"))
 }
 
-/// A cut behind so many records of the input log.
+/// Encodes a cut after so many records of the input log.
 pub(crate) fn put_cut_behind(inputs: u64, record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::new();
     put_u64(inputs, &mut out);
@@ -276,8 +280,8 @@ pub(crate) fn put_cut_behind(inputs: u64, record: &CutRecord) -> Vec<u8> {
     out
 }
 
-/// The cut in a record of the cut log, and how many records of the input log come before it, if that
-/// is said.
+/// Decodes the cut in a record of the cut log, and the number of records of the input log before
+/// it, if the record has that.
 pub(crate) fn cut(record: &Record) -> Result<(CutRecord, Option<u64>)> {
     let mut bytes = &record.bytes[..];
     let inputs = match record.kind {
@@ -288,12 +292,12 @@ pub(crate) fn cut(record: &Record) -> Result<(CutRecord, Option<u64>)> {
     Ok((take_cut(bytes)?, inputs))
 }
 
-/// An event that is set aside.
+/// A verdict: an event that is quarantined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) source: SourceId,
     pub(crate) offset: u64,
-    /// Epochs before this one have been executed without it.
+    /// The first epoch without the event. Earlier epochs were executed with it.
     pub(crate) from_epoch: u64,
     pub(crate) reason: String,
 }
@@ -322,7 +326,7 @@ pub(crate) fn take_verdict(bytes: &[u8]) -> Result<Verdict> {
 fn unreadable(what: &str) -> Error {
     Error::io(
         format!("a record of {what} in the data directory's logs"),
-        &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes are no such record"),
+        &std::io::Error::new(std::io::ErrorKind::InvalidData, "its bytes are not such a record"),
     )
     .help("it was written by another version of tidemill, or the log is damaged: use the version that wrote it, or restore a backup")
 }

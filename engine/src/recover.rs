@@ -1,5 +1,5 @@
-//! What a data directory holds when the engine starts: a snapshot, the cuts behind it, and the rows
-//! that were pushed.
+//! The contents of a data directory when the engine starts: a snapshot, the cuts after it, and the
+//! pushed rows.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::objects::Part;
 use crate::records::{self, CutRecord, Verdict};
 use crate::spec::SourceDecl;
 
-/// A cut to be made again, and its number in the log.
+/// A cut to replay, and its number in the log.
 pub(crate) struct Recorded {
     pub(crate) number: u64,
     pub(crate) record: CutRecord,
@@ -34,7 +34,7 @@ pub(crate) struct Logged {
     pub(crate) next_offset: u64,
 }
 
-/// What is there to go on from.
+/// The state to continue from.
 pub(crate) struct Recovered {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) manifest: Option<Manifest>,
@@ -47,9 +47,9 @@ pub(crate) struct Recovered {
     input_from: u64,
 }
 
-/// Opens everything in a data directory that is held.
+/// Opens everything in a data directory that this process holds.
 ///
-/// All that is there is read first, and nothing is written before it is known to be whole.
+/// It reads all contents first, and writes nothing before they are known to be whole.
 ///
 /// # Errors
 /// When anything is damaged or missing, or was written by another program.
@@ -71,7 +71,7 @@ pub(crate) fn recover(
     };
     let (cut_spec, input_spec) = (dir.log(LogKind::Cuts), dir.log(LogKind::Input));
     let (has_cuts, has_input) = (is_begun(&**disk, &cut_spec)?, is_begun(&**disk, &input_spec)?);
-    // The cut log is made first, and both are before anything is recorded.
+    // The cut log is created first, and both exist before anything is recorded.
     if !has_cuts && (has_input || manifest.is_some()) {
         return Err(needed::gone(&cut_spec));
     }
@@ -119,8 +119,8 @@ pub(crate) fn recover(
     Ok(Recovered { store, manifest, internal, cuts, logged, verdicts, input, cut_log, input_from })
 }
 
-/// Fingerprints of one program: the one that it has, and the one that it was written with, which may
-/// be of an earlier way to write the same.
+/// The fingerprints of one program: its present one, and the one at the time of writing. They may
+/// differ, because the text of a program may change.
 #[derive(Clone, Copy)]
 pub(crate) struct Written {
     has: u128,
@@ -128,10 +128,10 @@ pub(crate) struct Written {
 }
 
 impl Written {
-    /// The fingerprints of a program and of the one that took a snapshot.
+    /// Returns the fingerprints of a program and of the one that took a snapshot.
     ///
     /// # Errors
-    /// When the snapshot is another program's.
+    /// When the snapshot belongs to another program.
     pub(crate) fn by(manifest: Option<&Manifest>, has: u128) -> Result<Written> {
         let Some(head) = manifest.map(|m| &m.head) else { return Ok(Written { has, had: has }) };
         if head.fingerprint != has && !is_same_program(&head.program, has) {
@@ -140,16 +140,15 @@ impl Written {
         Ok(Written { has, had: head.fingerprint })
     }
 
-    /// Refuses a cut that was made by another program, or by an engine that came to its outcomes in
-    /// another way.
+    /// Refuses a cut of another program, or of an engine with a different number.
     pub(crate) fn check(self, cut: &CutRecord) -> Result<()> {
         if !is_same(cut.fingerprint, self.had) && !is_same(cut.fingerprint, self.has) {
             return Err(other_program());
         }
         if !is_of_this_engine(cut.fingerprint, self.has) {
             return Err(Error::setting(format!(
-                "epoch {} was executed by another version of tidemill, which came to its outcomes \
-                 in another way, and it is in no snapshot",
+                "epoch {} was executed by another version of tidemill, which computed results in \
+                 another way, and no snapshot has it",
                 cut.cut.epoch
             ))
             .help("start that version once more and stop it: it leaves a snapshot"));
@@ -158,27 +157,27 @@ impl Written {
     }
 }
 
-/// What to say when cuts have been recorded of other files, which no snapshot names.
+/// The error when the cuts were recorded with other files, and there is no snapshot that names
+/// them.
 fn other_sources(cut: &CutRecord, program: &Program) -> Option<Error> {
     let (then, now) = (cut.cut.offsets.len(), program.sources.len());
     let names: Vec<&str> = program.sources.iter().map(|source| &*source.name).collect();
     (then != now).then(|| {
         Error::setting(format!(
-            "the recorded cuts are of {then} sources, and there are {now} now: {}",
+            "the recorded cuts have {then} sources, and there are {now} now: {}",
             names.join(", ")
         ))
         .help(
-            "put files back that have gone, and take those out that have come: each is a source; or run \
-             the version of the program that wrote the cuts; --fresh starts anew",
+            "put missing files back and take new ones out, because each is a source; or run the \
+             version of the program that wrote the cuts; --fresh starts from scratch",
         )
     })
 }
 
 fn other_program() -> Error {
     Error::setting("the data directory was written by another version of this program").help(
-        "see what is different: tidemill schema diff; take the data over: --upgrade \
-         (upgrade=True); or run the version that wrote it; --fresh starts anew and forgets \
-         everything",
+        "see the differences: tidemill schema diff; take the data over: --upgrade (upgrade=True); \
+         or run the version that wrote it; --fresh starts from scratch and deletes everything",
     )
 }
 
@@ -191,7 +190,7 @@ impl Recovered {
         load(&self.store, manifest, internal, tables)
     }
 
-    /// The rows of a pushed source that were logged, from an offset on.
+    /// The logged rows of a pushed source, from an offset on.
     pub(crate) fn rows(
         &self,
         disk: &Arc<dyn Disk>,
@@ -210,7 +209,7 @@ impl Recovered {
         Ok(rows_of(rows, source, schema, from))
     }
 
-    /// The offset behind the last row that was logged of each source.
+    /// The offset after the last logged row of each source.
     pub(crate) fn logged_to(&self) -> BTreeMap<SourceId, u64> {
         self.logged.iter().map(|logged| (logged.source, logged.next_offset)).collect()
     }
@@ -235,7 +234,7 @@ pub(crate) fn rows_of(
                     Ok(chunk) => chunk,
                     Err(error) => return Some(Err(error)),
                 };
-                // A run that reads fewer rows at a time may have cut within the record.
+                // A run that reads fewer rows at a time may have made a cut within the record.
                 let first = chunk.next_offset - chunk.rows() as u64;
                 if first < from {
                     chunk.split_off_front((from - first) as usize);

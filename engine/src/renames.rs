@@ -1,4 +1,4 @@
-//! What has another name in another version of a program.
+//! Renamed tables and columns in another version of a program.
 
 use std::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Error, Result, TableSpec};
 use tidemill_txn::program::Program;
 
-/// Old names of tables and columns with their new ones. Whatever is not in it has kept its name.
+/// Old names of tables and columns with their new ones. All other names are unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct Renames {
     tables: BTreeMap<String, String>,
-    /// By old table and old name.
+    /// The new names of columns, by old table and old name.
     columns: BTreeMap<(String, String), String>,
 }
 
 impl Renames {
-    /// The setting `renames`, checked.
+    /// Checks and returns the setting `renames`.
     ///
     /// # Errors
-    /// When it names what is not there, or gives one name to two.
+    /// When it has a name that does not exist, or gives one name to two.
     pub(crate) fn of(
         given: &BTreeMap<String, String>,
         from: &Program,
@@ -49,7 +49,7 @@ impl Renames {
                     "renames: column {old_table}.{old} can't move to table {new_table}"
                 ))
                 .help(format!(
-                    "table {old_table} is {} in the app; a table that is renamed is in renames, too",
+                    "table {old_table} is {} in the app; put the renamed table into renames, too",
                     renames.table(old_table)
                 )));
             }
@@ -66,19 +66,19 @@ impl Renames {
         Ok(renames)
     }
 
-    /// The name that a table has now.
+    /// The new name of a table.
     pub(crate) fn table<'a>(&'a self, old: &'a str) -> &'a str {
         self.tables.get(old).map_or(old, String::as_str)
     }
 
-    /// The name that a column has now, by the old name of its table.
+    /// The new name of a column, by the old name of its table.
     pub(crate) fn column<'a>(&'a self, table: &str, old: &'a str) -> &'a str {
         let key = (table.to_owned(), old.to_owned());
         self.columns.get(&key).map_or(old, String::as_str)
     }
 }
 
-/// Where a name was looked for.
+/// The place where names are looked up, in words.
 const THERE: &str = "the data directory";
 const APP: &str = "the app";
 
@@ -90,7 +90,7 @@ fn once<'a>(what: &str, names: impl Iterator<Item = (&'a str, &'a str)>) -> Resu
             return Err(Error::setting(format!(
                 "renames: of the {what} both {other} and {old} would be {new}"
             ))
-            .help("give the one that is to go another name first, or remove it first"));
+            .help("rename or remove one of them first"));
         }
     }
     Ok(())
@@ -113,10 +113,10 @@ fn find_column(table: &TableSpec, owner: &str, name: &str) -> Result<()> {
     })
 }
 
-/// What is not there under its old name may be there under the new one.
+/// Adds help if the new name exists already, so that the renaming was done before.
 fn done_before(error: Error, is_done: bool) -> Error {
     match is_done {
-        true => error.help("the new name is there already: take it out of renames"),
+        true => error.help("the new name exists already: remove it from renames"),
         false => error,
     }
 }
@@ -126,8 +126,8 @@ fn missing<'a>(what: &str, name: &str, names: impl Fn() -> Vec<&'a str>) -> Erro
     match nearest(name, names()) {
         Some(near) => error.help(format!("did you mean '{near}'?")),
         None => error.help(format!(
-            "renames goes from old names to new ones, and what is done is taken out of it; there \
-             are {}",
+            "renames maps old names to new ones, and those that are done must be removed; the \
+             present names are {}",
             names().join(", ")
         )),
     }

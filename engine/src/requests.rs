@@ -1,15 +1,16 @@
-//! Requests: calls that are executed once, however often they come.
+//! Requests: calls that are executed once, however often they arrive.
 //!
-//! Who calls over a network does not know, when no reply comes, whether the call was executed, so it
-//! calls again, with the same *request id*. What a request came to is a row of an internal table, which is
-//! written by the transaction of the call itself: it is there when the call was executed and not
-//! otherwise, after any crash, and goes with snapshots and upgrades as all tables do.
+//! A client over a network that gets no reply does not know whether the call was executed. So it
+//! calls again, with the same *request id*. The result of a request is a row of an internal table,
+//! which the transaction of the call itself writes. So the row exists exactly when the call was
+//! executed, after any crash. It is in snapshots and upgrades as all tables are.
 //!
-//! [`add`] gives a program what that needs: the streams of calls two columns more, the tables, a
-//! stream of answers that are no output of the procedure, and functions around those of procedures.
-//! Only functions can be wrapped; procedures that are declared or native take no ids.
+//! [`add`] gives a program the necessary parts: two more columns in the streams of calls, the
+//! tables, a stream of answers that is no output of the procedure, and wrappers around the
+//! functions of procedures. Only functions can be wrapped. Declared or native procedures take no
+//! ids.
 //!
-//! An aborted call leaves nothing, here as everywhere: the same request runs again.
+//! An aborted call leaves nothing, as everywhere: the same request runs again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,21 +27,22 @@ use tidemill_txn::program::{
     Abort, Aggregate, Ask, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
 };
 
-/// What the engine adds to a program has names that begin so, and nothing else has.
+/// The prefix of all names that the engine adds to a program. No other names have it.
 const PREFIX: &str = "tidemill.";
-/// Columns of calls: the request's id, and for how long it is remembered.
+/// Columns of calls: the request's id, and how long it is retained.
 const ID: &str = "tidemill.request";
 const KEPT: &str = "tidemill.kept_us";
-/// The tables: what requests came to, and when each is forgotten.
+/// The tables: the results of requests, and the time when each expires.
 pub(crate) const REQUESTS: &str = "tidemill.requests";
 pub(crate) const EXPIRIES: &str = "tidemill.expiries";
-/// Where requests are answered that were known.
+/// The stream of answers to known requests.
 const ANSWERS: &str = "tidemill.answers";
-/// In place of an id, in the row of the clock by which they are forgotten: no client sends it.
+/// The id of the row with the clock by which requests expire. No client can send it.
 const CLOCK: &str = "\u{1}clock";
-/// What goes by between two requests, at most.
+/// The most time that this clock advances between two requests, in microseconds.
 const HOUR_US: i64 = 3_600_000_000;
-/// So many that are to be forgotten go with each new one: more than come, so that they do go.
+/// The number of expired requests that a new one removes. It is more than one, so that they do not
+/// accumulate.
 const SWEEP_MAX: usize = 4;
 
 /// Whether a name is one of the engine's own.
@@ -48,35 +50,35 @@ pub(crate) fn is_hidden(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
-/// What is counted by name, without the engine's own.
+/// Counts by name, without the engine's own names.
 pub(crate) fn shown(mut counts: BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     counts.retain(|name, _| !is_hidden(name));
     counts
 }
 
-/// A request that may come again.
+/// A request that a client may repeat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What tells it from all others.
+    /// Its unique id.
     pub id: String,
-    /// How long what it came to is remembered, in microseconds.
+    /// How long its result is retained, in microseconds.
     pub kept_us: i64,
 }
 
-/// Whether requests are kept by a [clock of their own](Once::kept_clock). They are, but in cuts of earlier versions that
-/// are executed again.
+/// Whether requests have a [clock of their own](Once::kept_clock). They do, except in replayed cuts
+/// of earlier versions.
 pub(crate) type HasClock = Arc<AtomicBool>;
 
-/// Gives a program what requests need, if it has functions that are called.
+/// Adds to a program the parts for requests, if it has functions that clients call.
 ///
 /// # Errors
-/// When it has names that are the engine's.
+/// When it has names that are reserved for the engine.
 pub(crate) fn add(program: &mut Program) -> Result<HasClock> {
     let has_clock = HasClock::new(true.into());
     let tables = program.tables.iter().map(|t| ("table", &t.name, &t.at));
     let streams = program.streams.iter().map(|s| ("stream", &s.spec.name, &s.spec.at));
     if let Some((what, name, at)) = tables.chain(streams).find(|(_, name, _)| is_hidden(name)) {
-        let what = format!("{what} {name}: names that begin with '{PREFIX}' are the engine's");
+        let what = format!("{what} {name}: names that begin with '{PREFIX}' are reserved");
         return Err(Error::program(what).help("give it another name").at(at.to_string()));
     }
     let called = |handler: &usize| {
@@ -148,7 +150,7 @@ fn table(program: &mut Program, name: &str, key: usize, columns: Vec<Column>) ->
 fn request_columns() -> Vec<Column> {
     vec![
         Column::new("request", DataType::Str),
-        // Of the procedure and its arguments.
+        // The hash of the procedure and its arguments.
         Column::new("hash", DataType::Bytes),
         // The row that it returned, if any.
         Column::new("reply", DataType::Bytes).nullable(),
@@ -160,7 +162,7 @@ fn expiry_columns() -> Vec<Column> {
     vec![Column::new("until", DataType::Timestamp), Column::new("request", DataType::Str)]
 }
 
-/// How many columns of a stream of calls are parameters, and whether requests have ids there.
+/// The number of parameters of a stream of calls, and whether its calls have request ids.
 pub(crate) fn parameters(calls: &Schema) -> (usize, bool) {
     match calls.index_of(ID) {
         Some(parameters) => (parameters, true),
@@ -168,7 +170,7 @@ pub(crate) fn parameters(calls: &Schema) -> (usize, bool) {
     }
 }
 
-/// The columns of a stream's events as others see them: those of calls are the parameters.
+/// The columns of a stream's events as others see them. Those of calls are the parameters.
 pub(crate) fn without_own(stream: Arc<Schema>) -> Arc<Schema> {
     match parameters(&stream) {
         (parameters, true) => Schema::new(stream.columns[..parameters].to_vec()).into(),
@@ -176,7 +178,7 @@ pub(crate) fn without_own(stream: Arc<Schema>) -> Arc<Schema> {
     }
 }
 
-/// The event of a call: what a stream of calls has beside the parameters.
+/// Builds the event of a call: the parameters, and the further columns of the stream of calls.
 ///
 /// # Errors
 /// When its procedure takes no request ids.
@@ -199,8 +201,8 @@ pub(crate) fn event(
     Ok(Batch::from_rows(calls.clone(), [&row[..]]))
 }
 
-/// Events of calls that nobody makes again, of their parameters; other batches, and those of streams that
-/// are no calls, as they are.
+/// Builds the events of calls without ids from their parameters. Returns other batches, and those
+/// of other streams, unchanged.
 pub(crate) fn without_ids(calls: &Arc<Schema>, given: Batch) -> Batch {
     let (columns, own) = (&calls.columns, given.schema().clone());
     let (count, takes_ids) = parameters(calls);
@@ -213,13 +215,13 @@ pub(crate) fn without_ids(calls: &Arc<Schema>, given: Batch) -> Batch {
     Batch::new(calls.clone(), arrays, given.len())
 }
 
-/// Where a program answers requests that it knows.
+/// The stream of answers to known requests.
 pub(crate) fn answers(program: &Program) -> Option<StreamId> {
     let last = program.streams.len().checked_sub(1)?;
     (&*program.streams[last].spec.name == ANSWERS).then_some(StreamId(last as u16))
 }
 
-/// What an event of that stream says: the row that was returned, or that the request is another.
+/// Decodes an event of that stream.
 pub(crate) fn answer(output: Option<&Arc<Schema>>, event: &[Value]) -> Known {
     match event {
         [Value::Bool(true), Value::Bytes(reply)] => Known::Same(output.and_then(|schema| {
@@ -231,19 +233,19 @@ pub(crate) fn answer(output: Option<&Arc<Schema>>, event: &[Value]) -> Known {
     }
 }
 
-/// What is known of a request.
+/// The answer to a known request.
 pub(crate) enum Known {
-    /// What it returned.
+    /// The row that the request returned.
     Same(Option<Row>),
-    /// The id is that of another call.
+    /// The id belongs to a different call.
     Other,
 }
 
-/// The function of a procedure that is called, so that each request is executed once.
+/// The wrapper of a procedure's function, which executes each request once.
 struct Once {
     function: Arc<dyn Opaque>,
     procedure: Arc<str>,
-    /// Columns of the event that are the function's.
+    /// The number of the event's columns that belong to the function.
     parameters: usize,
     output: Option<(StreamId, Arc<Schema>)>,
     requests: TableId,
@@ -297,8 +299,9 @@ impl Opaque for Once {
 }
 
 impl Once {
-    /// The clock by which ids are forgotten: that of the cuts, but between two requests an hour at most goes by. So one
-    /// that was wrong once, and days ahead, does not make all ids forgotten. It is a row among those of requests.
+    /// Returns the clock by which ids expire. It is the cuts' clock, but it advances by an hour at
+    /// most between two requests. So a clock that was once wrong by days does not make all ids
+    /// expire. It is a row among those of requests.
     fn kept_clock(&self, tx: &mut dyn Tx) -> Result<i64, Abort> {
         let now_us = tx.now_us();
         if !self.has_clock.load(Ordering::Relaxed) {
@@ -318,7 +321,7 @@ impl Once {
         Ok(clock_us)
     }
 
-    /// Forgets some whose time is over.
+    /// Removes some expired requests.
     fn sweep(&self, now_us: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
         for row in tx.scan(self.expiries, &[], &[Value::Timestamp(now_us)], SWEEP_MAX)? {
             tx.delete(self.requests, &row[1..])?;
@@ -327,7 +330,7 @@ impl Once {
         Ok(())
     }
 
-    /// What tells this call from others with its id.
+    /// A hash that distinguishes this call from others with its id.
     fn hash(&self, arguments: &[Value]) -> Value {
         let mut bytes = Vec::with_capacity(64);
         encode::str(&self.procedure, &mut bytes);
@@ -336,7 +339,7 @@ impl Once {
     }
 }
 
-/// A transaction of which somebody wants to know what it returns.
+/// A transaction whose return value is watched.
 struct Watched<'a> {
     tx: &'a mut dyn Tx,
     of: Option<&'a (StreamId, Arc<Schema>)>,

@@ -1,6 +1,6 @@
-//! The last rows of streams: of outputs for those who follow them, of dead-letter and late streams
-//! for whoever looks later. Filled at delivery only, so that nothing is seen before its cut is
-//! durable, and bounded in rows and bytes.
+//! The last rows of streams: of outputs for their followers, and of dead-letter and late streams
+//! for later queries. They are added at delivery only, so that nothing is visible before its cut is
+//! durable. They are bounded in rows and bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::settings::Settings;
 /// The last rows of a stream. They are numbered from 0, from the first start of the app on.
 pub(crate) struct Ring {
     pub(crate) schema: Arc<Schema>,
-    /// It is of a dead-letter or late stream.
+    /// Whether it is of a dead-letter or late stream.
     is_dlq: bool,
     rows_max: usize,
     bytes_max: usize,
-    /// The number behind the last row.
+    /// The number after the last row.
     next: u64,
     batches: VecDeque<(Batch, usize)>,
     rows: usize,
@@ -35,19 +35,19 @@ pub(crate) struct Rings {
 }
 
 impl Ring {
-    /// The number of the first row that is there.
+    /// The number of the first retained row.
     pub(crate) fn first(&self) -> u64 {
         self.next - self.rows as u64
     }
 
-    /// The number behind the last one.
+    /// The number after the last row.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
 
     fn push(&mut self, mut batch: Batch) {
         self.next += batch.len() as u64;
-        // What is cut off is copied: a slice would hold all of it.
+        // The rest is copied, because a slice would hold the whole batch in memory.
         let last = |batch: &Batch, rows: usize| {
             let from = batch.len() - rows;
             batch.take(&(from as u32..batch.len() as u32).collect::<Vec<u32>>())
@@ -84,7 +84,7 @@ impl Ring {
         }
     }
 
-    /// At most `rows_max` rows from number `from` on; none of them when that is not there.
+    /// Returns at most `rows_max` rows from number `from` on; none if that row is not there.
     pub(crate) fn kept(&self, from: u64, rows_max: usize) -> Kept {
         let (first, next) = (self.first(), self.next());
         let rows = match (first..next).contains(&from) {
@@ -94,7 +94,8 @@ impl Ring {
         Kept { first, next, rows }
     }
 
-    /// At most `rows_max` rows from number `from` on, which is there: each with its number.
+    /// Returns at most `rows_max` rows from number `from` on, each batch with its number. The row
+    /// `from` must be there.
     pub(crate) fn rows(&self, from: u64, rows_max: usize) -> Vec<(u64, Batch)> {
         let (mut at, mut left, mut found) = (self.first(), rows_max, Vec::new());
         for (batch, _) in &self.batches {
@@ -112,8 +113,8 @@ impl Ring {
 }
 
 impl Rings {
-    /// Of all streams whose rows have stable numbers. Events of inputs pass through only where
-    /// somebody wants them.
+    /// Creates the rings of all streams whose rows have stable numbers. These exclude inputs, whose
+    /// events pass through only where they are needed.
     pub(crate) fn new(program: &Program, settings: &Settings) -> Rings {
         let mut by_name = BTreeMap::new();
         let ring = |schema: &Arc<Schema>, is_dlq: bool| {
@@ -147,7 +148,7 @@ impl Rings {
         Rings { by_name }
     }
 
-    /// Of what functions emit alone, numbered from a row on.
+    /// Creates the rings of emitted streams only, numbered from a row on.
     pub(crate) fn of_emitted(program: &Program, settings: &Settings, from: u64) -> Rings {
         let mut rings = Rings::new(program, settings);
         rings.by_name.values_mut().for_each(|ring| ring.next = from);
@@ -159,12 +160,12 @@ impl Rings {
         rings
     }
 
-    /// The streams whose rows are kept, with their columns.
+    /// The streams with retained rows, with their columns.
     pub(crate) fn streams(&self) -> Vec<(String, Arc<Schema>)> {
         self.by_name.iter().map(|(name, ring)| (name.clone(), ring.schema.clone())).collect()
     }
 
-    /// Goes on behind a snapshot, which may be one that has no rows of outputs yet.
+    /// Continues after a snapshot, which may have no rows of outputs.
     pub(crate) fn resume(&mut self, internal: &Internal) {
         for (name, ring) in &mut self.by_name {
             ring.next = internal.facts.outlets.get(name).map_or(0, |facts| facts.rows);
@@ -176,21 +177,21 @@ impl Rings {
         }
     }
 
-    /// Takes events of an epoch whose cut is durable.
+    /// Adds events of an epoch whose cut is durable.
     pub(crate) fn push(&mut self, stream: &str, batch: &Batch) {
         if let Some(ring) = self.by_name.get_mut(stream).filter(|_| !batch.is_empty()) {
             ring.push(batch.clone());
         }
     }
 
-    /// Dead-letter and late streams that have had rows.
+    /// The dead-letter and late streams that have had rows.
     pub(crate) fn dlq(&self) -> impl Iterator<Item = (&str, &Ring)> {
         let had = self.by_name.iter().filter(|(_, ring)| ring.is_dlq && ring.next > 0);
         had.map(|(name, ring)| (&**name, ring))
     }
 
-    /// What a snapshot keeps of them: as much as is here, so that whoever follows a stream goes on after a
-    /// restart wherever he could have gone on before.
+    /// Returns the rows for a snapshot: all retained ones, so that a follower can continue after a
+    /// restart wherever it could have before.
     pub(crate) fn facts(&self) -> Vec<RingFacts> {
         let had = self.by_name.iter().filter(|(_, ring)| ring.next > 0);
         let facts = |(stream, ring): (&String, &Ring)| RingFacts {
@@ -251,7 +252,7 @@ mod tests {
         let mut b = Builder::new("app");
         let x = || vec![Column::new("x", DataType::Int)];
         b.stream("s", x());
-        // Named as a late stream might be.
+        // The name is like that of a late stream.
         b.emitted("out.late", x());
         b.emitted("none", x());
         let program = b.finish().unwrap();
@@ -271,7 +272,7 @@ mod tests {
         };
         assert_eq!(rows(&rings, "out.late").0, 4);
         facts.outlets.entry("out.late".into()).or_default().rows = 14;
-        let internal = Internal { facts, parked: Vec::new(), rings: rings.facts() };
+        let internal = Internal { facts, buffered: Vec::new(), rings: rings.facts() };
         let bytes = internal.encode();
         let internal = Internal::decode(&program, &bytes).unwrap();
         let mut again = Rings::new(&program, &limits);
@@ -279,7 +280,7 @@ mod tests {
         for stream in ["out.late", "s.late", "none"] {
             assert_eq!(rows(&again, stream), rows(&rings, stream), "{stream}");
         }
-        // Whoever keeps less has the last of them.
+        // A smaller ring has the last rows.
         let mut fewer = Rings::new(&program, &Settings { tail_rows: 3, ..limits });
         fewer.resume(&internal);
         assert_eq!(rows(&fewer, "out.late"), (11, 14, [11, 12, 13].map(Value::Int).to_vec()));

@@ -1,4 +1,4 @@
-//! What is different between the program that wrote a data directory and another version of it.
+//! The comparison of the program that wrote a data directory with another version of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::spec::AppSpec;
 use crate::stopped::no_snapshot;
 use crate::stored::Stored;
 
-/// How long a running engine may take to accept, in microseconds.
+/// The time for a running engine to accept a connection, in microseconds.
 const CONNECT_US: u64 = 2_000_000;
-/// How often a running engine may remove, while we look, what we are looking at.
+/// How often a comparison is repeated when the running engine has removed its files.
 const TRIES: usize = 3;
 
-/// What is different between the program in a data directory's newest snapshot and `app`, and what an
-/// upgrade would make of it, as `docs/running.md` has it. Writes nothing; an engine may run on the
-/// directory meanwhile.
+/// Returns the differences between the program in a data directory's newest snapshot and `app`, and
+/// the effects of an upgrade, as `docs/internals/protocol.md` describes them. It writes nothing,
+/// and an engine may run on the directory meanwhile.
 ///
 /// # Errors
-/// When there is no such data directory, when it is another app's or has no snapshot yet, and when
-/// the setting `renames` names what is not there.
+/// When there is no such data directory, when it belongs to another app or has no snapshot yet, or
+/// when the setting `renames` has names that do not exist.
 pub fn schema_diff(env: &Env, data_dir: &Path, app: &AppSpec) -> Result<Value> {
     let site = Site::look(&env.disk, data_dir)?;
     if site.name != *app.program.name {
@@ -68,7 +68,7 @@ fn diff(
     let mut comparison = Comparison::of(env, &left, to, renames)?;
     comparison.look(store, &left.manifest)?;
     let mut found = comparison.found();
-    // A running one has no last cut yet: what it leaves when it stops will do.
+    // A running engine takes a snapshot when it stops, so its last cuts do not matter.
     let socket = Addr::Unix(Site::socket(&site.path));
     if env.net.connect(&socket, CONNECT_US).is_err() {
         found.why.extend(behind(site, &left.manifest)?);
@@ -77,7 +77,7 @@ fn diff(
     Ok(json!({"same": false, "possible": why.is_empty(), "why": why, "changes": changes}))
 }
 
-/// What the newest snapshot holds beside rows.
+/// The contents of the newest snapshot beside rows.
 pub(crate) struct Left {
     pub(crate) manifest: Manifest,
     pub(crate) stored: Stored,
@@ -93,7 +93,7 @@ impl Left {
         Ok(Some(Left { manifest, stored, internal }))
     }
 
-    /// Whether this app wrote it: a start has nothing to change.
+    /// Whether this app wrote it, so that a start changes nothing.
     pub(crate) fn is_of(&self, app: &Stored) -> bool {
         let fingerprint = fingerprint::of(&fingerprint::text(&app.program));
         let sinks = self.internal.facts.sinks.iter().map(|s| (s.stream.clone(), s.path.clone()));
@@ -103,16 +103,16 @@ impl Left {
     }
 }
 
-/// What is recorded behind a snapshot, if anything is: it stands against an upgrade, because only
-/// the program that recorded it can make it again.
+/// Describes the records after a snapshot, if there are any. They prevent an upgrade, because only
+/// the program that recorded them can replay them.
 pub(crate) fn behind(site: &Site, manifest: &Manifest) -> Result<Option<String>> {
     let from = (manifest.head.input_next, manifest.head.cut_next);
     let (rows, cuts) = needed::ends(site, from)?;
     let (rows, cuts) = (rows - from.0, cuts - from.1);
     Ok((cuts + rows > 0).then(|| {
         format!(
-            "{} and {} come behind the newest snapshot, and only the version that wrote them can \
-             make them again: start that version, stop it (it leaves a snapshot then), and upgrade",
+            "{} and {} come after the newest snapshot, and only the version that wrote them can \
+             replay them: start that version, stop it (it then leaves a snapshot), and upgrade",
             counted(cuts, "recorded cut"),
             counted(rows, "record") + " of pushed rows"
         )

@@ -1,4 +1,4 @@
-//! Settings: data, from file < environment < flag. Unknown ones are errors.
+//! Settings as data, from file < environment < flag. Unknown settings are errors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,39 +7,39 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::Error;
 use tidemill_txn::schedule::Strategy;
 
-/// What is kept in a data directory.
+/// The contents of a data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Durable {
-    /// Nothing: as if there were none.
+    /// Nothing, as without a data directory.
     None,
-    /// Inputs and cuts. A start repeats everything.
+    /// Inputs and cuts. A start replays everything.
     Log,
-    /// Inputs, cuts and snapshots. A start repeats what came behind the last snapshot.
+    /// Inputs, cuts and snapshots. A start replays everything after the last snapshot.
     #[default]
     #[serde(rename = "log+snapshots")]
     LogAndSnapshots,
 }
 
-/// The fewest bytes of a segment of the input log.
+/// The smallest size of a segment of the input log, in bytes.
 pub(crate) const SEGMENT_BYTES_MIN: u64 = 1 << 16;
-/// Ten years in microseconds, a pebibyte, and a billion rows: more is a slip of the pen, and sums of
-/// them would not fit.
+/// Ten years in microseconds, a pebibyte, and a billion rows. Larger values are typing errors, and
+/// their sums would overflow.
 const LONG_US: u64 = 315_576_000_000_000;
 const BYTES_MAX: u64 = 1 << 50;
 const ROWS_MAX: u64 = 1_000_000_000;
 
-/// Whether a start takes over what another version of the program has left. In JSON `false`, `true`
+/// Whether a start takes over the data of another version of the program. In JSON `false`, `true`
 /// or `"lossy"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "serde_json::Value", into = "serde_json::Value")]
 pub enum Upgrade {
-    /// It is refused.
+    /// A start refuses such data.
     #[default]
     Off,
-    /// It does, when nothing is lost.
+    /// A start takes over such data if nothing is lost.
     Lossless,
-    /// It does, and drops what the new version has no place for.
+    /// A start takes over such data, and drops state that has no place in the new version.
     Lossy,
 }
 
@@ -66,131 +66,134 @@ impl From<Upgrade> for serde_json::Value {
     }
 }
 
-/// How what a crash has interrupted is executed again (S-Store 3.2.5). Both come to the same state, as
-/// long as functions do the same again.
+/// How a restart executes interrupted work again (S-Store, section 3.2.5). Both ways result in the
+/// same state if functions are deterministic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recovery {
-    /// Inputs and cuts are logged, and what they set off is set off again.
+    /// Inputs and cuts are logged. A replay executes all that they trigger.
     #[default]
     Weak,
-    /// Each transaction is logged too, with what it was given and a hash of what it came to. None sets
-    /// off another when they are executed again, and one that comes to something else ends the run.
+    /// Each transaction is logged too, with its input and a hash of its result. A replay triggers
+    /// no transaction from another one. It ends the run when a result differs.
     Strong,
 }
 
-/// What becomes of a run when a function fails on an event: it raises what it did not mean to. A call is
-/// answered, and the run goes on.
+/// The reaction to a fault: an exception that a function did not mean to raise. A fault in a call
+/// is returned to its client, and the run continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFault {
-    /// The transaction aborts and is counted, and the run goes on.
+    /// The transaction aborts and is counted, and the run continues.
     #[default]
     Abort,
-    /// The run ends with an error, before anything of the event is committed.
+    /// The run ends with an error, before any effect of the event is committed.
     Stop,
 }
 
-/// What a user may set. Names end in their unit.
+/// The settings of users. A name ends with its unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Worker threads; one a core when 0.
+    /// Worker threads; 0 for one per core.
     pub workers: usize,
-    /// An epoch closes as soon as the engine is idle and input waits. Otherwise only rows, bytes or
-    /// time close it.
+    /// Whether an epoch closes as soon as the engine is idle and input waits. Otherwise only rows,
+    /// bytes or time close it.
     pub epoch_idle: bool,
-    /// An epoch closes at this many rows (and what its sources read at the same time).
+    /// The rows at which an epoch closes. It also has the rows that its sources read at that
+    /// moment.
     pub epoch_rows_max: usize,
-    /// Rows that have been read and not yet taken into an epoch stay below this many bytes; at
-    /// half of them the epoch closes.
+    /// The bound of rows that are read and in no epoch yet, in bytes. The epoch closes at half of
+    /// it.
     pub epoch_bytes_max: usize,
-    /// An epoch closes this long after its first row was seen, in microseconds of the engine's
-    /// clock.
+    /// The time from an epoch's first row to its end, in microseconds of the engine's clock.
     pub epoch_us_max: i64,
-    /// Tables, parked events and kept outputs together stay below this many bytes; beyond it
+    /// The bound of tables, buffered events and retained outputs together, in bytes. Beyond it
     /// admission stops with an error that names the table.
     pub memory_bytes_max: usize,
-    /// Rows that wait for the watermark stay below this many bytes: the source that is ahead in
-    /// time is paused.
-    pub parked_bytes_max: usize,
-    /// How epochs are executed: `adaptive`, or one of the strategies by name. The outcome is the same.
+    /// The bound of rows that wait for the watermark, in bytes. The source that is ahead in time
+    /// pauses at it.
+    pub buffered_bytes_max: usize,
+    /// The strategy of execution: `adaptive`, or one by name. The results are the same.
     pub strategy: String,
-    /// Every n-th transaction of an opaque handler is run twice and compared; 0 never.
+    /// Every n-th transaction of an opaque handler is run twice and compared; 0 for none.
     pub rerun_every: u64,
-    /// Starts anew: empties the data directory and replaces existing output files.
+    /// Whether a start empties the data directory and replaces existing output files.
     pub fresh: bool,
-    /// The directory in which everything that must outlive the process is kept. Without one nothing
-    /// does.
+    /// The directory of all data that outlives the process. Without it no data does.
     pub data_dir: Option<PathBuf>,
-    /// What is kept there.
+    /// The contents of the data directory.
     pub durable: Durable,
-    /// What is logged of an epoch beside its input.
+    /// The records of an epoch beside its input.
     pub recovery: Recovery,
-    /// A snapshot is taken this long after the last one, in microseconds; the next cut makes it.
+    /// The time from one snapshot to the next, in microseconds. The next cut takes it.
     pub snapshot_us: i64,
-    /// Bytes of a segment of the input log.
+    /// The size of a segment of the input log, in bytes.
     pub log_segment_bytes: u64,
-    /// After an input has killed the process so often it is set aside.
+    /// The number of deaths by one input after which the input is quarantined.
     pub poison_after: u32,
-    /// What becomes of the run when a function fails on an event.
+    /// The reaction to a fault in a function.
     pub on_fault: OnFault,
-    /// A start goes on where functions come to something else, when what is recorded is executed again, with what they
-    /// come to now.
+    /// Whether a start accepts functions that give other results in a replay than recorded. Their
+    /// present results count then.
     pub accept_replay: bool,
-    /// A clock that is further ahead of the last cut's, in microseconds, is taken for a wrong one, and refused.
+    /// The largest difference of a clock from the last cut's, in microseconds. A clock that is
+    /// further ahead counts as wrong, and the start is refused.
     pub clock_jump_us_max: i64,
-    /// A call of a function that takes longer than this, in microseconds, aborts; 0 lets it take its
-    /// time. Only functions that can be interrupted obey. [`Settings::deadline`] is what holds.
+    /// The time after which a call of a function aborts, in microseconds; 0 for no limit. Only
+    /// interruptible functions obey. The effective value is [`Settings::deadline`].
     pub deadline_us: Option<i64>,
-    /// Rows of each output stream that are kept for those who follow it, in memory and in each snapshot.
+    /// The rows of each output stream that are retained for followers, in memory and in each
+    /// snapshot.
     pub tail_rows: usize,
-    /// They take at most this many bytes, per stream.
+    /// The most bytes of these rows, per stream.
     pub tail_bytes: usize,
-    /// Rows of each dead-letter and late stream that are kept over restarts.
+    /// The rows of each dead-letter and late stream that are retained over restarts.
     pub dlq_rows_max: usize,
-    /// They take at most this many bytes, per stream.
+    /// The most bytes of these rows, per stream.
     pub dlq_bytes_max: usize,
-    /// The port at which clients are answered over HTTP; 0 takes a free one. Nobody listens when
-    /// absent. The engine itself knows no sockets of clients: whoever starts it starts the gateway.
+    /// The port for clients over HTTP; 0 for a free one. Without it there is no server. The engine
+    /// has no sockets for clients: the process that starts the engine starts the gateway.
     pub http_port: Option<u16>,
-    /// The address to listen at. One that other machines can reach needs tokens and a certificate.
+    /// The address of the HTTP server. An address that other machines can reach needs tokens and a
+    /// certificate.
     pub http_host: String,
-    /// A file with the clients that are let in. Without one everybody on this machine is.
+    /// The file with the allowed clients. Without it every client on this machine is allowed.
     pub http_tokens: Option<PathBuf>,
-    /// Certificate chain and private key, as PEM: HTTPS is spoken then.
+    /// The certificate chain and private key, as PEM. The server uses HTTPS then.
     pub http_cert: Option<PathBuf>,
     /// See `http_cert`.
     pub http_key: Option<PathBuf>,
-    /// The role that a client needs: for a procedure by its name, for others as `streams/NAME` and
-    /// `tables/NAME`.
-    /// Several are parted by `|`: one of them is enough. `*` is everybody who is let in.
+    /// The role that a client needs, by procedure name, or by `streams/NAME` and `tables/NAME`. Any
+    /// one of several roles, separated by `|`, is enough. `*` stands for every authenticated
+    /// client.
     pub http_roles: BTreeMap<String, String>,
-    /// The same where `http_roles` says nothing: of streams and tables that only functions write which
-    /// need roles. What is not there is passed over.
+    /// The roles where `http_roles` has none: those of streams and tables that only functions with
+    /// roles write. Unknown names are ignored.
     pub http_roles_default: BTreeMap<String, String>,
-    /// Connections at a time.
+    /// The most connections at a time.
     pub http_connections_max: usize,
-    /// Calls that may wait for their replies at a time.
+    /// The most calls that wait for their replies at a time.
     pub http_calls_max: usize,
-    /// Bytes of a request's body.
+    /// The largest body of a request, in bytes.
     pub http_body_bytes_max: usize,
-    /// A connection is cut off that says nothing for so long, in microseconds: between two requests, in
-    /// the midst of one, or taking nothing of an answer.
+    /// The time after which a silent connection is closed, in microseconds. It counts between
+    /// requests, within a request, and while the client reads nothing of an answer.
     pub http_idle_us: i64,
-    /// A call is answered after this long at the latest, in microseconds, and be it that nobody knows yet
-    /// what it came to.
+    /// The time after which a call is answered, in microseconds, even if its result is not known
+    /// yet.
     pub http_deadline_us: i64,
-    /// What a request came to is remembered this long, in microseconds of the clock.
+    /// The time for which the result of a request is retained, in microseconds of the clock.
     pub http_requests_kept_us: i64,
-    /// Where the events of the engine's life are written, one JSON object on a line each: a file that
-    /// they are appended to, or `-` for the standard error.
+    /// The target of the events of the engine's life, one JSON object a line. It is a file, to
+    /// which lines are appended, or `-` for standard error.
     pub log_to: Option<PathBuf>,
-    /// Starts from what another version of the program has left, after a clean stop.
+    /// Whether a start takes over the data of another version of the program, after a clean stop.
     pub upgrade: Upgrade,
-    /// For an upgrade: what has another name now, old to new. Tables, and columns as `table.column`.
+    /// The new names for an upgrade, by old name. Names are of tables, and of columns as
+    /// `table.column`.
     pub renames: BTreeMap<String, String>,
-    /// Remembers every cut of the run, for tests and for comparing runs.
+    /// Whether every cut of the run is retained, for tests and to compare runs.
     pub keep_cuts: bool,
 }
 
@@ -203,7 +206,7 @@ impl Default for Settings {
             epoch_bytes_max: 8 << 20,
             epoch_us_max: 5_000,
             memory_bytes_max: 8 << 30,
-            parked_bytes_max: 256 << 20,
+            buffered_bytes_max: 256 << 20,
             strategy: Strategy::Adaptive.to_string(),
             rerun_every: 64,
             fresh: false,
@@ -242,16 +245,16 @@ impl Default for Settings {
     }
 }
 
-/// What a function may take where nobody has said, in microseconds.
+/// The default deadline of a function, in microseconds.
 const DEADLINE_US: i64 = 10_000_000;
 
 impl Settings {
-    /// How long a call of a function may take, in microseconds; nothing lets it take its time.
+    /// The deadline of a function's call, in microseconds; `None` for no limit.
     pub fn deadline(&self) -> Option<i64> {
         Some(self.deadline_us.unwrap_or(DEADLINE_US)).filter(|us| *us > 0)
     }
 
-    /// Refuses what can't work.
+    /// Refuses settings that can't work.
     pub fn check(&self) -> tidemill_core::Result<()> {
         let us = |us: i64| u64::try_from(us).ok();
         let rows = |rows: usize| Some(rows as u64);
@@ -261,11 +264,11 @@ impl Settings {
             ("epoch_bytes_max", rows(self.epoch_bytes_max), 1, BYTES_MAX),
             ("epoch_us_max", us(self.epoch_us_max), 1, LONG_US),
             ("memory_bytes_max", rows(self.memory_bytes_max), 1, BYTES_MAX),
-            ("parked_bytes_max", rows(self.parked_bytes_max), 1, BYTES_MAX),
+            ("buffered_bytes_max", rows(self.buffered_bytes_max), 1, BYTES_MAX),
             ("rerun_every", Some(self.rerun_every), 0, 1 << 32),
             ("snapshot_us", us(self.snapshot_us), 1, LONG_US),
             ("log_segment_bytes", Some(self.log_segment_bytes), SEGMENT_BYTES_MIN, 1 << 40),
-            // Whoever dies once may have died of something else.
+            // A process that dies once may have died of something else.
             ("poison_after", Some(self.poison_after.into()), 2, 1_000_000),
             ("clock_jump_us_max", us(self.clock_jump_us_max), 60_000_000, LONG_US),
             ("deadline_us", us(self.deadline_us.unwrap_or(0)), 0, LONG_US),
@@ -296,9 +299,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_have_the_deadline_that_the_guide_says() {
-        let guide = include_str!("../../docs/guide.md");
-        assert!(guide.contains("| `deadline_us` | 10,000,000 |"));
+    fn functions_have_the_deadline_of_the_reference() {
+        let page = include_str!("../../docs/reference/settings.md");
+        assert!(page.contains("| `deadline_us` | 10,000,000 |"));
         let said = |deadline_us| Settings { deadline_us, ..Settings::default() }.deadline();
         assert_eq!([None, Some(0), Some(7)].map(said), [Some(10_000_000), None, Some(7)]);
         assert!(Settings { deadline_us: Some(-1), ..Settings::default() }.check().is_err());

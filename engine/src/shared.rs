@@ -1,4 +1,4 @@
-//! What the engine's threads and its handle share.
+//! The state that the engine's threads and its handle share.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,49 +21,49 @@ use crate::recent::Recent;
 use crate::report::LogReport;
 use crate::rings::Rings;
 
-/// How long somebody who waits for the delivery sleeps before he looks again, in microseconds.
+/// The pause between two checks of a thread that waits for the delivery, in microseconds.
 const LOOK_US: u64 = 10_000;
 
-/// What the engine's threads and the handle share.
+/// The state that the engine's threads and the handle share.
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
     pub(crate) out: Mutex<Out>,
-    /// There is something new in `out`, or the run has ended.
+    /// Notified when `out` has changed, or the run has ended.
     pub(crate) delivered: Condvar,
-    /// The last epoch in `out`, for those who must not wait for it.
+    /// The last epoch in `out`, for readers that must not wait for its lock.
     pub(crate) left: AtomicU64,
-    /// Writing waits for room; `out` says why.
+    /// Whether a write waits for disk space. `out` has the reason.
     pub(crate) is_full: AtomicBool,
-    /// What holds sources and sinks up.
+    /// The reports of blocked sources and sinks.
     pub(crate) troubles: Troubles,
-    /// Who waits for replies.
+    /// The clients that wait for replies.
     pub(crate) calls: Calls,
-    /// Why transactions aborted.
+    /// The reasons of aborts.
     pub(crate) reasons: Mutex<Reasons>,
     /// The last rows of streams.
     pub(crate) rings: Mutex<Rings>,
-    /// There is something new in `rings`, or the run has ended.
+    /// Notified when `rings` has changed, or the run has ended.
     pub(crate) ring_come: Condvar,
-    /// What has changed in tables that clients follow.
+    /// The changes of tables that clients follow.
     pub(crate) followed: Mutex<Followed>,
-    /// How the last epochs were executed.
+    /// The execution of the last epochs.
     pub(crate) recent: Recent,
-    /// Who hears of the engine's life.
+    /// The log of the engine's life.
     pub(crate) life: Life,
-    /// Held by who copies what is in the data directory: nothing is removed there meanwhile.
+    /// Held while the data directory is copied. Nothing is removed there meanwhile.
     pub(crate) copying: Mutex<()>,
-    /// A snapshot is to be taken at once.
+    /// Whether a snapshot should be taken at once.
     pub(crate) force: AtomicBool,
-    /// Nothing leaves before its cut is durable.
+    /// Whether the app has a data directory, so that nothing leaves before its cut is durable.
     pub(crate) is_durable: bool,
     pub(crate) stop: AtomicBool,
-    /// A stop does not wait for the end of a recovery.
+    /// Whether a stop does not wait for the end of a recovery.
     pub(crate) gives_way: AtomicBool,
-    /// Whether all sources have ended but those of timers, of which there are others.
+    /// Whether all sources except timers have ended, and there are others.
     pub(crate) others_ended: AtomicBool,
-    /// The epoch with which all sources have ended but the answers from outside; 0 before.
+    /// The epoch with which all sources have ended except the answers from outside; 0 before.
     pub(crate) asked_all: AtomicU64,
-    /// A snapshot is being taken.
+    /// Whether a snapshot is being taken.
     pub(crate) snapshot: Mutex<bool>,
     pub(crate) snapshot_done: Condvar,
     pub(crate) drains: Mutex<Drains>,
@@ -72,25 +72,25 @@ pub(crate) struct Shared {
     pub(crate) ended: Condvar,
 }
 
-/// The tables, as the executor left them. Where anything is durable they hold all versions since the
-/// last cut that had left the engine when the last epoch was begun, so that nobody who looks sees
-/// anything newer, or has to wait for it.
+/// The tables, as the executor left them. With a data directory they hold all versions since a cut
+/// that has left the engine: the last such one when the last epoch began. So readers see nothing
+/// newer than durable cuts, and do not wait.
 pub(crate) struct State {
     pub(crate) tables: Vec<Table>,
     is_durable: bool,
     groups: Groups,
-    /// That cut, and those executed since; the last one where nothing is durable.
+    /// That cut, and those executed since; without a data directory only the last one.
     cuts: VecDeque<AtCut>,
 }
 
-/// Where the tables stood after a cut.
+/// The state of the tables after a cut.
 #[derive(Clone)]
 pub(crate) struct AtCut {
     pub(crate) epoch: u64,
     pub(crate) clock_us: i64,
     /// The number of its last transaction.
     pub(crate) seq: Seq,
-    /// Rows by table.
+    /// The rows of each table.
     pub(crate) rows: Vec<usize>,
 }
 
@@ -111,7 +111,7 @@ impl State {
         self.cuts.push_back(AtCut { epoch, clock_us, seq, rows });
     }
 
-    /// An epoch has been executed.
+    /// Notes that an epoch has been executed.
     pub(crate) fn executed(&mut self, cut: &Cut, seq: Seq) {
         let frontiers_us = self.groups.frontiers_us(&cut.watermarks, cut.clock_us);
         let tables = self.tables.iter_mut();
@@ -125,7 +125,7 @@ impl State {
         self.push((cut.epoch, cut.clock_us, seq));
     }
 
-    /// An epoch has left the engine: nobody wants to see what was before.
+    /// Notes that an epoch has left the engine, so that earlier versions are not needed any more.
     pub(crate) fn release(&mut self, epoch: u64) {
         if !self.is_durable {
             return;
@@ -137,54 +137,54 @@ impl State {
         self.tables.iter_mut().for_each(|table| table.release(seq));
     }
 
-    /// The last epoch that was executed.
+    /// The last executed epoch.
     pub(crate) fn epoch(&self) -> u64 {
         self.as_of(u64::MAX).epoch
     }
 
-    /// The cut of an epoch that has left the engine, and was the last one to do so since the state
-    /// was locked, or is about to be.
+    /// The cut of an epoch that has left the engine. It is the last such epoch since the state was
+    /// locked, or the next one.
     pub(crate) fn as_of(&self, epoch: u64) -> &AtCut {
         let behind = self.cuts.partition_point(|cut| cut.epoch <= epoch);
         &self.cuts[behind.saturating_sub(1)]
     }
 }
 
-/// What has left the engine, all of it durable where anything is.
+/// The results that have left the engine; they are durable if there is a data directory.
 #[derive(Default)]
 pub(crate) struct Out {
     pub(crate) epoch: u64,
-    /// Per source: rows before this one are in a cut.
+    /// For each source, the number of rows that are in a cut.
     pub(crate) offsets: Vec<u64>,
     pub(crate) counts: Counts,
     pub(crate) outputs: BTreeMap<String, u64>,
     pub(crate) output_hash: u128,
     pub(crate) kept: Kept,
     pub(crate) cuts: Vec<Cut>,
-    /// Nothing more will come, ever.
+    /// Whether nothing more will come, ever.
     pub(crate) is_last: bool,
-    /// What is recorded is being executed again.
+    /// Whether recorded epochs are being replayed.
     pub(crate) is_recovering: bool,
-    /// Why writing waits, while it does.
+    /// The reason why a write waits, while it does.
     pub(crate) stalled: Option<Error>,
-    /// The epoch of the newest snapshot, and how many were taken.
+    /// The epoch of the newest snapshot, and the number of snapshots.
     pub(crate) snapshot_epoch: u64,
     pub(crate) snapshots: u64,
-    /// When the last one was taken, in nanoseconds of the monotonic clock.
+    /// The time of the last snapshot, in nanoseconds of the monotonic clock.
     pub(crate) snapshot_ns: Option<u64>,
-    /// Why the last one was not.
+    /// The error of the last snapshot, if it failed.
     pub(crate) snapshot_error: Option<Error>,
-    /// How often writing had to wait for room.
+    /// How often a write had to wait for disk space.
     pub(crate) stalls: u64,
-    /// Of inputs and cuts.
+    /// The sizes of the logs of inputs and cuts.
     pub(crate) log: Option<[LogReport; 2]>,
-    /// Records of the logs (inputs, cuts) below these are needed no more.
+    /// The first needed records of the logs (inputs, cuts).
     pub(crate) trim: Option<(u64, u64)>,
 }
 
 #[derive(Default)]
 pub(crate) struct Drains {
-    /// Number of the last request, and what it waits for: rows of each source.
+    /// The number of the last request, and the rows of each source that it waits for.
     pub(crate) wanted: u64,
     pub(crate) targets: Vec<u64>,
     pub(crate) done: u64,
@@ -203,7 +203,7 @@ impl Shared {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Whether a snapshot is to be taken that can begin now.
+    /// Whether a snapshot should be taken, and can begin now.
     pub(crate) fn snapshot_is_forced(&self) -> bool {
         self.force.load(Ordering::Acquire) && !*self.snapshot.lock()
     }
@@ -213,7 +213,7 @@ impl Shared {
         self.end.lock().over
     }
 
-    /// Why the run has ended or is about to, if it was an error.
+    /// The error that has ended the run or is about to, if there is one.
     pub(crate) fn error(&self) -> Option<Error> {
         self.end.lock().error.clone()
     }
@@ -239,7 +239,7 @@ impl Shared {
         self.end.lock().error.get_or_insert(error);
         self.delivered.notify_all();
         self.ring_come.notify_all();
-        // Whoever waits for a snapshot must not wait for one that will never be.
+        // A snapshot that will not complete must not block waiting threads.
         *self.snapshot.lock() = false;
         self.snapshot_done.notify_all();
     }
@@ -248,12 +248,12 @@ impl Shared {
         self.end.lock().error.is_some()
     }
 
-    /// Whether what can't be done now is not to be tried any more.
+    /// Whether failed attempts should not be repeated any more.
     pub(crate) fn gives_up(&self) -> bool {
         self.stop_wanted() || self.has_failed()
     }
 
-    /// Whether a snapshot may begin; it has then.
+    /// Begins a snapshot. Returns whether it may begin.
     pub(crate) fn begin_snapshot(&self) -> bool {
         !std::mem::replace(&mut *self.snapshot.lock(), true)
     }
@@ -263,7 +263,7 @@ impl Shared {
         self.snapshot_done.notify_all();
     }
 
-    /// Waits until none is being taken.
+    /// Waits until no snapshot is being taken.
     pub(crate) fn wait_for_snapshot(&self) {
         let mut taking = self.snapshot.lock();
         while *taking {
@@ -271,7 +271,7 @@ impl Shared {
         }
     }
 
-    /// Writing waits for room, and why.
+    /// Notes that a write waits for disk space, and why.
     pub(crate) fn stall(&self, error: Error) {
         let mut out = self.out.lock();
         if out.stalled.is_none() {
@@ -283,7 +283,7 @@ impl Shared {
         self.is_full.store(true, Ordering::Release);
     }
 
-    /// Writing goes on.
+    /// Notes that writing continues.
     pub(crate) fn has_room(&self) {
         if self.out.lock().stalled.take().is_some() {
             self.is_full.store(false, Ordering::Release);
@@ -291,7 +291,7 @@ impl Shared {
         }
     }
 
-    /// Waits while there is no room to write, unless that is not to be tried any more.
+    /// Waits while the disk is full, unless attempts should not be repeated any more.
     pub(crate) fn wait_for_room(&self) {
         while self.is_full.load(Ordering::Acquire) && !self.gives_up() {
             let mut out = self.out.lock();
@@ -299,13 +299,14 @@ impl Shared {
         }
     }
 
-    /// Waits until a recovery is over; not beyond the end of the run.
+    /// Waits for the end of a recovery, or of the run.
     pub(crate) fn wait_for_recovery(&self) -> Result<()> {
         while !self.recovered_within(LOOK_US)? {}
         Ok(())
     }
 
-    /// Waits at most so long until a recovery is over, not beyond the end of the run; whether it is.
+    /// Waits at most `us` microseconds for the end of a recovery, or of the run. Returns whether
+    /// the recovery has ended.
     pub(crate) fn recovered_within(&self, us: u64) -> Result<bool> {
         let mut looks = us / LOOK_US + 1;
         let mut out = self.out.lock();
@@ -321,7 +322,7 @@ impl Shared {
             if looks == 0 {
                 return Ok(false);
             }
-            // The time-out guards against an end between the two locks.
+            // The time-out covers an end between the two locks.
             let waited = self.delivered.wait_for(&mut out, Duration::from_micros(LOOK_US));
             looks -= u64::from(waited.timed_out());
         }

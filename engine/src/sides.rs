@@ -1,9 +1,9 @@
-//! Whether a directory holds what an app keeps in one process, or on several.
+//! The check whether a directory holds the state of an app in one process, or on several.
 //!
-//! In one process the state lies in the directory itself, and the file `APP` says whose it is. Several
-//! processes keep theirs in the folder `cluster` of it. Neither goes on with the other's, so a start
-//! that would begin anew beside it is refused. Only a folder that has nothing but `LOCK` in it holds
-//! nothing.
+//! In one process the state is in the directory itself, and the file `APP` has its owner. Several
+//! processes have theirs in its folder `cluster`. Neither continues with the other's state, so a
+//! start that would begin empty beside it is refused. Only a folder with nothing but `LOCK` holds
+//! no state.
 
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
@@ -11,29 +11,29 @@ use std::path::{Path, PathBuf};
 use tidemill_core::{Error, Result};
 use tidemill_env::Disk;
 
-/// The folder of a data directory in which several processes keep what they share.
+/// The folder of a data directory with the shared state of several processes.
 const CLUSTER: &str = "cluster";
-/// What says that one process has a state there; the second is there while it is emptied.
+/// The files that show a state of one process. The second exists while the directory is emptied.
 const APP: [&str; 2] = ["APP", "APP.old"];
 
-/// Refuses a directory for an app in one process when several processes have their state in it.
+/// Refuses a directory for an app in one process when it holds the state of several processes.
 ///
 /// # Errors
-/// When they do, and when it can't be looked at.
+/// When it does, or when it can't be read.
 pub(crate) fn for_one(disk: &dyn Disk, dir: &Path) -> Result<()> {
     match (holds_one(disk, dir)?, holds_several(disk, dir)?) {
         (_, false) => Ok(()),
         (true, true) => Err(both(dir)),
         (false, true) => {
-            Err(several(dir).help("go on with it: --processes N; or choose another --data-dir"))
+            Err(several(dir).help("continue it with --processes N, or choose another --data-dir"))
         }
     }
 }
 
-/// Refuses a directory of several processes when an app in one process has its state around it.
+/// Refuses a directory of several processes when it is inside the state of an app in one process.
 ///
 /// # Errors
-/// When it does, and when it can't be looked at.
+/// When it is, or when it can't be read.
 pub(crate) fn for_several(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let around = around(dir);
     let found = [Some(dir), around.as_deref()].into_iter().flatten();
@@ -45,7 +45,7 @@ pub(crate) fn for_several(disk: &dyn Disk, dir: &Path) -> Result<()> {
             true => both(dir),
             false => Error::setting(format!(
                 "{} holds the state of an app that ran in one process (there is {}), and several \
-                 processes do not go on with it",
+                 processes can't continue it",
                 dir.display(),
                 dir.join(APP[0]).display()
             ))
@@ -55,9 +55,10 @@ pub(crate) fn for_several(disk: &dyn Disk, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What to say of a directory that is no data directory because several processes have it, if they do.
+/// Returns the error for a directory that is no data directory because it holds the state of
+/// several processes.
 pub(crate) fn of_several(disk: &dyn Disk, dir: &Path) -> Result<Option<Error>> {
-    // Of the folder itself, too, where somebody names that.
+    // This includes the folder `cluster` itself, if a user names it.
     let around = around(dir).filter(|_| dir.ends_with(CLUSTER));
     let found = [Some(dir), around.as_deref()].into_iter().flatten();
     for dir in found {
@@ -73,8 +74,7 @@ pub(crate) fn of_several(disk: &dyn Disk, dir: &Path) -> Result<Option<Error>> {
 
 fn several(dir: &Path) -> Error {
     Error::setting(format!(
-        "{} holds the state of an app on several processes (in {}), which is not looked into in one \
-         process",
+        "{} holds the state of an app on several processes (in {}), which one process can't read",
         dir.display(),
         dir.join(CLUSTER).display()
     ))
@@ -89,8 +89,8 @@ fn both(dir: &Path) -> Error {
         dir.join(CLUSTER).display()
     ))
     .help(format!(
-        "choose by moving one of them: mkdir OTHER && mv '{}' OTHER/; then {shown} goes on in one process, \
-         and --processes N --data-dir OTHER on several",
+        "move one of them away: mkdir OTHER && mv '{}' OTHER/; then {shown} continues in one \
+         process, and --processes N --data-dir OTHER on several",
         dir.join(CLUSTER).display()
     ))
 }
@@ -105,7 +105,7 @@ fn holds_one(disk: &dyn Disk, dir: &Path) -> Result<bool> {
         match disk.exists(&path) {
             Ok(false) => {}
             Ok(true) => return Ok(true),
-            // Whoever opens it says better what is wrong.
+            // The code that opens the directory reports this error better.
             Err(e) if e.kind() == NotADirectory => {}
             Err(e) => return Err(Error::io(path.display(), &e)),
         }
@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// What each kind of start is told of a directory with these files.
+    /// Returns the errors of each kind of start, for a directory with these files.
     fn told(files: &[&str]) -> [String; 3] {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("bank.tidemill");

@@ -1,4 +1,4 @@
-//! Takes snapshots, on a thread of its own, from what the driver copied at a cut.
+//! Takes snapshots, on a thread of its own, from the driver's copies at a cut.
 
 use std::sync::Arc;
 
@@ -12,23 +12,23 @@ use crate::internal::Internal;
 use crate::objects::Part;
 use crate::shared::Shared;
 
-/// Snapshots that are kept.
+/// The number of retained snapshots.
 const KEPT: usize = 2;
 
-/// The state after a cut: what has changed since the one before, and everything else.
+/// The state after a cut: the changes since the one before, and everything else.
 pub(crate) struct Capture {
     pub(crate) internal: Internal,
-    /// By table.
+    /// The changes of each table.
     pub(crate) changed: Vec<Changed>,
-    /// These are all rows and versions that there are: what earlier snapshots hold is of no use any more, and
-    /// nothing has to be merged with it.
+    /// Whether these are all rows and versions. Earlier snapshots are not needed then, and nothing
+    /// is merged with them.
     pub(crate) is_whole: bool,
-    /// How many records of the logs come before it; known when its cut is durable.
+    /// The numbers of records of the logs before it. They are set when its cut is durable.
     pub(crate) input_next: u64,
     pub(crate) cut_next: u64,
 }
 
-/// Hands captures to the thread that stores them.
+/// Passes captures to the thread that stores them.
 pub(crate) struct Keeper {
     captures: Sender<Box<Capture>>,
     thread: Handle,
@@ -66,7 +66,7 @@ impl Keeper {
     }
 
     pub(crate) fn take(&self, capture: Box<Capture>) {
-        // Whoever is gone has said why.
+        // A thread that has ended has reported why.
         let _ = self.captures.send(capture);
     }
 
@@ -83,7 +83,7 @@ struct Work {
     snapshots: Snapshots,
     fingerprint: u128,
     program: Vec<u8>,
-    /// Changes that are in no snapshot yet, because the disk was full.
+    /// Changes without a snapshot, because the disk was full.
     waiting: Option<Delta>,
     shared: Arc<Shared>,
     clock: Arc<dyn Clock>,
@@ -125,7 +125,7 @@ impl Work {
                 let epoch = manifest.head.epoch;
                 self.shared.life.tell("snapshot", serde_json::json!({"epoch": epoch}));
             }
-            // The logs have everything; the next one takes these changes, too.
+            // The logs have everything, and the next snapshot includes these changes.
             Err(error) if error.kind == Kind::Resource => {
                 self.waiting = Some(delta);
                 self.shared.out.lock().snapshot_error = Some(error);
@@ -141,7 +141,7 @@ impl Work {
             };
             self.snapshots.adopt(merged);
         }
-        // The next one removes what somebody copies just now.
+        // Files that are being copied are removed with the next snapshot.
         let shared = self.shared.clone();
         let Some(_held) = shared.copying.try_lock() else { return Ok(()) };
         if let Some(kept) = self.snapshots.retain(KEPT)? {

@@ -1,5 +1,5 @@
-//! What an app is: its program, where events come from, where outputs go, and settings. The Python
-//! package writes it as JSON; Rust programs make the same value.
+//! An app as data: its program, sources, sinks and settings. The Python package writes it as JSON,
+//! and Rust programs build the same value.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::settings::Settings;
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AppSpec {
-    /// Tables, streams and handlers. `program.sources` is filled when the app is opened: one
-    /// source partition for each file and each pushed stream.
+    /// Tables, streams and handlers. `program.sources` is filled when the app is opened, with one
+    /// source for each file and each pushed stream.
     pub program: Program,
-    /// Where events come from, in declaration order: the order of sources in stamps.
+    /// The sources of events, in declaration order. Stamps use the same order of sources.
     #[serde(default)]
     pub sources: Vec<SourceDecl>,
-    /// Where outputs go.
+    /// The targets of outputs.
     #[serde(default)]
     pub sinks: Vec<SinkDecl>,
-    /// Streams whose events are kept in memory for [`crate::Mill::output`].
+    /// The streams whose events are retained in memory for [`crate::Mill::output`].
     #[serde(default)]
     pub keep: Vec<String>,
     /// Work outside.
@@ -35,50 +35,51 @@ pub struct AppSpec {
     /// Functions of entities.
     #[serde(default)]
     pub functions: Vec<FunctionDecl>,
-    /// By name of the handler or trigger: what tells the code of its function from other code, where that is known.
+    /// The identity of the code of each function, by the name of its handler or trigger, where it
+    /// is known.
     #[serde(default)]
     pub codes: BTreeMap<String, String>,
-    /// Settings.
+    /// The settings.
     #[serde(default)]
     pub settings: Settings,
 }
 
 impl AppSpec {
-    /// An app of a program and its sources, which delivers nothing anywhere, yet.
+    /// Creates an app of a program and its sources, without any sink.
     pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
         let (sinks, keep, externals, functions, codes) = Default::default();
         AppSpec { program, sources, sinks, keep, externals, functions, codes, settings }
     }
 }
 
-/// A function of an entity: the first columns of its calls are the key of the entity.
+/// A function of an entity. The first columns of its calls are the entity's key.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FunctionDecl {
     /// The handler's name.
     pub handler: String,
-    /// The table that holds the entities, by number.
+    /// The number of the table that holds the entities.
     pub table: u16,
 }
 
-/// Work that is done outside, once the transactions that ask for it are durable.
+/// Work outside, which is done after the transactions that ask for it are durable.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExternalDecl {
-    /// The table in which they ask. Its key is one column. Whoever takes an answer removes its row, and
-    /// takes none whose row is not there.
+    /// The table with the questions. Its key has one column. The handler of an answer removes the
+    /// row, and ignores an answer whose row is gone.
     pub outbox: String,
-    /// The pushed stream of answers: the row's key, and what was said.
+    /// The pushed stream of answers: the key of the row, and the answer.
     pub answers: String,
-    /// Which function it is, of those that the package gives.
+    /// The number of the function, among those of the package.
     #[serde(default)]
     pub function: usize,
-    /// Rows that are worked on at the same time, at most.
+    /// The most rows that are worked on at the same time.
     pub at_once: usize,
-    /// The user's line.
+    /// The line in the user's code.
     #[serde(default)]
     pub at: String,
-    /// Who does it; nobody, where the app is only looked at.
+    /// The implementation; absent where the app is only described.
     #[serde(skip)]
     pub outside: Option<Arc<dyn Outside>>,
 }
@@ -89,37 +90,37 @@ pub struct ExternalDecl {
 pub struct SourceDecl {
     /// The stream's name.
     pub stream: String,
-    /// How far behind the newest event time an event may come: microseconds, or units of the time
-    /// column when that is an int.
-    #[serde(default)]
-    pub disorder_us: i64,
-    /// After this long without input the source no longer holds the watermark back; never when
-    /// absent.
+    /// How far an event may be behind the newest event time, in microseconds, or in units of the
+    /// time column when that is an int.
+    #[serde(default, alias = "disorder_us")] // The name in data of earlier versions.
+    pub out_of_orderness_us: i64,
+    /// The time without input after which the source no longer holds the watermark back, in
+    /// microseconds. Without it the source always holds the watermark back.
     #[serde(default)]
     pub idle_us: Option<i64>,
-    /// Files to read (see `tidemill_connect::FilesSettings`).
+    /// The files to read (see `tidemill_connect::FilesSettings`).
     #[serde(default)]
     pub files: Option<serde_json::Value>,
-    /// A topic to read (see `tidemill_kafka::stream::TopicSource`). The stream is pushed where it has
-    /// neither this nor files.
+    /// The topic to read (see `tidemill_kafka::stream::TopicSource`). A stream with neither files
+    /// nor topic is pushed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kafka: Option<serde_json::Value>,
-    /// The user's line.
+    /// The line in the user's code.
     #[serde(default)]
     pub at: String,
 }
 
 impl SourceDecl {
-    /// Whether others push into the stream.
+    /// Whether clients push rows into the stream.
     pub fn is_pushed(&self) -> bool {
         self.files.is_none() && self.kafka.is_none()
     }
 
-    /// A stream that others push into; what comes is in order.
+    /// Creates a pushed stream whose rows are in order.
     pub fn pushed(stream: &str) -> SourceDecl {
         SourceDecl {
             stream: stream.into(),
-            disorder_us: 0,
+            out_of_orderness_us: 0,
             idle_us: None,
             files: None,
             kafka: None,
@@ -137,27 +138,27 @@ pub struct SinkDecl {
     /// The file to write (see `tidemill_connect::SinkSettings`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<serde_json::Value>,
-    /// Or the topic (see `tidemill_kafka::stream::TopicSink`).
+    /// The topic to write, instead of a file (see `tidemill_kafka::stream::TopicSink`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kafka: Option<serde_json::Value>,
-    /// The user's line.
+    /// The line in the user's code.
     #[serde(default)]
     pub at: String,
 }
 
-/// What a sink writes to.
+/// The target of a sink.
 pub(crate) enum Target {
     File(SinkSettings),
     Topic(TopicSink),
 }
 
 impl SinkDecl {
-    /// A stream's sink in a file, by its settings.
+    /// Creates a stream's sink in a file, from the settings of the file.
     pub fn file(stream: &str, files: serde_json::Value) -> SinkDecl {
         SinkDecl { stream: stream.into(), files: Some(files), kafka: None, at: String::new() }
     }
 
-    /// What it writes to.
+    /// Parses the target.
     ///
     /// # Errors
     /// When a setting is wrong.
@@ -166,7 +167,7 @@ impl SinkDecl {
             (Some(files), None) => SinkSettings::from_json(&files.to_string()).map(Target::File),
             (None, Some(topic)) => TopicSink::from_json(&topic.to_string()).map(Target::Topic),
             _ => Err(Error::program(format!(
-                "a sink of stream {} writes to one thing: files or a topic",
+                "a sink of stream {} needs either files or a topic",
                 self.stream
             ))),
         };
@@ -175,7 +176,7 @@ impl SinkDecl {
 }
 
 impl Target {
-    /// What tells it from other targets of a stream: it is in snapshots.
+    /// The name of the target among those of its stream. Snapshots store it.
     pub(crate) fn name(&self) -> String {
         match self {
             Target::File(settings) => settings.path.display().to_string(),

@@ -14,15 +14,15 @@ use tidemill_txn::program::Stage;
 pub(crate) struct Failed {
     pub(crate) source: SourceId,
     pub(crate) offset: u64,
-    /// The stream that the event did not come to.
+    /// The stream that the event did not reach.
     pub(crate) stream: StreamId,
     pub(crate) reason: String,
     /// The event, for people.
     pub(crate) raw: String,
 }
 
-/// Events that stages could not compute, until the cut that covers them. Bounded by what the gate
-/// lets in: each entry belongs to a row that has been charged there.
+/// Events that stages could not compute, until the cut that covers them. The gate bounds them,
+/// because each entry belongs to a row that was charged there.
 pub(crate) type FailedList = Arc<Mutex<Vec<Failed>>>;
 
 /// One stage of a derived stream. An event that it can't compute is dropped and noted.

@@ -1,4 +1,4 @@
-//! The answers of a stopped engine: from its files, without writing a byte.
+//! The answers of a stopped engine, from its files. It writes nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
 use crate::settings::Settings;
 use crate::stored::Stored;
 
-/// What is in a data directory.
+/// The contents of a data directory.
 struct Left<'a> {
     env: &'a Env,
     site: Site,
@@ -82,10 +82,10 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
     }
 }
 
-/// A directory can't be read without its engine.
+/// The error for a directory that can't be read without its engine.
 pub(crate) fn no_snapshot(path: &Path) -> Error {
     Error::setting(format!("{} has no snapshot yet", path.display()))
-        .help("start the engine: it goes on from its logs, and can be asked then")
+        .help("start the engine: it continues from its logs, and then answers")
 }
 
 impl Left<'_> {
@@ -114,13 +114,13 @@ impl Left<'_> {
         Internal::decode(&self.program, &self.manifest.internal(&*self.site.store())?)
     }
 
-    /// The number of recorded cuts behind the snapshot.
+    /// The number of recorded cuts after the snapshot.
     fn behind(&self) -> Result<u64> {
         let from = (self.manifest.head.input_next, self.manifest.head.cut_next);
         Ok(needed::ends(&self.site, from)?.1 - from.1)
     }
 
-    /// As of the snapshot: nothing is made again to say it.
+    /// Returns the status as of the snapshot. It replays nothing.
     fn status(&self) -> Result<Value> {
         let (facts, behind) = (self.internal()?.facts, self.behind()?);
         let counts = &facts.counts;
@@ -132,7 +132,7 @@ impl Left<'_> {
                 "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,
                 "events": counts.events, "transactions": committed + aborted + faults, "aborted": aborted,
                 "faults": faults,
-                "dead": counts.dead, "late": counts.late, "parked": counts.parked,
+                "dead": counts.dead, "late": counts.late, "buffered": counts.buffered,
                 "lag_us": counts.lag_us, "recovering": false, "snapshot_epoch": facts.epoch,
                 "as_of": facts.epoch, "http": null,
             },

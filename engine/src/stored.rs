@@ -1,4 +1,4 @@
-//! The app as a manifest keeps it, so that what a stopped engine has left can be read without the
+//! The app as a manifest stores it, so that the data of a stopped engine can be read without the
 //! program's source.
 
 use std::collections::BTreeMap;
@@ -14,20 +14,20 @@ use crate::open::partitions;
 use crate::requests;
 use crate::spec::{AppSpec, SinkDecl, SourceDecl};
 
-/// A program and what it is connected to. Closures and opaque functions are not in it.
+/// A program and its sources and sinks, without closures and opaque functions.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Stored {
     pub(crate) program: Program,
     pub(crate) sources: Vec<SourceDecl>,
     pub(crate) sinks: Vec<SinkDecl>,
-    /// What tells the code of functions from other code, by name.
+    /// The identity of the code of functions, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) codes: BTreeMap<String, String>,
 }
 
 impl Stored {
-    /// An app as its manifests would have it: its files are looked up, and nothing is written.
+    /// Returns an app as its manifests would store it. It looks up files, and writes nothing.
     pub(crate) fn of(app: &AppSpec, env: &Env) -> Result<Stored> {
         let mut program = app.program.clone();
         requests::add(&mut program)?;
@@ -39,7 +39,7 @@ impl Stored {
         Ok(Stored { program, sources, sinks, codes: app.codes.clone() })
     }
 
-    /// Passwords are not kept: whoever needs them has them.
+    /// Encodes the app without passwords. A start gets these from its settings.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut kept = self.clone();
         let sources = kept.sources.iter_mut().filter_map(|source| source.kafka.as_mut());
@@ -51,12 +51,12 @@ impl Stored {
     pub(crate) fn parse(bytes: &[u8]) -> Result<Stored> {
         serde_json::from_slice(bytes).map_err(|e| {
             Error::setting(format!("the program in the newest snapshot can't be read: {e}"))
-                .help("it was written by another version of tidemill: use that one")
+                .help("it was written by another version of tidemill: use that version")
         })
     }
 }
 
-/// Takes out what opens doors of the properties for Kafka, and for a registry of schemas.
+/// Removes the secrets from the properties for Kafka and for a schema registry.
 fn forget_secrets(topic: &mut Value) {
     const SECRETS: [&str; 7] =
         ["password", "secret", "ssl.key.pem", "oauthbearer", "jaas", "user.info", "auth.token"];
@@ -68,7 +68,7 @@ fn forget_secrets(topic: &mut Value) {
     forget_user(topic);
 }
 
-/// Takes who asks out of the address of a registry.
+/// Removes the user from the address of a registry.
 pub(crate) fn forget_user(topic: &mut Value) {
     let Some(Value::String(url)) = topic.get_mut("registry") else { return };
     let begin = url.find("://").map_or(0, |at| at + 3);
@@ -78,7 +78,7 @@ pub(crate) fn forget_user(topic: &mut Value) {
     }
 }
 
-/// A handler whose function is not in the data directory, and what it is.
+/// A handler whose function is not in the data directory, and its kind.
 pub(crate) fn without_body(program: &Program) -> Option<(&str, &'static str)> {
     program.handlers.iter().find_map(|handler| match handler.body {
         Body::Declared(_) => None,

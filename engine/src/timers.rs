@@ -1,9 +1,9 @@
 //! Timers: events that the clock sends.
 //!
-//! A firing is a pushed event like any other: it is logged, has its place in the one order, and is
-//! executed again after a crash at that place. It fires at the multiples of its period, when the firing before has been
-//! executed and its cut is durable. So firings that nobody took in time come as one: the last. While nothing runs
-//! nothing fires. None comes twice, whatever the clock does.
+//! A firing is a pushed event like any other. It is logged, has its place in the one order, and is
+//! replayed there after a crash. A timer fires at the multiples of its period, when the firing
+//! before has been executed and its cut is durable. So missed firings become one: the last. Nothing
+//! fires while nothing runs. None comes twice, whatever the clock does.
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use tidemill_env::Handle;
 
 use crate::view::{Pushed, View};
 
-/// The longest sleep: whoever ends the engine does not wait longer.
+/// The longest sleep, in microseconds. The end of the engine waits no longer.
 const SLEEP_US: u64 = 20_000;
-/// How often one looks that is due and can't fire yet.
+/// The pause between checks of a due timer that can't fire yet, in microseconds.
 const LOOK_US: u64 = 1_000;
 
-/// A timer at work.
+/// A running timer.
 struct Running<'v> {
     pushed: &'v Pushed,
     period_us: i64,
-    /// When it fires next.
+    /// The time of the next firing, in microseconds.
     due_us: i64,
     schema: Arc<tidemill_core::Schema>,
 }
@@ -54,7 +54,7 @@ fn run(view: &View) {
     }
     while !view.shared.stop_wanted() && !view.shared.is_over() {
         if view.shared.others_ended.load(Ordering::Acquire) {
-            // Nothing comes any more that they could be for.
+            // No further events will come that the timers could be for.
             timers.iter().for_each(|timer| timer.pushed.handle.close());
             view.gate.wake();
             return;
@@ -68,13 +68,13 @@ fn run(view: &View) {
 }
 
 impl Running<'_> {
-    /// Whether all that it has fired has been taken.
+    /// Whether all its firings have been taken.
     fn is_taken(&self, view: &View) -> bool {
         let sent = self.pushed.sent.load(Ordering::Acquire);
         view.shared.out.lock().offsets[self.pushed.source.index()] >= sent
     }
 
-    /// Fires, if the firing before was taken; whether it may go on.
+    /// Fires, if the firing before was taken. Returns whether the timer may continue.
     fn fire(&mut self, view: &View, now: i64) -> bool {
         if !self.is_taken(view) {
             return true;
@@ -88,14 +88,14 @@ impl Running<'_> {
                 self.due_us = at + self.period_us;
                 true
             }
-            // It comes when there is room.
+            // It fires when there is room.
             Ok(TrySend::Full(_)) => true,
             Err(_) => false,
         }
     }
 }
 
-/// The first multiple of a period behind a time.
+/// The first multiple of a period after a time.
 pub(crate) fn next(time_us: i64, period_us: i64) -> i64 {
     time_us.div_euclid(period_us).saturating_add(1).saturating_mul(period_us)
 }

@@ -1,21 +1,24 @@
-//! Inputs that kill the process, and slides of windows that do. What is being executed is noted in the data directory before it is,
-//! so that the next start knows what to be careful with.
+//! The crash guard: finds inputs, and slides of windows, that kill the process. The engine notes
+//! each execution in the data directory before it begins. So the next start knows where to be
+//! careful.
 //!
-//! The note is the file `trial`, written but not synced: it must survive the death of the process,
-//! not of the machine. Normally it says how many transactions are on their way, epoch by epoch.
-//! After a death the next run executes so many, and some more, one at a time, and notes each before.
-//! Should the process die again, one is known by name; when that has happened often enough, a
-//! verdict is logged, and the event goes to the dead-letter stream instead; of a slide the triggers are not set off.
+//! The note is the file `trial`. It is written but not synced, because it must survive the death of
+//! the process, not of the machine. Normally it has the number of transactions under way, epoch by
+//! epoch. After a death the next run executes so many transactions, and some more, one at a time,
+//! and notes each before. If the process dies again, the note names one event. After enough such
+//! deaths a verdict is logged, and the event goes to the dead-letter stream. For a slide, its
+//! triggers do not run.
 //!
-//! Whoever kills from outside kills while something is executed, too, and when that is slow always the same. So only such
-//! deaths count of which nothing else can be the reason: before an event is tried again at which the process has died, the
-//! engine waits for as long as it lived the last time, and does nothing. What ends the process then is not the event, and
-//! its deaths count no longer.
+//! A kill from outside may also come during an execution, and always during the same one if that is
+//! slow. So a death counts only if nothing else can be the reason. Before the engine tries the
+//! event of a death again, it waits idly for as long as the process lived the last time. If the
+//! process ends then, the event is not the cause, and its deaths no longer count.
 //!
-//! Whoever is killed before a recovery is complete, again and again, would execute the same for ever. So a recovery after
-//! a death in one takes snapshots on its way.
+//! A process that is killed again and again before its recovery is complete would execute the same
+//! epochs for ever. So a recovery after a death in a recovery takes snapshots on its way.
 //!
-//! The note: version, kind, epoch, source, offset, transactions, how long the process had lived, checksum; see [`Note`].
+//! The note has version, kind, epoch, source, offset, transactions, the life time of the process,
+//! and checksum; see [`Note`].
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -31,31 +34,31 @@ use tidemill_txn::program::slide_of;
 use crate::patient::is_full;
 
 const VERSION: u8 = 2;
-/// Before notes had how long a process had lived.
+/// The version of notes without the life time of the process.
 const VERSION_1: u8 = 1;
-/// In the kind of a note: the process was executing again what is recorded.
+/// A bit of a note's kind: the process was replaying recorded epochs.
 const RECOVERING: u8 = 4;
-/// The longest wait before an event is tried again.
+/// The longest wait before an event is tried again, in microseconds.
 const WAIT_US_MAX: u64 = 10_000_000;
-/// Transactions beyond those that were on their way that are executed one at a time.
+/// The transactions beyond those under way that are also executed one at a time.
 const MARGIN: u64 = 1000;
 
-/// Bytes of a note.
+/// The size of a note, in bytes.
 const NOTE_BYTES: usize = 46;
 
-/// What was being executed.
+/// The execution under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Note {
     epoch: u64,
-    /// The event, when there was one transaction only.
+    /// The event, if there was only one transaction.
     event: Option<(SourceId, u64)>,
-    /// Whether it was only waited for.
+    /// Whether the engine only waited to execute it.
     waits: bool,
-    /// Transactions that had been executed since the last durable cut, or were about to be.
+    /// The transactions executed since the last durable cut, with those about to be.
     transactions: u64,
-    /// How long the process had lived, in microseconds.
+    /// The life time of the process, in microseconds.
     lived_us: u64,
-    /// What is recorded was being executed again, or was in no snapshot yet.
+    /// Whether recorded epochs were being replayed, or were in no snapshot yet.
     is_recovering: bool,
 }
 
@@ -74,7 +77,7 @@ impl Note {
         out
     }
 
-    /// `None` for what is no note; one that was cut short is as good as none.
+    /// Decodes a note; `None` for other bytes. A truncated note counts as none.
     fn decode(bytes: &[u8]) -> Option<Note> {
         let (body, mut checksum) = bytes.split_at_checked(bytes.len().checked_sub(8)?)?;
         (take_u64(&mut checksum)? == hash128(body) as u64).then_some(())?;
@@ -93,10 +96,10 @@ impl Note {
     }
 }
 
-/// How often each event has been the last thing that a process did.
+/// How often each event has been the last execution of a process.
 type Deaths = BTreeMap<String, u32>;
 
-/// Whether a file is one of the two that are kept here, or a part of one.
+/// Whether a file is one of the two files of this module, or a part of one.
 pub(crate) fn is_note(disk: &dyn Disk, path: &Path, name: &str) -> bool {
     let mut bytes = Vec::new();
     let read = disk.open_read(path).and_then(|file| file.take(1 << 16).read_to_end(&mut bytes));
@@ -106,33 +109,36 @@ pub(crate) fn is_note(disk: &dyn Disk, path: &Path, name: &str) -> bool {
     read.is_ok() && if name == "trial" { is_trial } else { is_deaths }
 }
 
-/// Notes what is executed.
+/// The crash guard, which notes executions.
 pub(crate) struct Trial {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    /// Transactions still to be executed one at a time, and how many they were at the start.
+    /// The transactions still to execute one at a time, and their number at the start.
     careful: u64,
     careful_from: u64,
-    /// The event at which the last process died, until it is tried again, and how long that is waited for.
+    /// The event at which the last process died, until it is tried again, and the wait before it in
+    /// microseconds.
     wait: Option<((SourceId, u64), u64)>,
-    /// The last process died while it waited to try this event again.
+    /// The event that the last process waited to try again when it died.
     pub(crate) spared: Option<(SourceId, u64)>,
-    /// The last process died before it had executed again what is recorded, and had a snapshot of it.
+    /// Whether the last process died before it had replayed the recorded epochs and had a snapshot
+    /// of them.
     pub(crate) died_recovering: bool,
-    /// What is recorded is being executed again, or is in no snapshot yet.
+    /// Whether recorded epochs are being replayed, or are in no snapshot yet.
     pub(crate) is_recovering: bool,
 }
 
-/// What the last run died of, as far as that is known.
+/// The event under suspicion for the last death.
 pub(crate) struct Suspect {
-    /// What was executed alone: a row of a source, or a [slide](tidemill_txn::program::slide_of).
+    /// The only event in execution: a row of a source, or a
+    /// [slide](tidemill_txn::program::slide_of).
     pub(crate) event: (SourceId, u64),
     pub(crate) deaths: u32,
     pub(crate) epoch: u64,
 }
 
 impl Trial {
-    /// Reads what the last run left, and counts what it died of.
+    /// Reads the files of the last run, and counts its death.
     pub(crate) fn open(disk: &Arc<dyn Disk>, dir: &Path) -> Result<(Trial, Option<Suspect>)> {
         let (disk, dir) = (disk.clone(), dir.to_path_buf());
         let mut trial = Trial {
@@ -152,7 +158,8 @@ impl Trial {
         trial.careful = trial.careful_from;
         trial.died_recovering = note.is_recovering;
         let Some((source, offset)) = note.event else { return Ok((trial, None)) };
-        // Counted once: who dies before executing anything has not died of it.
+        // It counts once. A process that dies before it executes anything has not died of the
+        // event.
         trial.note(Note { event: None, waits: false, ..note })?;
         let deaths = trial.read("deaths")?.unwrap_or_default();
         let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
@@ -161,7 +168,7 @@ impl Trial {
             trial.replace("deaths", b"{}").map_err(|e| trial.io(&e))?;
             return Ok((trial, None));
         }
-        // Only in a row.
+        // Only deaths in a row count.
         let name = format!("{}:{offset}", source.0);
         deaths.retain(|other, _| *other == name);
         let count = deaths.entry(name).or_default();
@@ -171,14 +178,14 @@ impl Trial {
         let suspect = Suspect { event, deaths: *count, epoch: note.epoch };
         let text = serde_json::to_vec(&deaths).expect("counts are JSON");
         match trial.replace("deaths", &text) {
-            // A start needs no room. This death is not counted by the next one.
+            // A start must not need disk space. The next death will not include this one.
             Err(e) if is_full(&e) => {}
             other => other.map_err(|e| trial.io(&e))?,
         }
         Ok((trial, Some(suspect)))
     }
 
-    /// Counts the deaths at an event from the beginning again.
+    /// Restarts the count of deaths at an event.
     pub(crate) fn forget(&self, suspect: &Suspect) -> Result<()> {
         let deaths = self.read("deaths")?.unwrap_or_default();
         let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
@@ -211,18 +218,18 @@ impl Trial {
         self.disk.sync_dir(&self.dir)
     }
 
-    /// Whether transactions are to be executed one at a time.
+    /// Whether transactions should be executed one at a time.
     pub(crate) fn is_careful(&self) -> bool {
         self.careful > 0
     }
 
-    /// An epoch is about to be executed, `transactions` with those that are not durable yet.
+    /// Notes the execution of an epoch; `transactions` includes those that are not durable yet.
     pub(crate) fn epoch(&mut self, epoch: u64, transactions: u64) -> Result<()> {
         self.note(self.of(epoch, None, transactions))
     }
 
-    /// For how long nothing is done before an event is tried again, if the last process died at it. Whoever dies
-    /// meanwhile has not died of it.
+    /// Returns how long the engine waits before it tries an event again, if the last process died
+    /// at it. A death during the wait does not count against the event.
     pub(crate) fn waits(&mut self, epoch: u64, event: (SourceId, u64)) -> Result<Option<u64>> {
         let Some((_, wait_us)) = self.wait.take_if(|(of, _)| *of == event) else {
             return Ok(None);
@@ -232,8 +239,9 @@ impl Trial {
         Ok(Some(wait_us))
     }
 
-    /// One transaction is about to be executed, by a process that has lived for so long. Slides do not count among
-    /// those that are executed alone: how many came before a death is not known.
+    /// Notes the execution of one transaction, by a process that has lived for so long. Slides do
+    /// not reduce the number of careful transactions, because the number of slides before a death
+    /// is not known.
     pub(crate) fn transaction(
         &mut self,
         epoch: u64,
@@ -247,8 +255,8 @@ impl Trial {
         self.note(Note { lived_us, ..self.of(epoch, Some(event), transactions) })
     }
 
-    /// The transactions of an epoch that were executed one at a time are done: whoever dies now has
-    /// died of none of them.
+    /// Notes that the transactions of an epoch that ran one at a time are done. A later death is
+    /// not their fault.
     pub(crate) fn executed(&mut self, epoch: u64) -> Result<()> {
         let transactions = self.careful_from;
         self.note(self.of(epoch, None, transactions))
@@ -265,15 +273,16 @@ impl Trial {
             .open_at(&self.dir.join("trial"), 0)
             .and_then(|mut file| file.write_all(&note.encode()));
         match written {
-            // There is no room for a note: the engine will wait for room in its logs anyway.
+            // The disk is full, so there is no note. The engine will wait for space in its logs
+            // anyway.
             Err(e) if is_full(&e) => Ok(()),
             other => other.map_err(|e| self.io(&e)),
         }
     }
 
-    /// The run ends, and not by a death.
+    /// Removes the notes, because the run ends without a death.
     pub(crate) fn close(disk: &dyn Disk, dir: &Path) {
-        // What is left makes the next run careful, and that is all.
+        // Remaining files only make the next run careful.
         for name in ["trial", "deaths"] {
             let _ = disk.remove(&dir.join(name));
         }

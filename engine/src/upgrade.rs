@@ -1,8 +1,9 @@
-//! Going from one version of a program to another: the newest snapshot is rewritten for the new one.
+//! Upgrades from one version of a program to another. The newest snapshot is rewritten for the new
+//! version.
 //!
-//! It is written before anything else, as a snapshot of one epoch later, and its manifest comes last. So
-//! whatever a crash leaves is the old program's directory or the new one's, and a recovery that finds
-//! the new one has nothing to know of this.
+//! It is written before anything else, as a snapshot of one epoch later, and its manifest comes
+//! last. So after any crash the directory belongs to the old program or the new one. A recovery of
+//! the new one is not affected by the upgrade.
 
 use serde_json::json;
 use tidemill_core::{Error, Result};
@@ -20,11 +21,12 @@ use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
 use crate::trial::Trial;
 
-/// Makes a held directory that of this version of the program, if it is another's. What it has
-/// done, for whoever hears of the engine's life.
+/// Converts a held directory to this version of the program, if it belongs to another one. Returns
+/// the changes, for the log of the engine's life.
 ///
 /// # Errors
-/// When it can't be done, or not without a loss that nobody has agreed to; nothing has changed then.
+/// When the upgrade is not possible, or loses data without the user's consent. Nothing has changed
+/// then.
 pub(crate) fn upgrade(
     env: &Env,
     dir: &DataDir,
@@ -48,7 +50,7 @@ pub(crate) fn upgrade(
         delta.push(table, partition, key, Some(row));
     })?;
     check(&comparison.found(), settings.upgrade)?;
-    // It names rows by the numbers of their sources, which may be others now.
+    // Its notes name rows by the numbers of their sources, which may have changed.
     Trial::close(&*env.disk, &dir.path);
     let mut head = left.manifest.head.clone();
     (head.epoch, head.fingerprint) = (comparison.internal.facts.epoch, fingerprint);
@@ -62,7 +64,7 @@ pub(crate) fn upgrade(
     Ok(Some(said))
 }
 
-/// Refuses what can't be done or loses something.
+/// Refuses an upgrade that is not possible or loses data.
 pub(crate) fn check(found: &Found, wanted: Upgrade) -> Result<()> {
     if !found.why.is_empty() {
         return Err(refused(found.why.clone()));
@@ -71,7 +73,7 @@ pub(crate) fn check(found: &Found, wanted: Upgrade) -> Result<()> {
     if !losses.is_empty() && wanted != Upgrade::Lossy {
         return Err(Error::setting(format!("an upgrade would lose data: {}", losses.join("; ")))
             .help(
-                "leave in the app what is to be kept, or say that it may go: upgrade=\"lossy\" \
+                "leave these parts in the app, or accept the loss: upgrade=\"lossy\" \
                  (tidemill run --upgrade --lossy)",
             ));
     }
@@ -80,10 +82,10 @@ pub(crate) fn check(found: &Found, wanted: Upgrade) -> Result<()> {
 
 pub(crate) fn refused(why: Vec<String>) -> Error {
     let what = format!("no upgrade is possible: {}", why.join("; "));
-    Error::setting(what).help("tidemill schema diff shows all that is different")
+    Error::setting(what).help("tidemill schema diff shows all differences")
 }
 
-/// Without a snapshot there must be nothing of another program.
+/// Checks that nothing of another program exists without a snapshot.
 fn no_snapshot(env: &Env, dir: &DataDir, fingerprint: u128) -> Result<()> {
     let spec = dir.log(LogKind::Cuts);
     if !env.disk.exists(&spec.dir).map_err(|e| Error::io(spec.dir.display(), &e))? {
@@ -92,8 +94,8 @@ fn no_snapshot(env: &Env, dir: &DataDir, fingerprint: u128) -> Result<()> {
     let first = tidemill_log::read(env.disk.clone(), &spec, 0)?.next().transpose()?;
     match first.map(|first| records::cut(&first)).transpose()? {
         Some((cut, _)) if cut.fingerprint != fingerprint => Err(refused(vec![
-            "there is no snapshot, and only the version that wrote the recorded cuts can make \
-             them again: start that version with durable=\"log+snapshots\", stop it, and upgrade"
+            "there is no snapshot, and only the version that wrote the recorded cuts can replay \
+             them: start that version with durable=\"log+snapshots\", stop it, and upgrade"
                 .to_owned(),
         ])),
         _ => Ok(()),

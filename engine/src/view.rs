@@ -1,4 +1,4 @@
-//! What can be asked of a running app, by its handle and by whoever comes to its socket.
+//! The queries of a running app, for its handle and for the clients of its socket.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -28,52 +28,52 @@ pub(crate) struct View {
     pub(crate) gate: Arc<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) pushed: BTreeMap<String, Pushed>,
-    /// Those of them that are answers from outside.
+    /// The streams of answers from outside, among the pushed ones.
     pub(crate) answers: Vec<String>,
-    /// What clients may call.
+    /// The procedures that clients may call.
     pub(crate) procedures: BTreeMap<String, Procedure>,
-    /// By handler: how it is executed.
+    /// For each handler, how it is executed.
     pub(crate) paths: Vec<String>,
     pub(crate) started_ns: u64,
     pub(crate) decls: Vec<SourceDecl>,
     pub(crate) settings: Settings,
-    /// Its data directory, and the fingerprint of what runs.
+    /// Its data directory, and the fingerprint of the running program.
     pub(crate) site: Option<(Site, u128)>,
-    /// Where it answers over HTTP.
+    /// The address of the HTTP server.
     pub(crate) http: OnceLock<String>,
-    /// A source never ends: files that are followed.
+    /// Whether a source is followed, and so never ends.
     pub(crate) has_followed: bool,
-    /// What was done before the start.
+    /// The work before the start.
     pub(crate) before: Before,
 }
 
-/// What is known of the runs before.
+/// The work of earlier runs.
 pub(crate) struct Before {
     /// The last recorded epoch, and the rows of all sources up to it.
     pub(crate) epoch: u64,
     pub(crate) rows: u64,
-    /// Events that are not executed again.
+    /// The events that are not replayed.
     pub(crate) events: u64,
 }
 
-/// A stream that others feed.
+/// A stream that clients push into.
 pub(crate) struct Pushed {
     pub(crate) source: SourceId,
     pub(crate) handle: PushHandle,
-    /// An earlier run has recorded its end.
+    /// Whether an earlier run has recorded its end.
     pub(crate) is_over: bool,
-    /// Rows known when the engine started, and all that are known by now.
+    /// The rows known when the engine started, and all that are known by now.
     pub(crate) known: u64,
     pub(crate) sent: AtomicU64,
 }
 
 impl View {
-    /// A pushed stream.
+    /// Finds a pushed stream.
     pub(crate) fn pushed(&self, stream: &str) -> Result<&Pushed> {
         self.pushed.get(stream).ok_or_else(|| {
             let names: Vec<&str> = self.pushed.keys().map(String::as_str).collect();
             Error::program(format!("stream {stream} is not open for sending")).help(format!(
-                "streams without a source are; here: {}",
+                "streams without a source are open: {}",
                 if names.is_empty() { "none".into() } else { names.join(", ") }
             ))
         })
@@ -87,18 +87,18 @@ impl View {
         (self.env.clock.monotonic_ns() - self.started_ns) as f64 / 1e9
     }
 
-    /// Events a second since the start; what was executed before it does not count.
+    /// Events per second since the start, without those executed before.
     fn events_per_s(&self, counts: &Counts, seconds: f64) -> f64 {
         (counts.events - self.before.events) as f64 / seconds.max(1e-9)
     }
 
-    /// Where the run is.
+    /// Returns the status of the run.
     pub(crate) fn status(&self) -> Status {
         let (seconds, ended) = (self.seconds(), self.shared.is_over());
         self.status_at(&self.shared.out.lock(), seconds, ended)
     }
 
-    /// The same, of what has left the engine.
+    /// Returns the status as of the results that have left the engine.
     pub(crate) fn status_at(&self, out: &Out, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
@@ -111,7 +111,7 @@ impl View {
             faults,
             dead: counts.dead,
             late: counts.late,
-            parked: counts.parked,
+            buffered: counts.buffered,
             lag_us: counts.lag_us,
             seconds,
             events_per_s: self.events_per_s(counts, seconds),
@@ -126,7 +126,7 @@ impl View {
         }
     }
 
-    /// A procedure that can be called.
+    /// Finds a procedure that clients can call.
     pub(crate) fn procedure(&self, name: &str) -> Result<&Procedure> {
         crate::calls::named(&self.procedures, name)
     }
@@ -166,10 +166,10 @@ impl View {
         })
     }
 
-    /// What has been done so far.
+    /// Returns the summary of the work so far.
     ///
     /// # Errors
-    /// When the tables no longer have what they should.
+    /// When the tables' contents have been lost.
     pub(crate) fn summary(&self) -> Result<Summary> {
         let seconds = self.seconds();
         let state = self.shared.state.lock();

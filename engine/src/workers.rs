@@ -6,7 +6,7 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Clock, Env, Handle};
 use tidemill_txn::pool::{Members, Pool};
 
-/// Threads beside the one that calls; they sleep while there is nothing to do.
+/// The threads beside the calling one. They sleep while there is nothing to do.
 pub struct Workers {
     members: Arc<Members>,
     handles: Mutex<Vec<Handle>>,
@@ -14,10 +14,10 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// So many threads in all, the caller included.
+    /// Starts so many threads in all, the caller included.
     ///
     /// # Errors
-    /// What the operating system says when it has no room for a thread.
+    /// When the operating system can't start a thread.
     pub fn start(env: &Env, threads: usize) -> Result<Workers> {
         let members = Arc::new(Members::new(threads.max(1) - 1));
         let (handles, clock) = (Mutex::new(Vec::new()), env.clock.clone());
@@ -59,7 +59,7 @@ impl Pool for Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         self.members.end();
-        // A thread that panicked outside of a round has nothing left to say.
+        // A thread that panicked outside of a round has nothing to report.
         self.handles().drain(..).for_each(|thread| drop(thread.join()));
     }
 }
@@ -85,10 +85,10 @@ mod tests {
                 workers.run(&|number| {
                     called[number].fetch_add(1, Ordering::Relaxed);
                 });
-                // What members have done is seen when the round is over.
+                // The work of members is visible when the round is over.
                 assert!(called.iter().all(|called| called.load(Ordering::Relaxed) == round));
                 if round % 100 == 0 {
-                    // So long that they go to sleep.
+                    // The pause is so long that they go to sleep.
                     std::thread::park_timeout(std::time::Duration::from_millis(20));
                 }
             }

@@ -1,5 +1,5 @@
-//! What a running app does at its limits: memory, sources that run ahead, idle and late input,
-//! stopping, hidden non-determinism, files that are there already.
+//! A running app at its limits: memory, sources that run ahead, idle and late input, stopping,
+//! hidden non-determinism, existing output files.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,7 +12,7 @@ use tidemill_env::Env;
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
 
-/// A sum by key over two streams in event time.
+/// A sum by key over two streams with event time.
 fn sums(late: Late) -> Program {
     let mut b = Builder::new("sums");
     let sum = Column::new("sum", DataType::Int).default(Value::Int(0));
@@ -64,7 +64,7 @@ fn two_streams_meet_in_event_time() {
     mill.send("right", rows(&program, 3, &[[2, 7, 100]])).unwrap();
     mill.drain().unwrap();
     assert_eq!(sum(&mill, 7), Some(111), "a drain flushes what waits");
-    // The drain has let the watermark pass 5: this one is late.
+    // The drain has let the watermark pass 5, so this one is late.
     mill.send("right", rows(&program, 3, &[[3, 7, 1000]])).unwrap();
     let summary = mill.finish().unwrap();
     assert_eq!((summary.late, summary.transactions, summary.events), (1, 3, 4));
@@ -93,9 +93,9 @@ fn late_events_may_be_admitted_or_end_the_run() {
                 let error = mill.drain().unwrap_err();
                 assert_eq!(error.kind, Kind::Input);
                 assert!(error.what.contains("row 1 of source left/push is late"), "{error}");
-                assert!(error.help.contains("disorder"), "{error}");
+                assert!(error.help.contains("out_of_orderness"), "{error}");
                 assert!(mill.finish().is_err());
-                // Whoever sends on is told what ended the run, and nothing hangs.
+                // A further send returns the error that ended the run, and nothing hangs.
                 let more = mill.send("left", rows(&program, 0, &[[9, 7, 1]]));
                 assert_eq!(more.unwrap_err(), error);
                 assert_eq!(sum(&mill, 7), Some(10), "what was committed can still be read");
@@ -113,7 +113,7 @@ fn an_idle_source_no_longer_holds_the_others_back() {
     let sim = SimEnv::new(1);
     let mill = Mill::start(spec, sim.env()).unwrap();
     mill.send("left", rows(&program, 0, &[[1, 7, 1], [5, 7, 10]])).unwrap();
-    while mill.status().parked < 2 {
+    while mill.status().buffered < 2 {
         assert!(!mill.wait(100).unwrap());
     }
     assert_eq!(sum(&mill, 7), None, "the right stream might still send something earlier");
@@ -146,7 +146,7 @@ fn a_source_that_runs_ahead_waits_for_the_one_behind() {
     for workers in [1, 3] {
         let settings = Settings {
             workers,
-            parked_bytes_max: 100_000,
+            buffered_bytes_max: 100_000,
             epoch_bytes_max: 100_000,
             epoch_rows_max: 500,
             ..Settings::default()
@@ -154,14 +154,14 @@ fn a_source_that_runs_ahead_waits_for_the_one_behind() {
         let sources = vec![read("left", "/data/left.csv"), read("right", "/data/right.csv")];
         let spec = AppSpec { keep: Vec::new(), ..app(sums(Late::Error), sources, settings) };
         let mill = Mill::start(spec, env.clone()).unwrap();
-        let mut parked_max = 0;
+        let mut buffered_max = 0;
         while !mill.wait(20).unwrap() {
-            parked_max = parked_max.max(mill.status().parked);
+            buffered_max = buffered_max.max(mill.status().buffered);
         }
         let summary = mill.finish().unwrap();
         assert_eq!((summary.events, summary.late), (100_000, 0));
         assert_eq!((0..10).map(|k| sum(&mill, k).unwrap()).sum::<i64>(), 100_000);
-        assert!(parked_max < 25_000, "{parked_max} rows waited at once");
+        assert!(buffered_max < 25_000, "{buffered_max} rows waited at once");
     }
 }
 
@@ -207,7 +207,7 @@ fn stopping_keeps_what_was_committed() {
     assert!(mill.send("left", rows(&program, 0, &[[9, 7, 1]])).is_err());
 }
 
-/// Counts its calls, which is nobody's input.
+/// Counts its calls, a hidden state beside its input.
 struct Moody(AtomicI64);
 
 impl Opaque for Moody {

@@ -1,4 +1,4 @@
-//! Calls: replies say what transactions came to, and leave when that is safe.
+//! Calls: replies have the results of transactions, and leave when these are durable.
 
 use std::sync::mpsc;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tidemill_engine::{AppSpec, Durable, Mill, Reply, Settings, SourceDecl};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Builder, Program};
 
-/// Accounts; `add` is called with one and an amount, and replies with what is there then.
+/// Accounts. A call of `add` with an account and an amount returns the new balance.
 fn bank() -> Program {
     let mut b = Builder::new("bank");
     let ints = |names: [&str; 2]| names.map(|name| Column::new(name, DataType::Int)).to_vec();
@@ -26,7 +26,7 @@ fn bank() -> Program {
     h.set(row, "balance", balance);
     h.output(&[("id", id), ("balance", balance)]);
     h.done();
-    // Others push into the same table.
+    // Clients push into the same table.
     let wages = b.stream("wages", ints(["id", "amount"]));
     let mut h = b.handler("pay", wages);
     let (id, amount) = (h.column("id"), h.column("amount"));
@@ -85,7 +85,7 @@ fn a_call_is_answered_with_what_it_came_to() {
     }
 }
 
-/// Calls of one epoch, each with a reply of its own.
+/// Each call of an epoch has a reply of its own.
 #[test]
 fn many_calls_at_once_are_told_apart() {
     let sim = SimEnv::new(2);
@@ -133,11 +133,11 @@ fn what_was_answered_is_there_after_any_crash() {
         let Some(answered) = image.mark else { continue };
         let world = SimEnv { disk: image.disk.clone(), ..sim.clone() };
         let mill = Mill::start(app(Some("/data"), 1), world.env()).unwrap();
-        // A call that was logged and not answered is executed all the same.
+        // A call that was logged and not answered is executed nevertheless.
         mill.drain().unwrap();
         let balance = balance(&mill, 1);
         assert!(balance >= answered as i64, "{balance} of {answered}: {}", image.after);
-        // It goes on from there.
+        // The balance continues from there.
         assert_eq!(mill.call("add", arguments(1, 1)).unwrap(), returned(1, balance + 1));
         mill.stop().unwrap();
         seen += 1;

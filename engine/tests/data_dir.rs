@@ -1,4 +1,4 @@
-//! Whose a data directory is, and what is refused: by name, with what to do.
+//! The owner of a data directory, and refusals, with the name and the remedy.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -137,7 +137,7 @@ fn files_that_change_places_are_refused() {
             }
         }
     }
-    // A manifest that names what is not there.
+    // A manifest names a missing object.
     let data = objects.iter().find(|p| p.to_string_lossy().contains("/data/store/data")).unwrap();
     env.disk.remove(data).unwrap();
     refused(start(&sim, durable()), Kind::Io, &["data/"]);
@@ -150,7 +150,7 @@ fn a_full_disk_is_waited_for_and_reading_goes_on() {
     send(&mill, 0..10);
     mill.drain().unwrap();
     sim.disk.set_capacity(Some(sim.disk.used() + 1000));
-    // More than the room that the log has made ahead.
+    // These are more rows than the log's reserved space holds.
     for round in 0..40 {
         send(&mill, round * 1000..round * 1000 + 1000);
     }
@@ -189,8 +189,8 @@ fn a_full_disk_is_waited_for_and_reading_goes_on() {
     assert_eq!(again.summary().unwrap().events, 40_010);
 }
 
-/// Outputs that find no room wait for it, and nobody waits with them who only reads; then they are
-/// what they would have been.
+/// Outputs without space wait for it, and no reader waits with them. The complete outputs are the
+/// same as without the wait.
 #[test]
 fn an_output_on_a_full_disk_is_waited_for() {
     let real = tidemill_env::Env::real().clock;
@@ -198,7 +198,7 @@ fn an_output_on_a_full_disk_is_waited_for() {
     for durable in [true, false] {
         let run = |full: bool| -> Vec<Vec<u8>> {
             let sim = SimEnv::new(1);
-            // Who waits for room sleeps: that must not move the clock.
+            // A writer that waits for space sleeps. That must not move the clock.
             let env = tidemill_env::Env { clock: real.clone(), ..sim.env() };
             env.disk.create_dir_all(Path::new("/out")).unwrap();
             let data_dir = durable.then(|| "/data".into());
@@ -215,7 +215,7 @@ fn an_output_on_a_full_disk_is_waited_for() {
             send(&mill, 0..10);
             mill.drain().unwrap();
             if full {
-                // The logs have made room ahead.
+                // The logs have reserved space.
                 sim.disk.set_capacity(Some(sim.disk.used() + 1000));
             }
             (0..20).for_each(|round| send(&mill, round * 1000..round * 1000 + 1000));
@@ -238,14 +238,14 @@ fn an_output_on_a_full_disk_is_waited_for() {
             };
             let [csv, jsonl, parquet] = paths.map(read);
             assert!(parquet.starts_with(b"PAR1") && parquet.ends_with(b"PAR1"));
-            // Rows of Parquet are grouped by when they came.
+            // Rows of Parquet are grouped by their arrival.
             vec![csv, jsonl]
         };
         assert!(run(true) == run(false), "the outputs differ");
     }
 }
 
-/// Records that no kept snapshot needs are removed, and what is left is enough.
+/// Records that no retained snapshot needs are removed, and the rest is enough.
 #[test]
 fn logs_are_trimmed_behind_snapshots() {
     let sim = SimEnv::new(1);
@@ -268,13 +268,13 @@ fn logs_are_trimmed_behind_snapshots() {
         most = (input.max(most.0), cuts.max(most.1));
         mill.stop().unwrap();
     }
-    // 120,000 rows of 16 bytes are 30 segments.
+    // The 120,000 rows of 16 bytes are 30 segments.
     assert!(most.0 < 20, "{most:?}");
     let mill = start(&sim, settings()).unwrap();
     assert_eq!(mill.row("seen", &[Value::Int(7)]).unwrap().unwrap()[1], Value::Int(6));
 }
 
-/// A file that grows is read on, also by the next run; a drain waits for its present end.
+/// A growing file is read further, also by the next run. A drain waits for its present end.
 #[test]
 fn a_file_that_is_followed_goes_on_growing() {
     let sim = SimEnv::new(1);
@@ -318,8 +318,8 @@ fn a_file_that_is_followed_goes_on_growing() {
     ticking.join().unwrap();
 }
 
-/// Two programs of which the golden directories are: one that is declared, and an opaque one, whose
-/// cuts say what it has written, too.
+/// The two programs of the golden directories: a declared one, and an opaque one, whose cuts have
+/// hashes of its writes.
 fn golden() -> [(&'static str, Program); 2] {
     let mut b = Builder::new("a");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -347,8 +347,8 @@ fn golden_dir(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// What earlier versions wrote can be read: each is the directory of a run that was killed, with a
-/// snapshot, and with cuts and rows behind it.
+/// The data of earlier versions can be read. Each directory is of a killed run, with a snapshot,
+/// and with cuts and rows after it.
 #[test]
 fn directories_of_format_1_are_read() {
     for (name, program) in golden() {
@@ -366,7 +366,7 @@ fn directories_of_format_1_are_read() {
     }
 }
 
-/// Writes directories as those above: only when there is a new format.
+/// Writes directories like those above. It is only for a new format.
 #[test]
 #[ignore = "writes the golden directories of a new format"]
 fn write_golden() {
@@ -387,7 +387,7 @@ fn write_golden() {
         mill.drain().unwrap();
         send(&mill, 3..5);
         mill.drain().unwrap();
-        // As a process that is killed leaves it.
+        // The state of a killed process.
         sim.disk.record();
         let trace = sim.disk.take_trace();
         let image = trace.images(0, 0).next().unwrap();
@@ -425,7 +425,7 @@ fn append(sim: &SimEnv, path: &str, text: &str) {
     file.sync().unwrap();
 }
 
-/// With two outputs: of what each number has come to.
+/// Starts the app with two outputs, of the count of each number.
 fn start_writing(sim: &SimEnv, settings: Settings) -> Result<Mill, Error> {
     let mut spec = spec(program("a", false), settings);
     spec.sinks = ["/out/counts.csv", "/out/counts.jsonl"]
@@ -439,8 +439,8 @@ fn start_writing(sim: &SimEnv, settings: Settings) -> Result<Mill, Error> {
     Mill::start(spec, sim.env())
 }
 
-/// Whatever somebody appends to an output between two runs is cut off, also when nothing is to be
-/// written again; an output that was cut off, exchanged or removed is refused by name.
+/// Bytes that are appended to an output between two runs are cut off, even when nothing is
+/// rewritten. An output that was cut off, replaced or removed is refused by name.
 #[test]
 fn outputs_are_brought_to_what_was_written() {
     let outputs = ["/out/counts.csv", "/out/counts.jsonl"];
@@ -463,7 +463,7 @@ fn outputs_are_brought_to_what_was_written() {
         assert!(read(&sim, path) == read(&whole, path), "{path} has something behind its end");
         append(&sim, path, &garbage);
     }
-    // Also when nothing is written any more.
+    // The same holds when nothing is written any more.
     start_writing(&sim, durable()).unwrap().stop().unwrap();
     outputs.iter().for_each(|path| assert!(read(&sim, path) == read(&whole, path), "{path}"));
 
@@ -491,8 +491,8 @@ fn outputs_are_brought_to_what_was_written() {
     }
 }
 
-/// Wherever a start anew is interrupted, the next start goes on with all that was there, or begins anew
-/// with nothing of it, outputs included.
+/// Wherever a start from scratch is interrupted, the next start continues with all data, or with
+/// none of it, outputs included.
 #[test]
 fn emptying_is_done_or_not_done() {
     let sim = SimEnv::new(1);
@@ -500,7 +500,7 @@ fn emptying_is_done_or_not_done() {
     send(&mill, 0..10);
     mill.drain().unwrap();
     mill.stop().unwrap();
-    // What dies of nothing leaves notes, too.
+    // The files of the crash guard may be there, too.
     append(&sim, "/data/trial", "");
     append(&sim, "/data/deaths", "{}");
     sim.disk.record();
@@ -528,7 +528,7 @@ fn emptying_is_done_or_not_done() {
     assert!(kept > 0 && anew > 10, "{kept} and {anew}");
 }
 
-/// What the engine has not made is named, and then nothing goes.
+/// A file that the engine has not made is named, and then nothing is deleted.
 #[test]
 fn emptying_spares_what_is_not_ours() {
     let sim = SimEnv::new(1);
@@ -543,7 +543,7 @@ fn emptying_spares_what_is_not_ours() {
     let mill = start_writing(&sim, durable()).unwrap();
     assert_eq!(mill.sent("numbers").unwrap(), 10);
     mill.stop().unwrap();
-    // Nor where nothing says that it is ours.
+    // The same holds where nothing identifies the folder as the engine's.
     sim.env().disk.create_dir_all(Path::new("/home/input")).unwrap();
     append(&sim, "/home/input/mine", "mine");
     let home = Settings { data_dir: Some("/home".into()), ..fresh() };
@@ -551,8 +551,8 @@ fn emptying_spares_what_is_not_ours() {
     assert_eq!(read(&sim, "/home/input/mine"), "mine");
 }
 
-/// Also without a snapshot an output that somebody reads never gets shorter: what comes again is
-/// written over the same bytes.
+/// Even without a snapshot an output never gets shorter while it is read: replayed rows are written
+/// over the same bytes.
 #[test]
 fn an_output_keeps_its_rows_when_all_comes_again() {
     for durable in [
@@ -571,7 +571,7 @@ fn an_output_keeps_its_rows_when_all_comes_again() {
         let before = paths.map(|path| read(&sim, path));
         assert_eq!(before[1].lines().count(), 200);
         paths.iter().for_each(|path| append(&sim, path, "what a crash has left"));
-        // Before every write to an output somebody looks at it.
+        // The test reads each output before every write to it.
         let slow = paths.map(|path| sim.disk.stall_nth(tidemill_sim::DiskOp::Write.under(path), 2));
         let (of, settings) = (sim.clone(), durable.clone());
         let starting = sim.env().threads.spawn(
@@ -598,7 +598,7 @@ fn an_output_keeps_its_rows_when_all_comes_again() {
     }
 }
 
-/// An opaque function that writes what nobody but itself knows, and emits nothing.
+/// An opaque function that writes hidden state, and emits nothing.
 struct Fickle(Arc<std::sync::atomic::AtomicI64>);
 
 impl tidemill_txn::program::Opaque for Fickle {
@@ -608,13 +608,13 @@ impl tidemill_txn::program::Opaque for Fickle {
         tx: &mut dyn tidemill_txn::program::Tx,
     ) -> Result<(), tidemill_txn::program::Abort> {
         let hidden = self.0.load(std::sync::atomic::Ordering::SeqCst);
-        // Only on one event of the two.
+        // Only one event of the two shows it.
         let times = if event[0] == Value::Int(2) { hidden } else { 1 };
         tx.put(tidemill_core::TableId(0), &[event[0].clone(), Value::Int(times)])
     }
 }
 
-/// A function that writes other rows when it is called again is found out by its writes alone.
+/// A function that writes other rows in a replay is found by its writes alone.
 #[test]
 fn a_handler_that_writes_something_else_is_named() {
     let hidden = Arc::new(std::sync::atomic::AtomicI64::new(1));
@@ -648,7 +648,7 @@ fn a_handler_that_writes_something_else_is_named() {
     }
     assert!(!error.help.is_empty() && !text.contains("steady"), "{text}");
     drop(mill);
-    // With what it did before, it goes on.
+    // With its earlier results, the run continues.
     hidden.store(1, std::sync::atomic::Ordering::SeqCst);
     let mill = start();
     assert_eq!(mill.table("seen").unwrap().len(), 4);

@@ -1,5 +1,6 @@
-//! What a run leaves behind is what the next one begins with: random programs over random files and
-//! pushed rows on a simulated disk, stopped, killed and crashed, against one run without a break.
+//! Each run continues exactly where the last one ended. Random programs run over random files and
+//! pushed rows on a simulated disk. They are stopped, killed and crashed, and compared with one run
+//! without a break.
 
 #[path = "../../txn/tests/random/mod.rs"]
 mod random;
@@ -48,7 +49,7 @@ fn file(schema: &Schema, rows: &[InputRow]) -> String {
     text
 }
 
-/// A program with its input: the first source is pushed, where it has no undecodable rows, and the
+/// A program with its input. The first source is pushed if it has no undecodable rows, and the
 /// others are files.
 struct Case {
     program: Program,
@@ -61,7 +62,7 @@ impl Case {
         let shape = Shape { plain: dice.chance(50), orderly: true, histories: true, words: false };
         let program = random::program(dice, shape);
         let rows = random::sources(dice, &program, shape);
-        // One pushed stream at most has one source only, and no gaps.
+        // A pushed stream has only one source, and no gaps.
         let first = program.sources[0].stream;
         let alone = program.sources.iter().filter(|s| s.stream == first).count() == 1;
         let dense = rows[0].iter().enumerate().all(|(i, r)| r.offset == i as u64);
@@ -85,7 +86,7 @@ impl Case {
         let program = &self.program;
         let sources = program.sources.iter().enumerate().map(|(index, source)| SourceDecl {
             stream: program.streams[source.stream.index()].spec.name.to_string(),
-            disorder_us: source.disorder_us,
+            out_of_orderness_us: source.out_of_orderness_us,
             idle_us: None,
             files: (!(self.pushed && index == 0))
                 .then(|| json!({"path": format!("/in/{index}.jsonl")})),
@@ -111,7 +112,8 @@ impl Case {
         }
     }
 
-    /// Pushes what the engine does not know yet, in pieces; an error when it has ended.
+    /// Pushes the rows that the engine does not have yet, in pieces. Returns an error when it has
+    /// ended.
     fn push(&self, mill: &Mill, dice: &mut Dice) -> Result<(), Error> {
         if !self.pushed {
             return Ok(());
@@ -141,22 +143,22 @@ fn settings(dice: &mut Dice, durable: bool) -> Settings {
         log_segment_bytes: 1 << 16,
         recovery: if durable && dice.chance(30) { Recovery::Strong } else { Recovery::Weak },
         tail_rows: 7,
-        // In memory streams can be followed where clients are.
+        // Without a data directory, streams can be followed only over HTTP.
         http_port: (!durable).then_some(0),
         ..Settings::default()
     }
 }
 
-/// Everything that a user can see in the end.
+/// All that a user can see in the end.
 #[derive(Debug, PartialEq)]
 struct Seen {
     tables: Vec<Vec<Row>>,
     files: Vec<(String, String)>,
     output_hash: String,
-    /// Of the tables and of the versions that they keep.
+    /// The hash of the tables and of their retained versions.
     state_hash: String,
     events: u64,
-    /// The last rows of each stream, for whoever follows it: the first one's number, and the next one's.
+    /// The last rows of each stream for its followers, with the first number and the next one.
     kept: Vec<(String, u64, u64, Vec<Row>)>,
 }
 
@@ -170,7 +172,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
         std::io::Read::read_to_string(&mut open, &mut text).unwrap();
         (path.display().to_string(), text)
     });
-    // In which order bad and late events of several sources come is a matter of cuts.
+    // The order of bad and late events of several sources depends on the cuts.
     let is_mixed = |late: &str| {
         let mut all = case.program.streams.iter().zip(0..);
         let (_, of) = all.find(|(of, _)| *of.spec.name == *late).unwrap();
@@ -199,7 +201,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
     }
 }
 
-/// Compares, and says shortly what differs.
+/// Compares, and describes the differences briefly.
 fn same(again: &Seen, whole: &Seen, seed: u64) {
     assert!(again.tables == whole.tables, "seed {seed}: the tables differ");
     for ((name, text), (_, expected)) in again.files.iter().zip(&whole.files) {
@@ -221,7 +223,7 @@ fn finish(case: &Case, sim: &SimEnv, dice: &mut Dice, settings: Settings) -> See
     try_finish(case, sim, dice, settings, |_| {}).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Runs to the end, or to an error. `acknowledged` is told how many pushed rows are safe.
+/// Runs to the end, or to an error. `acknowledged` receives the number of durable pushed rows.
 fn try_finish(
     case: &Case,
     sim: &SimEnv,
@@ -326,12 +328,12 @@ fn stopped_and_started_again_is_as_if_it_had_gone_on() {
     assert!(compared > 0);
 }
 
-/// A world with another disk.
+/// An environment with another disk.
 fn on(sim: &SimEnv, disk: &Arc<tidemill_sim::SimDisk>) -> SimEnv {
     SimEnv { disk: disk.clone(), ..sim.clone() }
 }
 
-/// Programs in event time, with what they come to when nothing goes wrong.
+/// Programs with event time, with the results of a run without faults.
 fn whole_runs(first: u64, count: u64) -> impl Iterator<Item = (u64, Case, Seen)> {
     (first..first + count).filter_map(|seed| {
         let case = Case::new(&mut Dice(seed));
@@ -344,8 +346,8 @@ fn whole_runs(first: u64, count: u64) -> impl Iterator<Item = (u64, Case, Seen)>
     })
 }
 
-/// Whatever a crash leaves, at whatever moment, also in the middle of a recovery: the next run comes
-/// to the same, and knows every row that was acknowledged.
+/// After a crash at any moment, also during a recovery, the next run has the same results, and
+/// knows every acknowledged row.
 #[test]
 fn a_crash_at_any_moment_loses_and_repeats_nothing() {
     let mut images = 0;
@@ -370,7 +372,7 @@ fn a_crash_at_any_moment_loses_and_repeats_nothing() {
                 image.disk.record();
             }
             let known = Arc::new(std::sync::Mutex::new(Vec::new()));
-            // Whoever starts again may want the other kind of recovery.
+            // A restart may choose the other kind of recovery.
             let recovery = settings(&mut dice, true).recovery;
             let then = Settings { recovery, ..chosen.clone() };
             let again = try_finish(&case, &world, &mut dice, then, |rows| {
@@ -401,8 +403,8 @@ fn a_crash_at_any_moment_loses_and_repeats_nothing() {
     println!("{images} crashes");
 }
 
-/// A run that was stopped, and one bit of what it left is another, or a file of it is shorter: the
-/// next run refuses it by name, or comes to the same all the same.
+/// After a stop, one bit is flipped or one file is shorter. The next run refuses it by name, or has
+/// the same results.
 #[test]
 fn damage_is_refused_or_does_not_matter() {
     let (mut refused, mut harmless) = (0, 0);
@@ -441,7 +443,7 @@ fn damage_is_refused_or_does_not_matter() {
             if damage % 3 == 0 {
                 image.disk.truncate(&path, dice.below(len)).unwrap();
             } else {
-                // Logs are mostly room for more: the beginning is where something is.
+                // Logs are mostly reserved space, so the damage is mostly near the beginning.
                 let within = if dice.chance(80) { len.min(4096) } else { len };
                 image.disk.flip_bit(&path, dice.below(within * 8)).unwrap();
             }
@@ -462,8 +464,8 @@ fn damage_is_refused_or_does_not_matter() {
     println!("{refused} refused, {harmless} harmless");
 }
 
-/// A disk that fails once stops the engine, by an error and not by a panic; what comes after a
-/// restart is as if it had not.
+/// A disk that fails once stops the engine, by an error and not by a panic. A restart then
+/// continues as if it had not failed.
 #[test]
 fn a_failing_disk_stops_the_engine_and_harms_nothing() {
     use std::io::ErrorKind;
@@ -496,7 +498,8 @@ fn a_failing_disk_stops_the_engine_and_harms_nothing() {
     assert!(stopped > 0);
 }
 
-/// An opaque function that ends whoever runs it on one of its events: nothing comes to the disk from there on.
+/// An opaque function that ends the process on one of its events: nothing reaches the disk from
+/// there on.
 struct Killer(Arc<SimDisk>);
 
 impl tidemill_txn::program::Opaque for Killer {
@@ -512,7 +515,7 @@ impl tidemill_txn::program::Opaque for Killer {
     }
 }
 
-/// An input that ends the process again and again is set aside in the end, and nothing else is.
+/// An input that ends the process again and again is finally quarantined, and nothing else is.
 #[test]
 fn an_input_that_kills_is_set_aside() {
     use tidemill_core::{Column, DataType};
@@ -546,19 +549,19 @@ fn an_input_that_kills_is_set_aside() {
                 let row = dead[0].row(0);
                 assert_eq!(row[1], Value::Int(13));
                 assert_eq!(row[4], Value::str(
-                        "it ended the process 3 times, each time alone; tidemill dlq replay sends it again"
+                        "it ended the process 3 times, each time while nothing else was executed; 'tidemill dlq replay' sends it again, if its stream is pushed"
                     ));
                 assert_eq!(mill.table("seen").unwrap().len(), 39);
                 break;
             }
             Err(_) => deaths += 1,
         }
-        // As if the process had gone.
+        // The process is gone.
         drop(mill);
         sim.disk.clear_faults();
         sim.disk.kill();
     }
-    // The first one was of something unknown.
+    // The first death had an unknown cause.
     assert_eq!(deaths, 4);
     let mill = Mill::start(spec(), sim.env()).unwrap();
     assert_eq!(mill.table("seen").unwrap().len(), 39);

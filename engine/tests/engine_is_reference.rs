@@ -1,5 +1,5 @@
-//! The whole engine is the reference, bit for bit: random programs over random files on a simulated
-//! disk, for 1, 2, 3 and 8 workers, with the cuts that the engine happened to make.
+//! The whole engine equals the reference, bit for bit. Random programs run over random files on a
+//! simulated disk, with 1, 2, 3 and 8 workers, and with the engine's own cuts.
 
 #[path = "../../txn/tests/random/mod.rs"]
 mod random;
@@ -18,7 +18,7 @@ use tidemill_txn::program::Program;
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
-/// A value as a JSON line has it.
+/// A value in a JSON line.
 fn json_value(value: &Value) -> serde_json::Value {
     match value {
         Value::Null => json!(null),
@@ -35,7 +35,7 @@ fn json_value(value: &Value) -> serde_json::Value {
 fn file(schema: &Schema, rows: &[InputRow]) -> String {
     let (mut text, mut line) = (String::new(), 0);
     for row in rows {
-        // Offsets that no row has are lines that can't be decoded.
+        // Offsets without a row are undecodable lines.
         while line < row.offset {
             writeln!(text, "oops {line}").unwrap();
             line += 1;
@@ -66,7 +66,7 @@ fn app(program: &Program, settings: Settings) -> AppSpec {
     let sources = (program.sources.iter().enumerate())
         .map(|(index, source)| SourceDecl {
             stream: program.streams[source.stream.index()].spec.name.to_string(),
-            disorder_us: source.disorder_us,
+            out_of_orderness_us: source.out_of_orderness_us,
             idle_us: None,
             files: Some(json!({"path": format!("/data/{index}.jsonl")})),
             kafka: None,

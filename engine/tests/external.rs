@@ -1,5 +1,5 @@
-//! Work outside: it begins when what asks for it is durable, and its answer counts once, whatever becomes of
-//! the machine.
+//! Work outside. It begins after its request is durable, and its answer counts once, across crashes
+//! of the machine.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,9 +12,9 @@ use tidemill_sim::{SimDisk, SimEnv};
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 use tidemill_txn::Program;
 
-/// By item: how often it was answered, and what with.
+/// By item, the number of its answers, and the last answer.
 const ORDERS: TableId = TableId(0);
-/// By item: what is asked.
+/// By item, the question.
 const OUTBOX: TableId = TableId(1);
 
 /// Takes an order, and asks.
@@ -42,12 +42,12 @@ impl Opaque for Answer {
     }
 }
 
-/// Says twice what it is asked.
+/// Answers with twice the question.
 struct Twice {
     disk: Arc<SimDisk>,
-    /// How often it was asked, by item.
+    /// The number of questions, by item.
     asked: Mutex<BTreeMap<i64, u64>>,
-    /// Whether it says something wrong the first time.
+    /// Whether the first answer is wrong.
     is_wrong: bool,
 }
 
@@ -105,7 +105,7 @@ fn send(mill: &Mill, items: std::ops::RangeInclusive<i64>) {
     mill.send("placed", Batch::from_rows(schema, rows.iter().map(|row| &row[..]))).unwrap();
 }
 
-/// Every item was answered once, rightly.
+/// Checks that every item has one correct answer.
 fn check(mill: &Mill, items: i64, place: &str) {
     let orders: Vec<_> = mill.table("orders").unwrap().rows().collect();
     let wanted = |item: i64| [item, 1, item * 2].map(Value::Int);
@@ -145,7 +145,10 @@ fn who_panics_or_gives_no_answer_is_asked_again() {
     let mut nobody = app(&outside, settings, 1);
     nobody.externals[0].outside = None;
     let refused = Mill::start(nobody, sim.env()).err().unwrap();
-    assert!(refused.to_string().contains("nobody does what outbox outbox asks for"), "{refused}");
+    assert!(
+        refused.to_string().contains("no function does the work of outbox outbox"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -191,7 +194,7 @@ fn a_crash_at_any_moment_loses_no_question_and_takes_no_answer_twice() {
                 is_wrong: false,
             });
             let mill = Mill::start(app(&outside, settings.clone(), 1), world.env()).unwrap();
-            // Whatever was asked outside had been asked for good.
+            // Every question that was asked outside was durable.
             let known = mill.sent("placed").unwrap() as i64;
             assert!(image.mark.is_none_or(|asked| asked as i64 <= known), "{place}");
             if known < ITEMS {

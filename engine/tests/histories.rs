@@ -1,5 +1,5 @@
-//! Versions of rows over restarts and upgrades: windows read after one what they would have read
-//! without it, and a program with another history begins with what was kept.
+//! Versions of rows over restarts and upgrades. Windows read the same after a restart as without
+//! it, and a program with another history begins with the retained versions.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn by_count(versions: u64) -> Option<History> {
     Some(History { time_us: None, versions: Some(versions) })
 }
 
-/// A table of numbers that are put and taken away, and what a window over one of its rows comes to.
+/// A table of numbers that are put and deleted, and a window over one of its rows.
 #[derive(Clone)]
 struct App {
     history: Option<History>,
@@ -160,14 +160,14 @@ fn windows_go_on_over_a_restart() {
             assert_eq!(seen(&mill, 8), ints(2, 30), "of a row that is gone");
             let past = json!({"do": "query", "table": "t"}).to_string();
             mill.stop().unwrap();
-            // Whoever looks into a stopped directory loads versions, too.
+            // Queries of a stopped directory load versions, too.
             let said: Vec<String> = ask(&sim.env(), Path::new(DATA), &past).collect();
             assert!(!said[0].contains("error"), "{said:?}");
             let verify = json!({"do": "verify"}).to_string();
             let said: Vec<String> = ask(&sim.env(), Path::new(DATA), &verify).collect();
             assert!(said[0].contains("\"rows\":1"), "{said:?}");
         }
-        // A killed one makes the last cuts again.
+        // A killed engine replays the last cuts.
         let mill = app.opened(&sim, Upgrade::Off);
         put(&mill, 8, [40]);
         put(&mill, 7, [4]);
@@ -186,13 +186,13 @@ fn what_is_too_old_does_not_come_back() {
     let sim = SimEnv::new(1);
     let mill = app.opened(&sim, Upgrade::Off);
     put(&mill, 7, 1..=4);
-    // The last cut comes so late that all are too old, and memory still has them.
+    // The last cut is so late that all versions are too old, and memory still has them.
     sim.clock.advance_us(5_000);
     let hash = mill.stop().unwrap().state_hash;
     let mill = app.opened(&sim, Upgrade::Off);
     assert_eq!(mill.summary().unwrap().state_hash, hash);
     mill.stop().unwrap();
-    // Nor does it with a longer history, though memory may still have had it.
+    // A longer history does not bring them back, though memory may still have had them.
     let longer = App::new(by_time(100_000), Window::Sliding { size_us: 100_000 });
     let mill = longer.opened(&sim, Upgrade::Lossless);
     assert_eq!(seen(&mill, 7), ints(0, 0));
@@ -203,7 +203,7 @@ fn what_is_too_old_does_not_come_back() {
 fn a_longer_history_begins_with_what_was_kept() {
     let sim = SimEnv::new(1);
     let mill = App::new(by_count(3), Window::Last { versions: 3 }).opened(&sim, Upgrade::Off);
-    // Memory has more of them than the history keeps.
+    // Memory has more versions than the history retains.
     put(&mill, 7, 1..=6);
     mill.stop().unwrap();
     let longer = App::new(by_count(5), Window::Last { versions: 5 });
@@ -265,7 +265,7 @@ fn a_shorter_history_forgets_when_somebody_says_so() {
             assert_eq!(seen(&mill, 7), ints(2, 5 + 6));
         }
         mill.stop().unwrap();
-        // What is forgotten does not come back.
+        // Dropped versions do not come back.
         let mill = four.opened(&sim, Upgrade::Lossless);
         let left = if shorter.history.is_some() { ints(2, 11) } else { ints(1, 6) };
         assert_eq!(seen(&mill, 7), left);
@@ -293,7 +293,7 @@ fn versions_get_the_columns_that_rows_get() {
     assert_eq!(seen(&mill, 7), (Value::Int(3), Value::Decimal(600, 2)));
     assert_eq!(seen(&mill, 8), (Value::Int(2), Value::Decimal(300, 2)), "of a row that is gone");
     mill.stop().unwrap();
-    // Versions alone stand against what they do not fit, too.
+    // Versions alone can also prevent an upgrade.
     let sim = SimEnv::new(2);
     let mill = app.opened(&sim, Upgrade::Off);
     put(&mill, 8, [1]);

@@ -1,4 +1,4 @@
-//! Deaths of the process that are nobody's fault, and clocks that are wrong.
+//! Deaths of the process from outside, and wrong clocks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -9,7 +9,8 @@ use tidemill_env::Env;
 use tidemill_sim::{SimClock, SimDisk, SimEnv};
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
 
-/// A function that is there when somebody ends the process: after so many calls nothing comes to the disk any more.
+/// A function during which the process is ended: after so many calls nothing reaches the disk any
+/// more.
 struct Witness {
     disk: Arc<SimDisk>,
     clock: Arc<SimClock>,
@@ -19,7 +20,7 @@ struct Witness {
 
 impl Opaque for Witness {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
-        // What comes before it is stored meanwhile.
+        // Earlier rows are stored meanwhile.
         Env::real().clock.sleep_us(100);
         self.clock.advance_us(1_000);
         let calls = 1 + self.calls.fetch_add(1, Ordering::Relaxed);
@@ -52,7 +53,7 @@ fn numbers(schema: &Arc<Schema>, range: std::ops::Range<i64>) -> Batch {
     Batch::from_rows(schema.clone(), rows.iter().map(|row| &row[..]))
 }
 
-/// Whoever is killed again and again keeps what it has executed, and no event is set aside.
+/// A process that is killed again and again keeps its progress, and no event is quarantined.
 #[test]
 fn a_process_that_is_killed_again_and_again_comes_to_its_end() {
     const ROWS: i64 = 3_000;
@@ -79,7 +80,7 @@ fn a_process_that_is_killed_again_and_again_comes_to_its_end() {
     assert!(deaths > 4, "it was killed {deaths} times");
 }
 
-/// There is no setting that would help where nothing is kept, and none is named.
+/// Without a data directory no setting would help, and none is named.
 #[test]
 fn in_memory_an_app_begins_anew_with_whatever_the_clock_says() {
     const DAY_US: i64 = 24 * 3_600_000_000;
@@ -99,7 +100,7 @@ fn in_memory_an_app_begins_anew_with_whatever_the_clock_says() {
     assert_eq!(error.kind, Kind::Setting, "{error}");
     assert!(error.what.contains("the clock says 2021-") && !error.help.is_empty(), "{error}");
     assert!(!error.to_string().contains("clock_jump_us_max"), "{error}");
-    assert!(error.help.contains("an app in memory begins anew"), "{error}");
+    assert!(error.help.contains("an app in memory starts from scratch"), "{error}");
     drop(mill);
     let mill = start();
     send(&mill).unwrap();
@@ -118,7 +119,7 @@ fn a_clock_that_is_far_ahead_is_refused_and_one_that_is_behind_is_told() {
     };
     let mill = start(Settings::default()).unwrap();
     send(&mill, 0).unwrap();
-    // Time that goes by is no jump.
+    // Passing time is no jump.
     sim.clock.advance_us(400 * DAY_US as u64);
     send(&mill, 1).unwrap();
     sim.clock.step_wall_us(365 * DAY_US);
@@ -131,7 +132,7 @@ fn a_clock_that_is_far_ahead_is_refused_and_one_that_is_behind_is_told() {
     drop(mill);
     let error = start(Settings::default()).map(drop).unwrap_err();
     assert!(error.help.contains("clock_jump_us_max"), "{error}");
-    // The right one again: nothing is lost, and the row is executed that had come.
+    // With the right clock again nothing is lost, and the waiting row is executed.
     sim.clock.step_wall_us(-367 * DAY_US);
     let mill = start(Settings::default()).unwrap();
     mill.drain().unwrap();
@@ -144,7 +145,7 @@ fn a_clock_that_is_far_ahead_is_refused_and_one_that_is_behind_is_told() {
     send(&mill, 5).unwrap();
     assert!(mill.status().troubles.is_empty());
     mill.stop().unwrap();
-    // Where it is right all the same.
+    // The clock is right in spite of the jump.
     sim.clock.step_wall_us(367 * DAY_US);
     assert!(start(Settings::default()).is_err());
     let settings = Settings { clock_jump_us_max: 400 * DAY_US, ..Settings::default() };

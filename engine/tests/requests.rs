@@ -1,4 +1,4 @@
-//! Requests: calls with ids are executed once, whenever they come again, and across crashes.
+//! Requests: calls with ids are executed once, whenever they are repeated, and across crashes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{mpsc, Arc};
@@ -12,11 +12,11 @@ use tidemill_txn::Program;
 
 const DAY_US: i64 = 86_400_000_000;
 
-/// Adds to an account, and says what is there then.
+/// Adds to an account, and returns the new balance.
 struct Add {
     accounts: TableId,
     output: StreamId,
-    /// How often it was called.
+    /// The number of its calls.
     calls: Arc<AtomicU64>,
 }
 
@@ -41,7 +41,7 @@ impl Opaque for Add {
     }
 }
 
-/// What goes wrong is counted by another handler, which sees the parameters and the reason.
+/// Another handler counts aborted calls. It sees the parameters and the reason.
 struct Count {
     refused: TableId,
 }
@@ -103,7 +103,7 @@ fn arguments(id: i64, amount: i64) -> Batch {
     Batch::from_rows(schema.into(), [&[Value::Int(id), Value::Int(amount)][..]])
 }
 
-/// Asks once, and waits.
+/// Calls once, and waits.
 fn ask(mill: &Mill, procedure: &str, request: &str, id: i64, amount: i64) -> Reply {
     asked(mill, procedure, request, id, amount, DAY_US)
 }
@@ -144,7 +144,7 @@ fn a_request_is_executed_once() {
         // A call that returns nothing is remembered as well.
         assert_eq!(ask(&mill, "add", "none", 8, 0), Reply::Returned(None));
         assert_eq!(ask(&mill, "add", "none", 8, 0), Reply::Returned(None));
-        // Another call with a known id is none.
+        // A different call with a known id is refused.
         assert_eq!(ask(&mill, "add", "a", 7, 6), Reply::OtherRequest);
         assert_eq!(ask(&mill, "also", "a", 7, 5), Reply::OtherRequest);
         assert_eq!(number(&mill, "accounts", 7), 11);
@@ -163,7 +163,7 @@ fn an_aborted_request_is_executed_again() {
     let overdrawn = Reply::Aborted("overdrawn".into());
     assert_eq!(ask(&mill, "add", "a", 7, -5), overdrawn);
     assert_eq!(ask(&mill, "add", "a", 7, -5), overdrawn);
-    // Whoever takes aborted calls sees no request.
+    // A handler of aborted calls does not see the request id.
     assert_eq!(number(&mill, "refused", 7), 2);
     assert_eq!(mill.call("add", arguments(7, 5)).unwrap(), returned(5));
     assert_eq!(ask(&mill, "add", "a", 7, -5), returned(0));
@@ -171,7 +171,7 @@ fn an_aborted_request_is_executed_again() {
     mill.stop().unwrap();
 }
 
-/// Many at once, in the same epochs.
+/// Many requests at once, in the same epochs.
 #[test]
 fn requests_at_once_are_executed_once() {
     let sim = SimEnv::new(3);
@@ -201,7 +201,7 @@ fn a_clock_that_runs_days_ahead_makes_no_request_forgotten() {
     sim.clock.advance_us(2 * DAY_US as u64);
     assert_eq!(asked(&mill, "add", "two", 1, 1, DAY_US), returned(2));
     assert_eq!(asked(&mill, "add", "one", 1, 1, DAY_US), returned(1));
-    // An hour goes by between two requests at most, and in the end it is forgotten.
+    // The clock advances by an hour at most between two requests, and the id expires in the end.
     for n in 0..24 {
         sim.clock.advance_us(2 * 3_600_000_000);
         assert_eq!(asked(&mill, "add", &format!("hour {n}"), 1, 1, DAY_US), returned(3 + n));
@@ -221,19 +221,19 @@ fn requests_are_forgotten_in_time() {
     assert_eq!(asked(&mill, "add", "young", 1, 1, DAY_US), returned(21));
     assert_eq!(asked(&mill, "add", "old 3", 1, 1, 1_000_000), returned(4));
     sim.clock.advance_us(2_000_000);
-    // Its time is over: it is a new one, whether it has been swept or not.
+    // It has expired, so it is a new request, whether it has been removed or not.
     assert_eq!(asked(&mill, "add", "old 19", 1, 1, DAY_US), returned(22));
     assert_eq!(asked(&mill, "add", "young", 1, 1, DAY_US), returned(21));
     for n in 0..6 {
         asked(&mill, "add", &format!("new {n}"), 1, 1, DAY_US);
     }
-    // And the clock by which they are forgotten.
+    // The clock by which requests expire is a row, too.
     assert_eq!(rows(&mill, "tidemill.requests"), 9);
     assert_eq!(rows(&mill, "tidemill.expiries"), 8);
     mill.stop().unwrap();
 }
 
-/// What the engine needs for this, nobody sees who does not ask for it by name.
+/// The engine's own tables and streams are hidden, unless they are named.
 #[test]
 fn nobody_is_surprised() {
     let sim = SimEnv::new(5);
@@ -257,11 +257,11 @@ fn nobody_is_surprised() {
     b.table("tidemill.accounts", &["id"], ints(["id", "balance"]));
     let program = b.finish().unwrap();
     let refused = Mill::start(AppSpec { program, ..spec }, SimEnv::new(6).env()).err().unwrap();
-    assert!(refused.to_string().contains("are the engine's"), "{refused}");
+    assert!(refused.to_string().contains("are reserved"), "{refused}");
 }
 
-/// A client that asks again until it is answered, whatever becomes of the machine: each request is
-/// executed once, and answered the same.
+/// A client repeats each request until it has the reply, across crashes of the machine. Each is
+/// executed once, and has one reply.
 #[test]
 fn requests_are_executed_once_across_crashes() {
     let requests: i64 = 4;
@@ -293,7 +293,7 @@ fn requests_are_executed_once_across_crashes() {
             let answered = answered as i64;
             let world = SimEnv { disk: image.disk.clone(), ..sim.clone() };
             let mill = Mill::start(app(&calls, Some("/data"), durable), world.env()).unwrap();
-            // Whoever was answered is answered the same; whoever was not asks again.
+            // A request with a reply gets the same reply again. The others are repeated.
             for n in 1..=requests {
                 let reply = ask(&mill, "add", &n.to_string(), 1, 1);
                 assert_eq!(reply, returned(n), "{answered} were answered: {}", image.after);

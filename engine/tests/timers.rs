@@ -1,4 +1,4 @@
-//! Timers by a clock that moves when it is told.
+//! Timers with a clock that the test moves.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ const SECOND_US: i64 = 1_000_000;
 /// A multiple of the period.
 const BEGUN_US: i64 = 1_600_000_000 * SECOND_US;
 
-/// It stands still for all that is asked of it; whoever sleeps looks again soon.
+/// The clock stands still, and sleeping threads check again soon.
 struct ByHand(AtomicI64);
 
 impl ByHand {
@@ -37,10 +37,10 @@ impl Clock for ByHand {
     }
 }
 
-/// Notes firings, and lets the engine wait in one where that is wanted.
+/// Notes firings. Can make the engine wait in one.
 #[derive(Default)]
 struct Gate {
-    /// The second whose firing waits, and whether one does.
+    /// The second whose firing waits, and whether one waits now.
     waits: Mutex<(Option<i64>, bool)>,
     changed: Condvar,
 }
@@ -87,7 +87,7 @@ fn program(gate: &Arc<Gate>) -> Program {
     b.table("fired", &["second"], vec![Column::new("second", DataType::Int)]);
     let ticks = b.timer("tick", SECOND_US);
     b.opaque("note", ticks, Arc::new(Note(gate.clone())));
-    // There is something that does not end.
+    // There is a source that does not end.
     b.stream("events", vec![Column::new("n", DataType::Int)]);
     b.finish().unwrap()
 }
@@ -101,7 +101,7 @@ fn fired(mill: &Mill) -> Vec<i64> {
     seconds.collect()
 }
 
-/// Waits until just these have been executed.
+/// Waits until exactly these have been executed.
 #[track_caller]
 fn soon(mill: &Mill, wanted: &[i64]) {
     for _ in 0..20_000 {
@@ -113,8 +113,8 @@ fn soon(mill: &Mill, wanted: &[i64]) {
     assert_eq!(fired(mill), wanted);
 }
 
-/// Lets seconds go by until one is fired, because the timer begins when its thread does; and waits for that of the last
-/// second. Which that is.
+/// Advances by seconds until a firing comes, because the timer begins with its thread. Waits for
+/// the firing of the last second, and returns that second.
 fn first(mill: &Mill, clock: &ByHand, from: i64) -> i64 {
     let before = fired(mill).len();
     let mut second = from;
@@ -134,8 +134,8 @@ fn first(mill: &Mill, clock: &ByHand, from: i64) -> i64 {
     panic!("{last} is not fired: {:?}", fired(mill));
 }
 
-/// All that was missed comes as one: while the clock was not looked at, while the engine was at something else, and
-/// while nothing ran.
+/// Missed firings become one: while the timer did not check the clock, while the engine was busy,
+/// and while nothing ran.
 #[test]
 fn firings_that_could_not_be_taken_in_time_come_as_one() {
     for data_dir in [None, Some("/data".into())] {
@@ -157,7 +157,7 @@ fn firings_that_could_not_be_taken_in_time_come_as_one() {
         let mill = start();
         let begun = first(&mill, &clock, 1);
         let at = |seconds: f64| clock.set_s(begun as f64 + seconds);
-        // What has fired meanwhile.
+        // The firings since then.
         let before = fired(&mill);
         let soon = |mill: &Mill, seconds: &[i64]| {
             let seconds = seconds.iter().map(|second| begun + second);
@@ -165,19 +165,19 @@ fn firings_that_could_not_be_taken_in_time_come_as_one() {
         };
         at(7.5);
         soon(&mill, &[7]);
-        // The engine is at the firing of the eighth second while others come.
+        // The engine executes the firing of the eighth second while others come.
         gate.close(begun + 8);
         at(8.0);
         gate.wait_for_one();
         for second in 9..=30 {
             at(f64::from(second));
-            // The timer looks at the clock meanwhile.
+            // The timer checks the clock meanwhile.
             (0..10).for_each(|_| clock.sleep_us(200));
         }
         at(30.5);
         gate.open();
         soon(&mill, &[7, 8, 30]);
-        // None comes twice where the clock was set back.
+        // No firing comes twice when the clock is set back.
         at(29.0);
         at(31.0);
         soon(&mill, &[7, 8, 30, 31]);
@@ -187,7 +187,7 @@ fn firings_that_could_not_be_taken_in_time_come_as_one() {
         }
         at(44.5);
         let mill = start();
-        // Nothing of what was while nothing ran.
+        // No firing is of the time when nothing ran.
         first(&mill, &clock, begun + 45);
         let since = &fired(&mill)[before.len() + 4..];
         assert!(since.iter().all(|second| *second >= begun + 45), "{begun}: {since:?}");

@@ -3,17 +3,17 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Tells the time and lets time pass.
+/// A source of time, which can also wait.
 pub trait Clock: Send + Sync {
-    /// Wall time, UTC, in microseconds since 1970. It may jump, also backwards, when the machine's
-    /// clock is set.
+    /// Returns the wall time, UTC, in microseconds since 1970. It may jump, also backwards, when
+    /// the machine's clock is set.
     fn now_us(&self) -> i64;
 
-    /// Nanoseconds since some fixed moment. Never goes back. Two readings can be compared within
-    /// one process, and mean nothing in another.
+    /// Returns nanoseconds since some fixed moment, which never go back. Two readings can be
+    /// compared within one process only.
     fn monotonic_ns(&self) -> u64;
 
-    /// Blocks the calling thread until the monotonic clock has moved on by at least `us`
+    /// Blocks the calling thread until the monotonic clock has advanced by at least `us`
     /// microseconds.
     fn sleep_us(&self, us: u64);
 }
@@ -23,13 +23,13 @@ pub trait Clock: Send + Sync {
 pub struct RealClock;
 
 impl RealClock {
-    /// The machine's clock.
+    /// Creates access to the machine's clock.
     pub fn new() -> RealClock {
         RealClock
     }
 }
 
-/// One zero for the whole process, so that readings of two `RealClock`s can be compared.
+/// Returns one start for the whole process, so that readings of two `RealClock`s can be compared.
 fn start() -> Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     *START.get_or_init(Instant::now)
@@ -41,7 +41,7 @@ impl Clock for RealClock {
     }
 
     fn monotonic_ns(&self) -> u64 {
-        // Fits for 584 years.
+        // The cast is exact for 584 years.
         start().elapsed().as_nanos() as u64
     }
 
@@ -50,7 +50,7 @@ impl Clock for RealClock {
     }
 }
 
-/// Microseconds since 1970, rounded towards it; times that do not fit are clamped.
+/// Returns microseconds since 1970, rounded towards it. Times that do not fit are clamped.
 pub(crate) fn system_time_us(time: SystemTime) -> i64 {
     match time.duration_since(UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
@@ -58,10 +58,10 @@ pub(crate) fn system_time_us(time: SystemTime) -> i64 {
     }
 }
 
-/// Checks what [`Clock`] promises. Lets a few milliseconds pass.
+/// Checks the guarantees of [`Clock`]. It takes a few milliseconds.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a guarantee is broken.
 pub fn check(clock: &dyn Clock) {
     const YEAR_2000_US: i64 = 946_684_800_000_000;
     const YEAR_3000_US: i64 = 32_503_680_000_000_000;

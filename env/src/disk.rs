@@ -13,138 +13,138 @@ mod contract;
 
 /// Files and directories.
 ///
-/// **What survives a crash of the machine**, and what callers may rely on:
-/// - bytes of a file: those written before the last [`WriteFile::sync`] that succeeded. Later ones
+/// **After a crash of the machine**, callers may rely on:
+/// - bytes of a file that were written before the last successful [`WriteFile::sync`]. Later ones
 ///   may be there in whole, in part, out of order, or not at all;
-/// - names (a file created, renamed or removed, a directory removed): those before the last
-///   [`Disk::sync_dir`] of the directory that succeeded. Later ones may or may not be there, but a
+/// - names (of files created, renamed or removed, and of directories removed) before the last
+///   successful [`Disk::sync_dir`] of the directory. Later ones may or may not be there, but a
 ///   rename is never half done;
-/// - directories made by [`Disk::create_dir_all`], when it has returned.
+/// - directories created by [`Disk::create_dir_all`], when it has returned.
 ///
-/// After a failed sync nothing is known of the bytes concerned: trying again may succeed without
-/// having stored them. The one safe answer is to stop.
+/// After a failed sync, nothing is known of the bytes concerned. A second attempt may succeed
+/// without having stored them. The only safe reaction is to stop.
 ///
-/// Errors have the operating system's kinds; `NotFound` and `StorageFull` are the ones to tell
-/// apart. Only regular files are opened: a pipe or a device, on which a call could wait for ever, is
+/// Errors have the operating system's kinds. Callers distinguish `NotFound` and `StorageFull`. Only
+/// regular files are opened. A pipe or a device, on which a call could wait forever, is
 /// `InvalidInput`.
 pub trait Disk: Send + Sync {
     /// Opens a file for reading. It stays readable when its name is removed or replaced.
     ///
     /// # Errors
-    /// `NotFound` when there is none.
+    /// `NotFound` if there is none.
     fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
 
-    /// Opens an empty file for writing; one that is there is cut to nothing.
+    /// Opens an empty file for writing, and truncates an existing one.
     ///
     /// # Errors
-    /// `NotFound` when the directory does not exist.
+    /// `NotFound` if the directory does not exist.
     fn create(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
 
-    /// Opens a file for writing at its present end; creates it when there is none. A file has one
+    /// Opens a file for writing at its current end, and creates it if there is none. A file has one
     /// writer: two of them overwrite each other.
     ///
     /// # Errors
-    /// `NotFound` when the directory does not exist.
+    /// `NotFound` if the directory does not exist.
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
 
-    /// Opens a file for writing at byte `at`, and leaves its bytes and its length alone; creates it
-    /// when there is none. Where `at` is behind the end, the first write fills what is between with
-    /// zeros.
+    /// Opens a file for writing at byte `at`, without changing its bytes or its length, and creates
+    /// it if there is none. If `at` is after the end, the first write fills the gap with zeros.
     ///
     /// # Errors
-    /// `NotFound` when the directory does not exist, `InvalidInput` when no file can be as long.
+    /// `NotFound` if the directory does not exist, `InvalidInput` if no file can have this length.
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>>;
 
-    /// Takes the lock of a file, which is made when missing and keeps its bytes. `None` when
-    /// another holder has it, be it in this process or in another one. Whoever does not ask is not
-    /// kept from anything. The lock is of the file and not of its name: leave the file where it is.
+    /// Takes the lock of a file, which is created if missing and keeps its bytes. Returns `None` if
+    /// another holder has it, in this process or in another one. The lock is advisory: it restrains
+    /// only those that ask for it. The lock belongs to the file and not to its name, so leave the
+    /// file where it is.
     ///
     /// # Errors
-    /// `NotFound` when the directory does not exist; `Unsupported` where files have no locks.
+    /// `NotFound` if the directory does not exist, `Unsupported` if files have no locks.
     fn try_lock(&self, path: &Path) -> io::Result<Option<Box<dyn Lock>>>;
 
-    /// Takes the lock of a directory, which no name in it stands for: so it holds whatever is removed
-    /// there. Otherwise as [`try_lock`](Disk::try_lock).
+    /// Takes the lock of a directory. No file in the directory represents this lock, so it holds
+    /// whatever is removed there. Otherwise it is like [`try_lock`](Disk::try_lock).
     ///
     /// # Errors
-    /// `NotFound` when the directory does not exist, `NotADirectory` when it is a file; `Unsupported`
-    /// where directories have no locks.
+    /// `NotFound` if the directory does not exist, `NotADirectory` if it is a file, `Unsupported`
+    /// if directories have no locks.
     fn try_lock_dir(&self, dir: &Path) -> io::Result<Option<Box<dyn Lock>>>;
 
     /// Gives a file another name, in one step. A file of that name is replaced.
     ///
     /// # Errors
-    /// `NotFound` when there is no such file or no such target directory, `IsADirectory` when
-    /// `from` is a directory.
+    /// `NotFound` if there is no such file or no such target directory, `IsADirectory` if `from` is
+    /// a directory.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
     ///
     /// # Errors
-    /// `NotFound` when there is none; another kind when it is a directory.
+    /// `NotFound` if there is none, another kind if it is a directory.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
-    /// Removes a directory that has nothing in it.
+    /// Removes an empty directory.
     ///
     /// # Errors
-    /// `NotFound` when there is none, `NotADirectory` when it is a file, `DirectoryNotEmpty` when
+    /// `NotFound` if there is none, `NotADirectory` if it is a file, `DirectoryNotEmpty` if
     /// something is in it.
     fn remove_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// The paths of all files and directories directly in `dir` (each `dir` joined with a name),
-    /// sorted.
+    /// Returns the paths of all files and directories directly in `dir` (each `dir` joined with a
+    /// name), sorted.
     ///
     /// # Errors
-    /// `NotFound` when there is no such directory.
+    /// `NotFound` if there is no such directory.
     fn list(&self, dir: &Path) -> io::Result<Vec<PathBuf>>;
 
-    /// What is known of a file or directory.
+    /// Returns the metadata of a file or directory.
     ///
     /// # Errors
-    /// `NotFound` when there is none.
+    /// `NotFound` if there is none.
     fn metadata(&self, path: &Path) -> io::Result<Meta>;
 
-    /// Makes a directory, and those above it that are missing. Each one made is durable when this
-    /// returns. One that is there already is fine.
+    /// Creates a directory, and missing ones above it. Each one created is durable when this
+    /// returns. An existing directory is no error.
     ///
     /// # Errors
-    /// `NotADirectory` when a file is in the way.
+    /// `NotADirectory` if a file is in the way.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
 
-    /// What has this name, itself: a link is not followed.
+    /// Returns the kind of the entry with this name. A link is not followed.
     ///
     /// # Errors
-    /// `NotFound` when there is nothing.
+    /// `NotFound` if there is nothing.
     fn node(&self, path: &Path) -> io::Result<NodeKind>;
 
-    /// The absolute path of a file or directory, in which no part is a link.
+    /// Returns the absolute path of a file or directory, in which no part is a link.
     ///
     /// # Errors
-    /// `NotFound` when there is none.
+    /// `NotFound` if there is none.
     fn resolve(&self, path: &Path) -> io::Result<PathBuf>;
 
-    /// Keeps a directory for its owner, whether it is there or not: what is made in it through this
-    /// disk from now on is for the owner only, however the process creates files elsewhere, and no
-    /// file in it is written or locked through a link.
+    /// Reserves a directory for its owner, whether it exists or not. From now on, files and
+    /// directories created in it through this disk are for the owner only, whatever the process
+    /// does elsewhere. No file in it is written or locked through a link.
     fn keep_private(&self, dir: &Path);
 
-    /// Keeps others from a directory that is there, and from what is in it.
+    /// Removes the access of others to an existing directory and to everything in it.
     ///
     /// # Errors
-    /// `NotFound` when there is no such directory.
+    /// `NotFound` if there is no such directory.
     fn close_to_others(&self, dir: &Path) -> io::Result<Closed>;
 
     /// Makes the names in a directory durable: files created, renamed and removed there.
     ///
     /// # Errors
-    /// `NotFound` when there is no such directory.
+    /// `NotFound` if there is no such directory.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 
-    /// Where a file would be made: as [`resolve`](Disk::resolve), also where the last parts are not
-    /// there yet.
+    /// Returns the path at which a file would be created. It is like [`resolve`](Disk::resolve),
+    /// but the last parts need not exist yet.
     ///
     /// # Errors
-    /// `InvalidInput` where a link leads nowhere, and when the disk cannot tell.
+    /// `InvalidInput` if a link leads nowhere, and an error if the disk can't tell.
     fn destination(&self, path: &Path) -> io::Result<PathBuf> {
         match self.resolve(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
@@ -171,7 +171,7 @@ pub trait Disk: Send + Sync {
     /// Whether there is a file or directory of that name.
     ///
     /// # Errors
-    /// When the disk cannot tell.
+    /// If the disk can't tell.
     fn exists(&self, path: &Path) -> io::Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -181,31 +181,31 @@ pub trait Disk: Send + Sync {
     }
 }
 
-/// What is known of a file or directory.
+/// The metadata of a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meta {
-    /// Length in bytes; of no meaning for a directory.
+    /// The length in bytes, without meaning for a directory.
     pub len: u64,
-    /// Wall time of the last change, in microseconds since 1970.
+    /// The wall time of the last change, in microseconds since 1970.
     pub modified_us: i64,
     /// Whether it is a directory.
     pub is_dir: bool,
-    /// Whether it is a regular file, and neither a directory, a pipe, a socket nor a device.
+    /// Whether it is a regular file, and not a directory, a pipe, a socket or a device.
     pub is_file: bool,
-    /// What it is, whatever its names are.
+    /// Its identity, independent of its names.
     pub id: FileId,
 }
 
-/// Tells a file or directory from all others that are there: it has the same by each of its names.
+/// The identity of a file or directory among all that exist. It is the same by each of its names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileId {
     /// The disk.
     pub device: u64,
-    /// Its number there.
+    /// Its number on the disk.
     pub number: u64,
 }
 
-/// What has a name.
+/// The kind of a directory's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeKind {
     /// A regular file.
@@ -218,63 +218,62 @@ pub enum NodeKind {
     Other,
 }
 
-/// What [`Disk::close_to_others`] has found.
+/// The result of [`Disk::close_to_others`].
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Closed {
-    /// So many files and directories were open to others, and are so no more.
+    /// The number of files and directories that were open to others, and no longer are.
     pub closed: u64,
-    /// So many stay open to others, because they belong to another user.
+    /// The number of those that stay open to others, because they belong to another user.
     pub open: u64,
 }
 
-/// A lock that is held: until this is dropped, or the process ends in whatever way.
+/// A lock. It is held until it is dropped, or until the process ends in any way.
 pub trait Lock: Send + Sync {}
 
-/// A file open for reading. Unbuffered.
+/// A file that is open for reading, without a buffer.
 pub trait ReadFile: Read + Seek + Send {
-    /// The present length in bytes.
+    /// Returns the current length in bytes.
     ///
     /// # Errors
-    /// When the disk cannot tell.
+    /// If the disk can't tell.
     fn len(&self) -> io::Result<u64>;
 
     /// Whether the file has no bytes.
     ///
     /// # Errors
-    /// When the disk cannot tell.
+    /// If the disk can't tell.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 }
 
-/// A file open for writing, with a position at which the next byte goes. Unbuffered: a write has
-/// reached the operating system when it returns, and the disk after [`sync`](WriteFile::sync).
+/// A file that is open for writing, without a buffer, with a position for the next byte. A write
+/// has reached the operating system when it returns, and the disk after [`sync`](WriteFile::sync).
 pub trait WriteFile: Write + Send {
-    /// Makes all bytes written so far durable, and the length. (The name needs
-    /// [`Disk::sync_dir`].)
+    /// Makes all bytes written so far durable, and the length. (The name needs [`Disk::sync_dir`].)
     ///
     /// # Errors
-    /// When the disk fails. Then stop: see [`Disk`].
+    /// If the disk fails. Then stop: see [`Disk`].
     fn sync(&mut self) -> io::Result<()>;
 
-    /// Cuts the file or extends it with zeros to `len` bytes. The position stays, but is never
-    /// left behind the end. So after `open_append`, `set_len(valid)` drops a torn tail, and a
-    /// further `set_len(more)` makes room ahead of the position.
+    /// Cuts the file or extends it with zeros to `len` bytes. The position stays, unless it would
+    /// be after the end. So after `open_append`, `set_len(valid)` drops a torn tail, and a further
+    /// `set_len(more)` makes room after the position.
     ///
     /// # Errors
-    /// `StorageFull` when there is no room (not every disk tells here).
+    /// `StorageFull` if there is no room (not every disk reports this here).
     fn set_len(&mut self, len: u64) -> io::Result<()>;
 
-    /// The present length in bytes.
+    /// Returns the current length in bytes.
     ///
     /// # Errors
-    /// When the disk cannot tell.
+    /// If the disk can't tell.
     fn len(&self) -> io::Result<u64>;
 
     /// Whether the file has no bytes.
     ///
     /// # Errors
-    /// When the disk cannot tell.
+    /// If the disk can't tell.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -283,12 +282,12 @@ pub trait WriteFile: Write + Send {
 /// The machine's file systems.
 #[derive(Debug, Default)]
 pub struct RealDisk {
-    /// Directories that are kept for their owner.
+    /// Directories that are reserved for their owner.
     private: RwLock<Vec<PathBuf>>,
 }
 
 impl RealDisk {
-    /// The machine's file systems.
+    /// Creates access to the machine's file systems.
     pub fn new() -> RealDisk {
         RealDisk::default()
     }
@@ -298,7 +297,7 @@ impl RealDisk {
         private.iter().any(|dir| path.starts_with(dir))
     }
 
-    /// Opens a file for writing; made when missing.
+    /// Opens a file for writing, and creates it if missing.
     fn open_whole(&self, path: &Path, truncate: bool) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(truncate);
@@ -308,14 +307,15 @@ impl RealDisk {
     }
 }
 
-/// The file, if it is a regular one.
+/// Returns the file, if it is a regular one.
 fn regular(path: &Path, file: File) -> io::Result<File> {
     let kind = file.metadata()?.file_type();
     match (kind.is_file(), kind.is_dir()) {
         (true, _) => Ok(file),
         (_, true) => Err(io::ErrorKind::IsADirectory.into()),
         _ => {
-            let what = format!("{} is a pipe, a socket or a device, and no file", path.display());
+            let what =
+                format!("{} is a pipe, a socket or a device, and not a file", path.display());
             Err(io::Error::new(io::ErrorKind::InvalidInput, what))
         }
     }
@@ -325,7 +325,7 @@ impl Disk for RealDisk {
     fn open_read(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
         let mut options = OpenOptions::new();
         options.read(true);
-        // What is written is not reached through links, so what is read need not be.
+        // Writes do not follow links, so reads need not refuse them.
         unix::restrict(&mut options, false);
         Ok(Box::new(RealRead(regular(path, options.open(path)?)?)))
     }
@@ -335,7 +335,8 @@ impl Disk for RealDisk {
     }
 
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
-        // Not the system's append mode, in which writes would go behind what `set_len` has added.
+        // The system's append mode is not used, because its writes would go after the room that
+        // `set_len` has added.
         let mut file = self.open_whole(path, false)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Box::new(RealWrite(file)))
@@ -364,7 +365,7 @@ impl Disk for RealDisk {
         match file.try_lock() {
             Ok(()) => Ok(Some(Box::new(RealLock { _held: Held::new(&file), _file: file }))),
             Err(TryLockError::WouldBlock) => Ok(None),
-            // Over a network only what can be written has a lock.
+            // On a network file system, only writable files have locks.
             Err(TryLockError::Error(e)) => Err(io::Error::new(io::ErrorKind::Unsupported, e)),
         }
     }
@@ -404,8 +405,8 @@ impl Disk for RealDisk {
     }
 
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        // The standard library's function of this name does not sync the parents, and a directory
-        // that is lost takes its synced files along.
+        // The standard library's function of this name does not sync the parents, and a lost
+        // directory takes its synced files along.
         let Some(parent) = dir.parent() else {
             return Ok(());
         };
@@ -422,7 +423,7 @@ impl Disk for RealDisk {
             unix::for_owner(&mut builder);
         }
         match builder.create(dir) {
-            // Somebody else was faster.
+            // Another thread or process has created it first.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
             other => other?,
         }
@@ -461,7 +462,7 @@ impl Disk for RealDisk {
     }
 }
 
-/// Who may do what with a file, where the system is of Unix's kind.
+/// Permissions of files on Unix.
 #[cfg(unix)]
 mod unix {
     use std::fs::{self, DirBuilder, Metadata, OpenOptions, Permissions};
@@ -473,13 +474,13 @@ mod unix {
 
     use super::{Closed, FileId};
 
-    /// What opening a link comes to where none is followed.
+    /// The error of opening a link where none is followed.
     const LOOP: i32 = rustix::io::Errno::LOOP.raw_os_error();
-    /// What others may do.
+    /// The permissions of others.
     const OTHERS: u32 = 0o077;
 
-    /// Opening never waits. Of a file that is kept for its owner: it is so when it is made, and no
-    /// link leads to it.
+    /// Makes opening non-blocking. A private file is created for its owner only, and is not reached
+    /// through a link.
     pub(super) fn restrict(options: &mut OpenOptions, is_private: bool) {
         let mut flags = OFlags::NONBLOCK;
         if is_private {
@@ -496,8 +497,10 @@ mod unix {
     pub(super) fn explained(path: &Path, error: io::Error) -> io::Error {
         match fs::symlink_metadata(path) {
             Ok(meta) if meta.is_symlink() && error.raw_os_error() == Some(LOOP) => {
-                let what =
-                    format!("{} is a link, and only a file is written there", path.display());
+                let what = format!(
+                    "{} is a link, and only regular files are written there",
+                    path.display()
+                );
                 io::Error::new(io::ErrorKind::InvalidInput, what)
             }
             _ => error,
@@ -508,8 +511,8 @@ mod unix {
         Ok(FileId { device: meta.dev(), number: meta.ino() })
     }
 
-    /// Keeps others out of what is there; links are left alone. Nobody else gets through a
-    /// directory that is closed already.
+    /// Removes the access of others to existing entries. Links are left unchanged. Others do not
+    /// get through a directory that is closed already.
     pub(super) fn close(path: &Path, is_top: bool, found: &mut Closed) -> io::Result<()> {
         let meta = if is_top { fs::metadata(path)? } else { fs::symlink_metadata(path)? };
         let is_open = meta.mode() & OTHERS != 0;
@@ -522,7 +525,7 @@ mod unix {
                 Ok(()) => found.closed += 1,
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => found.open += 1,
                 Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => found.open += 1,
-                // It has gone meanwhile.
+                // It has been removed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound && !is_top => {}
                 Err(e) => return Err(e),
             }
@@ -539,7 +542,7 @@ mod unix {
     }
 }
 
-/// Elsewhere files are as the system makes them.
+/// On other systems, files are created with the system's defaults.
 #[cfg(not(unix))]
 mod unix {
     use std::fs::{self, DirBuilder, Metadata, OpenOptions};
@@ -557,7 +560,8 @@ mod unix {
         error
     }
 
-    /// By its path without links: files with several names are not known there.
+    /// Returns an identity from the path without links. Files with several names are not recognized
+    /// here.
     pub(super) fn id(path: &Path, _meta: &Metadata) -> io::Result<FileId> {
         let mut hasher = DefaultHasher::new();
         fs::canonicalize(path)?.hash(&mut hasher);
@@ -569,9 +573,9 @@ mod unix {
     }
 }
 
-/// Closing the file gives the lock back, and so does the end of the process.
+/// Closing the file releases the lock, and so does the end of the process.
 struct RealLock {
-    // Let go before the file is closed.
+    // Dropped before the file is closed.
     _held: Held,
     _file: File,
 }
@@ -585,7 +589,7 @@ impl Read for RealRead {
         self.0.read(buf)
     }
 
-    // The file knows its length and reserves room at once.
+    // The file knows its length, and reserves memory at once.
     fn read_to_end(&mut self, buf: &mut Vec<u8>) -> io::Result<usize> {
         self.0.read_to_end(buf)
     }
@@ -617,7 +621,7 @@ impl Write for RealWrite {
 
 impl WriteFile for RealWrite {
     fn sync(&mut self) -> io::Result<()> {
-        // Data and length; the times of the file may come later.
+        // This syncs data and length. The times of the file may follow later.
         self.0.sync_data()
     }
 
@@ -673,7 +677,7 @@ mod tests {
         assert_eq!((mode(&own), mode(&own.join("sub"))), (0o700, 0o700));
         assert_eq!((mode(&own.join("LOCK")), mode(&own.join("sub").join("file"))), (0o600, 0o600));
 
-        // What was open before is closed, and links are left alone.
+        // Files that were open before are closed to others, and links are left unchanged.
         let shared = dir.path().join("shared");
         fs::create_dir_all(shared.join("sub")).expect("directories");
         fs::write(shared.join("sub").join("file"), b"x").expect("a file");

@@ -1,8 +1,9 @@
-//! What a forked child must not keep open: locks and sockets.
+//! Files that a forked child must not keep open: locks and sockets.
 //!
-//! A process that forks shares its open files with the child. A lock is then held until both have
-//! closed it, and a port is taken as long. The child has no use for either: the threads that used
-//! them are gone. So these files are noted, and the child closes them before it does anything else.
+//! A process that forks shares its open files with the child. A lock is then held, and a port
+//! taken, until both have closed it. The child does not need them, because the threads that used
+//! them do not exist there. So these files are registered, and the child closes them before it does
+//! anything else.
 
 #[cfg(unix)]
 pub use here::{forked, Held};
@@ -15,19 +16,19 @@ mod here {
     use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
     use std::sync::atomic::{AtomicI32, Ordering};
 
-    /// So many files are noted; those beyond stay open in a child.
+    /// The maximum number of registered files. Those beyond it stay open in a child.
     const FILES_MAX: usize = 8192;
     const FREE: i32 = -1;
 
-    /// The files, in no order. Without a lock: the child might find it locked for ever.
+    /// The files, in no order. There is no lock, because the child might find it locked forever.
     static FILES: [AtomicI32; FILES_MAX] = [const { AtomicI32::new(FREE) }; FILES_MAX];
 
-    /// An open file that a forked child closes. To be dropped before the file is closed.
+    /// An open file that a forked child closes. It must be dropped before the file is closed.
     #[derive(Debug)]
     pub struct Held(Option<usize>);
 
     impl Held {
-        /// Notes a file.
+        /// Registers a file.
         pub fn new(file: &impl AsFd) -> Held {
             let number = file.as_fd().as_raw_fd();
             let (set, see) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -44,14 +45,15 @@ mod here {
         }
     }
 
-    /// Closes what a forked child must not keep. To be called in the child, once, at its begin. Whatever holds
-    /// one of these files there must neither be used nor dropped any more.
+    /// Closes the registered files. It must be called in the child, once, at its beginning. The
+    /// owners of these files there must not use or drop them any more.
     pub fn forked() {
         for slot in &FILES {
             let number = slot.swap(FREE, Ordering::AcqRel);
             if number != FREE {
-                // SAFETY: the file was open when the process forked, so it is here, where no other thread
-                // runs; nobody uses or closes it after this, as the caller says.
+                // SAFETY: the file was open when the process forked, so it is open here, where no
+                // other thread runs. By the caller's contract, no code uses or closes it after
+                // this.
                 drop(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }
@@ -76,12 +78,12 @@ mod here {
 
 #[cfg(not(unix))]
 mod elsewhere {
-    /// Here no process forks.
+    /// On this system no process forks.
     #[derive(Debug)]
     pub struct Held;
 
     impl Held {
-        /// Notes nothing.
+        /// Registers nothing.
         pub fn new<T>(_: &T) -> Held {
             Held
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::disk::{Disk, Lock};
 
-/// The file whose lock stands for its directory's.
+/// The file whose lock represents that of its directory.
 const LOCK: &str = "LOCK";
 
 /// A directory that is held.
@@ -16,14 +16,14 @@ struct Held {
 
 impl Lock for Held {}
 
-/// Takes a directory: its own lock, and that of the file `LOCK` in it, which is made when missing.
-/// `None` when another holder has one of them; then nothing has changed.
+/// Takes a directory: its own lock, and that of the file `LOCK` in it, which is created if missing.
+/// Returns `None` if another holder has one of them, and then changes nothing.
 ///
-/// Only the directory's own lock holds when somebody removes files in it. Earlier versions of Tidemill
-/// know the file alone, and some file systems have locks of files only.
+/// Only the directory's own lock holds when files in it are removed. Earlier versions of Tidemill
+/// use the file alone, and some file systems have locks of files only.
 ///
 /// # Errors
-/// `NotFound` when the directory does not exist; failing calls.
+/// `NotFound` if the directory does not exist, or the error of a failed call.
 pub fn hold(disk: &dyn Disk, dir: &Path) -> io::Result<Option<Box<dyn Lock>>> {
     let own = match disk.try_lock_dir(dir) {
         Ok(Some(own)) => Some(own),

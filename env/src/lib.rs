@@ -1,20 +1,18 @@
-//! The one door to the world: clock, randomness, threads, disk and network.
+//! The only access to the world: clock, randomness, threads, disk and network.
 //!
-//! Everything that the engine learns from outside, and everything that it does outside, passes
-//! through an [`Env`]. So a test can hand the engine another world (the `sim` crate has one) and
-//! replay it from a seed, and the linter can refuse every other way out: see `clippy.toml` at the
-//! root of the workspace.
+//! All inputs of the engine from outside, and all of its effects there, pass through an [`Env`]. So
+//! a test can give the engine another environment (the `sim` crate has one) and replay it from a
+//! seed. The linter refuses every other way out: see `clippy.toml` at the root of the workspace.
 //!
-//! There is one file per door. Each holds the trait, the real implementation, and the contract
-//! that every implementation must pass, real or simulated (see [`contract`]).
+//! There is one file for each part of the environment. It has the trait, the real implementation,
+//! and the contract that every implementation must satisfy, real or simulated (see [`contract`]).
 //!
-//! This crate knows no other part of the workspace. It does not know what a file or a message
-//! means, has no formats, no buffering, no retries and no policy; errors are passed up as they
-//! are. Times are integers: microseconds where people set or read them, nanoseconds where
+//! This crate knows no other part of the workspace. It does not know the meaning of files and
+//! messages, and has no formats, no buffers, no retries and no policy. Errors are returned
+//! unchanged. Times are integers: microseconds where people set or read them, nanoseconds where
 //! durations are measured.
 
-// This crate is the door itself: it is the one place that may use what the linter refuses to all
-// others.
+// This crate is the environment itself, so it may use what the linter refuses everywhere else.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod clock;
@@ -35,9 +33,11 @@ pub use net::{Addr, Connection, Listener, Net, RealNet};
 pub use random::{Random, RealRandom};
 pub use threads::{panic_message, Handle, RealThreads, Threads};
 
-/// What every implementation of a door promises, as checks that panic where a promise is broken.
+/// The guarantees of every implementation of the environment, as checks that panic if one is
+/// broken.
 ///
-/// Meant for tests: an implementation of a trait of this crate calls the check of that trait.
+/// They are meant for tests: an implementation of a trait of this crate calls the check of that
+/// trait.
 pub mod contract {
     pub use crate::clock::check as clock;
     pub use crate::disk::check as disk;
@@ -46,7 +46,7 @@ pub mod contract {
     pub use crate::threads::check as threads;
 }
 
-/// All doors together: what a part gets handed that needs the world. Cheap to clone.
+/// The environment: all that a part with access to the world receives. It is cheap to clone.
 #[derive(Clone)]
 pub struct Env {
     /// Wall time, durations, sleeping.
@@ -62,7 +62,8 @@ pub struct Env {
 }
 
 impl Env {
-    /// The world as it is: the operating system's clock, randomness, threads, files and sockets.
+    /// Returns the real environment: the operating system's clock, randomness, threads, files and
+    /// sockets.
     pub fn real() -> Env {
         Env {
             clock: Arc::new(RealClock::new()),

@@ -14,21 +14,21 @@ use crate::{Env, Handle};
 
 mod unix;
 
-/// Where somebody listens: `127.0.0.1:80`, `[::1]:80`, `unix:/path`.
+/// The address of a listener: `127.0.0.1:80`, `[::1]:80`, `unix:/path`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Addr {
     /// An address and a port.
     Tcp(SocketAddr),
-    /// A file that is a socket, of this machine only. Empty: who has connected to one, and has no
+    /// A socket file of this machine. It is empty for a side that has connected to one, and has no
     /// address.
     Unix(PathBuf),
 }
 
 impl Addr {
-    /// The address and port.
+    /// Returns the address and port.
     ///
     /// # Errors
-    /// `Unsupported` when it has none.
+    /// `Unsupported` if it has none.
     pub fn tcp(&self) -> io::Result<SocketAddr> {
         match self {
             Addr::Tcp(addr) => Ok(*addr),
@@ -74,96 +74,96 @@ impl FromStr for Addr {
     }
 }
 
-/// Makes connections: reliable, ordered streams of bytes, as TCP gives them. Names are resolved
+/// Makes connections: reliable, ordered streams of bytes, like those of TCP. Names are resolved
 /// elsewhere.
 pub trait Net: Send + Sync {
-    /// Waits for connections at an address. Port 0 takes a free one: see
-    /// [`Listener::local_addr`].
+    /// Listens at an address. Port 0 takes a free one: see [`Listener::local_addr`].
     ///
-    /// The file of a Unix socket is for its owner only. It is removed when the listener is
-    /// dropped, and one that a dead process has left is replaced. Whoever listens there keeps
-    /// others from trying at the same moment: the later one of them would be the one that is found.
+    /// The file of a Unix socket is for its owner only. It is removed when the listener is dropped,
+    /// and one that a dead process has left is replaced. Callers must prevent two simultaneous
+    /// attempts at one address, of which the later one would be found.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there already, `AddrNotAvailable` when the address is not
-    /// this machine's; for Unix sockets `AlreadyExists` when another file has the name,
-    /// `InvalidInput` when the path is too long for this system (Linux takes paths of any length,
-    /// as long as the file's own name is short), `Unsupported` where there are none.
+    /// `AddrInUse` if another process listens there, `AddrNotAvailable` if the address does not
+    /// belong to this machine. For Unix sockets: `AlreadyExists` if another file has the name,
+    /// `InvalidInput` if the path is too long for this system, and `Unsupported` if the system has
+    /// none. Linux takes paths of any length, as long as the file's own name is short.
     fn listen(&self, addr: &Addr) -> io::Result<Box<dyn Listener>>;
 
     /// Connects to an address, and gives up after `timeout_us` microseconds.
     ///
     /// # Errors
-    /// `ConnectionRefused` when nobody listens there (nor is there a file), `TimedOut` when nobody
-    /// answers, `InvalidInput` for a timeout of 0.
+    /// `ConnectionRefused` if no process listens there (or there is no such file), `TimedOut` if
+    /// there is no answer, `InvalidInput` for a timeout of 0.
     fn connect(&self, addr: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>>;
 }
 
-/// Takes connections in. Its address is free again when it is dropped; connections that nobody has
-/// accepted by then are closed.
+/// Accepts connections. Its address is free again when it is dropped. Connections that have not
+/// been accepted by then are closed.
 pub trait Listener: Send + Sync {
-    /// Blocks until somebody connects; returns the connection and the other side's address.
+    /// Blocks until a peer connects. Returns the connection and the peer's address.
     ///
     /// # Errors
-    /// `NotConnected` once the listener is [closed](Listener::close). Other kinds may pass (the
-    /// other side was gone before it was accepted; no file handle was free): the next call may
-    /// succeed.
+    /// `NotConnected` once the listener is [closed](Listener::close). Other kinds may be temporary
+    /// (the peer has closed before it was accepted, or no file handle was free), and the next call
+    /// may succeed.
     fn accept(&self) -> io::Result<(Box<dyn Connection>, Addr)>;
 
-    /// The address, with the port that was taken.
+    /// Returns the address, with the port that was taken.
     ///
     /// # Errors
-    /// When the operating system cannot tell.
+    /// If the operating system can't tell.
     fn local_addr(&self) -> io::Result<Addr>;
 
-    /// Ends all calls of `accept`, those under way and those to come.
+    /// Ends all current and future calls of `accept`.
     fn close(&self);
 }
 
-/// One side of a connection. The other side sees the end of the stream when this one and all its
+/// One side of a connection. The other side sees the end of the stream when this side and all its
 /// clones are dropped. Bytes written leave at once, without waiting for more.
 pub trait Connection: Read + Write + Send {
-    /// Another handle of the same side: one thread can read while another writes. Timeouts are
-    /// common to all handles.
+    /// Returns another handle of the same side, so that one thread can read while another writes.
+    /// Timeouts are common to all handles.
     ///
     /// # Errors
-    /// When no file handle is free.
+    /// If no file handle is free.
     fn try_clone(&self) -> io::Result<Box<dyn Connection>>;
 
-    /// Ends reading, writing or both, for all handles of this side. The other side reads the end
-    /// of the stream after the last byte written.
+    /// Ends reading, writing or both, for all handles of this side. The other side reads the end of
+    /// the stream after the last byte written.
     ///
     /// # Errors
-    /// `NotConnected` when the connection has gone.
+    /// `NotConnected` if the connection has ended.
     fn shutdown(&self, how: Shutdown) -> io::Result<()>;
 
-    /// Lets reads fail with `TimedOut` after so many microseconds without a byte. `None`: never.
+    /// Makes reads fail with `TimedOut` after this many microseconds without a byte. `None` means
+    /// never.
     ///
     /// # Errors
     /// `InvalidInput` for a timeout of 0.
     fn set_read_timeout(&self, timeout_us: Option<u64>) -> io::Result<()>;
 
-    /// Lets writes fail with `TimedOut` when for so many microseconds the other side takes nothing
-    /// and no buffer has room. `None`: never.
+    /// Makes writes fail with `TimedOut` if, for this many microseconds, the other side accepts
+    /// nothing and no buffer has room. `None` means never.
     ///
     /// # Errors
     /// `InvalidInput` for a timeout of 0.
     fn set_write_timeout(&self, timeout_us: Option<u64>) -> io::Result<()>;
 
-    /// The address of this side.
+    /// Returns the address of this side.
     ///
     /// # Errors
-    /// When the operating system cannot tell.
+    /// If the operating system can't tell.
     fn local_addr(&self) -> io::Result<Addr>;
 
-    /// The address of the other side.
+    /// Returns the address of the other side.
     ///
     /// # Errors
-    /// `NotConnected` when the connection has gone.
+    /// `NotConnected` if the connection has ended.
     fn peer_addr(&self) -> io::Result<Addr>;
 
-    /// The socket itself, for libraries that ask for one; `None` when there is none behind this
-    /// connection, which is then closed.
+    /// Returns the socket itself, for libraries that need one. Returns `None` if there is none
+    /// behind this connection, which is then closed.
     fn into_tcp(self: Box<Self>) -> Option<TcpStream> {
         None
     }
@@ -174,7 +174,7 @@ pub trait Connection: Read + Write + Send {
 pub struct RealNet;
 
 impl RealNet {
-    /// TCP and Unix sockets.
+    /// Creates access to TCP and Unix sockets.
     pub fn new() -> RealNet {
         RealNet
     }
@@ -204,14 +204,14 @@ impl Net for RealNet {
 }
 
 struct RealListener {
-    // Let go before the socket is closed.
+    // Dropped before the socket is closed.
     _held: Held,
     socket: TcpListener,
     closed: AtomicBool,
 }
 
 impl RealListener {
-    /// Connects to itself: the standard library has no other way to end a blocked `accept`.
+    /// Connects to itself, because the standard library has no other way to end a blocked `accept`.
     fn wake(&self) {
         let Ok(mut addr) = self.socket.local_addr() else {
             return;
@@ -222,7 +222,8 @@ impl RealListener {
                 IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
             });
         }
-        // May fail when the queue of waiting connections is full, but then no `accept` is blocked.
+        // This may fail if the queue of waiting connections is full, but then no `accept` is
+        // blocked.
         let _ = TcpStream::connect_timeout(&addr, Duration::from_secs(1));
     }
 }
@@ -235,7 +236,7 @@ impl Listener for RealListener {
             }
             let accepted = self.socket.accept();
             if self.closed.load(Ordering::SeqCst) {
-                // One connection wakes one thread: pass it on. The last one stays in the queue.
+                // One connection wakes one thread, so pass it on. The last one stays in the queue.
                 self.wake();
                 return Err(io::ErrorKind::NotConnected.into());
             }
@@ -262,13 +263,14 @@ struct RealConnection(TcpStream);
 
 impl RealConnection {
     fn boxed(socket: TcpStream) -> Box<dyn Connection> {
-        // Only a matter of speed: where it fails, the connection has gone, and its use will tell.
+        // This affects only speed. If it fails, the connection has ended, and its use will report
+        // that.
         let _ = socket.set_nodelay(true);
         Box::new(RealConnection(socket))
     }
 }
 
-/// Unix reports a timeout as `WouldBlock`. Nothing else can do so here: all sockets block.
+/// Unix reports a timeout as `WouldBlock`. Nothing else can do so here, because all sockets block.
 fn timed_out(e: io::Error) -> io::Error {
     match e.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
@@ -279,7 +281,7 @@ fn timed_out(e: io::Error) -> io::Error {
 impl Read for RealConnection {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if buf.is_empty() {
-            // Linux would block until there is a byte not to read.
+            // Linux would block until there is a byte, although none is to be read.
             return Ok(0);
         }
         self.0.read(buf).map_err(timed_out)
@@ -326,14 +328,14 @@ impl Connection for RealConnection {
     }
 }
 
-/// Generous: a check must not fail because the machine is busy.
+/// It is long, so that a check does not fail because the machine is busy.
 const PATIENCE_US: u64 = 20_000_000;
 
-/// Checks what [`Net`] promises, on the loopback address and with a Unix socket in the directory
-/// `dir`, with the threads and the clock of the same world.
+/// Checks the guarantees of [`Net`], on the loopback address and with a Unix socket in the
+/// directory `dir`, with the threads and the clock of the same environment.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a guarantee is broken.
 pub fn check(env: &Env, dir: &Path) {
     let loopback = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0).into();
     for addr in [loopback, Addr::Unix(dir.join("check.sock"))] {
@@ -345,14 +347,14 @@ pub fn check(env: &Env, dir: &Path) {
     let (one, other) = (Addr::Unix(dir.join("one")), Addr::Unix(dir.join("other")));
     let _listener = env.net.listen(&one).expect("a listener");
     let refused = env.net.connect(&other, PATIENCE_US).map(|_| ()).map_err(|e| e.kind());
-    assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused), "paths are told apart");
+    assert_eq!(refused, Err(io::ErrorKind::ConnectionRefused), "paths are distinguished");
 }
 
 fn start(env: &Env, name: &str, body: impl FnOnce() + Send + 'static) -> Handle {
     env.threads.spawn(name, Box::new(body)).expect("a thread starts")
 }
 
-/// Both sides of a new connection: that which connected, and that which was accepted.
+/// Creates both sides of a new connection: the one that connected, and the one that was accepted.
 fn pair(env: &Env, at: &Addr) -> (Box<dyn Connection>, Box<dyn Connection>) {
     let listener = env.net.listen(at).expect("a listener");
     let addr = listener.local_addr().expect("an address");
@@ -398,7 +400,7 @@ fn check_streams(env: &Env, at: &Addr) {
     assert_eq!(sender.join(), Ok(()));
     assert_eq!(echo.join(), Ok(()));
 
-    // The end comes with the last handle, behind the bytes.
+    // The end comes with the last handle, after the bytes.
     let (near, mut far) = pair(env, at);
     let mut second = near.try_clone().expect("a clone");
     drop(near);
@@ -408,11 +410,11 @@ fn check_streams(env: &Env, at: &Addr) {
     far.read_to_end(&mut received).expect("bytes come");
     assert_eq!(received, b"last");
 
-    // Somebody who has gone is noticed by writing on.
+    // Continued writing shows that the other side has closed.
     let (near, mut far) = pair(env, at);
     drop(near);
     let failed = (0..10_000).any(|_| far.write(&[0; 1024]).is_err());
-    assert!(failed, "writing to nobody fails");
+    assert!(failed, "writing to a closed side fails");
 }
 
 fn check_timeouts(env: &Env, at: &Addr) {
@@ -424,7 +426,7 @@ fn check_timeouts(env: &Env, at: &Addr) {
     refused(near.set_read_timeout(Some(0)));
     refused(near.set_write_timeout(Some(0)));
 
-    // In a simulated world time passes only while somebody lets it.
+    // In a simulated environment, time passes only while a thread waits for it.
     let (stop, stopped) = mpsc::channel::<()>();
     let clock = env.clock.clone();
     let ticker = start(env, "ticker", move || {
@@ -452,7 +454,7 @@ fn check_timeouts(env: &Env, at: &Addr) {
             break e.kind();
         }
     };
-    assert_eq!(kind, io::ErrorKind::TimedOut, "nobody reads");
+    assert_eq!(kind, io::ErrorKind::TimedOut, "no side reads");
     drop(stop);
     assert_eq!(ticker.join(), Ok(()));
 }
@@ -473,7 +475,7 @@ fn check_close(env: &Env, at: &Addr) {
     for _ in &waiting {
         receive.recv().expect("a thread has started");
     }
-    // Gives them time to block where time is real; correct either way.
+    // This gives them time to block where time is real. The check is correct without it, too.
     env.clock.sleep_us(20_000);
     listener.close();
     listener.close();
@@ -491,7 +493,7 @@ fn check_refusals(env: &Env, at: &Addr) {
     assert_eq!(kind(env.net.listen(&addr).map(|_| ())), io::ErrorKind::AddrInUse);
     assert_eq!(kind(env.net.connect(&addr, 0).map(|_| ())), io::ErrorKind::InvalidInput);
 
-    // A connection that nobody has accepted ends with the listener.
+    // A connection that was not accepted ends with the listener.
     let mut waiting = env.net.connect(&addr, PATIENCE_US).expect("a connection");
     drop(listener);
     assert!(!matches!(waiting.read(&mut [0; 1]), Ok(1..)));

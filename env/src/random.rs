@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Gives random numbers.
 ///
-/// For names, jitter and choices that need to differ between runs; not for secrets. What a program
-/// sees as random inside a transaction does not come from here: it must repeat in replay.
+/// They are for names, jitter and choices that must differ between runs, and not for secrets.
+/// Random numbers inside a transaction do not come from here, because they must be the same in a
+/// replay.
 pub trait Random: Send + Sync {
-    /// The next number, uniform over all 64 bits. Threads that share the source get different
-    /// parts of one sequence.
+    /// Returns the next number, uniform over all 64 bits. Threads that share the source get
+    /// different parts of one sequence.
     fn next_u64(&self) -> u64;
 }
 
 /// Randomness seeded by the operating system.
 ///
-/// A counter hashed with SipHash under keys that the standard library takes from the operating
-/// system: needs no lock and no further crate.
+/// It is a counter hashed with SipHash, under keys that the standard library takes from the
+/// operating system. It needs no lock and no further crate.
 #[derive(Debug)]
 pub struct RealRandom {
     keys: RandomState,
@@ -24,7 +25,7 @@ pub struct RealRandom {
 }
 
 impl RealRandom {
-    /// A new sequence, unlike that of any other source.
+    /// Creates a new sequence, which differs from that of any other source.
     pub fn new() -> RealRandom {
         RealRandom { keys: RandomState::new(), count: AtomicU64::new(0) }
     }
@@ -42,10 +43,10 @@ impl Random for RealRandom {
     }
 }
 
-/// Checks what [`Random`] promises, as far as a sample of 4,096 numbers can tell.
+/// Checks the guarantees of [`Random`], as far as a sample of 4,096 numbers can show.
 ///
 /// # Panics
-/// Where a promise is broken. A good source fails with a probability below 1e-9.
+/// If a guarantee is broken. A good source fails with a probability below 1e-9.
 pub fn check(random: &dyn Random) {
     const SAMPLE: usize = 4096;
     let numbers: Vec<u64> = (0..SAMPLE).map(|_| random.next_u64()).collect();
@@ -57,7 +58,8 @@ pub fn check(random: &dyn Random) {
 
     for bit in 0..64 {
         let ones = numbers.iter().filter(|n| *n >> bit & 1 == 1).count();
-        // 2,048 expected, with a standard deviation of 32: eight of them either way.
+        // The expectation is 2,048 with a standard deviation of 32. The limits are eight of them
+        // away.
         assert!((1792..=2304).contains(&ones), "bit {bit} was set {ones} times of {SAMPLE}");
     }
 }

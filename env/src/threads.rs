@@ -6,46 +6,47 @@ use std::io;
 use std::num::NonZero;
 use std::sync::mpsc;
 
-/// How much a background thread yields to others: it gets a tenth of a core that another one wants.
+/// The niceness of a background thread, which gets a tenth of a core that another thread wants.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 
 /// Starts threads.
 pub trait Threads: Send + Sync {
-    /// Starts a thread that runs `body`. The name is for people: panic messages, debuggers,
+    /// Starts a thread that runs `body`. The name is for people: in panic messages, debuggers, and
     /// `top` (Linux shows its first 15 bytes).
     ///
     /// # Errors
-    /// `InvalidInput` when the name holds a NUL byte, else what the operating system says when it
-    /// has no room for another thread.
+    /// `InvalidInput` if the name contains a NUL byte, or the operating system's error if it has no
+    /// room for another thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle>;
 
-    /// Starts a thread for work that nobody waits for: where the system can, it runs on what the
-    /// others leave of the cores.
+    /// Starts a thread for work that no other thread waits for. Where the system can, it uses only
+    /// what the others leave of the cores.
     ///
     /// # Errors
-    /// As [`spawn`](Threads::spawn).
+    /// As in [`spawn`](Threads::spawn).
     fn spawn_background(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle> {
         self.spawn(name, body)
     }
 
-    /// The number of threads that can run at once; at least 1.
+    /// Returns the number of threads that can run at once, at least 1.
     fn cores(&self) -> usize;
 }
 
-/// A thread that was started. Dropping the handle lets the thread run on unwatched.
+/// A thread that was started. Dropping the handle lets the thread run on.
 pub struct Handle {
     name: String,
     wait: Box<dyn FnOnce() -> Result<(), String> + Send>,
 }
 
 impl Handle {
-    /// A handle whose [`join`](Handle::join) calls `wait`: for implementations of [`Threads`].
+    /// Creates a handle whose [`join`](Handle::join) calls `wait`, for implementations of
+    /// [`Threads`].
     pub fn new(name: &str, wait: Box<dyn FnOnce() -> Result<(), String> + Send>) -> Handle {
         Handle { name: name.to_owned(), wait }
     }
 
-    /// The name that the thread was started with.
+    /// Returns the name that the thread was started with.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -53,7 +54,7 @@ impl Handle {
     /// Waits for the thread to end.
     ///
     /// # Errors
-    /// The panic's message when the thread panicked.
+    /// The panic's message if the thread panicked.
     pub fn join(self) -> Result<(), String> {
         (self.wait)()
     }
@@ -70,7 +71,7 @@ impl fmt::Debug for Handle {
 pub struct RealThreads;
 
 impl RealThreads {
-    /// The operating system's threads.
+    /// Creates access to the operating system's threads.
     pub fn new() -> RealThreads {
         RealThreads
     }
@@ -82,7 +83,7 @@ impl Threads for RealThreads {
             // The standard library would panic.
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a thread's name holds a NUL byte",
+                "a thread's name contains a NUL byte",
             ));
         }
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
@@ -92,7 +93,8 @@ impl Threads for RealThreads {
 
     fn spawn_background(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> io::Result<Handle> {
         let yielding = move || {
-            // Of this thread alone, on Linux. Where it is refused, the thread is like any other.
+            // On Linux this affects only this thread. If it is refused, the thread is like any
+            // other.
             #[cfg(target_os = "linux")]
             let _ = rustix::process::nice(NICE);
             body();
@@ -105,7 +107,7 @@ impl Threads for RealThreads {
     }
 }
 
-/// What a panic says: nearly always a string of either kind.
+/// Returns the message of a panic, which is nearly always a string of either kind.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         (*text).to_owned()
@@ -116,10 +118,10 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
-/// Checks what [`Threads`] promises. Threads that panic on purpose print their message.
+/// Checks the guarantees of [`Threads`]. Threads that panic on purpose print their message.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a guarantee is broken.
 pub fn check(threads: &dyn Threads) {
     assert!(threads.cores() >= 1);
 

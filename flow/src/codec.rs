@@ -1,15 +1,16 @@
 //! The bytes of parcels and reports between processes. All integers are little-endian.
 //!
-//! A parcel: source (u32), stream (u16), rows (u32), the schema, the columns, the offsets (u64
-//! each), the times (i64 each).
+//! A parcel is its source (u32), stream (u16), number of rows (u32), schema, columns, offsets (u64
+//! each) and times (i64 each).
 //!
-//! The schema: number of columns (u16), then for each its name, its type, a byte that says whether
-//! it may be null (1) and has a default (2), and the default as [`encode::value`] writes it. It
-//! travels along, so that a parcel can be read without knowing the program.
+//! The schema is the number of columns (u16), and for each column its name, its type, a byte that
+//! says whether it may be null (1) and has a default (2), and the default as [`encode::value`]
+//! writes it. The schema is included, so that a parcel can be read without the program.
 //!
-//! Numbers, texts and columns are as [`wire`] has them.
+//! Numbers, texts and columns are encoded as in [`wire`].
 //!
-//! These bytes live as long as a connection between processes of one build: they have no version.
+//! These bytes exist only as long as a connection between processes of one build, so they have no
+//! version.
 
 use std::sync::Arc;
 
@@ -137,7 +138,8 @@ fn put_type(ty: &DataType, out: &mut Vec<u8>) {
     }
 }
 
-/// Deeper lists than anybody declares; damage must not exhaust the stack.
+/// The maximum depth of list types, deeper than any program needs. Damaged bytes must not exhaust
+/// the stack.
 const DEPTH_MAX: usize = 64;
 
 fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
@@ -155,7 +157,7 @@ fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
     })
 }
 
-/// What came is no encoding.
+/// Returns the error for bytes that are not an encoding.
 pub(crate) fn damaged() -> Error {
     Error::internal("another process of the mesh sent a parcel that cannot be read")
 }
@@ -223,7 +225,7 @@ mod tests {
         );
         (values, any::<u16>()).prop_map(|((i, f, b, s, y, t, d, l, a), nulls)| {
             let mut row = vec![i, f, b, s, y, t, d, l, a];
-            // Few nulls, so that columns without any come up, too.
+            // Nulls are rare, so that columns without any are tested, too.
             for (at, value) in row.iter_mut().enumerate() {
                 if nulls >> at & 0x81 == 0x81 {
                     *value = Value::Null;
@@ -241,7 +243,7 @@ mod tests {
             damage in any::<prop::sample::Index>(),
         ) {
             let batch = Batch::from_rows(schema(), rows.iter().map(|r| &r[..]));
-            // A slice: its arrays do not begin where their buffers do.
+            // A slice, whose arrays do not begin where their buffers do.
             let skip = skip.min(rows.len());
             let batch = batch.slice(skip, rows.len() - skip);
             let offsets: Vec<u64> = (0..batch.len() as u64).map(|i| 3 * i + 1).collect();
@@ -258,7 +260,7 @@ mod tests {
             prop_assert_eq!(values(&back), values(&parcel));
             prop_assert_eq!((back.source, back.stream), (parcel.source, parcel.stream));
             prop_assert_eq!((back.offsets, back.times), (parcel.offsets, parcel.times));
-            // A prefix is no parcel, and other damage is at least no panic.
+            // A prefix is not a parcel, and other damage at least causes no panic.
             let at = damage.index(bytes.len());
             prop_assert!(decode_parcel(&mut &bytes[..at]).is_err());
             bytes[at] ^= 0x55;

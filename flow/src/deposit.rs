@@ -1,4 +1,4 @@
-//! The deposit: where parcels wait for the conductor, epoch by epoch.
+//! The deposits, where parcels wait for the conductor, by epoch.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,12 +18,12 @@ use crate::load::{Item, Load, What};
 use crate::parcel::{Parcel, Report};
 use crate::worker::{Hand, Loads};
 
-/// What has been deposited and not taken.
+/// Parcels that have been deposited and not taken.
 #[derive(Debug)]
 pub struct Deposits {
     epochs: BTreeMap<u64, Held>,
     gate: Arc<Gate>,
-    /// Per process: bytes given back since the start, for its gate.
+    /// The bytes given back to each process's gate since the start.
     taken: Vec<u64>,
 }
 
@@ -32,17 +32,17 @@ struct Held {
     parcels: Vec<Parcel>,
     reports: BTreeMap<SourceId, Report>,
     rows: u64,
-    /// Per process.
+    /// The bytes of each process.
     bytes: Vec<u64>,
 }
 
-/// What was taken of an epoch.
+/// The content that was taken of an epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Deposit {
-    /// In the order in which they came. Those of one source and stream have rising offsets; there
-    /// is no order between sources.
+    /// The parcels, in the order of their arrival. Those of one source and stream have rising
+    /// offsets. There is no order between sources.
     pub parcels: Vec<Parcel>,
-    /// One for each source that was read since the last taking, by source.
+    /// One report for each source that was read since the last taking, ordered by source.
     pub reports: Vec<Report>,
 }
 
@@ -77,12 +77,12 @@ impl Deposits {
         }
     }
 
-    /// Rows that wait in an epoch, those of all streams counted.
+    /// Returns the rows that wait in an epoch, of all streams together.
     pub fn rows(&self, epoch: u64) -> u64 {
         self.epochs.get(&epoch).map_or(0, |held| held.rows)
     }
 
-    /// Bytes that wait in an epoch.
+    /// Returns the bytes that wait in an epoch.
     pub fn bytes(&self, epoch: u64) -> u64 {
         self.epochs.get(&epoch).map_or(0, |held| held.bytes.iter().sum())
     }
@@ -92,9 +92,9 @@ impl Deposits {
         !self.epochs.contains_key(&epoch)
     }
 
-    /// Takes what waits in an epoch, and makes room at the gates. An epoch that is not closed may
-    /// be taken too: what comes later can be taken then. (A conductor that repeats recorded cuts
-    /// must do that, or an epoch larger than the gate's bytes would never fill.)
+    /// Takes the content of an epoch, and makes room at the gates. An epoch that is not closed may
+    /// be taken, too. Later content can be taken then. (A conductor that repeats recorded cuts must
+    /// do that, or an epoch larger than the gate's bytes would never fill.)
     pub fn take(&mut self, epoch: u64) -> Deposit {
         let Some(held) = self.epochs.remove(&epoch) else {
             return Deposit::default();
@@ -112,15 +112,16 @@ impl Deposits {
     }
 }
 
-/// What the deposit's operator shares with the worker's loop.
+/// The state that the deposit's operator shares with the worker's loop.
 #[derive(Clone)]
 pub(crate) struct Sunk {
     pub(crate) deposits: Rc<RefCell<Deposits>>,
-    /// Nothing for epochs before this one can come any more; `u64::MAX` when nothing can at all.
+    /// Nothing can arrive for epochs before this one. It is `u64::MAX` when nothing can arrive at
+    /// all.
     pub(crate) frontier: Rc<Cell<u64>>,
 }
 
-/// The operator that ends the dataflow: all parcels of all workers come to the first one.
+/// The operator that ends the dataflow. All parcels of all workers go to the first one.
 pub(crate) fn deposit(stream: Loads<'_>, hand: &Hand, sunk: &Sunk) {
     let mut builder = OperatorBuilder::new("Deposit".to_owned(), stream.scope());
     let mut input = builder.new_input(stream, ToFirst);
@@ -137,15 +138,15 @@ pub(crate) fn deposit(stream: Loads<'_>, hand: &Hand, sunk: &Sunk) {
                     }
                 }
             });
-            // A message counts until it has been taken from the input, so a frontier beyond an
-            // epoch says that all its parcels are in the deposits.
+            // A message counts until it has been taken from the input. So a frontier beyond an
+            // epoch means that all its parcels are in the deposits.
             sunk.frontier.set(frontiers[0].frontier().first().copied().unwrap_or(u64::MAX));
         }
     });
 }
 
-/// Sends everything to the first worker. Timely's exchange would do, but at each flush it wakes
-/// all workers.
+/// Sends everything to the first worker. Timely's exchange would do the same, but it wakes all
+/// workers at each flush.
 struct ToFirst;
 
 impl ParallelizationContract<u64, Load> for ToFirst {

@@ -1,5 +1,5 @@
-//! Filter: drops rows. How far the source was read is reported by the source itself, so a parcel
-//! of which nothing is left goes no further.
+//! Filter: drops rows. The source itself reports how far it was read, so a parcel without remaining
+//! rows goes no further.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::spec::Transform;
 use crate::stage::stage;
 use crate::worker::{Hand, Loads};
 
-/// The operator of a filter.
+/// Builds the operator of a filter.
 pub(crate) fn filter<'scope>(
     stream: Loads<'scope>,
     hand: &Hand,

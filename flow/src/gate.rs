@@ -1,4 +1,4 @@
-//! The gate: shared steering, written by the sequencer and obeyed by the workers.
+//! The gate: shared state by which the sequencer steers the workers.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,16 +9,16 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use tidemill_core::SourceId;
 
-/// Steers the workers of one process: which epoch is open, how far each source may be read in it,
-/// which sources pause, how much may wait to be taken, and when to stop.
+/// Steers the workers of one process. It says which epoch is open, how far each source may be read
+/// in it, which sources pause, how much may wait to be taken, and when to stop.
 ///
 /// Epoch 0 is never read: all sources wait until the first epoch is [opened](Gate::open).
 ///
-/// A gate serves one run. In a mesh the sequencer writes to the gate of the first process, and its first worker passes
-/// the changes on to the gates of the others.
+/// A gate serves one run. In a mesh the sequencer writes to the gate of the first process. Its
+/// first worker passes the changes on to the gates of the others.
 pub struct Gate {
     steering: RwLock<Steering>,
-    /// Counts changes of `steering`, so that nobody needs the lock to see that nothing changed.
+    /// The number of changes of `steering`. It shows without the lock that nothing changed.
     version: AtomicU64,
     closed: AtomicU64,
     deposited: AtomicU64,
@@ -28,38 +28,38 @@ pub struct Gate {
     threads: RwLock<Vec<(Thread, Vec<SourceId>)>>,
 }
 
-/// What changes together.
+/// The steering that changes together.
 ///
-/// A worker must never read past the limit of the epoch that it reads for. An epoch and its
-/// limits are therefore one value under one lock: the worker takes a [`Ticket`] with both before
-/// each poll, so it cannot hold the old epoch with the new limit, whatever the sequencer does
-/// meanwhile. If the sequencer opens the next epoch while the worker polls, the poll still counts
-/// for the old epoch: the worker holds timely's capability for that one, so the old epoch is not
-/// closed before the worker has seen the new one, and the cut contains those rows. The lock is
-/// taken once for a whole chunk of rows, not for each.
+/// A worker must never read past the limit of the epoch that it reads for. So an epoch and its
+/// limits are one value under one lock. Before each poll, the worker takes a [`Ticket`] with both.
+/// So it never has the old epoch with the new limit, whatever the sequencer does meanwhile. If the
+/// sequencer opens the next epoch during a poll, the poll still counts for the old epoch. The
+/// worker holds timely's capability for the old epoch, which is not closed before the worker has
+/// seen the new one, and the cut contains those rows. The lock is taken once for a whole chunk of
+/// rows, not for each row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Steering {
     pub(crate) epoch: u64,
-    /// Per source; no limit where it is shorter.
+    /// The limit of each source. Sources beyond its end have none.
     pub(crate) limits: Vec<u64>,
-    /// Per source; not paused where it is shorter.
+    /// Whether each source is paused. Sources beyond its end are not.
     pub(crate) paused: Vec<bool>,
 }
 
-/// What one source may do now.
+/// The permission for one source now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     /// The open epoch.
     pub(crate) epoch: u64,
-    /// The first offset that is not to be read in it.
+    /// The first offset that must not be read in it.
     pub(crate) limit: u64,
-    /// Whether to leave the source alone.
+    /// Whether the source must not be read.
     pub(crate) paused: bool,
 }
 
 impl Gate {
-    /// A gate with epoch 0 open. Workers stop reading while more than `bytes_max` bytes are
-    /// deposited and not taken; one chunk of each source may come on top.
+    /// Creates a gate with epoch 0 open. Workers stop reading while more than `bytes_max` bytes are
+    /// deposited and not taken. One chunk of each source may come on top.
     pub fn new(bytes_max: u64) -> Arc<Gate> {
         Arc::new(Gate {
             steering: RwLock::new(Steering { epoch: 0, limits: vec![], paused: vec![] }),
@@ -73,15 +73,16 @@ impl Gate {
         })
     }
 
-    /// Opens an epoch, later than the one that is open: what is read from now on belongs to it.
+    /// Opens an epoch, which must be later than the open one. Everything read from now on belongs
+    /// to it.
     pub fn open(&self, epoch: u64) {
         self.open_to(epoch, &[]);
     }
 
-    /// Opens an epoch in which source `s` is read up to and not including offset `limits[s]`, and
-    /// not at all when it is there already. Sources beyond the end of `limits` have none
-    /// (`u64::MAX` says the same). This repeats a recorded cut exactly: read to the limits, then
-    /// open the next.
+    /// Opens an epoch in which source `s` is read up to but without offset `limits[s]`. A source
+    /// that is already there is not read. Sources beyond the end of `limits` have no limit, like
+    /// those with `u64::MAX`. This repeats a recorded cut exactly: read to the limits, then open
+    /// the next epoch.
     pub fn open_to(&self, epoch: u64, limits: &[u64]) {
         self.change(|steering| {
             assert!(epoch > steering.epoch, "epoch {epoch} comes after {}", steering.epoch);
@@ -91,7 +92,7 @@ impl Gate {
         });
     }
 
-    /// Pauses a source, or lets it go on.
+    /// Pauses a source, or lets it continue.
     pub fn pause(&self, source: SourceId, paused: bool) {
         self.change(|steering| {
             if steering.paused.len() <= source.index() {
@@ -101,19 +102,21 @@ impl Gate {
         });
     }
 
-    /// The open epoch.
+    /// Returns the open epoch.
     pub fn epoch(&self) -> u64 {
         self.steering.read().epoch
     }
 
-    /// Everything of epochs before this one has been deposited, as far as this process knows.
+    /// Returns the first epoch that may not be complete. Everything of earlier epochs has been
+    /// deposited, as far as this process knows.
     pub fn closed(&self) -> u64 {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Bytes that were read in this process and that the conductor has not taken.
+    /// Returns the bytes that were read in this process and that the conductor has not taken.
     pub fn bytes(&self) -> u64 {
-        // Taken before deposited: the difference may be too large, never negative.
+        // `taken` is read before `deposited`, so the difference may be too large, but never
+        // negative.
         let taken = self.taken.load(Ordering::Acquire);
         self.deposited.load(Ordering::Acquire).saturating_sub(taken)
     }
@@ -123,27 +126,28 @@ impl Gate {
         self.bytes() > self.bytes_max
     }
 
-    /// Ends the run at once: what was not taken is lost. For an orderly end the conductor says
-    /// [`Turn::Stop`](crate::Turn::Stop) when it has what it wants.
+    /// Ends the run at once, and loses the content that was not taken. For a clean end, the
+    /// conductor returns [`Turn::Stop`](crate::Turn::Stop) when it has all that it needs.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Whether somebody said stop.
+    /// Whether the run must stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Wakes all parked workers of this process: there is something new. Cheap when they are
-    /// awake.
+    /// Wakes all sleeping workers of this process, because there is something new. It is cheap if
+    /// they are awake.
     pub fn wake(&self) {
         for (thread, _) in self.threads.read().iter() {
             thread.unpark();
         }
     }
 
-    /// Wakes the worker that reads `source`, when it is of this process: rows were pushed.
+    /// Wakes the worker that reads `source`, if it belongs to this process, because rows were
+    /// pushed.
     pub fn wake_source(&self, source: SourceId) {
         for (thread, sources) in self.threads.read().iter() {
             if sources.contains(&source) {
@@ -173,13 +177,13 @@ impl Gate {
         self.version.load(Ordering::Acquire)
     }
 
-    /// The steering, and a version that is not newer than it.
+    /// Returns the steering, and a version that is not newer than it.
     pub(crate) fn steering(&self) -> (u64, Steering) {
         let version = self.version();
         (version, self.steering.read().clone())
     }
 
-    /// Takes over what the first process says.
+    /// Takes over the steering of the first process.
     pub(crate) fn obey(&self, steering: Steering, taken: u64) {
         self.taken.store(taken, Ordering::Release);
         self.change(|mine| *mine = steering);
@@ -198,8 +202,8 @@ impl Gate {
         self.make_room(|| self.deposited.fetch_sub(bytes, Ordering::AcqRel));
     }
 
-    /// The conductor has taken what was charged. In the first process only: the gates of the
-    /// others [obey](Gate::obey), and a sum of their own would be overwritten.
+    /// Notes that the conductor has taken charged bytes. This is for the first process only. The
+    /// gates of the others [obey](Gate::obey), and a sum of their own would be overwritten.
     pub(crate) fn give_back(&self, bytes: u64) {
         self.make_room(|| self.taken.fetch_add(bytes, Ordering::AcqRel));
     }
@@ -212,7 +216,7 @@ impl Gate {
         }
     }
 
-    /// The calling thread is a worker that reads these sources.
+    /// Registers the calling thread as a worker that reads these sources.
     pub(crate) fn register(&self, sources: Vec<SourceId>) {
         self.threads.write().push((std::thread::current(), sources));
     }

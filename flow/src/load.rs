@@ -1,5 +1,5 @@
-//! The container that moves through timely: parcels and reports, typed inside a process, in our
-//! own bytes between processes.
+//! The container that moves through timely: parcels and reports, typed inside a process, and
+//! encoded between processes.
 
 use std::cell::OnceCell;
 use std::io::Write;
@@ -12,7 +12,7 @@ use timely::Accountable;
 use crate::codec;
 use crate::parcel::{Parcel, Report};
 
-/// A parcel or a report, and what it is charged to.
+/// A parcel or a report, and the gate that it is charged to.
 #[derive(Debug)]
 pub(crate) struct Item {
     /// The process whose gate counts its bytes.
@@ -31,7 +31,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    /// Memory that it holds, in bytes.
+    /// Returns the memory that it holds, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
             What::Rows(parcel) => parcel.bytes(),
@@ -41,11 +41,11 @@ impl What {
     }
 }
 
-/// What is sent at once.
+/// The items that are sent at once.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     pub(crate) items: Vec<Item>,
-    /// The encoding. Timely asks for its length first and for the bytes then: it is made once.
+    /// The encoding. Timely asks for its length first and then for the bytes, so it is made once.
     encoded: OnceCell<Vec<u8>>,
 }
 
@@ -56,7 +56,7 @@ impl Load {
 
     fn encoded(&self) -> &[u8] {
         self.encoded.get_or_init(|| {
-            // Length first, because timely wants multiples of eight bytes.
+            // The length comes first, because timely needs multiples of eight bytes.
             let mut out = vec![0; 8];
             wire::put_u32(self.items.len() as u32, &mut out);
             for item in &self.items {
@@ -110,7 +110,7 @@ impl Accountable for Load {
 
 impl ContainerBytes for Load {
     fn from_bytes(bytes: Bytes) -> Load {
-        // There is no way to fail here, so the damage travels on to an operator that can.
+        // This function can't fail, so the damage travels on to an operator that can.
         let broken = |e| vec![Item { process: 0, charge: 0, what: What::Broken(e) }];
         Load::new(Load::decode(&bytes).unwrap_or_else(broken))
     }

@@ -1,4 +1,4 @@
-//! Map: makes new columns out of a parcel's rows.
+//! Map: computes new columns from a parcel's rows.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::spec::Transform;
 use crate::stage::stage;
 use crate::worker::{Hand, Loads};
 
-/// The operator of a map.
+/// Builds the operator of a map.
 pub(crate) fn map<'scope>(
     stream: Loads<'scope>,
     hand: &Hand,
@@ -17,7 +17,7 @@ pub(crate) fn map<'scope>(
     stage("Map", stream, hand, move |parcel| {
         let rows = parcel.len();
         let mapped = transform.apply(parcel)?;
-        // Offsets and times belong to rows one by one; a wrong number would stamp wrong events.
+        // Each row has an offset and a time. A wrong number of them would stamp wrong events.
         let left = mapped.len();
         if left > rows || [mapped.offsets.len(), mapped.times.len()] != [left; 2] {
             return Err(Error::internal(format!(

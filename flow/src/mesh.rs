@@ -1,5 +1,5 @@
-//! The mesh: connections between the processes of a run, made by ourselves with a handshake and
-//! deadlines, then handed to timely.
+//! The mesh: connections between the processes of a run. This crate makes them, with a handshake
+//! and deadlines, and hands them to timely.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -19,43 +19,43 @@ use timely::communication::allocator::zero_copy::stream::Stream;
 use timely::communication::allocator::ProcessBuilder;
 use timely::communication::Hooks;
 
-/// How a process takes its place in a mesh.
+/// The place of a process in a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshPlan {
-    /// What all processes of this run share, and no others: a process of another run, or of an
-    /// earlier generation, is turned away.
+    /// A token that only the processes of this run share. A process of another run, or of an
+    /// earlier generation, is refused.
     pub token: u128,
-    /// This process, from 0. The first one holds the conductor.
+    /// The rank of this process, from 0. The first one holds the conductor.
     pub rank: usize,
-    /// Where each process listens, by rank.
+    /// The address at which each process listens, by rank.
     pub addresses: Vec<SocketAddr>,
-    /// Workers in each process.
+    /// The number of workers in each process.
     pub workers: usize,
-    /// How long it may take until all are connected, in microseconds.
+    /// The time until all must be connected, in microseconds.
     pub deadline_us: u64,
 }
 
 /// Connections to all other processes of a run.
 pub struct Mesh {
     rank: usize,
-    /// By rank; `None` for this process.
+    /// The connections by rank, `None` for this process.
     connections: Vec<Option<Box<dyn Connection>>>,
 }
 
-/// Patience with one connection that says nothing, so that a stray one does not use up the whole
-/// deadline.
+/// The time for one connection that sends nothing, in microseconds. So a stray connection does not
+/// use up the whole deadline.
 const HELLO_US: u64 = 1_000_000;
 const RETRY_US: u64 = 2_000;
 const MAGIC: &[u8; 8] = b"tidemesh";
 const HELLO_LEN: usize = 8 + 16 + 3 * 8;
-/// How long an orderly end may take before the connections are cut.
+/// The time that a clean end may take before the connections are cut, in microseconds.
 const CLOSE_US: u64 = 5_000_000;
 
 impl Mesh {
-    /// Connects to all processes of lower rank and waits for all of higher rank to connect here.
+    /// Connects to all processes of lower rank, and waits for all of higher rank to connect.
     ///
     /// # Errors
-    /// When it is not done by the deadline, or another process has another idea of the mesh.
+    /// If it is not done by the deadline, or if another process has a different view of the mesh.
     pub fn form(env: &Env, listener: Arc<dyn Listener>, plan: &MeshPlan) -> Result<Mesh> {
         let (rank, processes) = (plan.rank, plan.addresses.len());
         if rank >= processes {
@@ -67,8 +67,8 @@ impl Mesh {
         let mut connections: Vec<Option<Box<dyn Connection>>> =
             (0..processes).map(|_| None).collect();
 
-        // Nobody waits for an answer in a circle: answers come from lower ranks only, and the
-        // first process waits for none.
+        // There is no circular wait: answers come from lower ranks only, and the first process
+        // waits for none.
         for (peer, lower) in connections.iter_mut().enumerate().take(rank) {
             let address = plan.addresses[peer];
             while lower.is_none() {
@@ -82,11 +82,11 @@ impl Mesh {
                     }
                     Ok(_) => {
                         return Err(Error::setting(format!(
-                            "what answers at {address} is not process {peer} of this run"
+                            "the process at {address} is not process {peer} of this run"
                         ))
-                        .help("stop what is left of an earlier run"));
+                        .help("stop the processes of an earlier run"));
                     }
-                    // It may not listen yet, or be held up by others.
+                    // The process may not listen yet, or may be busy with others.
                     Err(_) => env.clock.sleep_us(RETRY_US.min(left)),
                 }
             }
@@ -99,9 +99,9 @@ impl Mesh {
                     .filter(|peer| connections[*peer].is_none())
                     .map(|peer| peer.to_string())
                     .collect();
-                return Err(late(&format!("processes {} did not come", missing.join(", "))));
+                return Err(late(&format!("processes {} did not connect", missing.join(", "))));
             }
-            // A failed accept is the caller's trouble, or the deadline, seen above.
+            // A failed accept is the caller's trouble, or the deadline, which is checked above.
             let Ok((connection, _)) = listener.accept() else { continue };
             if let Ok(Some((peer, connection))) = plan.answer(connection, &hello, left_us()) {
                 connections[peer] = Some(connection);
@@ -110,17 +110,17 @@ impl Mesh {
         Ok(Mesh { rank, connections })
     }
 
-    /// This process, from 0.
+    /// Returns the rank of this process, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of processes.
+    /// Returns the number of processes.
     pub fn processes(&self) -> usize {
         self.connections.len()
     }
 
-    /// Gives the connections to timely's network threads.
+    /// Hands the connections to timely's network threads.
     pub(crate) fn connect(
         self,
         env: &Env,
@@ -152,7 +152,7 @@ impl fmt::Debug for Mesh {
 }
 
 impl MeshPlan {
-    /// What process `rank` says of itself. All must be of one mind about the mesh.
+    /// Returns the greeting of process `rank`. All processes must agree about the mesh.
     fn hello(&self, rank: usize) -> [u8; HELLO_LEN] {
         let mut hello = [0; HELLO_LEN];
         hello[..8].copy_from_slice(MAGIC);
@@ -163,8 +163,8 @@ impl MeshPlan {
         hello
     }
 
-    /// Whom an accepted connection is from, after answering. `None`: from nobody of this run, or
-    /// it said nothing in time.
+    /// Answers an accepted connection, and returns its sender. Returns `None` if the sender does
+    /// not belong to this run, or sent nothing in time.
     fn answer(
         &self,
         mut connection: Box<dyn Connection>,
@@ -176,7 +176,7 @@ impl MeshPlan {
         connection.read_exact(&mut said)?;
         let higher = self.rank + 1..self.addresses.len();
         let Some(peer) = higher.into_iter().find(|peer| said == self.hello(*peer)) else {
-            // Our answer tells it that it is wrong here.
+            // The answer shows the sender that it does not belong here.
             connection.write_all(hello)?;
             return Ok(None);
         };
@@ -203,10 +203,10 @@ fn call(
 
 fn late(what: &str) -> Error {
     Error::new(tidemill_core::Kind::Io, format!("the mesh was not complete in time: {what}"))
-        .help("see whether all processes run and reach each other")
+        .help("check that all processes run and reach each other")
 }
 
-/// Does something at a deadline, unless it is dropped before.
+/// Performs an action at a deadline, unless it is dropped before.
 struct Watchdog(Arc<AtomicBool>);
 
 impl Watchdog {
@@ -234,23 +234,23 @@ impl Drop for Watchdog {
     }
 }
 
-/// What is left of the mesh while timely's network threads hold it.
+/// The rest of the mesh while timely's network threads hold it.
 pub(crate) struct Wires {
     guard: CommsGuard,
-    /// Kept to cut the connections: timely's threads wait for ever otherwise.
+    /// Clones of the connections, to cut them. Otherwise timely's threads would wait forever.
     clones: Arc<Mutex<Vec<Box<dyn Connection>>>>,
     env: Env,
 }
 
 impl Wires {
-    /// Ends the network threads. The workers have gone; what they said last is still delivered,
-    /// also after a failure, but then nobody waits long for the answer.
+    /// Ends the network threads after the workers have ended. Their last messages are still
+    /// delivered, also after a failure, but then the wait for the answer is short.
     pub(crate) fn close(self, failed: bool) {
         let Wires { guard, clones, env } = self;
         let to_cut = clones.clone();
         let cut = move || {
             for connection in to_cut.lock().iter() {
-                // It may be closed already, which is as good.
+                // The connection may already be closed.
                 let _ = connection.shutdown(Shutdown::Both);
             }
         };
@@ -259,14 +259,14 @@ impl Wires {
         if watchdog.is_err() {
             cut();
         }
-        // It panics when one of its threads has, which says that a peer went away: the workers
-        // have seen that, too.
+        // It panics if one of its threads has, because a peer has ended. The workers have seen
+        // that, too.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(guard)));
     }
 }
 
-/// A connection as timely wants it. Each of timely's threads has its own clone, so the lock, which
-/// makes it `Sync`, is never waited for.
+/// A connection in the form that timely needs. Each of timely's threads has its own clone, so the
+/// lock, which makes it `Sync`, is never contended.
 struct Wire(Mutex<Box<dyn Connection>>);
 
 impl Read for Wire {
@@ -291,7 +291,7 @@ impl Stream for Wire {
     }
 
     fn set_nonblocking(&self, _nonblocking: bool) -> io::Result<()> {
-        // Connections of `env` always block, which is what timely asks for.
+        // Connections of `env` always block, as timely requires.
         Ok(())
     }
 

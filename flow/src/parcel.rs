@@ -1,5 +1,5 @@
-//! What travels: chunks as a source gives them, parcels of rows, and reports of how far a source
-//! has been read.
+//! Data on its way: chunks from a source, parcels of rows, and reports of how far a source has been
+//! read.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tidemill_core::{Batch, LateRow, Result, SourceId, StreamId};
 pub struct Chunk {
     /// The good rows.
     pub batch: Batch,
-    /// Per row: its place in the source; rising.
+    /// The place of each row in the source, rising.
     pub offsets: Vec<u64>,
-    /// Per row: its event time; 0 where the stream has none.
+    /// The event time of each row, or 0 if the stream has none.
     pub times: Vec<i64>,
-    /// Rows that could not be decoded. They have offsets too.
+    /// Rows that could not be decoded. They have offsets, too.
     pub bad: Vec<Bad>,
-    /// The first offset after this chunk, bad rows counted.
+    /// The first offset after this chunk, including bad rows.
     pub next_offset: u64,
     /// The newest event time up to the end of this chunk.
     pub time_max: Option<i64>,
@@ -28,20 +28,20 @@ pub struct Chunk {
 /// Rows of one stream, on their way from a source to the transactions.
 #[derive(Clone, Debug)]
 pub struct Parcel {
-    /// Where the rows were read.
+    /// The source of the rows.
     pub source: SourceId,
-    /// The stream whose rows they are.
+    /// The stream of the rows.
     pub stream: StreamId,
     /// The rows.
     pub batch: Batch,
-    /// Per row: its place in the source; rising.
+    /// The place of each row in the source, rising.
     pub offsets: Vec<u64>,
-    /// Per row: its event time; 0 where the stream has none.
+    /// The event time of each row, or 0 if the stream has none.
     pub times: Vec<i64>,
 }
 
 impl Parcel {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.batch.len()
     }
@@ -51,13 +51,13 @@ impl Parcel {
         self.batch.is_empty()
     }
 
-    /// Memory that it holds, in bytes.
+    /// Returns the memory that it holds, in bytes.
     pub fn bytes(&self) -> u64 {
         let words = self.offsets.len() + self.times.len();
         (size_of::<Parcel>() + self.batch.bytes() + words * size_of::<u64>()) as u64
     }
 
-    /// The rows for which `keep` is true: what a filter does.
+    /// Returns the rows for which `keep` is true, as a filter does.
     pub fn retain(self, keep: &BooleanArray) -> Result<Parcel> {
         if keep.true_count() == self.len() {
             return Ok(self);
@@ -80,45 +80,45 @@ impl Parcel {
 pub struct Bad {
     /// Its place in the source.
     pub offset: u64,
-    /// What holds it, for people: a file's name, a connection's address.
+    /// The name of what holds it, for people, such as a file's name or a connection's address.
     pub origin: Arc<str>,
     /// Its line there.
     pub line: u64,
-    /// The row as it came.
+    /// The row as it was read.
     pub raw: String,
-    /// Why it is bad.
+    /// The reason why it is bad.
     pub reason: String,
 }
 
-/// How far a source has been read. It does not depend on what filters drop later, so what follows
-/// from it, watermarks and lateness, does not either.
+/// The progress of a source. It does not depend on what filters drop later. So watermarks and
+/// lateness, which follow from it, do not either.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The source.
     pub source: SourceId,
     /// The first offset that has not been read.
     pub next_offset: u64,
-    /// Rows that were read, bad ones included.
+    /// The number of rows that were read, including bad ones.
     pub rows: u64,
     /// The newest event time up to here.
     pub time_max: Option<i64>,
-    /// Those that are late by the earlier ones, in order.
+    /// The rows that are late by the earlier ones, in order.
     pub late: Vec<LateRow>,
-    /// Whether nothing will come any more.
+    /// Whether the source has ended.
     pub ended: bool,
-    /// The bad ones.
+    /// The bad rows.
     pub bad: Vec<Bad>,
 }
 
 impl Report {
-    /// Memory that it holds, in bytes.
+    /// Returns the memory that it holds, in bytes.
     pub fn bytes(&self) -> u64 {
         let bad = |b: &Bad| size_of::<Bad>() + b.raw.len() + b.reason.len();
         let late = size_of::<LateRow>() * self.late.len();
         (size_of::<Report>() + self.bad.iter().map(bad).sum::<usize>() + late) as u64
     }
 
-    /// Adds what was read after this.
+    /// Adds a later report.
     pub(crate) fn absorb(&mut self, later: Report) {
         self.next_offset = self.next_offset.max(later.next_offset);
         self.rows += later.rows;

@@ -1,4 +1,4 @@
-//! What processes of a mesh tell each other besides parcels: steering, and that the run ends.
+//! Messages between processes of a mesh other than parcels: steering, and the end of the run.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::run::Fault;
 /// A message between the first workers of processes.
 #[derive(Clone, Serialize, Deserialize)]
 enum Note {
-    /// From the first process: obey this. `taken` is per process.
+    /// From the first process: obey this steering. `taken` has an entry for each process.
     Steer { steering: Steering, taken: Vec<u64> },
-    /// The run ends, for this reason if it is an error.
+    /// The run ends. If it is because of an error, this is the reason.
     Stop(Option<Failure>),
 }
 
-/// An error, in a form that travels.
+/// An error in a form that can be sent.
 #[derive(Clone, Serialize, Deserialize)]
 struct Failure {
     kind: u8,
@@ -45,31 +45,32 @@ impl Failure {
     }
 }
 
-/// A worker's end of the channel for notes. Timely's progress tracking does not see it: notes
-/// belong to no epoch. Only the first worker of each process uses it.
+/// A worker's end of the channel for notes. Timely's progress tracking does not see it, because
+/// notes belong to no epoch. Only the first worker of each process uses it.
 pub(crate) struct Post {
     pushers: Vec<Box<dyn Push<Bincode<Note>>>>,
     puller: Box<dyn Pull<Bincode<Note>>>,
     process: usize,
     workers: usize,
-    /// What the others know.
+    /// The last steering that was sent to the others.
     sent: Option<(u64, Vec<u64>)>,
     told_to_stop: bool,
 }
 
 impl Post {
-    /// Must be made by all workers, after the dataflow: what is allocated before would be
-    /// forgotten when the dataflow completes, and its messages then wake nobody.
+    /// Creates the channel. All workers must do so, after the dataflow. A channel that is allocated
+    /// before would be forgotten when the dataflow completes, and its messages would wake no
+    /// worker.
     pub(crate) fn new(worker: &Worker, workers: usize) -> Post {
-        // Messages activate this path: a dataflow that need not be there. It keeps the worker from
-        // parking on a message that it has not looked at.
+        // Messages activate this path, which no dataflow needs to have. It prevents the worker from
+        // parking while a message is unread.
         let nowhere: Rc<[usize]> = Rc::new([usize::MAX]);
         let (pushers, puller) = worker.allocate(worker.new_identifier(), nowhere);
         let process = worker.index() / workers;
         Post { pushers, puller, process, workers, sent: None, told_to_stop: false }
     }
 
-    /// Does what the notes say that have come.
+    /// Reads the notes that have arrived, and acts on them.
     pub(crate) fn read(&mut self, gate: &Gate, fault: &Arc<Fault>) {
         while let Some(note) = self.puller.recv() {
             match note.payload {
@@ -80,7 +81,7 @@ impl Post {
                     if let Some(failure) = failure {
                         fault.set(failure.error());
                     }
-                    // The first process passes it on; to the others there is nothing to say.
+                    // The first process passes it on. The others have no one to tell.
                     self.told_to_stop = self.process != 0;
                     gate.stop();
                 }
@@ -88,7 +89,7 @@ impl Post {
         }
     }
 
-    /// In the first process: tells the others what has changed.
+    /// Sends changes to the other processes. This is for the first process only.
     pub(crate) fn steer(&mut self, gate: &Gate, taken: &[u64]) {
         let known = |sent: &(u64, Vec<u64>)| sent.0 == gate.version() && sent.1 == taken;
         if self.process != 0 || self.sent.as_ref().is_some_and(known) {
@@ -99,7 +100,8 @@ impl Post {
         self.sent = Some((version, taken.to_vec()));
     }
 
-    /// The last word: the first process tells all others to stop, the others tell the first.
+    /// Sends the last note. The first process tells all others to stop, and the others tell the
+    /// first.
     pub(crate) fn farewell(&mut self, fault: Option<Error>) {
         let note = Note::Stop(fault.map(Failure::of));
         if self.process == 0 {

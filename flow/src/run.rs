@@ -1,4 +1,4 @@
-//! Running a flow: starting its workers, catching what goes wrong, ending.
+//! Running a flow: starting its workers, catching errors, and ending.
 
 use std::any::Any;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -19,12 +19,12 @@ use crate::post::Post;
 use crate::spec::{Conductor, Input, Spec};
 use crate::worker::{work, Part, Shape, Shared};
 
-/// Runs the flow in the first (or only) process, until the conductor or the gate says stop. The
-/// calling thread becomes the first worker; the others get threads of their own.
+/// Runs the flow in the first (or only) process, until the conductor or the gate stops it. The
+/// calling thread becomes the first worker. The others get their own threads.
 ///
 /// # Errors
-/// The first error of an ingress, a transform, the conductor or, in a mesh, of another process.
-/// A panic in any of them is one, too.
+/// The first error of an ingress, a transform, the conductor or, in a mesh, of another process. A
+/// panic in any of them is an error, too.
 pub fn run(spec: Spec, gate: Arc<Gate>, conductor: Box<dyn Conductor>) -> Result<()> {
     if spec.mesh.as_ref().is_some_and(|mesh| mesh.rank() != 0) {
         return Err(Error::internal("only the first process of a mesh has a conductor"));
@@ -32,11 +32,11 @@ pub fn run(spec: Spec, gate: Arc<Gate>, conductor: Box<dyn Conductor>) -> Result
     launch(spec, gate, Some(conductor))
 }
 
-/// Runs the flow in another process of a mesh, until the first one says stop. The gate obeys that
-/// of the first process.
+/// Runs the flow in another process of a mesh, until the first one stops. The gate obeys that of
+/// the first process.
 ///
 /// # Errors
-/// As [`run`].
+/// As in [`run`].
 pub fn follow(spec: Spec, gate: Arc<Gate>) -> Result<()> {
     if spec.mesh.as_ref().is_none_or(|mesh| mesh.rank() == 0) {
         return Err(Error::internal("only the other processes of a mesh can follow"));
@@ -49,7 +49,7 @@ pub fn follow(spec: Spec, gate: Arc<Gate>) -> Result<()> {
 pub(crate) struct Fault(Mutex<Option<Error>>);
 
 impl Fault {
-    /// Keeps `error` if it is the first one.
+    /// Retains `error` if it is the first one.
     pub(crate) fn set(&self, error: Error) {
         self.0.lock().get_or_insert(error);
     }
@@ -59,11 +59,12 @@ impl Fault {
     }
 }
 
-/// What a worker's thread makes its allocator of: timely's channels to the other workers.
+/// The means by which a worker's thread makes its allocator, which has timely's channels to the
+/// other workers.
 enum Seat {
     /// The only worker.
     Alone,
-    /// One of several in one process: values move between threads as they are.
+    /// One of several in one process. Values move between threads without encoding.
     Process(ProcessBuilder),
     /// One of a mesh.
     Mesh(TcpBuilder),
@@ -118,8 +119,8 @@ fn launch(spec: Spec, gate: Arc<Gate>, mut conductor: Option<Box<dyn Conductor>>
         let body = move || seated(index, seat, part);
         match env.threads.spawn(&format!("tidemill-flow-{index}"), Box::new(body)) {
             Ok(thread) => threads.push(thread),
-            // The workers that have started wait for this one's channels, see them dropped and
-            // give up.
+            // The workers that have started wait for this one's channels. They see them dropped,
+            // and give up.
             Err(error) => fault.set(Error::io("starting a worker's thread", &error)),
         }
     }
@@ -137,7 +138,7 @@ fn launch(spec: Spec, gate: Arc<Gate>, mut conductor: Option<Box<dyn Conductor>>
     fault.get().map_or(Ok(()), Err)
 }
 
-/// Refuses what the engine must not hand over.
+/// Refuses invalid inputs.
 fn check(
     inputs: &[Input],
     workers: usize,
@@ -146,7 +147,7 @@ fn check(
     rows_max: usize,
 ) -> Result<()> {
     if workers == 0 || rows_max == 0 {
-        return Err(Error::internal("a flow needs a worker, and a row at a time"));
+        return Err(Error::internal("a flow needs a worker, and polls of at least one row"));
     }
     for (i, input) in inputs.iter().enumerate() {
         let source = input.source.0;
@@ -155,7 +156,7 @@ fn check(
         }
         if input.ingress.is_some() != (input.worker / workers == rank) {
             return Err(Error::internal(format!(
-                "source {source} belongs to process {}: there, and only there, is its ingress",
+                "source {source} belongs to process {}: its ingress must be there, and only there",
                 input.worker / workers
             )));
         }
@@ -168,7 +169,7 @@ fn check(
 
 type Ingresses = Vec<Option<Box<dyn crate::Ingress>>>;
 
-/// What all know, and per worker of this process what it reads.
+/// Returns the inputs as all workers know them, and the ingresses of each worker of this process.
 fn split(inputs: Vec<Input>, workers: usize, rank: usize) -> (Vec<Shape>, Vec<Ingresses>) {
     let mut mine: Vec<Ingresses> = (0..workers).map(|_| vec![]).collect();
     let mut shapes = Vec::new();
@@ -186,8 +187,8 @@ fn builders(workers: usize) -> Vec<ProcessBuilder> {
     ProcessBuilder::new_typed_vector(workers, Hooks::default().refill, None)
 }
 
-/// A worker's life, from its thread's start to its end. Never panics: whatever goes wrong in it
-/// becomes the run's fault, and stops the others.
+/// Runs a worker, from the start of its thread to its end. It never panics. Any error or panic in
+/// it becomes the error of the run, and stops the others.
 fn seated(index: usize, seat: Seat, part: Part) {
     let Shared { gate, fault, process, .. } = part.shared.clone();
     let leads = part.leads;
@@ -202,8 +203,8 @@ fn seated(index: usize, seat: Seat, part: Part) {
         gate.stop();
     };
     let made = catch_unwind(AssertUnwindSafe(|| {
-        // Timely wants a moment to reckon from, and measures with it how long it may park. What
-        // it measures decides nothing else.
+        // Timely needs a start time, from which it measures how long it may park. Its measurements
+        // decide nothing else.
         #[allow(clippy::disallowed_methods)]
         let now = Instant::now();
         Worker::new(WorkerConfig::default(), seat.allocator(), Some(now))
@@ -212,7 +213,7 @@ fn seated(index: usize, seat: Seat, part: Part) {
         Ok(worker) => worker,
         Err(panic) => return guard(Err(panic)),
     };
-    // Worker and post outlive a panic, so that the other processes can be told.
+    // The worker and the post outlive a panic, so that the other processes can be notified.
     let mut post = None;
     guard(catch_unwind(AssertUnwindSafe(|| work(&mut worker, part, &mut post))));
     gate.stop();
@@ -222,7 +223,7 @@ fn seated(index: usize, seat: Seat, part: Part) {
         }
         Ok(())
     })));
-    // Drops the ingresses and the transforms, too, which are not ours.
+    // This also drops the ingresses and the transforms, which may panic.
     guard(catch_unwind(AssertUnwindSafe(|| {
         drop(post);
         drop(worker);
@@ -236,13 +237,13 @@ fn panicked(name: &str, panic: &(dyn Any + Send)) -> Error {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("without a message");
-    // How timely says that a process of the mesh has gone: its network threads panic first.
+    // Timely reports the end of a process in the mesh by a panic of its network threads.
     if text.contains("MergeQueue") || text.contains("timely communication error") {
         return Error::new(
             tidemill_core::Kind::Io,
             "the connection to another process of the mesh broke",
         )
-        .help("see why that process ended");
+        .help("find out why that process ended");
     }
     Error::internal(format!("{name} panicked: {text}"))
 }

@@ -1,4 +1,4 @@
-//! The source operator: polls an ingress, for the epoch that is open when it does.
+//! The source operator. It polls an ingress for the epoch that is open at that time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::parcel::{Chunk, Parcel, Report};
 use crate::spec::{Branch, Ingress, Polled};
 use crate::worker::{Hand, Loads};
 
-/// What a source's operator sends into.
+/// The outputs of a source's operator.
 pub(crate) struct Outflow<'scope> {
     /// Reports, and the rows of branches without stages.
     pub(crate) direct: Loads<'scope>,
@@ -27,12 +27,12 @@ pub(crate) struct Outflow<'scope> {
 pub(crate) struct Tap {
     pub(crate) source: SourceId,
     pub(crate) activator: Activator,
-    /// Whether more may come.
+    /// Whether there may be more rows.
     pub(crate) live: Rc<Cell<bool>>,
 }
 
-/// The operator of a source. Only in the worker that reads it there is an ingress, and a tap;
-/// the others have the same operator for the sake of timely, and it does nothing.
+/// Builds the operator of a source. Only the worker that reads the source has an ingress and a tap.
+/// The others have the same operator because timely requires it, and it does nothing.
 pub(crate) fn source<'scope>(
     scope: Scope<'scope, u64>,
     hand: &Hand,
@@ -42,8 +42,8 @@ pub(crate) fn source<'scope>(
 ) -> (Outflow<'scope>, Option<Tap>) {
     let mut builder = OperatorBuilder::new(format!("Source {}", source.0), scope);
     let activator = scope.activator_for(builder.operator_info().address);
-    // One output for all branches without stages: each output has its own capability, and each
-    // capability is one more change to tell all workers at the end of an epoch.
+    // All branches without stages share one output. Each output has its own capability, and each
+    // capability is one more change that all workers receive at the end of an epoch.
     let (output, direct) = builder.new_output();
     let mut outputs = vec![output];
     let mut staged = Vec::new();
@@ -78,7 +78,7 @@ pub(crate) fn source<'scope>(
                     false
                 });
                 if !more {
-                    // Drops the capabilities: this source holds no epoch open any more.
+                    // This drops the capabilities, so this source no longer holds an epoch open.
                     reader = None;
                     live.set(false);
                 }
@@ -90,18 +90,18 @@ pub(crate) fn source<'scope>(
 
 struct Reader {
     source: SourceId,
-    /// The row that comes next.
+    /// The next row's offset.
     offset: u64,
     ingress: Box<dyn Ingress>,
-    /// One per output; all for the same epoch.
+    /// One capability for each output, all for the same epoch.
     capabilities: Vec<Capability<u64>>,
     outputs: Vec<Output<u64, Load>>,
-    /// Per branch.
+    /// The output of each branch.
     ports: Vec<Port>,
     hand: Hand,
 }
 
-/// Where the rows of a branch go.
+/// The destination of the rows of a branch.
 #[derive(Clone, Copy)]
 struct Port {
     stream: StreamId,
@@ -109,7 +109,7 @@ struct Port {
 }
 
 impl Reader {
-    /// Polls once, if that is allowed now. Returns whether more may come.
+    /// Polls once, if that is allowed now. Returns whether there may be more.
     fn read(&mut self) -> Result<bool> {
         let ticket = self.hand.gate.ticket(self.source);
         if *self.capabilities[0].time() < ticket.epoch {
@@ -170,7 +170,7 @@ impl Reader {
                 offsets: chunk.offsets,
                 times: chunk.times,
             };
-            // All get copies but the last one, and most sources have one branch.
+            // All get copies except the last one. Most sources have one branch.
             let copies = std::iter::repeat_n(parcel, self.ports.len());
             for (at, parcel) in copies.enumerate() {
                 let Port { stream, output } = self.ports[at];
@@ -188,7 +188,7 @@ impl Reader {
         self.outputs[output].activate().give(&self.capabilities[output], &mut Load::new(items));
     }
 
-    /// Refuses a chunk that would break the order or the limit. The checks cost no walk over the
+    /// Refuses a chunk that would break the order or the limit. The checks do not iterate over the
     /// rows.
     fn check(&self, chunk: &Chunk, limit: u64) -> Result<()> {
         let rows = chunk.batch.len();

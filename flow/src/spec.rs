@@ -1,4 +1,4 @@
-//! What the engine hands over: sources, steps, and the sequencer.
+//! The interface to the engine: sources, steps, and the sequencer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,43 +12,43 @@ use crate::parcel::{Chunk, Parcel};
 
 /// One source partition, as the flow sees it.
 pub trait Ingress: Send {
-    /// Reads what is there, up to `rows_max` rows, bad ones included, without waiting. Offsets are
-    /// dense: so many rows read move the offset by so many.
+    /// Reads available rows, at most `rows_max`, including bad ones, without blocking. Offsets are
+    /// dense: each row read moves the offset by one.
     ///
     /// # Errors
-    /// End the run.
+    /// Any error ends the run.
     fn poll(&mut self, rows_max: usize) -> Result<Polled>;
 
-    /// The offset of the row that will be read next.
+    /// Returns the offset of the next row.
     fn offset(&self) -> u64;
 }
 
-/// What a poll found.
+/// The result of a poll.
 #[derive(Debug)]
 pub enum Polled {
-    /// Rows, and maybe more after them.
+    /// Rows, with possibly more after them.
     Rows(Chunk),
-    /// Nothing now. Whoever has more later wakes the worker, or waits for its next look.
+    /// Nothing now. The producer of later rows wakes the worker, or waits for its next poll.
     Pending,
-    /// Nothing for ever. The ingress is dropped.
+    /// The end of the source. The ingress is dropped.
     End,
 }
 
 /// A stateless step on the rows of a parcel.
 pub trait Transform: Send + Sync {
-    /// The parcel after the step. A map makes new columns and keeps every row that it can compute,
-    /// with its offset and time; a filter keeps some of the rows as they are (see
+    /// Returns the parcel after the step. A map computes new columns, and keeps every row that it
+    /// can compute, with its offset and time. A filter keeps some of the rows unchanged (see
     /// [`Parcel::retain`]).
     ///
     /// # Errors
-    /// End the run.
+    /// Any error ends the run.
     fn apply(&self, parcel: Parcel) -> Result<Parcel>;
 }
 
 /// A step from a source's rows to those of a stream.
 #[derive(Clone)]
 pub enum Stage {
-    /// Makes new columns.
+    /// Computes new columns.
     Map(Arc<dyn Transform>),
     /// Drops rows.
     Filter(Arc<dyn Transform>),
@@ -63,24 +63,24 @@ impl fmt::Debug for Stage {
     }
 }
 
-/// A stream that a source feeds: the source's own one (no stages), or one derived from it.
+/// A stream that a source feeds: the source's own stream (without stages), or one derived from it.
 #[derive(Clone, Debug)]
 pub struct Branch {
     /// The stream.
     pub stream: StreamId,
-    /// The steps from the source's rows to the stream's, first to last.
+    /// The steps from the source's rows to the stream's, from first to last.
     pub stages: Vec<Stage>,
 }
 
-/// A source, who reads it, and the streams that it feeds.
+/// A source, its worker, and the streams that it feeds.
 pub struct Input {
     /// The source.
     pub source: SourceId,
-    /// The worker that reads it, counted over all processes of the mesh: process `p` has the
+    /// The worker that reads it, counted over all processes of the mesh. Process `p` has the
     /// workers from `p * workers`.
     pub worker: usize,
-    /// The source itself; only in the process of its worker. All processes list all inputs in the
-    /// same order, because the dataflow must be the same everywhere.
+    /// The source itself, present only in the process of its worker. All processes list all inputs
+    /// in the same order, because the dataflow must be the same everywhere.
     pub ingress: Option<Box<dyn Ingress>>,
     /// The streams.
     pub branches: Vec<Branch>,
@@ -96,40 +96,41 @@ impl fmt::Debug for Input {
     }
 }
 
-/// What to run.
+/// The description of a flow.
 #[derive(Debug)]
 pub struct Spec {
-    /// The world.
+    /// The environment.
     pub env: Env,
-    /// Workers in each process; at least 1.
+    /// The number of workers in each process, at least 1.
     pub workers: usize,
     /// The other processes, if there are any.
     pub mesh: Option<Mesh>,
-    /// All sources, those of other processes included.
+    /// All sources, including those of other processes.
     pub inputs: Vec<Input>,
-    /// Most rows of one poll.
+    /// The maximum number of rows in one poll.
     pub rows_max: usize,
-    /// How long an idle worker parks before it looks at its sources again, in microseconds.
+    /// The time for which an idle worker parks before it polls its sources again, in microseconds.
     pub park_us: u64,
 }
 
-/// The sequencer: the engine's half. It is called by the first worker of the first process,
-/// between timely's steps.
+/// The sequencer, implemented by the engine. The first worker of the first process calls it between
+/// timely's steps.
 pub trait Conductor: Send {
-    /// Everything of epochs before `closed` has been deposited, and nothing will be added.
+    /// Handles the state of the deposits. Everything of epochs before `closed` has been deposited,
+    /// and nothing will be added.
     ///
     /// # Errors
-    /// End the run.
+    /// Any error ends the run.
     fn turn(&mut self, closed: u64, deposits: &mut Deposits) -> Result<Turn>;
 }
 
-/// What the conductor wants next.
+/// The next action that the conductor wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// To be called again at once.
+    /// Call it again at once.
     Busy,
-    /// Nothing before input comes or time passes: the worker may park.
+    /// Do nothing before there is input or time passes. The worker may park.
     Idle,
-    /// To end the run.
+    /// End the run.
     Stop,
 }

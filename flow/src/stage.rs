@@ -1,5 +1,4 @@
-//! What the operators of all stages share: taking parcels from the input and sending on what
-//! becomes of them.
+//! The common part of all stages: taking parcels from the input, and sending on the results.
 
 use timely::dataflow::channels::pact::Pipeline;
 use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
@@ -11,7 +10,7 @@ use crate::load::{Item, What};
 use crate::parcel::Parcel;
 use crate::worker::{Hand, Loads};
 
-/// An operator that applies `step` to every parcel and sends on what it leaves. An error ends
+/// Builds an operator that applies `step` to every parcel, and sends on its result. An error ends
 /// the run.
 pub(crate) fn stage<'scope>(
     name: &str,
@@ -21,7 +20,7 @@ pub(crate) fn stage<'scope>(
 ) -> Loads<'scope> {
     let mut builder = OperatorBuilder::new(name.to_owned(), stream.scope());
     let mut input = builder.new_input(stream, Pipeline);
-    // A stateless step has no use for progress.
+    // A stateless step does not need progress.
     builder.set_notify_for(0, FrontierInterest::Never);
     let (mut output, stepped) = builder.new_output();
     let hand = hand.clone();
@@ -32,7 +31,8 @@ pub(crate) fn stage<'scope>(
                 let items = std::mem::take(&mut load.items);
                 load.items =
                     items.into_iter().filter_map(|item| hand.step(item, &mut step)).collect();
-                // Opening a session wakes whoever is downstream: only for something.
+                // Opening a session wakes the downstream operators, so it is opened only if there
+                // are items.
                 if !load.items.is_empty() {
                     output.activate().give(&time, load);
                 }
@@ -43,7 +43,7 @@ pub(crate) fn stage<'scope>(
 }
 
 impl Hand {
-    /// The item after a step, charged by its new size; `None` when nothing is left.
+    /// Returns the item after a step, charged by its new size, or `None` if nothing is left.
     fn step(
         &self,
         item: Item,

@@ -1,4 +1,4 @@
-//! A worker: builds the dataflow and goes around.
+//! A worker: builds the dataflow and runs its loop.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,19 +23,19 @@ use crate::spec::{Branch, Conductor, Ingress, Stage, Turn};
 /// A stream of loads in timely's dataflow.
 pub(crate) type Loads<'scope> = Stream<'scope, u64, Load>;
 
-/// What all workers of all processes know of an input.
+/// The description of an input that all workers of all processes have.
 pub(crate) struct Shape {
     pub(crate) source: SourceId,
     pub(crate) branches: Vec<Branch>,
 }
 
-/// What one worker is handed.
+/// The part of the flow that one worker gets.
 pub(crate) struct Part {
     pub(crate) shared: Shared,
     pub(crate) shapes: Arc<Vec<Shape>>,
-    /// Per input: what this worker reads.
+    /// The ingress of each input that this worker reads.
     pub(crate) ingresses: Vec<Option<Box<dyn Ingress>>>,
-    /// In the first worker of the first process.
+    /// The conductor, in the first worker of the first process.
     pub(crate) conductor: Option<Box<dyn Conductor>>,
     /// Whether this is the first worker of its process.
     pub(crate) leads: bool,
@@ -44,7 +44,7 @@ pub(crate) struct Part {
     pub(crate) park: Duration,
 }
 
-/// What all workers of a process share.
+/// The state that all workers of a process share.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) gate: Arc<Gate>,
@@ -53,12 +53,12 @@ pub(crate) struct Shared {
     pub(crate) rows_max: usize,
 }
 
-/// What operators need of their worker.
+/// The access of operators to their worker.
 #[derive(Clone)]
 pub(crate) struct Hand {
     pub(crate) gate: Arc<Gate>,
     pub(crate) rows_max: usize,
-    /// Set by sources that found rows: there may be more, so the worker does not park.
+    /// Set by sources that found rows. There may be more, so the worker does not park.
     pub(crate) busy: Rc<Cell<bool>>,
     fault: Arc<Fault>,
     process: u32,
@@ -83,7 +83,7 @@ impl Hand {
         Item { process: self.process, charge, what }
     }
 
-    /// Something that was charged with `old` bytes has `new` now.
+    /// Updates the charge of something that had `old` bytes and has `new` bytes now.
     pub(crate) fn recharge(&self, old: u64, new: u64) {
         match new.checked_sub(old) {
             Some(more) => self.gate.charge(more),
@@ -92,8 +92,8 @@ impl Hand {
     }
 }
 
-/// Builds the dataflow and goes around until the gate says stop. `post` is filled in for mesh
-/// runs, and outlives a panic in here.
+/// Builds the dataflow, and runs the loop until the gate stops it. `post` is set in a mesh, and
+/// outlives a panic in here.
 pub(crate) fn work(worker: &mut Worker, part: Part, post: &mut Option<Post>) -> Result<()> {
     let Part { shared, shapes, ingresses, mut conductor, leads, processes, workers, park } = part;
     let hand = Hand::new(shared);
@@ -107,8 +107,8 @@ pub(crate) fn work(worker: &mut Worker, part: Part, post: &mut Option<Post>) -> 
     gate.register(taps.iter().map(|tap| tap.source).collect());
 
     while !gate.is_stopped() {
-        // All sources in every round: this is how they notice a new epoch, and rows that came
-        // without anybody waking us.
+        // Every round activates all sources. So they notice a new epoch, and rows that arrived
+        // without a wake.
         for tap in taps.iter().filter(|tap| tap.live.get()) {
             tap.activator.activate();
         }
@@ -118,7 +118,7 @@ pub(crate) fn work(worker: &mut Worker, part: Part, post: &mut Option<Post>) -> 
             if let Some(post) = post {
                 post.read(&gate, &hand.fault);
             }
-            // Where nothing can come any more, all epochs that were open are closed.
+            // If nothing can arrive any more, all epochs that were open are closed.
             gate.set_closed(sunk.frontier.get().min(gate.epoch()));
         }
         if let Some(conductor) = &mut conductor {
@@ -128,22 +128,22 @@ pub(crate) fn work(worker: &mut Worker, part: Part, post: &mut Option<Post>) -> 
                 Turn::Idle => {}
                 Turn::Stop => gate.stop(),
             }
-            // Our own sources have to follow, too.
+            // The sources of this process must follow, too.
             more |= gate.version() != version;
             if let Some(post) = post {
                 post.steer(&gate, sunk.deposits.borrow().taken());
             }
         }
         if !more {
-            // Parks only if timely has nothing to do. A wake between our look at the sources and
-            // here is not lost: the thread's token lets it pass.
+            // The worker parks only if timely has nothing to do. A wake between the poll of the
+            // sources and this call is not lost, because the thread's token lets it pass.
             worker.step_or_park(Some(park));
         }
     }
     Ok(())
 }
 
-/// The dataflow. Timely demands that it be the same in all workers of all processes.
+/// Builds the dataflow. Timely requires that it is the same in all workers of all processes.
 fn build(
     scope: Scope<'_, u64>,
     hand: &Hand,

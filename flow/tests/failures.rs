@@ -1,5 +1,4 @@
-//! Whatever goes wrong ends the run with an error that says so, and never with a hang or an
-//! abort.
+//! Any failure ends the run with an error that names it, and never with a hang or an abort.
 
 mod common;
 
@@ -18,7 +17,7 @@ fn failed(spec: Spec) -> Error {
     run(spec, gate, Box::new(conductor)).expect_err("something is wrong")
 }
 
-/// The broken input in each place, beside healthy ones that never end.
+/// Tries the broken input in each place, beside healthy ones that never end.
 fn everywhere(broken: impl Fn(usize) -> Input, check: impl Fn(Error)) {
     for workers in [1, 2, 3] {
         for worker in 0..workers {
@@ -65,7 +64,7 @@ fn a_transform_error_ends_the_run() {
     }
 }
 
-/// Does not do what a map does.
+/// A transform that is not a valid map.
 struct Shorten;
 
 impl Transform for Shorten {
@@ -86,7 +85,7 @@ fn a_transform_that_loses_offsets_is_found() {
     }
 }
 
-/// Panics when it is used and when it is dropped.
+/// An ingress that panics when it is used and when it is dropped.
 struct Spiteful(Count);
 
 impl Ingress for Spiteful {
@@ -111,7 +110,7 @@ fn a_panic_in_a_drop_ends_the_run_too() {
         |worker| input(0, worker, Spiteful(Count::new(0, 1000, At::Fail))),
         |error| assert_ne!(error.what, ""),
     );
-    // At the end of a run that went well.
+    // At the end of a run without errors.
     let gate = Gate::new(0);
     let spec = spec(2, vec![input(0, 1, Spiteful(Count::new(0, u64::MAX, At::Wait)))]);
     let error = run(spec, gate, Box::new(Do(|| Ok(Turn::Stop)))).unwrap_err();
@@ -139,7 +138,7 @@ fn the_conductor_may_fail_and_panic() {
     }
 }
 
-/// Says something wrong about its chunks.
+/// An ingress that returns invalid chunks.
 struct Liar(Count, fn(&mut Chunk));
 
 impl Ingress for Liar {
@@ -178,7 +177,7 @@ fn a_spec_that_makes_no_sense_is_refused() {
     let count = || Count::new(0, 0, At::End);
     for (spec, says) in [
         (spec(0, vec![]), "needs a worker"),
-        (Spec { rows_max: 0, ..spec(1, vec![]) }, "row at a time"),
+        (Spec { rows_max: 0, ..spec(1, vec![]) }, "at least one row"),
         (spec(2, vec![input(0, 2, count())]), "source 0 has no worker"),
         (spec(2, vec![input(0, 0, count()), input(0, 1, count())]), "source 0 is read twice"),
         (spec(1, vec![Input { ingress: None, ..input(3, 0, count()) }]), "source 3 belongs"),

@@ -1,4 +1,4 @@
-//! Rows come where they belong.
+//! Rows arrive where they belong.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn branches_map_and_filter() {
                 Stage::Filter(Arc::new(Divisible(3))),
             ],
         };
-        // The last one drops every row, and nobody notices but the streams.
+        // The last branch drops every row, which is visible only in its stream.
         let branches = vec![divided(1, 7), plain(0), negated, plain(2), divided(4, 10_000_000_000)];
         let ends = [(0, 5000), (1, 3000)];
         let inputs = ends
@@ -79,8 +79,8 @@ fn progress_is_reported_without_branches_and_without_rows() {
     check(&taken.lock().unwrap(), &[(0, 1000), (1, 0)], &[]);
 }
 
-/// Opens epochs with these limits, takes while they fill, and opens the next one only when all
-/// limits were reached.
+/// Opens epochs with these limits, takes their content while they fill, and opens the next one only
+/// when all limits were reached.
 struct Replay {
     gate: Arc<Gate>,
     cuts: Vec<Vec<u64>>,
@@ -126,7 +126,7 @@ impl Conductor for Replay {
 #[test]
 fn recorded_limits_are_kept_exactly() {
     for workers in [1, 2, 3] {
-        // Uneven steps: none, one row, less and more than a poll.
+        // Uneven steps: none, one row, less than a poll, and more than a poll.
         let mut cuts = vec![vec![0, 0, 0]];
         let mut seed = 12345u64;
         for _ in 0..200 {
@@ -137,7 +137,7 @@ fn recorded_limits_are_kept_exactly() {
             }
             cuts.push(cut);
         }
-        // Less than an epoch fits: taking as it fills makes room.
+        // The gate has less room than an epoch needs, so taking during the epoch makes room.
         let gate = Gate::new(2000);
         let inputs = (0..3)
             .map(|s| input(s, s as usize % workers, Count::new(s, u64::MAX, At::Wait)))
@@ -147,7 +147,7 @@ fn recorded_limits_are_kept_exactly() {
     }
 }
 
-/// Calls a closure.
+/// A conductor that calls a closure.
 struct Script<F>(F);
 
 impl<F: FnMut(u64, &mut Deposits) -> Result<Turn> + Send> Conductor for Script<F> {
@@ -160,7 +160,7 @@ impl<F: FnMut(u64, &mut Deposits) -> Result<Turn> + Send> Conductor for Script<F
 fn a_paused_source_is_left_alone_and_a_full_gate_stops_all() {
     for workers in [1, 2] {
         let env = Env::real();
-        // Room for a few polls of 100 rows, at some 2.5 kB each.
+        // Room for a few polls of 100 rows, with about 2.5 kB each.
         let gate = Gate::new(10_000);
         gate.pause(SourceId(1), true);
         let inputs = (0..2)
@@ -175,7 +175,7 @@ fn a_paused_source_is_left_alone_and_a_full_gate_stops_all() {
                     mine.open(1);
                     phase = 1;
                 }
-                // The first source fills the gate, and stays there.
+                // The first source fills the gate, which stays full.
                 1 if mine.is_full() => {
                     let (since, bytes) = *full_since.get_or_insert((now, mine.bytes()));
                     assert_eq!(mine.bytes(), bytes, "nothing is read while it is full");
@@ -186,16 +186,16 @@ fn a_paused_source_is_left_alone_and_a_full_gate_stops_all() {
                         phase = 2;
                     }
                 }
-                // Full still: the second one may read, but does not.
+                // The gate is still full. The second source may read, but does not.
                 2 => {
                     let deposit = deposits.take(1);
                     assert!(deposit.reports.iter().all(|r| r.source == SourceId(0)));
                     assert!(!deposit.parcels.is_empty());
-                    // The second one may be reading by now.
+                    // The second source may be reading by now.
                     assert!(mine.bytes() < 20_000);
                     phase = 3;
                 }
-                // Now it does; and the first one has the few rows at most that it was reading.
+                // Now it reads. The first source has at most the few rows that it was reading.
                 3 if deposits.rows(1) > 200 => {
                     let deposit = deposits.take(1);
                     assert!(deposit.reports.iter().any(|r| r.source == SourceId(1)));
@@ -210,7 +210,7 @@ fn a_paused_source_is_left_alone_and_a_full_gate_stops_all() {
     }
 }
 
-/// Rows that another thread pushes: counted only.
+/// Counted rows that another thread pushes.
 struct Pushed {
     there: Arc<AtomicU64>,
     count: Count,
@@ -247,7 +247,7 @@ fn stop_from_outside_ends_parked_workers() {
             }),
         );
         let mut spec = spec(workers, inputs);
-        // Longer than any test may take: only the wake ends it.
+        // The park time is longer than any test may take, so only the wake ends it.
         spec.park_us = 20_000;
         run(spec, gate, Box::new(conductor)).unwrap();
         outside.unwrap().join().unwrap();
@@ -270,7 +270,7 @@ fn a_flow_without_sources_closes_epochs() {
     run(spec(2, vec![]), gate, Box::new(Script(turn))).unwrap();
 }
 
-/// Remembers where its arrays lie in memory.
+/// An ingress that records the memory addresses of its arrays.
 struct Spy(Count, Arc<Mutex<Vec<usize>>>);
 
 impl Ingress for Spy {
@@ -306,12 +306,12 @@ fn inside_a_process_rows_stay_where_they_were_decoded() {
     }
 }
 
-/// Prints what the machine does; asserts only what holds on a busy one.
+/// Prints latencies of the machine, and asserts only what also holds on a busy one.
 #[test]
 fn latencies() {
     let env = Env::real();
     for workers in [1, 2] {
-        // Epochs one after another without input: open, followed, closed.
+        // Epochs one after another without input: opened, followed, closed.
         const EPOCHS: u64 = 2000;
         let gate = Gate::new(u64::MAX);
         let inputs =
@@ -331,7 +331,7 @@ fn latencies() {
         let epoch_us = (env.clock.monotonic_ns() - before) / EPOCHS / 1000;
         println!("{workers} workers: {epoch_us} us an empty epoch");
 
-        // A row pushed from outside to a parked worker, until it is deposited.
+        // A row that is pushed to a sleeping worker from outside, until it is deposited.
         const PUSHES: u64 = 300;
         let gate = Gate::new(u64::MAX);
         let there = Arc::new(AtomicU64::new(0));

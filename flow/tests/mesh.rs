@@ -11,7 +11,7 @@ use tidemill_env::{Env, Listener};
 use tidemill_flow::{follow, run, Gate, Input, Mesh, MeshPlan, Spec};
 
 const WORKERS: usize = 2;
-/// Source, worker, rows.
+/// The source, worker and number of rows.
 const SOURCES: [(u32, usize, u64); 4] = [(0, 0, 3000), (1, 1, 2000), (2, 2, 2500), (3, 3, 1500)];
 const ROLE: &str = "TIDEMILL_FLOW_ROLE";
 const ADDRESS: &str = "TIDEMILL_FLOW_ADDRESS";
@@ -21,7 +21,7 @@ fn loopback(env: &Env) -> Arc<dyn Listener> {
 }
 
 fn plan(rank: usize, first: std::net::SocketAddr) -> MeshPlan {
-    // Nobody connects to the last process.
+    // No process connects to the last one.
     let addresses = vec![first, ([127, 0, 0, 1], 1).into()];
     MeshPlan { token: 42, rank, addresses, workers: WORKERS, deadline_us: 10_000_000 }
 }
@@ -31,7 +31,7 @@ fn mesh_spec(env: &Env, mesh: Mesh, at_end: At) -> Spec {
     let inputs = SOURCES
         .iter()
         .map(|&(source, worker, rows)| {
-            // Only the second process misbehaves.
+            // Only the second process fails.
             let at_end = if rank == 1 { at_end } else { At::End };
             let ingress = Count::new(source, rows, at_end);
             let mut input = input(source, worker, ingress);
@@ -45,8 +45,8 @@ fn mesh_spec(env: &Env, mesh: Mesh, at_end: At) -> Spec {
     Spec { mesh: Some(mesh), env: env.clone(), ..spec(WORKERS, inputs) }
 }
 
-/// The second process. It is a test so that the binary can be told to run it alone; it does
-/// nothing unless it is.
+/// The second process. It is a test, so that the binary can run it separately. Otherwise it does
+/// nothing.
 #[test]
 fn second_process() {
     let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else { return };
@@ -60,7 +60,7 @@ fn second_process() {
         "wait" => At::Wait,
         _ => unreachable!("{role}"),
     };
-    // A small gate: what is taken in the first process must come to be known here.
+    // The gate is small, so this process must learn what the first process has taken.
     let gate = Gate::new(3000);
     let result = follow(mesh_spec(&env, mesh, at_end), gate.clone());
     match at_end {
@@ -101,7 +101,7 @@ fn first(role: &str) -> (tidemill_core::Result<()>, Taken, Arc<Gate>, std::proce
     (result, taken, gate, status)
 }
 
-/// Fails when the first epochs have come.
+/// A conductor that fails when the first epochs have arrived.
 struct Enough(Collect);
 
 impl tidemill_flow::Conductor for Enough {
@@ -166,7 +166,7 @@ fn a_mesh_has_a_deadline_and_turns_strangers_away() {
     };
     let hasty = MeshPlan { deadline_us: 300_000, ..plan(0, address) };
     let error = Mesh::form(&env, listener, &hasty).unwrap_err();
-    assert!(error.what.contains("processes 1 did not come"), "{error}");
+    assert!(error.what.contains("processes 1 did not connect"), "{error}");
     stranger.join().unwrap();
     let alone = MeshPlan { deadline_us: 50_000, ..plan(1, address) };
     let error = Mesh::form(&env, loopback(&env), &alone).unwrap_err();

@@ -1,8 +1,8 @@
-//! Who waits for whom, when transactions run again (Styx 6.2).
+//! The waits between transactions that run again (Styx, section 6.2).
 //!
-//! What a transaction has written before, it is expected to write again. Whoever is to read that and comes
-//! later in the order waits until it has ended. A wait is always for an earlier one: there is no deadlock.
-//! That expectations may be wrong costs time and nothing else.
+//! A transaction is expected to write again what it wrote before. A later transaction that is to
+//! read this waits until the writer has ended. A wait is always for an earlier transaction, so
+//! there is no deadlock. Wrong expectations cost only time.
 
 use std::collections::HashMap;
 
@@ -13,23 +13,23 @@ use tidemill_core::{Key, TableId};
 use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
 
-/// What somebody is about to read.
+/// Rows that are about to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     Row(TableId, Key),
-    /// From a key on, and before another.
+    /// The rows from one key up to but without another.
     Range(TableId, Key, Key),
 }
 
-/// Who waits.
+/// A call or a part of a transaction that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiter {
     pub tid: Tid,
-    /// The call; all that a node does of the transaction when absent.
+    /// The place of the call, or `None` for all that a node does of the transaction.
     pub path: Option<Path>,
 }
 
-/// Those who are expected to write a row, in their order.
+/// The transactions that are expected to write a row, in their order.
 type Writers = SmallVec<[Tid; 2]>;
 
 fn last_before(tid: Tid, writers: &Writers) -> Option<Tid> {
@@ -39,16 +39,16 @@ fn last_before(tid: Tid, writers: &Writers) -> Option<Tid> {
 
 #[derive(Default)]
 pub(crate) struct Gate {
-    /// By table.
+    /// The writers of each row, by table.
     writers: Vec<Keyed<Writers>>,
-    /// How often somebody is expected to write.
+    /// The number of expected writes.
     rows: usize,
     expected: HashMap<Tid, Vec<(TableId, Key)>, FixedState>,
     waiting: HashMap<Tid, Vec<Waiter>, FixedState>,
 }
 
 impl Gate {
-    /// A transaction is expected to write a row.
+    /// Notes that a transaction is expected to write a row.
     pub fn expect(&mut self, tid: Tid, table: TableId, key: Key) {
         if self.writers.len() <= table.index() {
             self.writers.resize_with(table.index() + 1, Keyed::default);
@@ -61,8 +61,8 @@ impl Gate {
         }
     }
 
-    /// An earlier transaction that is expected to write what is to be read, if there is one: of a row's the
-    /// last, which mostly ends last.
+    /// Returns an earlier transaction that is expected to write what is to be read, if there is
+    /// one. Of the writers of a row, this is the last, which usually ends last.
     pub fn in_the_way(&self, tid: Tid, wishes: &[Wish]) -> Option<Tid> {
         wishes.iter().find_map(|wish| match wish {
             Wish::Row(table, key) => self.writer_before(tid, *table, key),
@@ -74,7 +74,7 @@ impl Gate {
         })
     }
 
-    /// The same for one row.
+    /// Returns the last earlier transaction that is expected to write this row.
     pub fn writer_before(&self, tid: Tid, table: TableId, key: &Key) -> Option<Tid> {
         if self.rows == 0 {
             return None;
@@ -82,13 +82,13 @@ impl Gate {
         last_before(tid, self.writers.get(table.index())?.get(key)?)
     }
 
-    /// Somebody waits for a transaction to end.
+    /// Notes that a call or part waits for a transaction to end.
     pub fn wait(&mut self, on: Tid, waiter: Waiter) {
         self.waiting.entry(on).or_default().push(waiter);
     }
 
-    /// A transaction has ended, and writes nothing any more. Whoever has waited for it may have somebody
-    /// else in the way.
+    /// Notes that a transaction has ended and writes nothing more. Returns those that waited for
+    /// it, which may have to wait for another one.
     pub fn ended(&mut self, tid: Tid) -> Vec<Waiter> {
         if self.rows == 0 && self.waiting.is_empty() {
             return Vec::new();

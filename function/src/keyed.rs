@@ -1,4 +1,4 @@
-//! Values by key: found by hash, and gone through in the order of the keys where somebody does so.
+//! Values by key, found by hash, and iterated in key order where needed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use foldhash::fast::FixedState;
 use tidemill_core::Key;
 
-/// Values by key. Most are only ever looked up, which a hash does in a third of the time; the order of the keys is
-/// made when it is first asked for, and kept from then on.
+/// Values by key. Most are only looked up, and a hash does this in a third of the time. The order
+/// of the keys is built at its first use, and maintained from then on.
 #[derive(Clone, Debug)]
 pub(crate) struct Keyed<V> {
     values: HashMap<Key, V, FixedState>,
@@ -46,7 +46,7 @@ impl<V> Keyed<V> {
         }
     }
 
-    /// The value of a key, which is made where there is none.
+    /// Returns the value of a key, and inserts a default if there is none.
     pub fn entry(&mut self, key: Key) -> &mut V
     where
         V: Default,
@@ -70,24 +70,24 @@ impl<V> Keyed<V> {
         self.order = OnceLock::new();
     }
 
-    /// All of them, in no order.
+    /// Returns all values, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&Key, &V)> + '_ {
         self.values.iter()
     }
 
-    /// Takes all of them, in no order.
+    /// Removes and returns all values, in no order.
     pub fn take(&mut self) -> impl Iterator<Item = (Key, V)> {
         std::mem::take(self).values.into_iter()
     }
 
-    /// Those from a key on and before another, in the order of their keys.
+    /// Returns the values from one key up to but without another, in key order.
     pub fn range<'a>(
         &'a self,
         from: &Key,
         to: &Key,
     ) -> impl Iterator<Item = (&'a Key, &'a V)> + 'a {
         let order = self.order.get_or_init(|| self.values.keys().cloned().collect());
-        // A tree does not take a range that ends before it begins.
+        // A `BTreeSet` panics on a range that ends before it begins.
         let to = to.max(from);
         let keys = order.range::<Key, _>((Bound::Included(from), Bound::Excluded(to)));
         keys.map(|key| (key, &self.values[key]))

@@ -1,4 +1,4 @@
-//! What nodes tell each other. Between two nodes messages arrive in the order in which they were sent.
+//! Messages between nodes. Between two nodes, messages arrive in the order in which they were sent.
 
 use tidemill_core::{Key, TableId, Value};
 use tidemill_txn::program::Abort;
@@ -8,19 +8,19 @@ use crate::program::Call;
 use crate::store::Stored;
 use crate::NodeId;
 
-/// A message; one of a round that the receiver has not reached yet waits there.
+/// A message. If the receiver has not reached its round yet, the message waits there.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// The epoch.
     pub epoch: u64,
-    /// The round in it, from 0.
+    /// The round in the epoch, from 0.
     pub round: u32,
-    /// What it says.
+    /// The content.
     pub body: Body,
 }
 
-/// What calls of functions came to, with all that they have called: how many there were, and how many uses of their contexts they
-/// made. It does not depend on where rows live.
+/// The cost of calls of functions, with all that they have called: the number of calls, and of uses
+/// of their contexts. It does not depend on where rows live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
     /// Calls.
@@ -30,84 +30,87 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Both together.
+    /// Returns the sum of both.
     pub fn and(self, more: Spent) -> Spent {
         let calls = self.calls.saturating_add(more.calls);
         Spent { calls, uses: self.uses.saturating_add(more.uses) }
     }
 }
 
-/// How a transaction runs. Later ones are slower, and right in more cases.
+/// The way in which a transaction runs. Later variants are slower, and right in more cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// As it did the last time: every call where it was, with the arguments that it had, all at once (Styx
-    /// 6.3). Nobody is called; whoever comes to another call or another result says so, and the
-    /// transaction runs [`Mode::Fresh`] in the next round.
+    /// Repeats the last run: every call where it was, with the same arguments, all at once (Styx,
+    /// section 6.3). No call is sent. A node that finds a different call or a different result
+    /// reports it, and the transaction runs [`Mode::Fresh`] in the next round.
     Cached,
-    /// Calls are made as it runs, side by side where nobody awaits them.
+    /// Makes calls as the function runs, side by side where it awaits none of them.
     Fresh,
-    /// One call after the other, each until all that it has called has ended.
+    /// Makes one call after the other. Each call begins when the one before has ended, with all
+    /// that it called.
     Sequential,
 }
 
-/// What a run of a transaction came to.
+/// The result of a run of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its writes stand.
+    /// Its writes are valid.
     Commit,
     /// It is undone.
     Abort,
-    /// It was not run to the end, and has to be run again so.
+    /// It did not run to the end, and must run again in this mode.
     Missed(Mode),
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug)]
 pub enum Body {
-    /// Run this function of an entity that you own.
+    /// A request to run a function of an entity that the receiver owns.
     Call {
         /// The transaction.
         tid: Tid,
-        /// The call's place in it.
+        /// The call's place in the transaction.
         path: Path,
-        /// What to run.
+        /// The call to run.
         call: Call,
         /// Its share, as the exponent of 1/2.
         share: u32,
-        /// Where the request came from.
+        /// The node that received the request.
         home: NodeId,
-        /// Who wants the reply.
+        /// The node that awaits the reply.
         caller: Option<NodeId>,
         /// How the transaction runs.
         mode: Mode,
-        /// What there has been before it, itself included, where calls run one after the other.
+        /// The cost of everything before the call, itself included, if calls run one after the
+        /// other.
         before: Spent,
     },
-    /// What a call has returned; `None` when it did not.
+    /// The result of a call.
     Reply {
         /// The transaction.
         tid: Tid,
-        /// The call's place in it.
+        /// The call's place in the transaction.
         path: Path,
-        /// What it returned.
+        /// The returned value, or `None` if the call did not return.
         value: Option<Value>,
-        /// What it took, where calls run one after the other.
+        /// The cost of the call, if calls run one after the other.
         spent: Spent,
     },
-    /// What are these rows, of which you own each, before this call? It will use them, most likely.
+    /// A question for rows that the receiver owns, as they are before this call. The call will
+    /// probably use them.
     Ahead {
         /// The transaction.
         tid: Tid,
-        /// The call's place in it.
+        /// The call's place in the transaction.
         path: Path,
         /// The rows.
         rows: Vec<(TableId, Key)>,
     },
-    /// They are this now.
+    /// The answer to [`Body::Ahead`]: the rows as they are now.
     AreAhead {
         /// The transaction.
         tid: Tid,
-        /// The call's place in it.
+        /// The call's place in the transaction.
         path: Path,
         /// The rows.
         rows: Vec<(TableId, Key, Stored)>,
@@ -118,60 +121,61 @@ pub enum Body {
         tid: Tid,
         /// Its share.
         share: u32,
-        /// How many calls it has made, each of which says so itself.
+        /// The number of calls that it has made. Each of them reports its own end.
         calls: u32,
-        /// What it took itself.
+        /// The cost of the call itself.
         spent: Spent,
-        /// Where and why it failed, if it did.
+        /// The place and reason of the failure, if it failed.
         failure: Option<(Path, Abort)>,
-        /// It was not run to the end, and has to be run again so.
+        /// The mode in which it must run again, if it did not run to the end.
         missed: Option<Mode>,
-        /// Whether that is because a clock has said that a part of it takes too long.
+        /// Whether it must run again because a clock found that a part of it takes too long.
         judged: bool,
     },
     /// All calls of a transaction have ended.
     Finished {
         /// The transaction.
         tid: Tid,
-        /// What they came to.
+        /// The verdict of the run.
         verdict: Verdict,
     },
-    /// A transaction whose rows are known before it runs, some of which you own.
+    /// A transaction whose rows are known before it runs. The receiver owns some of them.
     Declared {
         /// The transaction.
         tid: Tid,
-        /// What it runs.
+        /// The call to run.
         call: Call,
     },
-    /// All of these that have come in at the sender have been told to whom they concern.
+    /// The sender has announced all such transactions that it received to the owners of their rows.
     AllDeclared {
-        /// Whether something else has come in there, too.
+        /// Whether the sender also received other transactions.
         others: bool,
     },
-    /// The rows that the sender owns of such a transaction, by their places in its list.
+    /// The sender's rows of such a transaction, by their places in its list.
     Values {
         /// The transaction.
         tid: Tid,
         /// The rows.
         rows: Vec<(u32, Stored)>,
     },
-    /// What such a transaction came to that has come in where none of its rows are.
+    /// The result of such a transaction, for the node that received it and owns none of its rows.
     Outcome {
         /// The transaction.
         tid: Tid,
-        /// What it returned, or why it aborted.
+        /// The returned value, or the reason of the abort.
         outcome: Result<Value, Abort>,
     },
-    /// All transactions of the round that have come from the sender have ended.
+    /// All transactions of the round that the sender received have ended.
     Done,
-    /// Transactions that have read, from the sender, what is not so, or have not been run to the end.
+    /// Transactions that must run again: they read from the sender what the order does not give, or
+    /// did not run to the end.
     Conflicts {
-        /// Which, and how they are to run again.
+        /// The transactions, each with the mode in which it must run again.
         again: Vec<(Tid, Mode)>,
-        /// Others that have read what a transaction of the epoch wrote: who, whose, and how they are to run if
-        /// that one does.
+        /// Other transactions that have read what a transaction of the epoch wrote: the reader, the
+        /// writer, and the mode in which the reader runs again if the writer does.
         reads: Vec<(Tid, Tid, Mode)>,
-        /// How many of them run again for what a clock has said.
+        /// The number of transactions that run again because of a clock's verdict.
         judged: u32,
     },
 }

@@ -1,4 +1,4 @@
-//! What a program gives: functions, and for those that run what they may do.
+//! The interface of a program: its functions, and what a running function may do.
 
 use std::sync::Arc;
 
@@ -9,40 +9,43 @@ use tidemill_txn::Program;
 /// A call of a function of an entity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What runs.
+    /// The kind of call.
     pub target: Target,
     /// The table of the entity.
     pub table: TableId,
-    /// The entity's key: a value for each key column. Of rows that are looked for, what they begin with, or where they begin.
+    /// The entity's key: a value for each key column. For a search of rows, the leading values of
+    /// their keys, or the first bound.
     pub key: Arc<[Value]>,
-    /// The arguments. Of [`Bounds::Between`] the bound that they stay below.
+    /// The arguments. For [`Bounds::Between`], the exclusive second bound.
     pub args: Arc<[Value]>,
 }
 
-/// What a call runs.
+/// The work of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A function of the program, by its number there.
     Function(u32),
-    /// Reads the row: its values as a list, or null.
+    /// Reads the row. The result is a list of its values, or null.
     Get,
-    /// Writes the row: the arguments are its values.
+    /// Writes the row. The arguments are its values.
     Put,
     /// Removes the row.
     Delete,
-    /// The first of these rows, so many at most, in the order of their keys: a list of lists. Where no one node owns all
-    /// of them, those that the node owns that runs it.
+    /// Returns the first rows within the bounds, at most this many, in the order of their keys, as
+    /// a list of lists. If no single node owns all of them, the result has those that the executing
+    /// node owns.
     Find(Bounds, u32),
-    /// The same of all nodes together.
+    /// Like [`Target::Find`], but over all nodes together.
     Gather(Bounds, u32),
 }
 
-/// Which rows of a table.
+/// The bounds of the rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bounds {
-    /// Those whose keys begin so.
+    /// Rows whose keys begin with these values.
     Leading,
-    /// Those whose keys are not below the first bound, and below the second, if that is not empty.
+    /// Rows whose keys are not below the first bound, and are below the second, unless that is
+    /// empty.
     Between,
 }
 
@@ -50,28 +53,29 @@ pub enum Bounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(pub(crate) u32);
 
-/// How far a function has come.
+/// The progress of a function after it ran.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// It goes on when these calls have returned, which it wanted.
+    /// It awaits these calls, and continues when they have returned.
     Wait(Vec<Handle>),
-    /// It was told [`Stop::Unwind`] and keeps where it is, all the same: when it can go on it makes the same use of its
-    /// context again, and no other before.
+    /// It received [`Stop::Unwind`] but keeps its position. When it can continue, it first repeats
+    /// the same use of its context.
     Stay,
-    /// It returns.
+    /// It has returned this value.
     Done(Value),
 }
 
-/// Why a function stops.
+/// The reason why a function stops.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stop {
     /// The transaction aborts.
     Abort(Abort),
-    /// It can't go on now. Whoever gets this from a [`Context`] hands it on at once; it is begun again when
-    /// it can.
+    /// It can't continue now. A function that gets this from a [`Context`] returns it at once. It
+    /// begins again when it can continue.
     Unwind,
-    /// It takes too long, as some clock says, for this reason. That is no function of what it reads: so it is
-    /// recorded, and the transaction aborts when it is, then and whenever it runs again.
+    /// It takes too long, according to a clock, for this reason. The verdict is no function of what
+    /// the function reads. So it is recorded, and then the transaction aborts, in this and every
+    /// later run.
     Overdue(String),
 }
 
@@ -81,13 +85,13 @@ impl From<Abort> for Stop {
     }
 }
 
-/// A function that runs: between its waits it keeps what it needs to go on.
+/// A running function. Between its waits it keeps what it needs to continue.
 pub trait Activation: Send {
-    /// Goes on until it waits or ends.
+    /// Continues until the function waits or ends.
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop>;
 }
 
-/// A row of a transaction that is known before it runs.
+/// A row of a transaction whose rows are known before it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowAt {
     /// The table.
@@ -98,114 +102,120 @@ pub struct RowAt {
     pub writes: bool,
 }
 
-/// When the transactions of an epoch are.
+/// The time of the transactions of an epoch.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     /// The clock of its cut, in microseconds since 1970.
     pub now_us: i64,
-    /// How far each stream in event time had come at the cut before, in the unit of its times.
+    /// The watermark of each stream in event time at the cut before, in the unit of its times.
     pub marks_us: Arc<[(StreamId, i64)]>,
 }
 
 impl From<i64> for Clock {
-    /// Where no stream is in event time.
+    /// The clock of a program without streams in event time.
     fn from(now_us: i64) -> Clock {
         Clock { now_us, marks_us: [].into() }
     }
 }
 
-/// What such a transaction comes to.
+/// The result of a transaction whose rows are known.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
-    /// The rows that it writes, by their places in its list: new ones, or `None` for those removed.
+    /// The rows that it writes, by their places in its list: the new row, or `None` if it is
+    /// removed.
     pub rows: Vec<(u32, Option<Arc<[Value]>>)>,
-    /// What it returns.
+    /// The returned value.
     pub value: Option<Value>,
-    /// The events that it emits, in their order.
+    /// The emitted events, in their order.
     pub events: Vec<(StreamId, Row)>,
 }
 
-/// A program as nodes see it. All nodes have the same; functions are deterministic.
+/// A program as nodes see it. All nodes have the same program, and its functions are deterministic.
 pub trait Functions: Send + Sync {
-    /// Its tables and streams.
+    /// Returns its tables and streams.
     fn program(&self) -> &Program;
 
-    /// Begins a function; aborts when there is none, or when the arguments do not fit.
+    /// Begins a function. Aborts if there is no such function, or if the arguments do not fit.
     fn begin(&self, call: &Call) -> Result<Box<dyn Activation>, Abort>;
 
-    /// Begins a function that has been begun again many times: it may keep where it is ([`Step::Stay`]), if that costs
-    /// less.
+    /// Begins a function that has begun many times. It may keep its position ([`Step::Stay`]), if
+    /// that costs less.
     fn begin_kept(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         self.begin(call)
     }
 
-    /// The event that tells others what a request has come to, beside its reply, if somebody wants it.
+    /// Returns the event that announces the result of a request, beside its reply, if a stream
+    /// takes it.
     fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let _ = (call, outcome);
         None
     }
 
-    /// The stream and the time of a request that is an event in event time; nothing of all others.
+    /// Returns the stream and the time of a request that is an event in event time, or `None`.
     fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
         let _ = call;
         None
     }
 
-    /// What is executed of such an event that has come too late, in its place among those of its kind.
+    /// Returns the call that is executed for such an event if it is late. It has the event's place
+    /// among those of its kind.
     fn late(&self, call: Call) -> Call {
         call
     }
 
-    /// What is executed of such an event that is late, and stands at this time.
+    /// Returns the call that is executed for such an event if it is late but admitted at this time.
     fn admitted(&self, call: Call, time_us: i64) -> Call {
         let _ = time_us;
         call
     }
 
-    /// On which streams such an event is of which the events of an interval are executed together: a bit for each of the
-    /// program's.
+    /// Returns the streams on which the events of an interval are executed together with this one,
+    /// with a bit for each stream of the program.
     fn intervals(&self, call: &Call) -> u64 {
         let _ = call;
         0
     }
 
-    /// What is executed of such an event that is the last of its interval on some of these streams.
+    /// Returns the call that is executed for such an event if it is the last of its interval on
+    /// these streams.
     fn closes(&self, call: Call, streams: u64) -> Call {
         let _ = streams;
         call
     }
 
-    /// Whether requests like this one with one key all use and write the same rows: then each waits for the one before it, which
-    /// would only be in its way. Nothing depends on it but time.
+    /// Whether requests like this one with the same key all use and write the same rows. Then each
+    /// waits for the one before it, which it would conflict with. The answer affects only speed.
     fn takes_turns(&self, call: &Call) -> bool {
         let _ = call;
         false
     }
 
-    /// Tables whose rows ask for work outside: whoever drives the nodes has it done while a row is there.
+    /// Returns the tables whose rows ask for work outside. The driver of the nodes has the work
+    /// done as long as a row is there.
     fn outboxes(&self) -> &[TableId] {
         &[]
     }
 
-    /// Bytes that an event or a reply takes in a log, where the bound ([`crate::output_bytes`]) is not enough.
+    /// Returns the bytes that an event or a reply takes in a log. It is called where the bound
+    /// ([`crate::output_bytes`]) is too coarse.
     fn output_bytes(&self, values: &[Value]) -> usize {
         crate::output_bytes(values)
     }
 
-    /// Whether there are calls whose rows are known before they run.
+    /// Whether the program has calls whose rows are known before they run.
     fn declares(&self) -> bool {
         false
     }
 
-    /// The rows of a call, if they are known before it runs; no row twice, and none that is written and has
-    /// entries in indexes: these are not known. Nor are those of a call that is not what it should be, which is begun
-    /// then, and refused.
+    /// Returns the rows of a call, if they are known before it runs. No row is twice in the list.
+    /// Calls that write a row with entries in indexes return `None`, because the entries are not
+    /// known. So do malformed calls, which then begin as functions and are refused.
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
         let _ = call;
         None
     }
 
-    /// Runs such a call on its rows, as they are. Every owner of one of them does, and they come to the same.
+    /// Runs such a call on its rows. Every owner of one of the rows runs it, with the same result.
     fn run_declared(
         &self,
         call: &Call,
@@ -217,25 +227,27 @@ pub trait Functions: Send + Sync {
     }
 }
 
-/// What a function may do inside its transaction, which sees its own writes. Rows that live elsewhere are
-/// fetched, for which the function is begun again; calls bring the function to the row instead.
+/// The operations of a function inside its transaction, which sees its own writes. Rows that live
+/// elsewhere are fetched, and then the function begins again. A call brings the function to the row
+/// instead.
 pub trait Context {
-    /// The row with this key, or `None` when it is missing.
+    /// Returns the row with this key, or `None` if there is none.
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop>;
-    /// Makes or replaces a whole row; aborts when a value does not fit its column.
+    /// Inserts or replaces a whole row. Aborts if a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop>;
-    /// Removes a row; nothing happens when it is missing.
+    /// Removes a row, if it is there.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop>;
-    /// The first `limit` rows, in key order, whose keys begin so. All nodes are asked where these columns do not say in
-    /// which partition they are.
+    /// Returns the first `limit` rows, in key order, whose keys begin with these values. Asks all
+    /// nodes if these columns do not determine the partition.
     fn find(
         &mut self,
         table: TableId,
         leading: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
-    /// The first `limit` rows, in key order, whose keys are not below `from` and below `to`, if that is not empty. Bounds are leading
-    /// columns of keys; all nodes are asked where those that they have in common do not say in which partition the rows are.
+    /// Returns the first `limit` rows, in key order, whose keys are not below `from`, and are below
+    /// `to` unless that is empty. Bounds are leading columns of keys. Asks all nodes if the columns
+    /// that both bounds share do not determine the partition.
     fn range(
         &mut self,
         table: TableId,
@@ -243,32 +255,35 @@ pub trait Context {
         to: &[Value],
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
-    /// Says which rows the function will use, most likely: those that other nodes own are asked for together, so that it
-    /// does not begin again for each. Nothing depends on it.
+    /// Announces the rows that the function will probably use. Those of other nodes are requested
+    /// together, so the function does not begin again for each. Affects only speed.
     fn expect(&mut self, rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>)
         -> Result<(), Stop>;
-    /// Calls a function, and says whether anybody will wait for what it returns.
+    /// Calls a function. `wanted` says whether the caller will await the reply.
     fn call(&mut self, call: Call, wanted: bool) -> Result<Handle, Stop>;
-    /// What a call has returned that the function has waited for.
+    /// Returns the reply of a call that the function has awaited.
     fn reply(&mut self, handle: Handle) -> Option<&Value>;
-    /// What a call has returned, whose reply the function wanted. Where it has not yet, the function is begun
-    /// again when it has: so functions wait that can't keep where they are.
+    /// Returns the reply of a call whose reply is wanted. If it is not here yet, the function
+    /// begins again when it is. This serves functions that can't keep their position.
     fn settled(&mut self, handle: Handle) -> Result<&Value, Stop>;
-    /// Emits an event; it leaves when the transaction has committed.
+    /// Emits an event. It leaves when the transaction has committed.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Stop>;
-    /// What somebody outside says to a question. It is logged before the function goes on, which is begun again then,
-    /// and told again, without asking, whenever the same call asks the same at the same place.
+    /// Returns the answer of somebody outside to a question. The answer is logged before the
+    /// function continues by beginning again. Whenever the same call asks the same at the same
+    /// place, it gets this answer without another question.
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop>;
-    /// Whether a clock may end it. Not any more where something has left of its transaction or of one behind it: what has
-    /// left was told that it did not take too long.
+    /// Whether a clock may end the function. It may not if output of its transaction, or of a later
+    /// one, has left. That output was computed as if the function did not take too long.
     fn has_deadline(&self) -> bool;
-    /// Why a part of the function took too long, the first time that it ran; parts have numbers from 1 on. With a
-    /// reason it does so now: that is recorded, and then the transaction runs again, without it.
+    /// Returns the reason why a part of the function took too long in its first run. Parts are
+    /// numbered from 1. With a `reason`, the part takes too long now: that is recorded, and the
+    /// transaction runs again without it.
     fn verdict(&mut self, part: u32, reason: Option<&str>) -> Result<Option<String>, Stop>;
-    /// A random number: a hash of the transaction's place and the place in it.
+    /// Returns a random number: a hash of the transaction's place and the place in it.
     fn random(&mut self) -> u64;
-    /// The clock of the cut, in microseconds since 1970.
+    /// Returns the clock of the cut, in microseconds since 1970.
     fn now_us(&self) -> i64;
-    /// How far a stream in event time had come at the cut before: where stands what has no time of its own.
+    /// Returns the watermark of a stream in event time at the cut before. Rows without a time of
+    /// their own get this time.
     fn mark_us(&self, stream: StreamId) -> Option<i64>;
 }

@@ -1,13 +1,15 @@
-//! Shares of an acknowledgement (Styx 5.3): how whoever has begun a graph of calls knows that all of it has
-//! ended, though nobody knows the graph before it has run.
+//! Shares of an acknowledgement (Styx, section 5.3). They tell the node that began a graph of calls
+//! when all of it has ended, though the graph is unknown before it has run.
 //!
-//! The request holds the whole. A function that makes a call gives part of its share along, and when it
-//! ends it sends what it has left to where the request came from; when that sums up to the whole, no call is
-//! under way. Shares are powers of two, and the sum has as many digits as it takes: nothing is rounded,
-//! however deep or wide a graph is. The `n`th call gets 2^-(2⌊log2 n⌋ + 2) of its caller's share: all calls
-//! together never get more than half, and a share's exponent grows with the logarithm of their number.
+//! The request holds the whole share. A function that makes a call passes on part of its share.
+//! When it ends, it sends the rest to the request's home. When these sum up to the whole, no call
+//! is under way. Shares are powers of two, and the sum has as many digits as it needs, so nothing
+//! is rounded, however deep or wide a graph is. The `n`th call gets 2^-(2⌊log2 n⌋ + 2) of its
+//! caller's share. All calls together never get more than half, and a share's exponent grows with
+//! the logarithm of their number.
 
-/// The share, as the exponent of 1/2, of a function's `nth` call, counted from 0, where its own is `share`.
+/// Returns the share of a function's `nth` call, as the exponent of 1/2, counted from 0. `share` is
+/// the function's own.
 pub(crate) fn of_call(share: u32, nth: u32) -> u32 {
     share + 2 * (nth + 1).ilog2() + 2
 }
@@ -16,17 +18,17 @@ pub(crate) fn of_call(share: u32, nth: u32) -> u32 {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     whole: u64,
-    /// Binary digits behind the point, the first in the highest bit.
+    /// The binary digits after the point, the first in the highest bit.
     digits: Vec<u64>,
 }
 
 impl Sum {
-    /// Adds what is left of a share after so many calls.
+    /// Adds the rest of a share after this many calls.
     pub fn add_rest(&mut self, share: u32, calls: u32) {
         self.add(share);
         let (mut level, mut left) = (0, calls);
         while left > 0 {
-            // The 2^level calls of one share each; of the last level perhaps only some.
+            // The 2^level calls of one share each; the last level may have fewer.
             let here = left.min(1 << level);
             let each = share + 2 * level + 2;
             for bit in (0..=level).filter(|bit| here & (1 << bit) != 0) {
@@ -42,7 +44,7 @@ impl Sum {
         self.whole == 1 && self.digits.iter().all(|&digits| digits == 0)
     }
 
-    /// Whether as much as half has come back.
+    /// Whether at least half has come back.
     pub(crate) fn is_half(&self) -> bool {
         self.whole == 1 || self.digits.first().is_some_and(|first| first >> 63 == 1)
     }
@@ -127,7 +129,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_whole_comes_back_with_the_last(calls in prop::collection::vec(0u32..40, 1..60), order: u64) {
-            // A graph: whoever comes next makes so many calls, as long as there are any.
+            // A graph: the next call makes this many calls, as long as any are waiting.
             let (mut waiting, mut ended) = (vec![0u32], Vec::new());
             for calls in calls {
                 let Some(share) = waiting.pop() else { break };

@@ -1,21 +1,21 @@
-//! How large what leaves is in a log.
+//! The size of outputs in a log.
 //!
-//! A log takes messages up to some size. One that is larger could never leave, and with it nothing behind it: so a
-//! transaction whose event or reply would be aborts, on every node alike, which is why its size goes by the values
-//! alone, and not by what a log makes of them.
+//! A log takes messages up to a limit. A larger one could never leave, and would block all after
+//! it. So a transaction with such an event or reply aborts, on every node alike. That is why the
+//! size depends on the values alone, and not on a log's encoding.
 
 use tidemill_core::Value;
 use tidemill_txn::program::Abort;
 
 use crate::program::Functions;
 
-/// What any value takes: its tag, its length, a number or a time in digits, a comma.
+/// The fixed bytes of any value: its tag, its length, a number or a time in digits, a comma.
 const FIXED: usize = 48;
-/// So many bytes of a reason are told.
+/// The maximum length of a reported reason, in bytes.
 const REASON_BYTES_MAX: usize = 4096;
 
-/// A bound that is found soon: at most so many bytes are these values in Tidemill's bytes and as JSON together, but
-/// for the names of columns.
+/// Returns a bound that is cheap to compute: the most bytes that these values take in Tidemill's
+/// encoding and as JSON together, without the names of columns.
 pub fn output_bytes(values: &[Value]) -> usize {
     values.iter().map(bytes).sum()
 }
@@ -24,9 +24,9 @@ fn bytes(value: &Value) -> usize {
     FIXED
         + match value {
             Value::Str(text) => text.len() + text.bytes().map(escaped).sum::<usize>(),
-            // Two digits each.
+            // Two digits for each byte.
             Value::Bytes(bytes) => 3 * bytes.len(),
-            // What is one byte may be a word there.
+            // One byte may become a whole word as JSON.
             Value::Any(bytes) => 8 * bytes.len(),
             Value::List(items) => output_bytes(items),
             Value::Null
@@ -38,7 +38,7 @@ fn bytes(value: &Value) -> usize {
         }
 }
 
-/// Bytes of a byte of a text.
+/// Returns the bytes that a byte of a text takes as JSON.
 fn escaped(byte: u8) -> usize {
     match byte {
         0..=0x1f | 0x7f => 6,
@@ -47,7 +47,7 @@ fn escaped(byte: u8) -> usize {
     }
 }
 
-/// Refuses what is too large to leave.
+/// Refuses values that are too large to leave.
 pub(crate) fn fits(
     functions: &dyn Functions,
     what: &str,
@@ -63,7 +63,7 @@ pub(crate) fn fits(
     }
 }
 
-/// What is told of a reason: it may have in it what a client has sent.
+/// Shortens the reason of an abort, which may contain data that a client has sent.
 pub(crate) fn told(mut abort: Abort) -> Abort {
     if abort.reason.len() > REASON_BYTES_MAX {
         let mut end = REASON_BYTES_MAX;

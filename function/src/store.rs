@@ -1,4 +1,4 @@
-//! Rows as the last epoch has left them.
+//! Rows as the last epoch left them.
 
 use std::sync::Arc;
 
@@ -7,15 +7,16 @@ use tidemill_core::{Key, TableId, Value};
 use crate::keyed::Keyed;
 use crate::order::Tid;
 
-/// A row, or that there is none.
+/// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
 
-/// Where a node keeps its rows between epochs.
+/// The rows of a node between epochs.
 pub trait Store {
-    /// A row as the last epoch has left it.
+    /// Returns a row as the last epoch left it.
     fn get(&self, table: TableId, key: &Key) -> Stored;
 
-    /// The rows from a key on, and before another, in key order, until `each` says `false`.
+    /// Passes the rows from one key up to but without another to `each`, in key order, until it
+    /// returns `false`.
     fn range(
         &self,
         table: TableId,
@@ -24,8 +25,8 @@ pub trait Store {
         each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
     );
 
-    /// Sets or removes a row: what a transaction of the epoch has left there. For each row these come in
-    /// the order of the transactions.
+    /// Sets or removes a row that a transaction of the epoch has written. For each row, these calls
+    /// come in the order of the transactions.
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored);
 }
 
@@ -36,19 +37,19 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// So many empty tables.
+    /// Creates this many empty tables.
     pub fn new(tables: usize) -> Rows {
         Rows { tables: (0..tables).map(|_| Keyed::default()).collect() }
     }
 
-    /// Keeps those of which `keeps` says so.
+    /// Retains the rows for which `keeps` returns `true`.
     pub fn retain(&mut self, mut keeps: impl FnMut(TableId, &Key) -> bool) {
         for (table, rows) in self.tables.iter_mut().enumerate() {
             rows.retain(|key| keeps(TableId(table as u16), key));
         }
     }
 
-    /// All of them, in no order.
+    /// Returns all rows, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (TableId, &Key, &Arc<[Value]>)> + '_ {
         self.tables.iter().enumerate().flat_map(|(table, rows)| {
             let table = TableId(table as u16);

@@ -1,4 +1,5 @@
-//! Versions of rows that the transactions of an epoch have written, each with the place of its write.
+//! Versions of rows that the transactions of an epoch have written, each with the place of its
+//! write.
 
 use smallvec::SmallVec;
 use tidemill_core::{Key, TableId};
@@ -8,7 +9,7 @@ use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
 use crate::store::Stored;
 
-/// What a write has left.
+/// The row that a write left.
 #[derive(Clone, Debug)]
 pub(crate) struct Version {
     pub tid: Tid,
@@ -21,18 +22,19 @@ impl Version {
         (self.tid, &self.path)
     }
 
-    /// Whether others see it. What a transaction of known rows has written, which is at its own place, is there when it is
-    /// written; what others have when they have ended.
+    /// Whether others see it. A transaction with known rows writes at its own place, and its
+    /// versions are visible at once. Versions of other transactions are visible when these have
+    /// ended.
     pub fn is_there(&self, has_ended: impl Fn(Tid) -> bool) -> bool {
         self.path.is_empty() || has_ended(self.tid)
     }
 }
 
-/// Those of a row; most have one.
+/// The versions of a row. Most rows have one.
 pub(crate) type Row = SmallVec<[Version; 1]>;
 
-/// The versions of an epoch on one node, by table and key, in the order of their places. A key whose
-/// versions are gone keeps its entry: what was read of it may not be so any more.
+/// The versions of an epoch on one node, by table and key, in the order of their places. A key
+/// without versions retains its entry, because earlier reads of it may have become wrong.
 #[derive(Default)]
 pub(crate) struct Versions {
     tables: Vec<Keyed<Row>>,
@@ -43,7 +45,8 @@ impl Versions {
         Versions { tables: (0..tables).map(|_| Keyed::default()).collect() }
     }
 
-    /// Writes at a place, where the same write of an earlier attempt may be already; says whether it is new.
+    /// Writes at a place, or replaces the write of an earlier attempt there. Returns whether it is
+    /// new.
     pub fn put(&mut self, table: TableId, key: Key, version: Version) -> bool {
         let versions = self.tables[table.index()].entry(key);
         let at = versions.partition_point(|v| v.place() < version.place());
@@ -59,14 +62,14 @@ impl Versions {
         }
     }
 
-    /// Takes back what a transaction has written to a row.
+    /// Removes what a transaction has written to a row.
     pub fn remove(&mut self, tid: Tid, table: TableId, key: &Key) {
         if let Some(versions) = self.tables[table.index()].get_mut(key) {
             versions.retain(|v| v.tid != tid);
         }
     }
 
-    /// Takes back what was written at a place.
+    /// Removes what was written at a place.
     pub fn take_back(&mut self, place: (Tid, &[u32]), table: TableId, key: &Key) {
         if let Some(versions) = self.tables[table.index()].get_mut(key) {
             if let Ok(at) = versions.binary_search_by(|version| version.place().cmp(&place)) {
@@ -75,12 +78,12 @@ impl Versions {
         }
     }
 
-    /// Whether anybody has written a row, or had.
+    /// Whether a row has been written in this epoch, even if that was undone.
     pub fn touched(&self, table: TableId, key: &Key) -> bool {
         self.tables[table.index()].get(key).is_some()
     }
 
-    /// The newest version before a place that is there for whoever reads.
+    /// Returns the newest version before a place that is visible to the reader.
     pub fn before(
         &self,
         table: TableId,
@@ -91,7 +94,8 @@ impl Versions {
         newest(self.tables[table.index()].get(key)?, place, is_there)
     }
 
-    /// The same for all rows from a key on and before another that somebody has written.
+    /// Returns the newest visible version of each written row from one key up to but without
+    /// another.
     pub fn range<'a>(
         &'a self,
         table: TableId,
@@ -105,7 +109,7 @@ impl Versions {
             .filter_map(move |(key, versions)| Some((key, newest(versions, place, &is_there)?)))
     }
 
-    /// The other transactions that have written what is read at a place.
+    /// Finds the other transactions that have written what is read at a place.
     pub fn writers(
         &self,
         what: &Wish,
@@ -137,7 +141,7 @@ impl Versions {
         }
     }
 
-    /// All of them, a key's together.
+    /// Removes and returns all versions, those of a key together.
     pub fn drain(&mut self) -> impl Iterator<Item = (TableId, Key, Row)> + '_ {
         self.tables.iter_mut().enumerate().flat_map(|(table, rows)| {
             let table = TableId(table as u16);

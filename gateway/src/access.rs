@@ -1,7 +1,7 @@
-//! Who is let in: bearer tokens with roles.
+//! Authentication and authorization of clients: bearer tokens with roles.
 //!
-//! The file of tokens holds hashes only, so whoever reads it can't come in with it. Tokens are random
-//! and long, so that a plain SHA-256 of each is enough.
+//! The file of tokens holds hashes only, so a reader of the file can't use it to authenticate.
+//! Tokens are long and random, so a plain SHA-256 of each is enough.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -18,36 +18,38 @@ use crate::refusal::Refusal;
 
 /// The role that every client has.
 const EVERYBODY: &str = "*";
-/// Bytes of the file.
+/// The largest size of the file of tokens, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// A client that has been let in.
+/// An authenticated client.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
-    /// Its name; nobody where there are no tokens.
+    /// The client's name; empty where there are no tokens.
     pub(crate) name: String,
     roles: Vec<String>,
 }
 
-/// Who is let in, and what for.
+/// The rules for who may do what.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
-    /// By the hashes of their tokens; everybody on this machine when absent.
+    /// The clients by the hashes of their tokens. Absent if every client on this machine is
+    /// allowed.
     clients: Option<Vec<([u8; 32], Client)>>,
-    /// By what they may do: the roles of which it needs one; everybody may where there is none.
+    /// The roles by the action that they allow. A client needs one of them; without roles, every
+    /// client may act.
     roles: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// In hexadecimal digits.
+    /// The hash, in hexadecimal digits.
     sha256: String,
     #[serde(default)]
     roles: Vec<String>,
 }
 
-/// The hash of a token, as the file has it.
+/// Returns the hash of a token, as the file of tokens has it.
 pub fn digest(token: &str) -> String {
     hash(&SHA256, token.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -56,7 +58,7 @@ impl Access {
     /// Reads the file of tokens, if there is one.
     ///
     /// # Errors
-    /// When it can't be read or is wrong, and when roles are needed that nobody can have.
+    /// If the file can't be read or is wrong, or if roles are needed that no client can have.
     pub(crate) fn of(
         env: &Env,
         file: Option<&Path>,
@@ -71,13 +73,14 @@ impl Access {
         if let (None, Some((what, roles))) = (&access.clients, guarded.next()) {
             let what = format!("{what} needs the role {}, and there are no tokens", any(roles));
             return Err(Error::setting(what).help(
-                "say who has which roles: http_tokens = \"tokens.toml\" (tidemill token makes one)",
+                "say which client has which roles: http_tokens = \"tokens.toml\" \
+                 (tidemill token makes one)",
             ));
         }
         Ok(access)
     }
 
-    /// One of these roles is needed, unless something else is said already.
+    /// Requires one of these roles for an action, unless the action has roles already.
     pub(crate) fn guard(&mut self, what: &str, roles: &str) {
         let roles = roles.split('|').map(str::trim).filter(|role| !role.is_empty());
         let roles: Vec<String> = roles.map(String::from).collect();
@@ -85,29 +88,29 @@ impl Access {
         self.roles.entry(what.to_owned()).or_insert(roles);
     }
 
-    /// What something else needs is needed here, unless something else is said already.
+    /// Requires for an action the roles of another one, unless it has roles already.
     pub(crate) fn guard_as(&mut self, what: String, other: &str) {
         if let Some(roles) = self.roles.get(other).cloned() {
             self.roles.entry(what).or_insert(roles);
         }
     }
 
-    /// Whether clients have to show tokens.
+    /// Whether clients must show tokens.
     pub(crate) fn wants_tokens(&self) -> bool {
         self.clients.is_some()
     }
 
-    /// What roles are needed for.
+    /// Returns the actions that need roles.
     pub(crate) fn guarded(&self) -> impl Iterator<Item = &str> {
         self.roles.keys().map(String::as_str)
     }
 
-    /// The roles of which something needs one, in words.
+    /// Returns the roles that allow an action, in words.
     pub(crate) fn role(&self, what: &str) -> Option<String> {
         self.roles.get(what).filter(|roles| !roles.is_empty()).map(|roles| any(roles))
     }
 
-    /// Who asks.
+    /// Returns the client that sent these headers.
     pub(crate) fn client(&self, headers: &HeaderMap) -> Result<Client, Refusal> {
         let Some(clients) = &self.clients else {
             return local(headers);
@@ -118,20 +121,20 @@ impl Access {
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
         let Some(token) = token else {
-            return Err(unauthorized("a token is needed"));
+            return Err(unauthorized("a token is missing"));
         };
         let given = hash(&SHA256, token.as_bytes());
-        // All are compared, and each to its end: how long it takes says nothing.
+        // Every hash is compared to its end, so the time taken reveals nothing.
         let mut found = None;
         for (known, client) in clients {
             if bool::from(known[..].ct_eq(given.as_ref())) {
                 found = Some(client);
             }
         }
-        found.cloned().ok_or_else(|| unauthorized("nobody has this token"))
+        found.cloned().ok_or_else(|| unauthorized("no client has this token"))
     }
 
-    /// Refuses who has not the role that something needs.
+    /// Refuses a client that has none of the roles for an action.
     pub(crate) fn permit(&self, client: &Client, what: &str) -> Result<(), Refusal> {
         match self.roles.get(what) {
             Some(roles) if !roles.is_empty() && !roles.iter().any(|r| client.roles.contains(r)) => {
@@ -145,13 +148,13 @@ impl Access {
     }
 }
 
-/// Roles of which one is enough, in words.
+/// Returns roles, any of which is enough, in words.
 fn any(roles: &[String]) -> String {
     roles.join(" or ")
 }
 
-/// Somebody on this machine. A page of a foreign site that a browser here shows is not: it comes by a
-/// name that its owner lets point here.
+/// Returns the client for a request from this machine. A page of a foreign site in a browser here
+/// is refused. Such a page uses a name that its owner points at this machine.
 fn local(headers: &HeaderMap) -> Result<Client, Refusal> {
     let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[') {
@@ -191,11 +194,11 @@ fn read(env: &Env, path: &Path) -> Result<Vec<([u8; 32], Client)>> {
     let entries: BTreeMap<String, Entry> =
         toml::from_str(&text).map_err(|e| wrong(e.to_string()))?;
     if entries.is_empty() {
-        return Err(wrong("there is no client in it".into()));
+        return Err(wrong("it has no clients".into()));
     }
     let client = |(name, entry): (String, Entry)| {
         let hash = bytes(&entry.sha256).ok_or_else(|| {
-            wrong(format!("sha256 of {name} is no hash of 64 hexadecimal digits"))
+            wrong(format!("sha256 of {name} is not a hash of 64 hexadecimal digits"))
         })?;
         Ok((hash, Client { name, roles: entry.roles }))
     };

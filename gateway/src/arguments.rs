@@ -11,10 +11,11 @@ use tidemill_core::{rules, Column, Schema, Value};
 
 use crate::refusal::Refusal;
 
-/// A value for each parameter.
+/// Returns a value for each parameter.
 ///
 /// # Errors
-/// When it is no object, names what is no parameter, or does not give or not fit one.
+/// If the body is not an object, if it names an unknown parameter, or if a value is missing or
+/// doesn't fit.
 pub(crate) fn arguments(body: &[u8], parameters: &Schema) -> Result<Vec<Value>, Refusal> {
     let fields = fields(body)?;
     let mut given: Vec<Option<&RawValue>> = vec![None; parameters.len()];
@@ -51,7 +52,7 @@ fn argument(column: &Column, raw: Option<&RawValue>) -> Result<Value, Refusal> {
     }
 }
 
-/// What a value of a column looks like in JSON.
+/// Returns the form of a column's values in JSON, in words.
 fn words(column: &Column) -> String {
     use tidemill_core::DataType::*;
     match &column.ty {
@@ -62,14 +63,14 @@ fn words(column: &Column) -> String {
         Bytes => "bytes as \"0x...\"".into(),
         Timestamp => "a time as \"2026-01-31T12:00:00Z\", or microseconds since 1970".into(),
         Decimal(scale) => {
-            format!("a decimal as \"12.5\", of at most {scale} digits behind the point")
+            format!("a decimal as \"12.5\", of at most {scale} digits after the point")
         }
         List(_) => "an array".into(),
         Any => "any value".into(),
     }
 }
 
-/// The fields of an object, in their order.
+/// Returns the fields of an object, in their order.
 fn fields(body: &[u8]) -> Result<Vec<(String, &RawValue)>, Refusal> {
     struct Object;
 
@@ -77,7 +78,7 @@ fn fields(body: &[u8]) -> Result<Vec<(String, &RawValue)>, Refusal> {
         type Value = Vec<(String, &'de RawValue)>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object of the parameters")
+            f.write_str("an object with the parameters")
         }
 
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
@@ -93,6 +94,6 @@ fn fields(body: &[u8]) -> Result<Vec<(String, &RawValue)>, Refusal> {
     let fields = json.deserialize_map(Object).and_then(|fields| json.end().map(|()| fields));
     fields.map_err(|error| {
         let help = "send the parameters as a JSON object: {\"name\": value}, or {} for none";
-        Refusal::wrong(format!("the body is not as it should be: {error}"), help)
+        Refusal::wrong(format!("the body is not valid: {error}"), help)
     })
 }

@@ -1,7 +1,7 @@
 //! Calls of procedures.
 //!
-//! Once a call has been sent into the engine it is executed, whatever becomes of the client or of its
-//! connection; its place among those that may wait is free when it is answered.
+//! A call that has entered the engine is executed, whatever happens to the client or its
+//! connection. Its place among the waiting calls is free again when it is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ use crate::arguments::arguments;
 use crate::face::{Counted, Face};
 use crate::refusal::{json_response, Refusal};
 
-/// Headers of a call: the id of a request that may come again, and how long its client waits.
+/// The headers of a call: the id of a request that may be repeated, and how long its client waits.
 pub(crate) const REQUEST_ID: &str = "idempotency-key";
 pub(crate) const DEADLINE: &str = "tidemill-deadline-ms";
-/// Bytes of a request's id.
+/// The largest length of a request's id, in bytes.
 pub(crate) const ID_BYTES_MAX: usize = 128;
-/// The name of the column that is the reply itself, where there is no other.
+/// The name of a reply's only column, where the column is the whole reply.
 const REPLY: &str = "reply";
 
 pub(crate) async fn call(
@@ -53,7 +53,7 @@ pub(crate) async fn call(
         Ok(Err(_)) => Err(unanswered(Error::resource("the engine has ended"), id)),
         Err(_) => {
             Counted::add(&face.counted.overdue);
-            let what = format!("there was no reply within {} ms", waits.as_millis());
+            let what = format!("the call had no reply within {} ms", waits.as_millis());
             let error = Error::resource(what).help(again(id));
             Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, error).field("executed", "unknown"))
         }
@@ -72,15 +72,16 @@ pub(crate) async fn call(
         }
         Reply::OtherRequest => {
             let error = Error::input("the request id is that of another call").help(
-                "send the same parameters to the same procedure when asking again, and a new id for \
-                 a new call",
+                "repeat a call with the same procedure and parameters, and give a new call a new \
+                 id",
             );
             Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error))
         }
     }
 }
 
-/// A reason without the line of the program that has raised it: that is for who wrote it.
+/// Removes the line of the program that raised it from a reason. The line is for the program's
+/// author only.
 fn without_place(reason: &str) -> &str {
     let is_place = |place: &str| {
         let (file, line) = place.rsplit_once(':').unwrap_or_default();
@@ -104,16 +105,16 @@ fn send(
     let Ok(place) = face.room.clone().try_acquire_owned() else {
         Counted::add(&face.counted.full);
         let error = Error::resource("too many calls wait for their replies")
-            .help("call again when some of them are done");
+            .help("call again when some have been answered");
         return Err(Refusal::later(error));
     };
     let (tell, told) = oneshot::channel();
     let then = move |reply| {
         drop(place);
-        // Who does not wait any more need not be told.
+        // The client may have stopped waiting; then the reply is dropped.
         let _ = tell.send(reply);
     };
-    // Ids are a client's own: nobody is answered what another one has asked.
+    // Each client has ids of its own, so no client receives the reply to another's call.
     let request = id.map(|id| Request {
         id: format!("{}/{id}", client.name),
         kept_us: face.limits.requests_kept_us,
@@ -122,7 +123,7 @@ fn send(
     sent.map(|()| told).map_err(Refusal::of)
 }
 
-/// An object with the reply.
+/// Returns an object with the reply.
 fn returned(procedure: &Procedure, row: Option<Row>) -> Response {
     let mut body = b"{\"reply\":".to_vec();
     match (&row, &procedure.reply) {
@@ -134,21 +135,21 @@ fn returned(procedure: &Procedure, row: Option<Row>) -> Response {
     json_response(StatusCode::OK, body)
 }
 
-/// Whether the only column is the reply.
+/// Whether the only column is the whole reply.
 pub(crate) fn is_alone(reply: &Schema) -> bool {
     reply.len() == 1 && &*reply.columns[0].name == REPLY
 }
 
-/// How to ask again for what may have been executed.
+/// Returns the help for a call that may have been executed.
 fn again(id: Option<&str>) -> String {
     match id {
         Some(_) => {
-            "the call may still be executed: ask again with the same Idempotency-Key and body, \
-                    and it is executed once"
+            "the call may still be executed: repeat it with the same Idempotency-Key and body, \
+                    and it runs only once"
                 .into()
         }
         None => {
-            "the call may still be executed: with an Idempotency-Key it could be asked for again"
+            "the call may still be executed: send an Idempotency-Key, so that you can repeat it"
                 .into()
         }
     }
@@ -163,7 +164,7 @@ fn unanswered(error: Error, id: Option<&str>) -> Refusal {
     refusal.field("executed", "unknown")
 }
 
-/// Pages of other sites may send anything but this without asking first.
+/// Pages of other sites may send any other content type without a preflight request.
 fn check_json(headers: &HeaderMap) -> Result<(), Refusal> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let mut parts = kind.unwrap_or_default().split(';').map(str::trim);
@@ -173,7 +174,7 @@ fn check_json(headers: &HeaderMap) -> Result<(), Refusal> {
     };
     if !kind.eq_ignore_ascii_case("application/json") {
         let help = "send JSON, with the header Content-Type: application/json";
-        return other(format!("the body is '{kind}'"), help);
+        return other(format!("the content type of the body is '{kind}'"), help);
     }
     let charset = parts.find_map(|part| {
         let (name, value) = part.split_once('=')?;
@@ -187,7 +188,7 @@ fn check_json(headers: &HeaderMap) -> Result<(), Refusal> {
         None => Ok(()),
         Some(encoding) => {
             let encoding = String::from_utf8_lossy(encoding);
-            other(format!("the body is encoded as '{encoding}'"), "send it as it is")
+            other(format!("the body is encoded as '{encoding}'"), "send it without an encoding")
         }
     }
 }
@@ -198,8 +199,8 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     match ms {
         Some(ms) => Ok(Some(Duration::from_millis(ms))),
         None => Err(Refusal::wrong(
-            "Tidemill-Deadline-Ms is no positive number",
-            "give the milliseconds that you wait for the reply",
+            "Tidemill-Deadline-Ms is not a positive number",
+            "give the time to wait for the reply, in milliseconds",
         )),
     }
 }
@@ -212,16 +213,16 @@ fn request_id(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
         Some(id) => Ok(Some(id)),
         None => Err(Refusal::wrong(
             format!("Idempotency-Key is not one text of 1 to {ID_BYTES_MAX} ASCII characters"),
-            "give each call a random one, and the same when asking again",
+            "give each call a random one, and repeat a call with the same one",
         )),
     }
 }
 
-/// The whole body, if it comes in time and is not too large.
+/// Returns the whole body, if it arrives in time and is not too large.
 async fn read(face: &Face, headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, Refusal> {
     let max = face.limits.body_bytes;
     let too_large = || {
-        let error = Error::input(format!("a body has at most {max} bytes"))
+        let error = Error::input(format!("the body has more than {max} bytes"))
             .help("send less, or raise http_body_bytes_max");
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error)
     };
@@ -232,15 +233,16 @@ async fn read(face: &Face, headers: &HeaderMap, body: Body) -> Result<axum::body
     match timeout(face.limits.idle, to_bytes(body, max)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => {
-            // Either too long, or broken off: then nobody reads what we say.
+            // The body is too long, or it has broken off. In the latter case no client reads the
+            // answer.
             let error = error.into_inner();
             match error.is::<http_body_util::LengthLimitError>() {
                 true => Err(too_large()),
-                false => Err(Refusal::wrong("the body has broken off", "send all of it")),
+                false => Err(Refusal::wrong("the body is incomplete", "send all of it")),
             }
         }
         Err(_) => {
-            let error = Error::input("the body did not come in time").help("send it at once");
+            let error = Error::input("the body did not arrive in time").help("send it at once");
             Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, error))
         }
     }

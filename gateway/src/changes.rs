@@ -1,9 +1,9 @@
-//! What changes in a table, cut by cut, as it becomes durable.
+//! The changes of a table, cut by cut, as they become durable.
 //!
-//! An event's id is the run of the gateway and an epoch. Changes are kept for a while, in memory, so
-//! whoever comes again soon goes on where he was. Everybody else, and whoever comes first, is told to
-//! read the table: the event `reset`. What is read behind it and changed by what comes behind it is
-//! what the table has, because a change is a whole row.
+//! An event's id is the run of the gateway and an epoch. Changes stay in memory for a while, so a
+//! client that returns soon continues where it was. All other clients first receive the event
+//! `reset`, which asks them to read the table. A change is a whole row. So the rows that are read
+//! after `reset`, with the later changes applied, are the rows of the table.
 
 use std::sync::Arc;
 
@@ -33,13 +33,13 @@ pub(crate) async fn changes(
         let (of, epoch) = id.split_once('.')?;
         (of == run).then(|| epoch.parse().ok()).flatten()
     });
-    // Behind an epoch that is not there nobody knows what has changed.
+    // The changes after an unknown epoch are unknown.
     let mut at: u64 = behind.unwrap_or(u64::MAX);
-    // Where changes can't be followed that is said at once.
+    // A table whose changes can't be followed is refused at once.
     let mut first = Some(face.app.changes(&table, at).map_err(Refusal::of)?);
     let of = face.clone();
     let look = move || match first.take().map_or_else(|| of.app.changes(&table, at), Ok) {
-        // A table that was there stays.
+        // A table never disappears, so this can't be a missing table.
         Err(_) => Found::Nothing,
         Ok(Changes::Unknown(epoch)) => {
             at = epoch;
@@ -64,7 +64,7 @@ pub(crate) async fn changes(
     Ok(sent(&face, b":\n\n".to_vec(), look))
 }
 
-/// `{"epoch": 7, "changes": [{"key": [1], "row": {...}}, {"key": [2], "row": null}]}`.
+/// Writes `{"epoch": 7, "changes": [{"key": [1], "row": {...}}, {"key": [2], "row": null}]}`.
 fn written(schema: &Schema, epoch: u64, changes: &[TableChange]) -> Vec<u8> {
     let mut out = format!("{{\"epoch\":{epoch},\"changes\":[").into_bytes();
     for (index, change) in changes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What all answers share.
+//! The state that all handlers share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -19,18 +19,18 @@ pub(crate) struct Face {
     pub(crate) app: Arc<dyn App>,
     pub(crate) access: Access,
     pub(crate) bell: Arc<Bell>,
-    /// One for each call that may wait for its reply.
+    /// One permit for each call that may wait for its reply.
     pub(crate) room: Arc<Semaphore>,
-    /// The document that describes all this.
+    /// The OpenAPI document.
     pub(crate) openapi: Bytes,
-    /// What tells this run of the gateway from others: numbers of epochs alone do not.
+    /// A number that identifies this run of the gateway; epoch numbers alone do not.
     pub(crate) run: u64,
     pub(crate) limits: Limits,
     pub(crate) counted: Counted,
     stopping: AtomicBool,
 }
 
-/// What nobody may go beyond.
+/// The limits of all clients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) body_bytes: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Limits {
     pub(crate) requests_kept_us: i64,
 }
 
-/// What has been counted, for the metrics.
+/// The counters for the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) connections: AtomicU64,
@@ -61,10 +61,10 @@ impl Counted {
 }
 
 impl Face {
-    /// Of a running app.
+    /// Creates the state for a running app.
     ///
     /// # Errors
-    /// When roles are needed for what is not there.
+    /// If roles are needed for something that does not exist.
     pub(crate) fn new(
         app: Arc<dyn App>,
         access: Access,
@@ -96,24 +96,24 @@ impl Face {
         })
     }
 
-    /// From now on nothing new is begun.
+    /// Refuses new requests from now on.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
     }
 
-    /// Refuses what is new, at the end.
+    /// Refuses a new request if the app is stopping.
     pub(crate) fn open(&self) -> Result<(), Refusal> {
         match self.stopping.load(Ordering::Acquire) {
             true => Err(Refusal::later(
-                Error::resource("the app is stopping").help("ask again when it has started anew"),
+                Error::resource("the app is stopping").help("try again when it has restarted"),
             )),
             false => Ok(()),
         }
     }
 }
 
-/// Gives what procedures leave the roles that they need, where nothing else is said. Roles must be for
-/// something.
+/// Gives the outputs of procedures the roles that the procedures need, where no others are set.
+/// Roles for unknown names are refused.
 fn guard(app: &dyn App, mut access: Access) -> Result<Access> {
     let streams = app.streams().into_iter().map(|(name, _)| format!("streams/{name}"));
     let tables = app.tables().into_iter().map(|table| format!("tables/{}", table.name));
@@ -131,7 +131,7 @@ fn guard(app: &dyn App, mut access: Access) -> Result<Access> {
             });
         }
     }
-    // Its replies, and its calls: those that aborted, and those that could not be read.
+    // The stream of its replies and the streams of its calls, aborted calls and rejected calls.
     let own = |procedure: &String| {
         let more = ["", ".aborted", ".calls.late", ".calls.dead"].map(String::from);
         more.map(|more| (format!("streams/{procedure}{more}"), procedure.clone()))

@@ -1,7 +1,7 @@
 //! The events of a stream, as they become durable.
 //!
-//! An event's id is its row's number in the stream, which is the same after every restart where there
-//! is a data directory.
+//! An event's id is its row's number in the stream. Where there is a data directory, a restart
+//! doesn't change the number.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::face::Face;
 use crate::refusal::Refusal;
 use crate::sent::{event, last_id, sent, told, Found};
 
-/// Rows that are sent at a time.
+/// The number of rows that are sent at a time.
 const ROWS: usize = 256;
 
 #[derive(Deserialize)]
@@ -38,8 +38,8 @@ pub(crate) async fn follow(
     face.open()?;
     let from = from(query, &headers)?.unwrap_or(known.next);
     if from > known.next {
-        let what = format!("row {from} of {stream} has not come");
-        let help = format!("rows from {} up to {} are there", known.first, known.next);
+        let what = format!("row {from} of {stream} does not exist yet");
+        let help = format!("rows from {} up to {} are available", known.first, known.next);
         return Err(Refusal::wrong(what, &help).field("next", known.next));
     }
     if from < known.first {
@@ -48,7 +48,7 @@ pub(crate) async fn follow(
             .field("next", known.next));
     }
     let mut at = from;
-    // Who comes again before the first event goes on from here.
+    // A client that returns before its first event continues from here.
     let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
     let of = face.clone();
     let look = move || {
@@ -82,12 +82,11 @@ pub(crate) async fn follow(
 }
 
 fn gone(stream: &str, from: u64) -> Error {
-    Error::resource(format!("rows of {stream} from {from} on are kept no more")).help(
-        "go on from the first one that is there; read faster, or raise tail_rows and tail_bytes",
-    )
+    Error::resource(format!("rows of {stream} from {from} on are no longer retained"))
+        .help("go on from the first retained row; read faster, or raise tail_rows and tail_bytes")
 }
 
-/// Where to begin: behind the last event that the client has had, else where it asks for.
+/// Returns the row to begin at: the one after the client's last event, else the one it asks for.
 fn from(
     query: Result<Query<From>, axum::extract::rejection::QueryRejection>,
     headers: &HeaderMap,
@@ -98,7 +97,7 @@ fn from(
         None => Ok(query.from),
         Some(id) => match id.parse::<i64>() {
             Ok(row) if (-1..i64::MAX).contains(&row) => Ok(Some((row + 1) as u64)),
-            _ => Err(Refusal::wrong(format!("Last-Event-ID '{id}' is no number of a row"), help)),
+            _ => Err(Refusal::wrong(format!("Last-Event-ID '{id}' is not a row's number"), help)),
         },
     }
 }

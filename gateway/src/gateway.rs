@@ -1,4 +1,4 @@
-//! Starting and ending.
+//! Start and end of the gateway.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::news::Bell;
 use crate::plan::Plan;
 use crate::{routes, server};
 
-/// Threads that answer, at most: what they do is short, and the cores are the engine's.
+/// The largest number of threads that answer. Their work is short, and the cores are for the
+/// engine.
 const THREADS_MAX: usize = 4;
-/// How long calls under way are waited for at the end, and how long connections after that.
+/// How long the end waits for calls in progress, and then for connections.
 const GRACE: Duration = Duration::from_secs(5);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Answers the clients of a running app. Dropped, it ends.
+/// Answers the clients of a running app, until it is dropped.
 pub struct Gateway {
     address: SocketAddr,
     face: Arc<Face>,
@@ -33,10 +34,10 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Begins to answer.
+    /// Starts to answer clients.
     ///
     /// # Errors
-    /// When the address can't be had, or roles are needed for what is not there.
+    /// If the address is not available, or if roles are needed for something that does not exist.
     pub fn start(plan: Plan, app: Arc<dyn App>, env: &Env) -> Result<Gateway> {
         let Plan { address, access, tls } = plan;
         let runtime = Builder::new_multi_thread()
@@ -45,7 +46,7 @@ impl Gateway {
             .enable_io()
             .enable_time()
             .build()
-            .map_err(|e| Error::io("starting the threads that answer", &e))?;
+            .map_err(|e| Error::io("starting the threads that answer clients", &e))?;
         let listening = runtime.block_on(TcpListener::bind(address));
         let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
@@ -66,26 +67,26 @@ impl Gateway {
         Ok(Gateway { address, face, closing, running: Mutex::new(Some((runtime, thread))) })
     }
 
-    /// Where it answers.
+    /// Returns the address at which it answers.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Begins nothing new, and waits for the calls that are under way, not for ever: to be called before
-    /// the engine stops, which answers them.
+    /// Refuses new requests, and waits a bounded time for the calls in progress. Call this before
+    /// the engine stops, because the engine answers those calls.
     pub fn drain(&self) {
         self.face.stop();
         let running = self.running.lock();
         if let Some((runtime, _)) = &*running {
             let all = self.face.limits.calls as u32;
             let room = self.face.room.clone();
-            // Who waits longer than this is told when the engine ends.
+            // A call that takes longer receives its error when the engine ends.
             let _ =
                 runtime.block_on(async { timeout(GRACE, room.acquire_many(all)).await.is_ok() });
         }
     }
 
-    /// Ends all connections, those first that wait for nothing.
+    /// Ends all connections. Those on which no answer is due end first.
     pub fn stop(&self) {
         self.face.stop();
         let Some((runtime, thread)) = self.running.lock().take() else { return };
@@ -94,7 +95,7 @@ impl Gateway {
         // Each connection holds one of these.
         let _ = runtime.block_on(async { timeout(LAST_WORDS, self.closing.closed()).await });
         runtime.shutdown_timeout(LAST_WORDS);
-        // Its end has no news.
+        // The thread returns nothing.
         let _ = thread.join();
     }
 }

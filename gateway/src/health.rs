@@ -13,7 +13,7 @@ use crate::refusal::{json_response, Refusal};
 
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// For whoever decides whether requests are sent here, without a token.
+/// Answers a load balancer's check, without a token.
 pub(crate) async fn health(State(face): State<Arc<Face>>) -> Response {
     let health = face.app.health();
     let ready = health.ready && face.open().is_ok();
@@ -29,7 +29,7 @@ pub(crate) async fn metrics(
 ) -> Result<Response, Refusal> {
     face.access.client(&headers)?;
     let of = face.clone();
-    // It looks at what the engine holds while it executes.
+    // The engine may hold locks that this needs while it executes.
     let text = tokio::task::spawn_blocking(move || of.app.metrics()).await;
     let mut text = text.unwrap_or_default();
     let counted = &face.counted;
@@ -40,29 +40,29 @@ pub(crate) async fn metrics(
         (
             "connections_refused_total",
             "counter",
-            "Connections for which there was no room.",
+            "Connections refused because there were too many.",
             value(&counted.refused_connections),
         ),
         (
             "connections_turned_out_total",
             "counter",
-            "Connections of strangers that gave way to newer ones.",
+            "Unauthenticated connections closed in favour of newer ones.",
             value(&counted.turned_out),
         ),
         ("calls_total", "counter", "Calls.", value(&counted.calls)),
-        ("calls_waiting", "gauge", "Calls that wait for their replies.", waiting as u64),
+        ("calls_waiting", "gauge", "Calls that are waiting for their replies.", waiting as u64),
         ("calls_aborted_total", "counter", "Calls that aborted.", value(&counted.aborted)),
         ("calls_faults_total", "counter", "Calls whose function failed.", value(&counted.faults)),
         (
             "calls_overdue_total",
             "counter",
-            "Calls without a reply in time.",
+            "Calls that had no reply in time.",
             value(&counted.overdue),
         ),
         (
             "calls_refused_total",
             "counter",
-            "Calls for which there was no room.",
+            "Calls refused because too many were waiting.",
             value(&counted.full),
         ),
     ] {

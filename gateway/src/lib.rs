@@ -1,29 +1,29 @@
-//! Clients of a running app over HTTP/1.1 with JSON: calls of procedures, events of streams and
-//! changes of tables as they become durable, health and metrics.
+//! The HTTP/1.1 interface of a running app, with JSON. It serves calls of procedures, events of
+//! streams and changes of tables as they become durable, health, and metrics.
 //!
-//! | file | what it does |
+//! | file | content |
 //! | --- | --- |
-//! | `plan` | what the settings ask for, refused where it would be open to strangers |
-//! | `access`, `tls` | who is let in, with which roles; certificates |
-//! | `gateway` | the threads: starting and ending |
-//! | `server`, `patience` | connections, bounded in number and in how long they may keep silent |
-//! | `seats` | who has a connection, and who gives one up |
-//! | `manners` | what a request must have, and who may stay |
-//! | `routes` | which path is whose |
-//! | `rest` | what an answer has left unread of its request |
+//! | `plan` | the settings, refused where strangers would have access |
+//! | `access`, `tls` | authentication, roles and certificates |
+//! | `gateway` | the threads: start and end |
+//! | `server`, `patience` | connections, with limits on their number and on silence |
+//! | `seats` | places for connections, and which connection loses its place |
+//! | `manners` | requirements of every request |
+//! | `routes` | the handlers by path |
+//! | `rest` | the unread rest of a request's body |
 //! | `call`, `arguments` | a call, its parameters from JSON |
 //! | `follow`, `changes`, `sent` | events and changes as server-sent events |
 //! | `rows` | a row of a table |
-//! | `openapi` | what there is, for programs that write clients |
+//! | `openapi` | the OpenAPI document, from which clients can be generated |
 //! | `health` | health and metrics |
-//! | `news` | when there is something new to be sent |
-//! | `face`, `refusal` | what all of them share; how they say no |
+//! | `news` | notification of new events and changes |
+//! | `face`, `refusal` | the shared state; refusals |
 //!
-//! It knows the engine by its [`Mill`](tidemill_engine::Mill), and must not know transactions or
-//! Python. It is the only crate that knows axum and tokio, whose sockets, threads and timers it uses in
-//! place of those of `env`: nothing that an app comes to depends on them.
+//! This crate knows the engine by its [`App`](tidemill_engine::App) trait, and must not know
+//! transactions or Python. It is the only crate that knows axum and tokio. It uses their sockets,
+//! threads and timers instead of those of `env`, because no result of an app depends on them.
 //!
-//! `docs/running.md` is the protocol.
+//! `docs/reference/http.md` describes the protocol.
 
 mod access;
 mod arguments;

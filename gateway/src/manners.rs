@@ -1,5 +1,5 @@
-//! What a request must have, whoever sends it. What could be read in two ways is refused: whoever stands
-//! in between may have read it in the other one.
+//! The requirements of every request. A request with two possible readings is refused, because a
+//! proxy may have read it the other way.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use crate::refusal::Refusal;
 use crate::routes::HEALTH;
 use crate::seats::Seat;
 
-/// The last port.
+/// The largest port number.
 const PORT_MAX: u32 = 65_535;
-/// Headers that say one thing.
+/// Headers that may occur only once.
 const SINGLE: [HeaderName; 5] = [
     header::AUTHORIZATION,
     header::CONTENT_TYPE,
@@ -27,7 +27,8 @@ const SINGLE: [HeaderName; 5] = [
     HeaderName::from_static("last-event-id"),
 ];
 
-/// Answers who has manners and may be here; all others lose their connection with the refusal.
+/// Answers valid requests of allowed clients. All other clients lose their connection with the
+/// refusal.
 pub(crate) async fn admit(
     State(face): State<Arc<Face>>,
     request: Request,
@@ -51,7 +52,7 @@ pub(crate) async fn admit(
     if seat.let_in().is_err() {
         Counted::add(&face.counted.refused_connections);
         let error = Error::resource("there are too many connections")
-            .help("come again when some are closed, or raise http_connections_max");
+            .help("connect again when some have left, or raise http_connections_max");
         return closing(Refusal::later(error));
     }
     answerer.run(request).await
@@ -61,11 +62,11 @@ fn closing(refusal: Refusal) -> Response {
     refusal.header(header::CONNECTION, HeaderValue::from_static("close")).into_response()
 }
 
-/// Refuses what can be read in two ways.
+/// Refuses a request with two possible readings.
 pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     host(request)?;
     let headers = request.headers();
-    // Mostly there are none that are there twice.
+    // Usually no header occurs twice.
     let are_single = headers.len() == headers.keys_len();
     for name in SINGLE.iter().filter(|_| !are_single) {
         if headers.get_all(name).iter().nth(1).is_some() {
@@ -76,7 +77,7 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     let uri = request.uri();
     for (part, text) in [("path", uri.path()), ("query", uri.query().unwrap_or_default())] {
         escapes(text).map_err(|why| {
-            let help = "write each byte of UTF-8 that is no letter or digit as % and two \
+            let help = "write each byte of UTF-8 that is not a letter or digit as % and two \
                         hexadecimal digits";
             Refusal::wrong(format!("the {part} of the address {why}"), help)
         })?;
@@ -84,7 +85,8 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// There is one, it is a name or an address, and that of the target is the same.
+/// Checks that there is one host, that it is a name or an address, and that the target agrees with
+/// it.
 fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
     let help = "send one header Host with the name or address that was connected to";
     let mut hosts = request.headers().get_all(header::HOST).iter();
@@ -93,7 +95,7 @@ fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
         return Err(Refusal::wrong("there are two headers Host", help));
     }
     let Some(host) = host else {
-        // It came with HTTP/1.1.
+        // HTTP/1.1 introduced the header.
         return match request.version() {
             Version::HTTP_10 => Ok(()),
             _ => Err(Refusal::wrong("there is no header Host", help)),
@@ -109,7 +111,7 @@ fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
             && port.is_some_and(|port| port.is_empty() || is_port(port.as_bytes()))
     };
     let Some(host) = host.filter(is_one) else {
-        return Err(Refusal::wrong("the header Host is no name or address", help));
+        return Err(Refusal::wrong("the header Host is not a name or address", help));
     };
     match request.uri().authority() {
         Some(target) if !target.as_str().eq_ignore_ascii_case(host.as_str()) => {
@@ -120,7 +122,7 @@ fn host<B>(request: &Request<B>) -> Result<(), Refusal> {
     }
 }
 
-/// Whether it is a name or an address of IPv4, with a port or without one: most are.
+/// Whether this is a name or an IPv4 address, with or without a port, as it usually is.
 fn is_plain(host: &[u8]) -> bool {
     let end = host.iter().position(|byte| *byte == b':').unwrap_or(host.len());
     let (name, port) = host.split_at(end);
@@ -129,7 +131,7 @@ fn is_plain(host: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(is_of_name) && (port.is_empty() || has_port)
 }
 
-/// Whether it is a colon with the number of a port, or without one.
+/// Whether this is a colon, with or without a port number after it.
 fn is_port(text: &[u8]) -> bool {
     let Some((b':', digits)) = text.split_first() else { return false };
     let add = |port: u32, digit: &u8| match digit {
@@ -139,7 +141,7 @@ fn is_port(text: &[u8]) -> bool {
     digits.iter().try_fold(0, add).is_some()
 }
 
-/// Whether all that is escaped is, and comes to UTF-8.
+/// Checks that the escapes are complete and give UTF-8.
 fn escapes(text: &str) -> Result<(), &'static str> {
     // A text of an address has no byte 0.
     if !text.contains('%') {

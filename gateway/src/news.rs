@@ -1,5 +1,7 @@
-//! When there is something new to be sent. One thread waits for the engine, and only while somebody
-//! follows something; whoever does looks for himself what is new for him, so nothing queues up here.
+//! Notification of new events and changes.
+//!
+//! One thread waits for the engine, and only while a client follows something. Each follower looks
+//! up its own news, so nothing queues up here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +12,10 @@ use tidemill_engine::{App, News};
 use tidemill_env::{Env, Handle};
 use tokio::sync::watch;
 
-/// How long the thread waits at a time, in microseconds: its end is noticed so soon.
+/// How long the thread waits at a time, in microseconds. It notices the end within this time.
 const WAIT_US: u64 = 100_000;
 
-/// Tells followers that they should look.
+/// Notifies followers that they should look for news.
 pub(crate) struct Bell {
     news: watch::Sender<News>,
     closing: Mutex<bool>,
@@ -21,7 +23,7 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// A bell, and the thread that rings it.
+    /// Returns a bell and the thread that rings it.
     pub(crate) fn hang(env: &Env, app: Arc<dyn App>) -> Result<(Arc<Bell>, Handle)> {
         let first = News { epoch: 0, over: false };
         let bell = Arc::new(Bell {
@@ -61,14 +63,14 @@ impl Bell {
         }
     }
 
-    /// For somebody who follows something.
+    /// Returns a follower's receiver.
     pub(crate) fn hear(&self) -> watch::Receiver<News> {
         let heard = self.news.subscribe();
         self.woken.notify_all();
         heard
     }
 
-    /// Whoever follows something is told that nothing more will come.
+    /// Notifies the followers that the end has been reached.
     pub(crate) fn close(&self) {
         *self.closing.lock() = true;
         self.woken.notify_all();

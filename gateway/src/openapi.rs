@@ -1,4 +1,4 @@
-//! What there is, as an OpenAPI document: for programs that write clients, and for people.
+//! The app's interface as an OpenAPI document, for generators of clients and for people.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) async fn openapi(
     Ok(json_response(StatusCode::OK, face.openapi.to_vec()))
 }
 
-/// The document.
+/// Returns the document.
 pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value {
     let mut paths = Map::new();
     for procedure in app.procedures().values() {
@@ -37,13 +37,13 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             "schema": {"type": "integer", "minimum": 0},
         });
         let mut path = sent(&about, &row(&schema), vec![from, last_id()], access.role(&what));
-        path["get"]["responses"]["410"] = refused("Those rows are kept no more.");
-        path["get"]["responses"]["400"] = refused("Those rows have not come.");
+        path["get"]["responses"]["410"] = refused("These rows are no longer retained.");
+        path["get"]["responses"]["400"] = refused("These rows do not exist yet.");
         paths.insert(format!("/{what}"), path);
     }
     for table in app.tables() {
         let what = format!("tables/{}", table.name);
-        let about = format!("What changes in {}, cut by cut, as it becomes durable.", table.name);
+        let about = format!("The changes of {}, cut by cut, as they become durable.", table.name);
         let change = json!({
             "type": "object",
             "properties": {
@@ -78,7 +78,7 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
                     "parameters": [key],
                     "responses": {
                         "200": answer("The row, or null.", &found),
-                        "400": refused("That is no key."),
+                        "400": refused("This is not a key."),
                     },
                 }}),
                 access.role(&what),
@@ -89,11 +89,11 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
     paths.insert(
         "/health".into(),
         json!({"get": {
-            "summary": "Whether the app is well.", "security": [],
+            "summary": "The health of the app.", "security": [],
             "responses": {
                 "200": answer("It is.", &health),
-                "400": refused("The request is wrong, or could be read in two ways."),
-                "503": answer("It is not.", &health),
+                "400": refused("The request is wrong or ambiguous."),
+                "503": answer("The app is not healthy.", &health),
             },
         }}),
     );
@@ -132,7 +132,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
     if procedure.takes_requests {
         parameters.push(json!({
             "name": "Idempotency-Key", "in": "header",
-            "description": "Of calls with one id, one is executed, and all get its reply.",
+            "description": "Calls with the same id are executed once, and all receive its reply.",
             "schema": {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX},
         }));
     }
@@ -151,18 +151,18 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
     let mut body = row(&procedure.parameters);
     (body["required"], body["additionalProperties"]) = (json!(needed), json!(false));
     let mut responses = json!({
-        "200": answer("It was executed.", &returned),
+        "200": answer("The call was executed.", &returned),
         "400": refused("The parameters, or a header, are wrong."),
-        "408": refused("The body did not come in time."),
-        "409": answer("It aborted, and has left nothing.", &aborted),
+        "408": refused("The body did not arrive in time."),
+        "409": answer("The call aborted and changed nothing.", &aborted),
         "413": refused("The body is too large."),
-        "415": refused("The body is no JSON."),
-        "500": answer("Its function failed, and it has left nothing.", &fault),
-        "503": refused("There is no room, or the app stops: ask again later."),
-        "504": refused("There was no reply in time: it may still be executed."),
+        "415": refused("The body is not JSON."),
+        "500": answer("The call's function failed and changed nothing.", &fault),
+        "503": refused("The app is overloaded or stopping: try again later."),
+        "504": refused("The reply is late: the call may still be executed."),
     });
     if procedure.takes_requests {
-        responses["422"] = refused("The request id is that of another call.");
+        responses["422"] = refused("The request id belongs to another call.");
     }
     guarded(
         json!({"post": {
@@ -176,7 +176,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
     )
 }
 
-/// A path of server-sent events.
+/// Returns a path of server-sent events.
 fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<String>) -> Value {
     let about = format!("{about} Server-sent events, each of which is JSON.");
     guarded(
@@ -185,11 +185,11 @@ fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<String>)
             "parameters": parameters,
             "responses": {
                 "200": {
-                    "description": "Events without end.",
+                    "description": "An endless stream of events.",
                     "content": {"text/event-stream": {"schema": {"type": "string"}}},
                     "x-event": data,
                 },
-                "503": refused("The app stops: ask again later."),
+                "503": refused("The app is stopping: try again later."),
             },
         }}),
         role,
@@ -199,25 +199,25 @@ fn sent(about: &str, data: &Value, parameters: Vec<Value>, role: Option<String>)
 fn last_id() -> Value {
     json!({
         "name": "Last-Event-ID", "in": "header",
-        "description": "The id of the last event that the client has had: it goes on behind it.",
+        "description": "The id of the last event that the client received. Events after it follow.",
         "schema": {"type": "string"},
     })
 }
 
-/// With what somebody hears who is not let in.
+/// Adds the refusals that unauthenticated clients receive.
 fn guarded(mut path: Value, role: Option<String>) -> Value {
     for operation in path.as_object_mut().into_iter().flat_map(|path| path.values_mut()) {
         let responses = &mut operation["responses"];
         for (status, why) in [
-            ("400", "The request is wrong, or could be read in two ways."),
-            ("503", "There is no room, or the app stops: ask again later."),
+            ("400", "The request is wrong or ambiguous."),
+            ("503", "The app is overloaded or stopping: try again later."),
         ] {
             if responses[status].is_null() {
                 responses[status] = refused(why);
             }
         }
-        operation["responses"]["401"] = refused("A token is needed.");
-        operation["responses"]["403"] = refused("Another role is needed.");
+        operation["responses"]["401"] = refused("A valid token is missing.");
+        operation["responses"]["403"] = refused("The client lacks the role.");
         if let Some(role) = &role {
             operation["x-role"] = json!(role);
         }
@@ -245,13 +245,13 @@ fn object<const N: usize>(fields: [(&str, Value); N], required: &[&str]) -> Valu
     json!({"type": "object", "properties": fields, "required": required})
 }
 
-/// A row as an object.
+/// Returns the schema of a row as an object.
 fn row(schema: &Schema) -> Value {
     let fields = schema.columns.iter().map(|column| (column.name.to_string(), typed(column)));
     json!({"type": "object", "properties": fields.collect::<Map<String, Value>>()})
 }
 
-/// A column's values.
+/// Returns the schema of a column's values.
 fn typed(column: &Column) -> Value {
     let mut schema = of_type(&column.ty);
     if column.nullable {
@@ -260,7 +260,7 @@ fn typed(column: &Column) -> Value {
     if let Some(default) = &column.default {
         let mut text = Vec::new();
         values::write(default, &mut text);
-        // What is written there is JSON.
+        // This text is JSON.
         schema["default"] = serde_json::from_slice(&text).unwrap_or(Value::Null);
     }
     schema

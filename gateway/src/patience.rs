@@ -1,5 +1,5 @@
-//! A connection that must not be held up for ever: whoever takes nothing of what is sent, or sends
-//! nothing of what was begun, is cut off.
+//! A limit on the time for which a peer may block a connection. A peer is cut off if it stops
+//! reading, or stops sending a request that it has begun.
 
 use std::future::Future as _;
 use std::io;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{sleep, Instant, Sleep};
 
-/// Fails when a write has waited too long. Reads have limits of their own, where it is known what
-/// they wait for.
+/// A stream that fails when a write has waited too long. Reads have limits elsewhere, where the
+/// code knows what they wait for.
 pub(crate) struct Patient<S> {
     inner: S,
     patience: Duration,
     timer: Pin<Box<Sleep>>,
-    /// A write is waiting, and the timer runs.
+    /// Whether a write is waiting and the timer runs.
     waits: bool,
 }
 

@@ -1,14 +1,14 @@
-//! How a request is refused: a status, and what, why and how to mend it as JSON.
+//! A refused request: a status, and as JSON what is wrong, why, and how to mend it.
 
 use axum::http::{header, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{json, Value};
 use tidemill_core::{Error, Kind};
 
-/// Seconds after which whoever came when there was no room may try again.
+/// The seconds after which a client that was refused for lack of room may try again.
 const RETRY_AFTER: &str = "1";
 
-/// An answer that says no. In a box, because almost all answers are others.
+/// A refusal. The parts are in a box, because almost all answers are not refusals.
 #[derive(Debug)]
 pub(crate) struct Refusal(Box<Parts>);
 
@@ -22,28 +22,28 @@ struct Parts {
 }
 
 impl Refusal {
-    /// With this status, and what is wrong.
+    /// Creates a refusal with this status and error.
     pub(crate) fn new(status: StatusCode, error: Error) -> Refusal {
         Refusal(Box::new(Parts { status, error, more: json!({}), headers: Vec::new() }))
     }
 
-    /// The request is wrong.
+    /// Refuses a request that is wrong.
     pub(crate) fn wrong(what: impl Into<String>, help: &str) -> Refusal {
         Refusal::new(StatusCode::BAD_REQUEST, Error::input(what).help(help))
     }
 
-    /// What was asked for is not there.
+    /// Refuses a request for something that does not exist.
     pub(crate) fn missing(error: Error) -> Refusal {
         Refusal::new(StatusCode::NOT_FOUND, error)
     }
 
-    /// There is no room, or nobody works any more: later there may be.
+    /// Refuses a request that may succeed later, when there is room or the app works again.
     pub(crate) fn later(error: Error) -> Refusal {
         let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error);
         refusal.header(header::RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER))
     }
 
-    /// What the engine says.
+    /// Refuses a request with an error of the engine.
     pub(crate) fn of(error: Error) -> Refusal {
         match error.kind {
             Kind::Resource | Kind::Io => Refusal::later(error),
@@ -54,13 +54,13 @@ impl Refusal {
         }
     }
 
-    /// With a field more.
+    /// Adds a field.
     pub(crate) fn field(mut self, name: &str, value: impl Into<Value>) -> Refusal {
         self.0.more[name] = value.into();
         self
     }
 
-    /// With a header.
+    /// Adds a header.
     pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Refusal {
         self.0.headers.push((name, value));
         self
@@ -77,7 +77,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer of JSON.
+/// Returns an answer of JSON.
 pub(crate) fn json_response(status: StatusCode, body: Vec<u8>) -> Response {
     const JSON: HeaderValue = HeaderValue::from_static("application/json");
     (status, [(header::CONTENT_TYPE, JSON)], body).into_response()

@@ -1,10 +1,10 @@
-//! What an answer has left unread of its request.
+//! The unread rest of a request's body.
 //!
-//! Whoever is refused by the headers alone is answered before the body has been read, and a client
-//! may still be sending it. The next request of the connection comes behind that body. Were it left
-//! there, the connection would have to be closed without notice, and a client that has kept it for
-//! its next request would wait for an answer in vain. So a rest that is short and comes soon is read
-//! and thrown away; else the answer says that the connection is closed.
+//! A client that is refused by the headers alone gets its answer before the body has been read. It
+//! may still be sending the body, and the connection's next request comes after it. An unread body
+//! would force the gateway to close the connection without notice. A client that uses the
+//! connection for its next request would then wait in vain for an answer. So a rest that is short
+//! and arrives soon is read and discarded. Otherwise the answer says that the connection is closed.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::face::Face;
 
-/// Answers a request, and gets past its body.
+/// Answers a request, and skips the rest of its body.
 pub(crate) async fn pass(
     State(face): State<Arc<Face>>,
     request: Request,
@@ -31,7 +31,7 @@ pub(crate) async fn pass(
     if request.body().is_end_stream() {
         return answerer.run(request).await;
     }
-    // Who waits to be asked for the body has not sent it, and need not.
+    // A client that waits to be asked for the body has not sent it, and need not.
     let waits = request.headers().contains_key(header::EXPECT);
     let (head, body) = request.into_parts();
     let mut rest = Rest(Arc::new(Mutex::new(Reading { body, ended: false })));
@@ -50,18 +50,18 @@ pub(crate) async fn pass(
     answer
 }
 
-/// A body that goes on when whoever answers has dropped it.
+/// A body that can still be read when the handler has dropped it.
 #[derive(Clone)]
 struct Rest(Arc<Mutex<Reading>>);
 
 struct Reading {
     body: Body,
-    /// The last of it has been read, or it has broken off.
+    /// Whether all of it has been read, or it has broken off.
     ended: bool,
 }
 
 impl Rest {
-    /// Reads on to the end; whether it was found within this many bytes.
+    /// Reads on to the end. Returns whether the end came within this many bytes.
     async fn skip(&mut self, bytes_max: usize) -> bool {
         let mut left = bytes_max;
         while !self.is_end_stream() {

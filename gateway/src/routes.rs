@@ -1,4 +1,4 @@
-//! Which path is whose.
+//! The handlers by path.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::face::Face;
 use crate::refusal::Refusal;
 use crate::{call, changes, follow, health, manners, openapi, rest, rows};
 
-/// Asked by whoever decides whether requests are sent here.
+/// The path of the health check, which load balancers ask for.
 pub(crate) const HEALTH: &str = "/health";
 
 const PATHS: [&str; 7] = [
@@ -27,15 +27,15 @@ const PATHS: [&str; 7] = [
     "/metrics",
 ];
 
-/// All of them, for those who are known and have manners, and for all others. Who asks many times is known from the first
-/// answer on, and pays for nothing but the answer.
+/// The routes for clients that are known, and for all others. A client that sends many requests is
+/// known after its first answer, so later requests skip those checks.
 #[derive(Clone)]
 pub(crate) struct Routes {
     pub(crate) known: Router,
     pub(crate) others: Router,
 }
 
-/// All of them.
+/// Creates the routes.
 pub(crate) fn of(face: &Arc<Face>) -> Routes {
     let admitted = all().layer(from_fn_with_state(face.clone(), manners::admit));
     let with = |routes: Router<Arc<Face>>| {
@@ -61,15 +61,15 @@ fn all() -> Router<Arc<Face>> {
 async fn nothing(State(face): State<Arc<Face>>, request: Request) -> Result<(), Refusal> {
     face.access.client(request.headers())?;
     let path = request.uri().path();
-    let error = Error::input(format!("there is nothing at {path}"));
+    let error = Error::input(format!("there is no path {path}"));
     Err(Refusal::missing(match nearest(path, PATHS) {
         Some(near) => error.help(format!("did you mean {near}?")),
-        None => error.help(format!("there are {}", PATHS.join(", "))),
+        None => error.help(format!("the paths are {}", PATHS.join(", "))),
     }))
 }
 
 async fn other_method(method: Method) -> Refusal {
-    let error = Error::input(format!("{method} is not what this path is for"))
-        .help("procedures are called with POST, all else is asked for with GET");
+    let error = Error::input(format!("this path does not take {method}"))
+        .help("call procedures with POST, and use GET for all else");
     Refusal::new(StatusCode::METHOD_NOT_ALLOWED, error)
 }

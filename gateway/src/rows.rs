@@ -1,4 +1,4 @@
-//! A row of a table, as the last durable cut has left it.
+//! A row of a table, as the last durable cut left it.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use tidemill_core::{Column, DataType, Error, TableSpec, Value};
 use crate::face::Face;
 use crate::refusal::{json_response, Refusal};
 
-/// The table of this name.
+/// Returns the table of this name.
 pub(crate) fn table<'f>(face: &'f Face, name: &str) -> Result<&'f TableSpec, Refusal> {
     face.app.tables().into_iter().find(|table| *table.name == *name).ok_or_else(|| {
         let error = Error::setting(format!("there is no table {name}"));
         let names: Vec<&str> = face.app.tables().iter().map(|table| &*table.name).collect();
         Refusal::missing(match nearest(name, names.iter().copied()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help(format!("there are {}", names.join(", "))),
+            None => error.help(format!("the tables are {}", names.join(", "))),
         })
     })
 }
@@ -37,10 +37,10 @@ pub(crate) async fn row(
     let help = "give ?key=VALUE, once for each key column in their order";
     let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
     if let Some((other, _)) = query.iter().find(|(name, _)| name != "key") {
-        return Err(Refusal::wrong(format!("there is no '{other}' to be asked for"), help));
+        return Err(Refusal::wrong(format!("there is no parameter '{other}'"), help));
     }
     let key: Vec<String> = query.into_iter().map(|(_, value)| value).collect();
-    // Tables are behind a lock while an epoch is executed: not a thread of ours that waits for it.
+    // Tables are locked while an epoch is executed, so no thread of the runtime may wait for them.
     let found =
         tokio::task::spawn_blocking(move || (face.app.row_by(&spec, &key, value), spec.schema))
             .await;
@@ -56,7 +56,7 @@ pub(crate) async fn row(
     Ok(json_response(StatusCode::OK, body))
 }
 
-/// A key column's value as it stands in an address: as in JSON, but without quotes.
+/// Parses a key column's value from an address: as in JSON, but without quotes.
 fn value(text: &str, column: &Column) -> Result<Value, String> {
     let is_quoted = matches!(column.ty, DataType::Str | DataType::Bytes)
         || column.ty == DataType::Timestamp && text.parse::<i64>().is_err();

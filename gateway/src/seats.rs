@@ -1,11 +1,12 @@
-//! Who has a connection, and who has to give one up.
+//! Places for connections, and which connection loses its place.
 //!
-//! Whoever connects is a *stranger* until a request of his was let in: by its token, or where there are
-//! none, because it comes from this machine. Strangers have places of their own, so they take none from
-//! those who are let in. Where these are full, the newest comes in all the same, and the oldest has to
-//! go: of the address that has most of them, so that one address crowds out itself only. Whoever means
-//! well has sent the head of a request long before that. Questions about the app's health are answered
-//! to strangers, so they never wait for a place.
+//! A client is a *stranger* until one of its requests has been allowed: by its token, or, where
+//! there are no tokens, because it comes from this machine. Strangers have places of their own, so
+//! they take none from allowed clients. If these places are full, the newest stranger still gets
+//! one, and an older one loses its place. It is the oldest from the address that has most places,
+//! so one address crowds out only itself. An honest client has sent the head of a request long
+//! before that. Questions about the app's health are answered to strangers, so they never wait for
+//! a place.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -17,17 +18,18 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{timeout_at, Instant};
 
-/// So long a stranger may take for a request that is let in.
+/// How long a stranger may take to send a request that is allowed.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Places of strangers: one for so many of the others, and at least so many.
+/// The places of strangers: one for this many places of allowed clients, but no fewer than the
+/// minimum.
 const SHARE: usize = 4;
 const STRANGERS_MIN: usize = 16;
 
-/// All connections.
+/// The places of all connections.
 pub(crate) struct Seats {
     strangers: Mutex<Strangers>,
     strangers_max: usize,
-    /// One for each connection of somebody who has been let in.
+    /// One permit for each connection of an allowed client.
     places: Arc<Semaphore>,
     patience: Duration,
 }
@@ -35,7 +37,7 @@ pub(crate) struct Seats {
 #[derive(Default)]
 struct Strangers {
     next: u64,
-    /// The oldest first.
+    /// The strangers by number, the oldest first.
     there: BTreeMap<u64, Stranger>,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -45,7 +47,7 @@ struct Stranger {
     leave: Arc<Notify>,
 }
 
-/// A connection's.
+/// The place of one connection.
 pub(crate) struct Seat {
     number: u64,
     seats: Arc<Seats>,
@@ -54,13 +56,14 @@ pub(crate) struct Seat {
     until: Mutex<Instant>,
 }
 
-/// There is no place.
+/// The error that no place is free.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Full;
 
 impl Seats {
-    /// For so many connections of those who are let in; nobody may be silent for longer than `idle`. Without
-    /// tokens whoever connects will be let in, so all of them may connect before the first one asks.
+    /// Creates places for this many connections of allowed clients. No client may be silent for
+    /// longer than `idle`. Without tokens every client will be allowed, so all of them may connect
+    /// before the first one sends a request.
     pub(crate) fn new(connections: usize, idle: Duration, wants_tokens: bool) -> Arc<Seats> {
         let share = if wants_tokens { SHARE } else { 1 };
         Arc::new(Seats {
@@ -71,7 +74,7 @@ impl Seats {
         })
     }
 
-    /// Somebody has connected. Whether another stranger had to go.
+    /// Gives a new connection a place. Also returns whether another stranger lost its place.
     pub(crate) fn take(self: &Arc<Seats>, address: IpAddr) -> (Arc<Seat>, bool) {
         let address = network(address);
         let leave = Arc::new(Notify::new());
@@ -92,7 +95,7 @@ impl Seats {
 }
 
 impl Strangers {
-    /// Whether he was there.
+    /// Removes a stranger, and returns whether it was there.
     fn remove(&mut self, number: u64) -> bool {
         let Some(Stranger { address, .. }) = self.there.remove(&number) else { return false };
         if let Some(count) = self.by_address.get_mut(&address) {
@@ -104,7 +107,7 @@ impl Strangers {
         true
     }
 
-    /// The oldest of the address that has most has to go.
+    /// Removes the oldest stranger of the address that has most places.
     fn turn_out(&mut self) {
         let most = self.by_address.values().max().copied().unwrap_or(0);
         let has_most = |stranger: &Stranger| self.by_address.get(&stranger.address) == Some(&most);
@@ -118,13 +121,13 @@ impl Strangers {
 }
 
 impl Seat {
-    /// A request of his was let in, for the first time.
+    /// Makes the client known, when the first of its requests has been allowed.
     pub(crate) fn let_in(&self) -> Result<(), Full> {
         if self.is_known() {
             return Ok(());
         }
         let place = self.seats.places.clone().try_acquire_owned().map_err(|_| Full)?;
-        // Who has been turned out meanwhile is gone.
+        // The stranger may have lost its place in the meantime.
         match self.seats.strangers.lock().remove(self.number) {
             true => drop(self.place.set(place)),
             false => return Err(Full),
@@ -132,17 +135,17 @@ impl Seat {
         Ok(())
     }
 
-    /// Whether he has been let in.
+    /// Whether the client has been allowed.
     pub(crate) fn is_known(&self) -> bool {
         self.place.get().is_some()
     }
 
-    /// A stranger has asked what everybody may, and may do so again.
+    /// Extends a stranger's time, after it has asked for something that every client may ask for.
     pub(crate) fn answered(&self) {
         *self.until.lock() = Instant::now() + self.seats.patience;
     }
 
-    /// Waits until he has to go, which is never once he has been let in.
+    /// Waits until the client must leave. A known client never must.
     pub(crate) async fn has_to_go(&self) {
         while !self.is_known() {
             let until = *self.until.lock();
@@ -161,7 +164,7 @@ impl Drop for Seat {
     }
 }
 
-/// An address as one counts: of IPv6 everybody has a whole network.
+/// Returns the address that is counted: with IPv6, each client has a whole network.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(v6) => match v6.to_ipv4_mapped() {
@@ -184,7 +187,7 @@ mod tests {
         IpAddr::from([192, 0, 2, last])
     }
 
-    /// Who of them is still there.
+    /// Returns the numbers of the strangers that are still there.
     fn there(seats: &Seats) -> Vec<u64> {
         seats.strangers.lock().there.keys().copied().collect()
     }
@@ -199,10 +202,10 @@ mod tests {
         crowd.extend((0..100).map(|_| seats.take(address(2))));
         let there = there(&seats);
         assert_eq!(there.len(), 16);
-        // He and the one of the third address are.
+        // The first stranger and the one of the third address are still there.
         assert_eq!(there[..2], [0, 16]);
         assert_eq!(honest.let_in(), Ok(()));
-        // Who had to go comes in no more.
+        // A stranger that has lost its place can't become known.
         assert_eq!(crowd[0].0.let_in(), Err(Full));
         drop((honest, crowd));
         assert!(seats.strangers.lock().by_address.is_empty());

@@ -1,5 +1,7 @@
-//! Server-sent events. Nothing queues up for a follower: what is next is looked up when there is room
-//! for it on his connection, and whoever is too slow for what is kept is told so and cut off.
+//! Server-sent events.
+//!
+//! Nothing queues up for a follower. The next events are looked up when its connection has room for
+//! them. A follower that is too slow for the retained events receives an error and is cut off.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,25 +15,26 @@ use tokio::time::timeout;
 
 use crate::face::Face;
 
-/// After so long without an event comes a sign of life: less than the patience of what is in between.
+/// The time without an event after which a sign of life is sent. It is shorter than the timeouts of
+/// usual proxies.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// What a follower finds when he looks.
+/// The events that a follower finds when it looks.
 pub(crate) enum Found {
-    /// These events.
+    /// Some events.
     Events(Vec<u8>),
-    /// Nothing yet.
+    /// No event yet.
     Nothing,
-    /// These, and no more.
+    /// The last events.
     Last(Vec<u8>),
 }
 
-/// The id of the last event that a client has had, when it comes again.
+/// Returns the id of the last event that a returning client has received.
 pub(crate) fn last_id(headers: &HeaderMap) -> Option<&str> {
     headers.get("last-event-id").and_then(|value| value.to_str().ok()).filter(|id| !id.is_empty())
 }
 
-/// Appends an event of JSON; without a name it is what is followed itself.
+/// Appends an event of JSON. An event without a name is one of those that are followed.
 pub(crate) fn event(id: &str, name: Option<&str>, data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"id: ");
     out.extend_from_slice(id.as_bytes());
@@ -39,18 +42,18 @@ pub(crate) fn event(id: &str, name: Option<&str>, data: &[u8], out: &mut Vec<u8>
         out.extend_from_slice(b"\nevent: ");
         out.extend_from_slice(name.as_bytes());
     }
-    // JSON as we write it has no line breaks.
+    // The JSON that we write has no line breaks.
     out.extend_from_slice(b"\ndata: ");
     out.extend_from_slice(data);
     out.extend_from_slice(b"\n\n");
 }
 
-/// The same of a value.
+/// Appends an event of a JSON value.
 pub(crate) fn told(id: &str, name: &str, data: &Value, out: &mut Vec<u8>) {
     event(id, Some(name), data.to_string().as_bytes(), out);
 }
 
-/// Sends `begin`, and then what `look` finds, as long as there may be something.
+/// Sends `begin` and then the events that `look` finds, until there can be no more.
 pub(crate) fn sent(
     face: &Face,
     begin: Vec<u8>,
@@ -64,7 +67,7 @@ pub(crate) fn sent(
             return Some((some(begin), Some((heard, look, Vec::new()))));
         }
         loop {
-            // Before the look: what comes before the end is found then.
+            // This is read before the look, so that the look finds every event before the end.
             let over = heard.borrow_and_update().over;
             match look() {
                 Found::Events(bytes) => {
@@ -89,7 +92,8 @@ pub(crate) fn sent(
     (headers, Body::from_stream(events)).into_response()
 }
 
-/// The app has stopped. It has no id, so that whoever comes again goes on where he was.
+/// Returns the event that says that the app has stopped. It has no id, so a returning client
+/// continues where it was.
 fn end() -> Vec<u8> {
     format!("event: end\ndata: {}\n\n", json!({"why": "the app has stopped"})).into_bytes()
 }

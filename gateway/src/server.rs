@@ -1,4 +1,4 @@
-//! Connections: taken in, bounded, and ended.
+//! The connections: accepted, bounded in number, and ended.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -25,12 +25,12 @@ use crate::patience::Patient;
 use crate::routes::Routes;
 use crate::seats::{Seat, Seats};
 
-/// Bytes of a request's head, and what is read ahead of a body.
+/// The largest size of a request's head, in bytes. As much is read ahead of a body.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// How long it waits when no file handle is free: somebody will have closed one soon.
+/// How long the server waits when no file handle is free. A connection is likely to close soon.
 const NO_HANDLE: Duration = Duration::from_millis(10);
 
-/// Takes connections until it is closed.
+/// Accepts connections until the server is closed.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
@@ -38,7 +38,8 @@ pub(crate) async fn serve(
     face: Arc<Face>,
     closing: watch::Receiver<bool>,
 ) {
-    // Let go before the socket is closed: what is declared last goes first.
+    // This is dropped before the socket is closed, because the last declared value is dropped
+    // first.
     let _held = Held::new(&listener);
     let wants_tokens = face.access.wants_tokens();
     let seats = Seats::new(face.limits.connections, face.limits.idle, wants_tokens);
@@ -64,7 +65,7 @@ pub(crate) async fn serve(
         tokio::spawn(async move {
             face.counted.connections.fetch_add(1, Ordering::Relaxed);
             let talk = connection(stream, tls, routes, &face, (seat.clone(), closing));
-            // Who has to go is told nothing: to say a word may mean to wait.
+            // A client that must leave gets no message, because sending one could mean waiting.
             select(pin!(talk), pin!(seat.has_to_go())).await;
             face.counted.connections.fetch_sub(1, Ordering::Relaxed);
         });
@@ -78,7 +79,7 @@ async fn connection(
     face: &Face,
     (seat, closing): (Arc<Seat>, watch::Receiver<bool>),
 ) {
-    // Replies are small, and somebody waits for each.
+    // Replies are small, and a client waits for each.
     let _ = stream.set_nodelay(true);
     let _held = Held::new(&stream);
     match tls {
@@ -120,9 +121,9 @@ async fn talk<S>(
         matches!(select(talking.as_mut(), closed).await, Either::Left(_))
     };
     if !ended {
-        // What is being answered is answered; whoever asks for nothing need not be waited for.
+        // An answer in progress is finished. A client that asks for nothing is not waited for.
         talking.as_mut().graceful_shutdown();
-        // Who has gone, or sent garbage, is owed nothing.
+        // An error of a client that has gone or has sent garbage needs no answer.
         let _ = talking.await;
     }
 }

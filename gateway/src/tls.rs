@@ -12,10 +12,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 
-/// Takes HTTPS connections with a certificate chain and its private key, both as PEM.
+/// Accepts HTTPS connections with a certificate chain and its private key, both as PEM.
 ///
 /// # Errors
-/// When they can't be read or do not fit.
+/// If they can't be read or do not fit each other.
 pub(crate) fn acceptor(env: &Env, cert: &Path, key: &Path) -> Result<TlsAcceptor> {
     let wrong = |path: &Path, what: &dyn std::fmt::Display| {
         Error::setting(format!("{}: {what}", path.display()))
@@ -24,7 +24,7 @@ pub(crate) fn acceptor(env: &Env, cert: &Path, key: &Path) -> Result<TlsAcceptor
     let chain = CertificateDer::pem_slice_iter(&read(env, cert)?).collect::<Result<Vec<_>, _>>();
     let chain = chain.map_err(|e| wrong(cert, &e))?;
     if chain.is_empty() {
-        return Err(wrong(cert, &"there is no certificate in it"));
+        return Err(wrong(cert, &"it has no certificate"));
     }
     let private = PrivateKeyDer::from_pem_slice(&read(env, key)?).map_err(|e| wrong(key, &e))?;
     let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))

@@ -1,4 +1,4 @@
-//! A running app and its clients, with real sockets.
+//! Tests of a running app and its clients, with real sockets.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use tidemill_env::{Addr, Connection, Env};
 use tidemill_gateway::{digest, Gateway, Plan};
 use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 
-/// Adds to an account, and says what is there then. An amount of 13 lasts long.
+/// Adds to an account and returns the balance. An amount of 13 takes long.
 struct Add {
     accounts: TableId,
     output: StreamId,
@@ -50,7 +50,7 @@ fn spec(settings: Settings) -> AppSpec {
     let calls = b.calls("add.calls", parameters);
     let output = ints(["id", "balance"]);
     b.returning("add", calls, output, |output| Arc::new(Add { accounts, output }));
-    // A declared one, which takes no request ids.
+    // A declared procedure, which takes no request ids.
     let calls = b.calls("look.calls", vec![Column::new("id", DataType::Int)]);
     let mut h = b.handler("look", calls);
     let id = h.column("id");
@@ -92,7 +92,7 @@ impl App {
         connect(&self.addr)
     }
 
-    /// Sends bytes, and reads what comes until the end.
+    /// Sends bytes, and reads the answer until the end.
     fn raw(&self, bytes: &[u8]) -> String {
         let mut connection = self.connect();
         let _ = connection.write_all(bytes);
@@ -101,7 +101,7 @@ impl App {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// Sends one request with headers; status and JSON.
+    /// Sends one request with headers. Returns the status and the JSON.
     fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> (u16, Json) {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
@@ -164,11 +164,11 @@ fn what_is_wrong_is_said() {
         ("/call/add", r#"{"id":null}"#, 400, "null"),
         ("/call/add", r#"{"id":1e40}"#, 400, "integer of 64 bits"),
         ("/call/add", r#"{"id":1} 2"#, 400, "trailing"),
-        ("/call/add", "[1]", 400, "an object of the parameters"),
-        ("/call/add", "{", 400, "not as it should be"),
-        ("/call/add", "", 400, "not as it should be"),
+        ("/call/add", "[1]", 400, "an object with the parameters"),
+        ("/call/add", "{", 400, "not valid"),
+        ("/call/add", "", 400, "not valid"),
         ("/call", "{}", 404, "/call/{procedure}"),
-        ("/health", "{}", 405, "asked for with GET"),
+        ("/health", "{}", 405, "use GET for all else"),
     ] {
         let (found, said) = app.ask("POST", path, "", body);
         assert_eq!(found, status, "{path} {body}: {said}");
@@ -193,13 +193,13 @@ fn what_is_wrong_is_said() {
         ("/tables/accounts/rows?kee=a", "'kee'"),
         ("/streams/ad", "did you mean 'add'?"),
         ("/streams/add?from=-1", "?from=ROW"),
-        ("/streams/add?from=5", "has not come"),
+        ("/streams/add?from=5", "does not exist yet"),
     ] {
         let (status, said) = app.get(path);
         assert!(status == 400 || status == 404, "{path}: {status}");
         assert!(what(&said).contains(words), "{path}: {said}");
     }
-    // Pages of foreign sites can send this without asking.
+    // Pages of foreign sites can send this without a preflight request.
     let text = "POST /call/add HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
                 Content-Type: text/plain\r\nContent-Length: 8\r\n\r\n{\"id\":1}";
     assert!(app.raw(text.as_bytes()).starts_with("HTTP/1.1 415"));
@@ -222,7 +222,7 @@ fn a_request_is_executed_once_also_over_a_restart() {
     let first = app.request("first", "add", add());
     assert_eq!(first, (200, json!({"reply": {"id": 7, "balance": 5}})));
     assert_eq!(app.request("second", "add", add()).1["reply"]["balance"], 10);
-    // Equal is what means the same.
+    // Bodies with the same meaning are equal.
     let same = r#"{ "note": null, "amount": 5.0, "id": 7 }"#;
     assert_eq!(app.ask("POST", "/call/add", "Idempotency-Key: first\r\n", same), first);
     app.stop();
@@ -247,7 +247,7 @@ fn who_waits_too_long_may_ask_again() {
     app.stop();
 }
 
-/// Whoever goes leaves his call behind.
+/// The call of a client that has left is executed.
 #[test]
 fn a_client_that_leaves_does_not_take_its_call_along() {
     let app = App::start(settings());
@@ -274,14 +274,14 @@ fn there_is_room_for_so_many() {
     let headers = "Tidemill-Deadline-Ms: 20\r\n";
     let slow = r#"{"id":1,"amount":13}"#;
     assert_eq!(app.ask("POST", "/call/add", headers, slow).0, 504);
-    // It is still being executed, though nobody waits.
+    // The call is still being executed, though no client waits.
     let answer = app.raw(
         b"POST /call/add HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
           Content-Type: application/json\r\nContent-Length: 8\r\n\r\n{\"id\":1}",
     );
     assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: 1"), "{answer}");
     app.mill.drain().unwrap();
-    // Who has been let in keeps his connection.
+    // An allowed client retains its connection.
     let held: Vec<_> = (0..3).map(|_| asks_on(&app, "/nothing", "")).collect();
     let (status, said) = app.call("add", json!({"id": 1}));
     assert_eq!(status, 503, "{said}");
@@ -293,7 +293,7 @@ fn there_is_room_for_so_many() {
     app.stop();
 }
 
-/// A connection on which something has been asked and answered, and which goes on.
+/// Returns an open connection on which one request has been answered.
 fn asks_on(app: &App, path: &str, headers: &str) -> Box<dyn Connection> {
     let mut connection = app.connect();
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n");
@@ -321,7 +321,7 @@ const ANN: &str = "Authorization: Bearer ann-secret\r\n";
 const BOB: &str = "Authorization: Bearer bob-secret\r\n";
 const EVE: &str = "Authorization: Bearer eve-secret\r\n";
 
-/// Whoever has no token can't keep those out who have one, nor hide whether the app is well.
+/// Clients without a token can't keep out those who have one, nor hide the app's health.
 #[test]
 fn strangers_take_no_place_of_those_who_are_let_in() {
     let folder = tempfile::tempdir().unwrap();
@@ -329,7 +329,7 @@ fn strangers_take_no_place_of_those_who_are_let_in() {
     let kept = asks_on(&app, "/metrics", ANN);
     let slow = |n: usize| {
         let mut connection = app.connect();
-        // Nothing, a part of a head, a question about the health, and one without a token.
+        // Nothing, a part of a head, a question about the health, and a request without a token.
         let text: &[u8] = match n % 4 {
             0 => b"",
             1 => b"GET /tables/accounts/rows?key=1 HTTP/1.1\r\nHost: local",
@@ -349,24 +349,24 @@ fn strangers_take_no_place_of_those_who_are_let_in() {
     let connections = metrics.lines().find(|l| l.starts_with("tidemill_http_connections "));
     let connections: u32 = connections.unwrap().split(' ').next_back().unwrap().parse().unwrap();
     assert!(connections <= 8 + 16 + 1, "{connections}");
-    // Who was let in before keeps his place.
+    // A client that was allowed before retains its place.
     drop((kept, held));
     app.stop();
 }
 
-/// Without a token there is one answer on a connection.
+/// Without a token, a connection ends after one answer.
 #[test]
 fn who_has_no_token_loses_the_connection() {
     let folder = tempfile::tempdir().unwrap();
     let app = guarded(folder.path(), settings());
     let answer = app.raw(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").to_lowercase();
     assert!(answer.starts_with("http/1.1 401") && answer.contains("connection: close"), "{answer}");
-    // Health is asked for again and again.
+    // A client can ask for the health again and again.
     let _ = asks_on(&app, "/health", "");
     app.stop();
 }
 
-/// What procedures leave needs the roles that they need.
+/// The outputs of procedures need the roles of the procedures.
 #[test]
 fn outputs_need_the_roles_of_procedures() {
     let folder = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn outputs_need_the_roles_of_procedures() {
     ];
     let told = |app: &App, headers: &str| paths.map(|path| app.ask("GET", path, headers, "").0);
     let app = start(&[("add", "teller")]);
-    // Those rows have not come: but she may ask.
+    // These rows do not exist yet, but she may ask for them.
     assert_eq!(told(&app, ANN), [400, 400, 400, 200]);
     for who in [BOB, EVE] {
         assert_eq!(told(&app, who), [403; 4]);
@@ -411,7 +411,7 @@ fn outputs_need_the_roles_of_procedures() {
     app.stop();
 }
 
-/// What could be read in two ways, or is no JSON.
+/// Ambiguous requests and bodies that are not JSON are refused.
 #[test]
 fn requests_have_one_meaning() {
     let app = App::start(settings());
@@ -432,9 +432,9 @@ fn requests_have_one_meaning() {
     for (headers, status, words) in [
         (json.to_owned(), 400, "no header Host"),
         (with(host), 400, "two headers Host"),
-        (format!("Host:\r\n{json}"), 400, "no name or address"),
-        (format!("Host: me@localhost\r\n{json}"), 400, "no name or address"),
-        (format!("Host: a b\r\n{json}"), 400, "no name or address"),
+        (format!("Host:\r\n{json}"), 400, "not a name or address"),
+        (format!("Host: me@localhost\r\n{json}"), 400, "not a name or address"),
+        (format!("Host: a b\r\n{json}"), 400, "not a name or address"),
         (with(json), 400, "two headers content-type"),
         (with("Authorization: Bearer a\r\nAuthorization: Bearer b\r\n"), 400, "authorization"),
         (with("Tidemill-Deadline-Ms: 9\r\nTidemill-Deadline-Ms: 8\r\n"), 400, "deadline"),
@@ -494,19 +494,19 @@ fn requests_have_one_meaning() {
         let (found, said) = app.get(target);
         assert_eq!(found, status, "{target}: {said}");
     }
-    // Without a Host only of old.
+    // Only the old version of HTTP allows a request without the header Host.
     assert!(app.raw(b"GET /health HTTP/1.0\r\n\r\n").starts_with("HTTP/1.0 200"));
     app.stop();
 }
 
-/// Ports are what they are for those who are known, too.
+/// Ports are checked for known clients, too.
 #[test]
 fn hosts_have_ports_that_there_are() {
     let app = App::start(settings());
     let known = "GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let call = "POST /call/add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                 Content-Length: 19\r\n\r\n{\"id\":1,\"note\":\"#\"}";
-    // Nobody is known by asking for this.
+    // This request makes no client known.
     let health = "GET /health HTTP/1.1\r\nHost: localhost\r\nNote: #\r\n\r\n";
     for before in ["", known, health, call] {
         let begun = usize::from(!before.is_empty());
@@ -515,12 +515,12 @@ fn hosts_have_ports_that_there_are() {
             app.raw(format!("{before}GET {target} HTTP/1.1\r\nHost: {host}\r\n{head}").as_bytes())
         };
         for (target, host, words) in [
-            ("/metrics", "localhost:abc", "no name or address"),
-            ("/metrics", "localhost:65536", "no name or address"),
-            ("/metrics", "localhost:99999", "no name or address"),
-            ("/metrics", "localhost:+80", "no name or address"),
-            ("/metrics", "[::1]:99999", "no name or address"),
-            ("http://localhost:abc/metrics", "localhost:abc", "no name or address"),
+            ("/metrics", "localhost:abc", "not a name or address"),
+            ("/metrics", "localhost:65536", "not a name or address"),
+            ("/metrics", "localhost:99999", "not a name or address"),
+            ("/metrics", "localhost:+80", "not a name or address"),
+            ("/metrics", "[::1]:99999", "not a name or address"),
+            ("http://localhost:abc/metrics", "localhost:abc", "not a name or address"),
         ] {
             let answer = ask(target, host);
             assert_eq!(answer.matches("HTTP/1.1 ").count(), begun + 1, "{answer}");
@@ -535,8 +535,8 @@ fn hosts_have_ports_that_there_are() {
     app.stop();
 }
 
-/// Who is refused before the body has been read asks on, on the same connection, or is told that it is
-/// closed.
+/// After a refusal that came before the body was read, the connection can be used again. Otherwise
+/// the answer says that it is closed.
 #[test]
 fn an_early_refusal_leaves_the_connection_or_says_so() {
     let app =
@@ -561,7 +561,7 @@ fn an_early_refusal_leaves_the_connection_or_says_so() {
     ] {
         let mut connection = app.connect();
         for _ in 0..2 {
-            // Its body is on the way when it is refused for want of a content type.
+            // The body is on its way when the request is refused for its missing content type.
             connection.write_all(&head(headers)).unwrap();
             Env::real().clock.sleep_us(50_000);
             connection.write_all(body.as_bytes()).unwrap();
@@ -576,7 +576,7 @@ fn an_early_refusal_leaves_the_connection_or_says_so() {
         "Content-Length: 1001\r\n",
         "Transfer-Encoding: chunked\r\n",
     ] {
-        // A body that never comes, or is too long to be read for nothing.
+        // A body that never arrives, or is too long to be read and discarded.
         let mut connection = app.connect();
         connection.write_all(&head(headers)).unwrap();
         let answer = answer(&mut *connection);
@@ -587,7 +587,7 @@ fn an_early_refusal_leaves_the_connection_or_says_so() {
     app.stop();
 }
 
-/// Nothing that comes ends anything, or holds it up for ever.
+/// No request ends the server or blocks it for ever.
 #[test]
 fn garbage_and_silence_harm_nobody() {
     let app =
@@ -619,11 +619,11 @@ fn garbage_and_silence_harm_nobody() {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
         assert!(found.starts_with(answer), "{shown}: {found}");
     }
-    // Half of a request, then gone.
+    // Half of a request, and then the client is gone.
     for cut in (1..head.len()).step_by(7) {
         drop(app.connect().write_all(&head[..cut]));
     }
-    // Asks for much, and takes nothing.
+    // A client that asks for much and reads nothing.
     let mut greedy = app.connect();
     for _ in 0..20_000 {
         if greedy.write_all(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n").is_err() {
@@ -639,7 +639,7 @@ fn garbage_and_silence_harm_nobody() {
     app.stop();
 }
 
-/// Reads the head of an answer, and then events until there are so many.
+/// Reads the head of an answer, and then events up to a number.
 struct Sent {
     connection: Box<dyn Connection>,
     text: String,
@@ -653,7 +653,7 @@ impl Sent {
         Sent { connection, text: String::new() }
     }
 
-    /// The next event with data: name, id, data.
+    /// Returns the next event with data: its name, id and data.
     fn next(&mut self) -> (String, String, Json) {
         loop {
             while let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -727,7 +727,7 @@ fn changes_of_a_table_are_followed() {
     while told.len() < 2 {
         let (name, id, data) = changes.next();
         match &*name {
-            // What was executed before it was followed.
+            // Calls that were executed before the client followed the table.
             "reset" => {}
             _ => told.push(data["changes"].clone()),
         }
@@ -746,7 +746,7 @@ fn changes_of_a_table_are_followed() {
     for n in 0..7 {
         app.call("add", json!({"id": n}));
     }
-    // Away too long, or of another run.
+    // The client was away for too long, or has the id of another run.
     assert_eq!(again(before).0, "reset");
     assert_eq!(again("0000000000000000.3").0, "reset");
     app.stop();
@@ -790,7 +790,7 @@ fn clients_have_roles() {
         let open = Settings { http_host: host.into(), ..guarded.clone() };
         assert!(refused(open).contains("needs tokens and a certificate"));
     }
-    assert!(refused(Settings { http_host: "here".into(), ..settings() }).contains("no address"));
+    assert!(refused(Settings { http_host: "here".into(), ..settings() }).contains("not an address"));
     write(&tokens, "[ann]\nsha256 = \"12\"\n");
     assert!(refused(guarded.clone()).contains("64 hexadecimal digits"));
     write(&tokens, "[ann]\ntoken = \"12\"\n");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{
-    Coordinator, Input, LateEvent, Left, LeftOut, Packet, Parked, SourceProgress, Times, Written,
+    Buffered, Coordinator, Input, LateEvent, Left, LeftOut, Packet, SourceProgress, Times, Written,
     WrongClock,
 };
 use tidemill_core::{Error, Result};
@@ -21,69 +21,72 @@ use crate::served::{serve, Served};
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
-/// What is said of one that has ended as it was to.
-const ENDED: &str = "it was ended";
-/// So many refusals are remembered.
+/// The reason in the status of a coordinator that has ended as requested.
+const ENDED: &str = "it was stopped";
+/// The number of refused connections that are remembered.
 const REFUSALS: usize = 16;
 
-/// What a cluster is doing.
+/// The status of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// The generation that runs; 0 when none does.
+    /// The running generation, or 0 if there is none.
     pub generation: u64,
-    /// Its members, and where they are.
+    /// Its members and their addresses.
     pub members: Vec<(Peer, Addr)>,
-    /// The last cut, and the snapshot that a recovery would go back to.
+    /// The last cut.
     pub epoch: u64,
-    /// The epoch of that snapshot.
+    /// The epoch of the snapshot that a recovery would go back to.
     pub snapshot: u64,
-    /// For each source how far it has come.
+    /// The progress of each source.
     pub sources: Vec<SourceProgress>,
-    /// How far event time has come at the last cut.
+    /// The progress of event time at the last cut.
     pub times: Times,
-    /// Events that wait for their watermark, and how many have ever been late.
-    pub parked: Parked,
-    /// Rows that ask for work outside, once all of the last cut has been executed, where an app has such.
+    /// The buffered events, and the number of late events since the beginning.
+    pub buffered: Buffered,
+    /// The number of rows that ask for work outside, once the last cut has been executed
+    /// completely. `None` if the app has no outboxes.
     pub outside: Option<u64>,
-    /// For each source how many requests were cut in a second, lately.
+    /// The recent rate of each source, in cut requests per second.
     pub per_s: Vec<f64>,
-    /// Who lives and is left out, because it can't reach members, for some time.
+    /// The workers that are alive but left out for some time, because they can't reach members.
     pub left_out: Vec<LeftOut>,
-    /// Who waits for something that does not come, and what that is, in words.
+    /// The processes that are held up, each with the reason as text.
     pub troubles: Vec<(Peer, String)>,
-    /// Who was turned away last, and why.
+    /// The reasons of the last refused connections, the newest first.
     pub refused: Vec<String>,
-    /// Why it has ended, if it has.
+    /// The reason why it has ended, if it has.
     pub ended: Option<String>,
-    /// The event that has come too late, where that is an error: it ends for that, as soon as it has a snapshot.
+    /// The late event for which it ends, if late events of that stream are errors. It ends as soon
+    /// as it has a snapshot.
     pub late_event: Option<LateEvent>,
-    /// What is wrong with its clock, and what that says.
+    /// The fault of its clock, and the clock's time.
     pub wrong_clock: Option<(WrongClock, i64)>,
-    /// Whether it has ended in good order, and all that was executed is in a snapshot.
+    /// Whether it has ended cleanly, with everything executed in a snapshot.
     pub is_whole: bool,
 }
 
 impl Status {
-    /// For each source how many requests are there that no cut has.
+    /// Returns the number of requests of each source that are in no cut.
     pub fn lag(&self) -> Vec<u64> {
         self.sources.iter().map(|source| source.waiting).collect()
     }
 
-    /// For each source how many times as much comes in there as in the mean; 1 everywhere where nothing does.
+    /// Returns the rate of each source relative to the mean. It is 1 for all if there are no
+    /// requests.
     pub fn skew(&self) -> Vec<f64> {
         let mean = self.per_s.iter().sum::<f64>() / self.per_s.len().max(1) as f64;
         self.per_s.iter().map(|rate| if mean > 0.0 { rate / mean } else { 1.0 }).collect()
     }
 }
 
-/// A coordinator that runs.
+/// A running coordinator.
 pub struct CoordinatorProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
     thread: Mutex<Option<Handle>>,
 }
 
-/// What its threads share.
+/// The state that its threads share.
 struct Told {
     inbox: Arc<Inbox>,
     served: Served,
@@ -94,16 +97,16 @@ struct Told {
     status: Mutex<Status>,
     rates: Mutex<Rates>,
     marks: Marks,
-    /// Its status says that it has ended.
+    /// Notified when the status says that it has ended.
     end: Condvar,
 }
 
 impl CoordinatorProcess {
-    /// Begins to listen, and to form generations of whoever comes. `served` is what it serves to
-    /// the others.
+    /// Starts to listen, and to form generations of the workers that connect. `served` has the logs
+    /// that it serves to others.
     ///
     /// # Errors
-    /// When nobody can listen there.
+    /// If it can't listen at the address.
     pub fn start(
         env: &Env,
         settings: Settings,
@@ -125,7 +128,7 @@ impl CoordinatorProcess {
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
         let mesh = Arc::new(mesh);
-        // Nobody else sets it.
+        // This is the only place that sets it.
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, None);
         let own = told.clone();
@@ -152,8 +155,8 @@ impl CoordinatorProcess {
         Ok(CoordinatorProcess { mesh, told, thread })
     }
 
-    /// Executes nothing more, waits until all that was executed is in a snapshot, but not longer than this, and
-    /// ends. Whether it is.
+    /// Stops cutting new epochs, waits at most `wait_us` microseconds until everything executed is
+    /// in a snapshot, and ends. Returns whether it is.
     pub fn leave(&self, wait_us: u64) -> bool {
         self.told.inbox.push(Input::Leave);
         let mut status = self.told.status.lock();
@@ -162,22 +165,23 @@ impl CoordinatorProcess {
         status.is_whole
     }
 
-    /// Of which epochs all has left, each time that there are more; nothing when there are none within this time.
+    /// Returns the epochs whose outputs have left completely, each time that there are more.
+    /// Returns `None` if there are none within this time.
     pub fn left(&self, wait: Duration) -> Option<Left> {
         self.told.marks.next(wait)
     }
 
-    /// What of all that is written where it is to go: the next snapshot says so.
+    /// Reports which outputs have been written elsewhere, so that the next snapshot records it.
     pub fn has_written(&self, written: Written) {
         self.told.inbox.push(Input::Written(written.into()));
     }
 
-    /// Where workers reach it.
+    /// Returns the address at which workers reach it.
     pub fn address(&self) -> Addr {
         self.mesh.address()
     }
 
-    /// What it is doing.
+    /// Returns its status.
     pub fn status(&self) -> Status {
         let mut status = self.told.status.lock().clone();
         let troubles = self.told.troubles.lock();
@@ -192,14 +196,14 @@ impl Drop for CoordinatorProcess {
     fn drop(&mut self) {
         self.told.inbox.close();
         if let Some(thread) = self.thread.lock().take() {
-            // A panic has been told as the reason of its end.
+            // A panic has been reported as the reason of its end.
             let _ = thread.join();
         }
     }
 }
 
 impl Told {
-    /// What somebody waits for that does not come.
+    /// Notes what holds a process up, or that nothing does.
     fn trouble(&self, who: Peer, what: Option<String>) {
         let mut troubles = self.troubles.lock();
         match what {
@@ -211,16 +215,17 @@ impl Told {
     fn seen(&self, machine: &Coordinator, doors: &Doors, seen: &Seen<'_>) {
         let Doors { mesh, shared: Shared { log, .. }, .. } = doors;
         match seen {
-            // Whoever is to be a member hears first where the others are.
+            // A new member first receives the addresses of the others.
             Seen::Sends(to, Packet::Form(_)) => {
                 let peers = self.directory.lock().clone().into_iter().collect();
-                // Nothing is locked while it is sent: it may be told at once that the link is down.
+                // The directory is not locked during the send, which may report at once that the
+                // link is down.
                 mesh.send(*to, Lane::Urgent, Word::Directory(peers).bytes());
             }
             Seen::Sends(..) => {}
             Seen::Tick => {
                 if let Some(error) = log.failed() {
-                    // What is durable is not known any more.
+                    // It is no longer known what is durable.
                     self.status.lock().ended = Some(error.to_string());
                     self.end.notify_all();
                     return self.inbox.close();
@@ -231,7 +236,7 @@ impl Told {
                 let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
                 let now_us = doors.env.clock.monotonic_ns() / 1000;
                 let mut rates = self.rates.lock();
-                // Between two generations nothing is known of them, and nothing is forgotten.
+                // Between two generations the rates are unknown, and the earlier ones are retained.
                 let per_s =
                     if cuts.is_empty() { Vec::new() } else { rates.at(now_us, &cuts).to_vec() };
                 drop(rates);
@@ -245,7 +250,7 @@ impl Told {
                 status.members = found.members.iter().filter_map(at).collect();
                 (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
                 (status.sources, status.per_s) = (found.sources, per_s);
-                (status.times, status.parked) = (found.times, found.parked);
+                (status.times, status.buffered) = (found.times, found.buffered);
                 status.outside = found.outside;
                 status.wrong_clock = machine.wrong_clock();
                 status.left_out = found.left_out;
@@ -267,7 +272,7 @@ impl Sink for Told {
                 let word = match word {
                     Some(word) => serve(&self.served, mesh, peer, word),
                     None => {
-                        // It knows the secret, and speaks another language.
+                        // The peer knows the secret, but its message is invalid.
                         if let Some(mesh) = mesh.upgrade() {
                             mesh.unlink(peer);
                         }

@@ -1,7 +1,7 @@
 //! Requests of clients, and their replies.
 //!
-//! A request is appended to the log, and its reply is found in the outputs, whoever has executed it. So it has a
-//! reply even when every process but this one has died meanwhile.
+//! A request is appended to the log, and its reply is found in the outputs, whichever process has
+//! executed it. So it gets a reply even if every other process has died meanwhile.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Once, Weak};
@@ -17,35 +17,37 @@ use tidemill_function::{Call, Tid};
 use tidemill_place::{Partition, PARTITIONS};
 use tidemill_txn::program::Abort;
 
-/// So many outputs are read at once.
+/// The number of outputs that are read at once.
 const READ: usize = 4096;
-/// So long a read waits for more, in microseconds.
+/// The time for which a read waits for more outputs, in microseconds.
 const WAIT_US: u64 = 1_000_000;
 
-/// So long it may take to find where the outputs end.
+/// The maximum time to find the end of the outputs.
 const BEGIN: Duration = Duration::from_secs(10);
 
-/// What a client is told.
+/// The answer to a client.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// The transaction has committed, and its function has returned this.
+    /// The transaction has committed, and its function has returned this value.
     Returned(Value),
     /// It has aborted, for this reason.
     Aborted(Abort),
-    /// Nobody knows whether the request is in the log, and so whether it will be executed.
+    /// It is unknown whether the request is in the log, and so whether it will be executed.
     Unknown,
 }
 
-/// Who is told what has become of a request, and where in the order it was; `None` where that is not known.
+/// A callback for the result of a request and its place in the order, which is `None` if it is
+/// unknown.
 pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
 
-/// Who hears of all that leaves, in the order of each source.
+/// A callback for all outputs, in the order of each source.
 pub type Listener = Arc<dyn Fn(u32, &Output) + Send + Sync>;
 
-/// Where clients' requests go in, and replies come out.
+/// The request server, to which clients send requests, and from which replies come.
 pub struct Desk {
     log: Arc<dyn Log>,
-    /// Of how many sources it asks: the first of so many that have outputs.
+    /// The number of sources that it appends to: the first of the `outputs` sources that have
+    /// outputs.
     sources: u32,
     outputs: u32,
     own: u64,
@@ -61,8 +63,8 @@ struct Waiting {
 }
 
 impl Desk {
-    /// A desk at which nobody has asked yet, and which asks of so many sources of all that there are; `listener` hears of
-    /// all that leaves after [`Desk::begin`].
+    /// Creates a request server without requests. It uses the first `sources` of all sources.
+    /// `listener` receives all outputs after [`Desk::begin`].
     pub fn open(
         env: &Env,
         log: Arc<dyn Log>,
@@ -73,8 +75,8 @@ impl Desk {
         Desk { log, sources, outputs, own, waiting, listener, begun: Once::new() }
     }
 
-    /// Begins to read what leaves from now on, if nobody has asked anything yet: where clients come by other
-    /// ways that would be for nobody. Reading ends when the desk has been dropped.
+    /// Starts to read new outputs, unless that has happened. If clients connect in other ways only,
+    /// nothing needs to be read. Reading ends when the request server has been dropped.
     pub fn begin(&self) {
         self.begun.call_once(|| {
             let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.outputs), Condvar::new()));
@@ -82,42 +84,43 @@ impl Desk {
                 let (log, waiting) = (Arc::downgrade(&self.log), Arc::downgrade(&self.waiting));
                 let (listener, unknown) = (self.listener.clone(), Some(unknown.clone()));
                 let tail = Tail { log, waiting, listener, source, unknown };
-                // What has left before is nobody's here: it is only found where the end is.
+                // Earlier outputs are not needed. This read only finds where they end.
                 tail.read(u64::MAX, None);
             }
-            // The reply to what is asked before that might be missed.
+            // Without this wait, the reply to a new request might be missed.
             let (count, known) = &*unknown;
             known.wait_while_for(&mut count.lock(), |count| *count > 0, BEGIN);
         });
     }
 
-    /// Of how many sources it asks.
+    /// Returns the number of sources that it appends to.
     pub fn sources(&self) -> u32 {
         self.sources
     }
 
-    /// The source for a call: where shares are equal its reader owns the entity.
+    /// Returns the source for a call. If shares are equal, the reader of the source owns the
+    /// entity.
     pub fn source_of(&self, partition: Partition) -> u32 {
         source_of(partition, self.sources)
     }
 
-    /// How many requests wait for their replies.
+    /// Returns the number of requests that wait for their replies.
     pub fn open_requests(&self) -> usize {
         self.waiting.lock().open.len()
     }
 
-    /// Appends a request to a source. It is executed once, whatever happens.
+    /// Appends a request to a source. If it gets into the log, it is executed exactly once.
     pub fn call(&self, source: u32, call: Call, then: Then<Answer>) {
         self.call_placed(source, call, Box::new(move |_, answer| then(answer)));
     }
 
-    /// The same, for who wants to know the request's place in the order.
+    /// Appends a request like [`Desk::call`], and reports its place in the order.
     pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
         self.call_together(source, vec![(call, then)]);
     }
 
-    /// Appends several requests to a source as one record: all of them are there or none is, and they are executed
-    /// in their order.
+    /// Appends several requests to a source as one record. Either all of them are in the log or
+    /// none, and they are executed in their order.
     pub fn call_together(&self, source: u32, calls: Vec<(Call, Placed)>) {
         self.begin();
         let mut waiting = self.waiting.lock();
@@ -133,7 +136,7 @@ impl Desk {
         let ids: Vec<RequestId> = requests.iter().map(|request| request.id.clone()).collect();
         let waiting = self.waiting.clone();
         let appended = move |result: Result<u64, Refused>| {
-            // That they are there is no news: their replies are.
+            // A successful append needs no report, because the replies follow.
             for id in ids.iter().filter(|_| result.is_err()) {
                 let then = waiting.lock().open.remove(id);
                 if let Some(then) = then {
@@ -146,15 +149,15 @@ impl Desk {
     }
 }
 
-/// Of so many sources the one whose reader owns a partition, where shares are equal.
+/// Returns the source, of this many, whose reader owns a partition if shares are equal.
 pub fn source_of(partition: Partition, sources: u32) -> u32 {
     (u64::from(partition.0) * u64::from(sources) / u64::from(PARTITIONS)) as u32
 }
 
-/// Of how many sources it is not known yet where their outputs end.
+/// The number of sources whose outputs have an unknown end.
 type Unknown = (Mutex<u32>, Condvar);
 
-/// Reads what leaves, for one source.
+/// Reads the outputs of one source.
 struct Tail {
     log: Weak<dyn Log>,
     waiting: Weak<Mutex<Waiting>>,

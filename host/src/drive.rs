@@ -1,4 +1,4 @@
-//! Hands a machine what happens, and does what it wants done.
+//! Passes inputs to a state machine, and performs its effects.
 
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -18,33 +18,33 @@ use crate::outside::{Outboxes, Outside};
 use crate::word::Word;
 use crate::{Shared, COORDINATOR};
 
-/// So long a read waits for requests to come, in microseconds.
+/// The time for which a read waits for records, in microseconds.
 const READ_WAIT_US: u64 = 1_000_000;
 
-/// After so long what could not be had is asked for again, in nanoseconds: an object, or what somebody outside says.
+/// The time after which an object or an answer from outside is requested again, in nanoseconds.
 pub(crate) const AGAIN_NS: u64 = 200_000_000;
 
 /// A state machine.
 pub(crate) trait Machine {
-    /// Takes what has happened.
+    /// Handles an input.
     fn handle(&mut self, input: Input, effects: &mut Vec<Effect>);
 
-    /// The generation that it is of, where it says so in its beats.
+    /// Returns the generation that its beats name.
     fn generation(&self) -> u64 {
         0
     }
 }
 
-/// Since when a machine is at what has happened, for whoever says meanwhile that it lives.
+/// The time since which a state machine handles inputs, for the thread that sends beats meanwhile.
 #[derive(Default)]
 pub(crate) struct Busy {
-    /// 0 when it is not.
+    /// The monotonic time, or 0 if it is idle.
     since_ns: AtomicU64,
     generation: AtomicU64,
 }
 
 impl Busy {
-    /// The generation that it is of, if it has been busy for so long.
+    /// Returns its generation, if it has been busy for this long.
     pub fn for_long(&self, now_ns: u64, long_us: u64) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Acquire);
         let is_long = since_ns > 0 && now_ns > since_ns + 1000 * long_us;
@@ -77,7 +77,7 @@ impl Machine for Coordinator {
     }
 }
 
-/// All that a machine can reach.
+/// The resources that a state machine can reach.
 pub(crate) struct Doors {
     pub env: Env,
     pub mesh: Arc<Mesh>,
@@ -85,16 +85,16 @@ pub(crate) struct Doors {
     pub inbox: Arc<Inbox>,
     pub outside: Arc<Outside>,
     pub busy: Arc<Busy>,
-    /// Of an app that has work done outside.
+    /// The outboxes of an app with work outside.
     pub outboxes: Option<Arc<dyn Outboxes>>,
-    /// What the names of this cluster's objects begin with.
+    /// The prefix of the names of this cluster's objects.
     pub prefix: String,
-    /// Of the object that was asked for last.
+    /// The trouble with the object that was requested last.
     pub reading: Arc<Trouble>,
 }
 
 impl Doors {
-    /// Those of a process of a cluster.
+    /// Creates the resources of a process.
     pub fn new(
         env: &Env,
         mesh: &Arc<Mesh>,
@@ -117,15 +117,16 @@ impl Doors {
     }
 }
 
-/// Drives a machine until its inbox is closed or it has ended as it was to (`None`), or it stops, saying why. A panic is
-/// such a reason: whoever waits for the end of the process hears of it.
+/// Drives a state machine until its inbox is closed or it has ended as requested (`None`), or until
+/// it stops with a reason. A panic is such a reason, and is reported to those that wait for the end
+/// of the process.
 pub(crate) fn drive<M: Machine>(
     machine: &mut M,
     doors: &Doors,
     tick_us: u64,
     watcher: &mut impl FnMut(&mut M, Seen<'_>),
 ) -> Option<String> {
-    // Nothing is done with the machine after a panic but to ask it how far it had come.
+    // After a panic, the state machine is only asked for its progress.
     let run = AssertUnwindSafe(|| run(machine, doors, tick_us, watcher));
     match catch_unwind(run) {
         Ok(why) => why.map(str::to_owned),
@@ -181,19 +182,20 @@ fn run<M: Machine>(
             }
         }
         doors.append(appends);
-        // Calls and replies are in one lane, in their order, which nodes count on: a reply that overtook the call
-        // before it would be of another state. What a recovery reads of the served log is in the other.
+        // All calls and replies are in one lane, in their order, which nodes rely on. A reply that
+        // overtook an earlier call would belong to another state. A recovery's reads of the served
+        // log use the other lane.
         for (to, packets) in packets {
             doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
         }
     }
 }
 
-/// What a process hears of its machine.
+/// An observation of a state machine by its process.
 pub(crate) enum Seen<'a> {
-    /// It sends this.
+    /// It sends this packet.
     Sends(Peer, &'a Packet),
-    /// It has been told the time.
+    /// A tick has passed.
     Tick,
 }
 
@@ -211,11 +213,11 @@ pub(crate) fn address(peer: Peer) -> Address {
     }
 }
 
-/// What a machine appends in a turn: those of one topic go together.
+/// The appends of one turn. Those of one topic are appended together.
 type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
 
 impl Doors {
-    /// What it waits for that does not come, in words.
+    /// Returns what holds the process up, as text.
     pub fn trouble(&self) -> Option<String> {
         let Shared { log, store } = &self.shared;
         let found = [log.trouble(), store.trouble().or_else(|| self.reading.now())];
@@ -253,7 +255,7 @@ impl Doors {
             }
             Effect::Put { token, name, object } => {
                 let (store, name, told) = (store.clone(), self.name(&name), inbox.clone());
-                // Beside the machine: it may be long.
+                // Encoding runs on another thread, because it may take long.
                 let work = move || {
                     let mut bytes = Vec::new();
                     put_object(&object, &mut bytes);
@@ -267,7 +269,8 @@ impl Doors {
             Effect::Get { token, name } => {
                 let (name, env, reading) =
                     (self.name(&name), self.env.clone(), self.reading.clone());
-                let what = format!("{name}, of the newest snapshot, is not there or is damaged");
+                let what =
+                    format!("{name}, an object of the newest snapshot, is missing or damaged");
                 let then = move |bytes: Option<Vec<u8>>| match bytes
                     .and_then(|bytes| take_object(&bytes))
                 {
@@ -296,7 +299,7 @@ impl Doors {
         }
     }
 
-    /// Lets go of what is not needed any more.
+    /// Removes records and objects that are no longer needed.
     fn release(&self, manifest: &Arc<Manifest>, cuts: u64) {
         let Shared { log, store } = &self.shared;
         log.trim(Topic::Cuts, cuts);
@@ -310,7 +313,7 @@ impl Doors {
             for name in names.into_iter().flatten() {
                 let own = name.strip_prefix(&prefix).unwrap_or_default();
                 if !manifest.keeps(own) {
-                    // What is not deleted now is the next time.
+                    // Objects that are not deleted now are deleted after a later snapshot.
                     deleting.delete(name, Box::new(drop));
                 }
             }

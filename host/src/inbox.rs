@@ -1,4 +1,4 @@
-//! What has happened, until the machine is told.
+//! The inputs of a state machine, until it handles them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,18 +6,19 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::Input;
 
-/// So many messages wait at most; who reads more from a peer waits, and then the peer does.
+/// The maximum number of waiting messages. A thread that reads more from a peer waits, and then so
+/// does the peer.
 const MESSAGES_MAX: usize = 1 << 16;
 
 #[derive(Default)]
 struct Waiting {
     inputs: VecDeque<Input>,
-    /// Those that the machine is told later, and when.
+    /// Inputs that are handed over later, each with its time.
     late: Vec<(u64, Input)>,
     is_closed: bool,
 }
 
-/// The queue of a machine.
+/// The queue of a state machine.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
@@ -26,8 +27,8 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// Adds an answer to something that the machine has asked for, or the end of a link: there are as many as
-    /// it asks for.
+    /// Adds the answer to an effect, or the end of a link. Their number is bounded by the requests
+    /// of the state machine.
     pub fn push(&self, input: Input) {
         let mut waiting = self.waiting.lock();
         if !waiting.is_closed {
@@ -37,7 +38,8 @@ impl Inbox {
         }
     }
 
-    /// Adds an answer that the machine is told when the monotonic clock is there, or at the next tick after that.
+    /// Adds an answer that is handed over when the monotonic clock has reached `at_ns`, or at the
+    /// next tick after that.
     pub fn push_late(&self, at_ns: u64, input: Input) {
         let mut waiting = self.waiting.lock();
         if !waiting.is_closed {
@@ -45,7 +47,7 @@ impl Inbox {
         }
     }
 
-    /// Adds what others say, and waits where there is much already.
+    /// Adds messages of others, and waits if the queue is full.
     pub fn push_all(&self, inputs: impl IntoIterator<Item = Input>) {
         let mut waiting = self.waiting.lock();
         while waiting.inputs.len() >= MESSAGES_MAX && !waiting.is_closed {
@@ -58,7 +60,8 @@ impl Inbox {
         }
     }
 
-    /// Takes all there is at a time of the monotonic clock, and waits so long for it; `None` when it is closed.
+    /// Takes all inputs up to a time of the monotonic clock, and waits at most `wait_us` for the
+    /// first. Returns `None` if the inbox is closed.
     pub fn take(&self, now_ns: u64, wait_us: u64) -> Option<VecDeque<Input>> {
         let mut waiting = self.waiting.lock();
         if waiting.inputs.is_empty() && !waiting.is_closed {
@@ -74,7 +77,7 @@ impl Inbox {
         Some(inputs)
     }
 
-    /// Nothing more happens.
+    /// Closes the inbox. Later inputs are dropped.
     pub fn close(&self) {
         let mut waiting = self.waiting.lock();
         *waiting = Waiting { is_closed: true, ..Waiting::default() };

@@ -1,5 +1,5 @@
-//! The processes of a cluster: what drives a [`Coordinator`](tidemill_cluster::Coordinator) or a
-//! [`Worker`](tidemill_cluster::Worker), which know nothing of the world.
+//! The processes of a cluster. They drive a [`Coordinator`](tidemill_cluster::Coordinator) or a
+//! [`Worker`](tidemill_cluster::Worker), which have no access to the world.
 //!
 //! ```text
 //!  coordinator process                         worker process
@@ -10,13 +10,13 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `drive`, `inbox` | hands a machine what happens, and does what it wants done |
-//! | `outside` | asks somebody outside what functions want to know, and has work done there |
+//! | `drive`, `inbox` | passes inputs to a state machine, and performs its effects |
+//! | `outside` | asks the questions of functions to the outside, and has work done there |
 //! | `worker`, `coordinator` | a process of either kind |
-//! | `desk` | requests of clients, and their replies |
-//! | `marks` | of which epochs all has left, for whoever writes it elsewhere |
-//! | `served` | a log in the files of the coordinator's process, and what else only that can read, for all of them |
-//! | `word` | what processes say to each other |
+//! | `desk` | the request server: requests of clients, and their replies |
+//! | `marks` | the epochs whose outputs have left, for writers that copy them elsewhere |
+//! | `served` | a log in the coordinator's files, with inputs that only the coordinator can read |
+//! | `word` | the messages between processes |
 //!
 //! It must not know Python, HTTP, or how functions run.
 
@@ -48,24 +48,24 @@ use tidemill_mesh::{Peer, Secret, Tls};
 /// The coordinator's number among the processes. Workers have their members' numbers.
 pub const COORDINATOR: Peer = Peer(0);
 
-/// What all processes of a cluster have.
+/// The settings that all processes of a cluster have.
 #[derive(Clone)]
 pub struct Settings {
     /// The name of the cluster.
     pub cluster: String,
-    /// What all processes know, and nobody else does.
+    /// The secret that only the processes know.
     pub secret: Secret,
-    /// Certificates; without, they speak in clear text.
+    /// The certificates. Without them, the processes communicate in clear text.
     pub tls: Option<Tls>,
     /// The fingerprint of the app.
     pub app: u128,
-    /// Where this process listens.
+    /// The address at which this process listens.
     pub listen: Addr,
-    /// Where others reach it, when that is elsewhere.
+    /// The address at which others reach it, if it differs.
     pub advertised: Option<Addr>,
-    /// Of the machines.
+    /// The settings of the state machines.
     pub machine: Cluster,
-    /// How often a machine is told the time.
+    /// The interval between two ticks of a state machine, in microseconds.
     pub tick_us: u64,
 }
 
@@ -76,13 +76,13 @@ impl Settings {
         mesh.version = MESSAGES;
         mesh.tls.clone_from(&self.tls);
         mesh.advertised.clone_from(&self.advertised);
-        // A peer that is cut off is found by its lease; this is for who waits on neither side.
+        // The lease finds an unreachable peer. This limit serves links on which neither side waits.
         mesh.silence_us = mesh.silence_us.max(2 * self.machine.lease_us);
         mesh
     }
 }
 
-/// Where records and objects are.
+/// The shared storage of records and objects.
 #[derive(Clone)]
 pub struct Shared {
     /// The log.

@@ -1,4 +1,4 @@
-//! Of which epochs all has left, for whoever writes it elsewhere and may be slow.
+//! The epochs whose outputs have left, for a writer that copies them elsewhere and may be slow.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,18 +6,19 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::Left;
 
-/// So many records of outputs are between two that wait at least: whoever is slow takes up few at once, and few wait.
+/// The minimum number of output records between two waiting marks. So a slow writer takes few
+/// records at once, and few marks wait.
 const APART: u64 = 4096;
 
 #[derive(Default)]
 struct Waiting {
     queue: VecDeque<Left>,
-    /// How many records are before the last but one, or the last one that was taken.
+    /// The number of records before the last mark but one, or the last one that was taken.
     before: u64,
     last: Option<Left>,
 }
 
-/// Those that wait.
+/// The waiting marks.
 #[derive(Default)]
 pub(crate) struct Marks {
     waiting: Mutex<Waiting>,
@@ -29,14 +30,14 @@ fn records(left: &Left) -> u64 {
 }
 
 impl Marks {
-    /// Adds one, if it is news.
+    /// Adds a mark, unless it equals the last one.
     pub fn add(&self, left: Left) {
         let mut waiting = self.waiting.lock();
         if waiting.last.as_ref() == Some(&left) {
             return;
         }
         if waiting.last.as_ref().is_some_and(|last| last.generation != left.generation) {
-            // Those of an earlier generation say less.
+            // Marks of an earlier generation contain less.
             waiting.queue.clear();
         }
         waiting.last = Some(left.clone());
@@ -53,7 +54,7 @@ impl Marks {
         self.more.notify_all();
     }
 
-    /// The next one; nothing when none comes within this time.
+    /// Returns the next mark, or `None` if there is none within this time.
     pub fn next(&self, wait: Duration) -> Option<Left> {
         let mut waiting = self.waiting.lock();
         if waiting.queue.is_empty() {

@@ -1,4 +1,5 @@
-//! Asking somebody outside, on threads of its own: nobody knows how long that takes. And whoever has work done outside.
+//! Questions to the outside, on separate threads because the answer may take any time, and the
+//! interface to work outside.
 
 use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -15,26 +16,28 @@ use tidemill_txn::program::Ask;
 use crate::drive::AGAIN_NS;
 use crate::inbox::Inbox;
 
-/// Has work done outside, as rows of outboxes ask for it. What it comes to is a request, of which the one that finds the
-/// row counts.
+/// Has work done outside, as rows of outboxes ask for it. The result of the work is a request, of
+/// which only the one that finds the row counts.
 pub trait Outboxes: Send + Sync {
-    /// Begins; requests go into this log.
+    /// Begins. Requests are appended to this log.
     ///
     /// # Errors
-    /// When nobody is there to do it.
+    /// If the work can't be done.
     fn begin(&self, log: Arc<dyn Log>) -> Result<()>;
 
-    /// These rows are there, or have gone, and that is durable; `all` when no others are there. This does not wait.
+    /// Reports that these rows exist, or have been removed, and that this is durable. `all` means
+    /// that there are no others. Does not block.
     fn changed(&self, all: bool, rows: Vec<(TableId, Key, Stored)>);
 
-    /// Nothing more is to be done. This does not wait for what is under way.
+    /// Stops new work. Does not wait for work in progress.
     fn end(&self);
 }
 
-/// So many are asked at once; others wait. There are no more than functions that wait for them.
+/// The maximum number of concurrent questions. Others wait. There are no more questions than
+/// functions that wait for them.
 const AT_ONCE: usize = 32;
 
-/// Those that ask.
+/// The threads that ask.
 pub(crate) struct Outside {
     env: Env,
     inbox: Arc<Inbox>,
@@ -48,12 +51,12 @@ struct Work {
 }
 
 impl Outside {
-    /// Nobody is asked yet; what they say goes there.
+    /// Creates it without threads. Answers go to this inbox.
     pub fn new(env: &Env, inbox: &Arc<Inbox>) -> Arc<Outside> {
         Arc::new(Outside { env: env.clone(), inbox: inbox.clone(), work: Mutex::default() })
     }
 
-    /// Asks.
+    /// Asks a question on a thread.
     pub fn ask(self: &Arc<Outside>, token: Token, ask: Ask) {
         let mut work = self.work.lock();
         work.waiting.push_back((token, ask));
@@ -61,7 +64,7 @@ impl Outside {
             return;
         }
         let own = self.clone();
-        // Nobody waits for it when the process ends: whoever is asked may never say anything.
+        // The end of the process does not wait for this thread, because the answer may never come.
         match self.env.threads.spawn("outside", Box::new(move || own.run())) {
             Ok(_) => work.threads += 1,
             Err(_) if work.threads > 0 => {}

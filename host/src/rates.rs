@@ -1,11 +1,11 @@
-//! How much comes in where, lately.
+//! The recent rates of sources.
 
-/// What is longer ago than this counts for less than half.
+/// The age from which counts have less than half of the weight.
 const MEMORY_US: f64 = 10_000_000.0;
-/// So long it is counted before it is taken in.
+/// The time between two updates of the rates.
 const STEP_US: u64 = 250_000;
 
-/// Rates of counters that only grow, forgetting what was long ago.
+/// Rates of counters that only grow. Older counts have less weight.
 #[derive(Debug, Default)]
 pub(crate) struct Rates {
     at_us: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Rates {
 }
 
 impl Rates {
-    /// The rates at a moment, where the counters are there.
+    /// Updates and returns the rates, given the counters at a time.
     pub(crate) fn at(&mut self, now_us: u64, counts: &[u64]) -> &[f64] {
         if self.counts.len() != counts.len() {
             *self = Rates { at_us: now_us, counts: counts.into(), per_s: vec![0.0; counts.len()] };
@@ -48,7 +48,7 @@ mod tests {
         }
         let found = rates.at(400 * STEP_US, &counts);
         assert!((90.0..=100.0).contains(&found[0]), "{found:?}");
-        assert_eq!(found[1], 0.0, "what was there before is not counted");
+        assert_eq!(found[1], 0.0, "earlier counts are left out");
         let quiet = rates.at(400 * STEP_US + 100_000_000, &counts);
         assert!(quiet[0] < 0.1, "{quiet:?}");
     }

@@ -1,4 +1,4 @@
-//! What processes say to each other over the mesh.
+//! The messages that processes send over the mesh.
 
 use std::sync::Arc;
 
@@ -12,29 +12,29 @@ use tidemill_mesh::Peer;
 
 use crate::served::{put_topic, take_topic, Raw};
 
-/// One of them.
+/// A message.
 #[derive(Debug)]
 pub(crate) enum Word {
-    /// What machines tell each other.
+    /// Packets between state machines.
     Packets(Vec<Packet>),
-    /// To a worker: where the others are.
+    /// To a worker: the addresses of the others.
     Directory(Vec<(Peer, Addr)>),
-    /// To who serves the log: append these, one behind the other.
+    /// To the server of the log: a request to append these records, one after the other.
     Append { call: u64, topic: Topic, generation: u64, records: Vec<Vec<u8>> },
-    /// To who serves the log: read there.
+    /// To the server of the log: a request to read.
     Read { call: u64, topic: Topic, from: u64, limit: Option<u64>, wait_us: u64 },
-    /// From who serves the log: the offset of the first.
+    /// From the server of the log: the offset of the first appended record.
     Appended { call: u64, result: Result<u64, Refused> },
-    /// From who serves the log: records, and whether that is all there was.
+    /// From the server of the log: the records, and whether these are all.
     Found { call: u64, records: Vec<Raw>, upto: u64, is_all: bool },
-    /// From who serves the log: it can't be read.
+    /// From the server of the log: the records can't be read.
     NotFound { call: u64 },
-    /// To the coordinator: what a worker waits for that does not come; empty when that is over.
+    /// To the coordinator: what holds a worker up, or an empty text when nothing does any more.
     Trouble(String),
 }
 
 impl Word {
-    /// Its bytes.
+    /// Returns the message as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
@@ -96,7 +96,7 @@ impl Word {
         out
     }
 
-    /// The word that these bytes are.
+    /// Returns the message of these bytes, if they are valid.
     pub fn of(mut bytes: &[u8]) -> Option<Word> {
         let input = &mut bytes;
         let word = match take_u8(input)? {
@@ -142,7 +142,7 @@ impl Word {
     }
 }
 
-/// As many as there are.
+/// Takes items until the input ends.
 fn all<T>(input: &mut &[u8], mut take: impl FnMut(&mut &[u8]) -> Option<T>) -> Option<Vec<T>> {
     let mut items = Vec::new();
     while !input.is_empty() {

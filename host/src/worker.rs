@@ -18,23 +18,24 @@ use crate::served::RemoteLog;
 use crate::word::Word;
 use crate::{Settings, Shared, COORDINATOR};
 
-/// So many leases a worker waits until it may go: the coordinator needs one at most, and some time.
+/// The time that a leaving worker waits for its release, in leases. The coordinator needs at most
+/// one lease and a little more.
 const LEASES: u64 = 2;
-/// So often a trouble that goes on is told, in nanoseconds.
+/// The interval at which a lasting trouble is reported, in nanoseconds.
 const TELL_NS: u64 = 1_000_000_000;
 
-/// Why a worker has ended.
+/// The reason why a worker has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It was told to.
+    /// It was asked to.
     Stopped,
-    /// The coordinator does not take it: the reason.
+    /// The coordinator refuses it, for this reason.
     Refused(String),
-    /// It can't go on: the reason. Another may be started in its place.
+    /// It can't continue, for this reason. Another worker may be started in its place.
     Failed(String),
 }
 
-/// A worker that runs.
+/// A running worker.
 pub struct WorkerProcess {
     mesh: Arc<Mesh>,
     told: Arc<Told>,
@@ -43,7 +44,7 @@ pub struct WorkerProcess {
     lease_us: u64,
 }
 
-/// What its threads share.
+/// The state that its threads share.
 struct Told {
     me: Peer,
     inbox: Arc<Inbox>,
@@ -57,12 +58,13 @@ struct Told {
 }
 
 impl WorkerProcess {
-    /// Joins a cluster, as soon as its coordinator is there, and executes its part from then on. Without a
-    /// `log` it is the one that the coordinator serves; from a source on only the coordinator may be able to read
-    /// the inputs. Of an app with outboxes somebody has work done outside.
+    /// Joins a cluster as soon as its coordinator is reachable, and executes its part from then on.
+    /// Without a `log`, it uses the log that the coordinator serves. From a certain source on, only
+    /// the coordinator may be able to read the inputs. An app with outboxes needs `outboxes`, which
+    /// have work done outside.
     ///
     /// # Errors
-    /// When nobody can listen there.
+    /// If it can't listen at the address.
     pub fn start(
         env: &Env,
         settings: Settings,
@@ -72,7 +74,7 @@ impl WorkerProcess {
         store: Arc<dyn Store>,
         outboxes: Option<Arc<dyn Outboxes>>,
     ) -> Result<WorkerProcess> {
-        // Nobody else has had this number, as far as chance goes.
+        // A random number is very unlikely to be used by another process.
         let me = Peer(((env.random.next_u64() >> 33) as u32).max(1));
         let inbox = Arc::new(Inbox::default());
         let told = Arc::new(Told {
@@ -87,7 +89,7 @@ impl WorkerProcess {
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
         let mesh = Arc::new(mesh);
-        // Nobody else sets it.
+        // This is the only place that sets it.
         let _ = told.mesh.set(Arc::downgrade(&mesh));
         let remote = || -> Arc<dyn Log> {
             let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
@@ -133,34 +135,34 @@ impl WorkerProcess {
         Ok(WorkerProcess { mesh, told, threads, outboxes, lease_us })
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(&self) -> u32 {
         self.told.me.0
     }
 
-    /// Where others reach it.
+    /// Returns the address at which others reach it.
     pub fn address(&self) -> Addr {
         self.mesh.address()
     }
 
-    /// What it is doing, in words.
+    /// Returns its current activity as text.
     pub fn status(&self) -> String {
         self.told.status.lock().clone()
     }
 
-    /// What it waits for that does not come, in words.
+    /// Returns what holds it up, as text.
     pub fn trouble(&self) -> Option<String> {
         self.told.trouble.now()
     }
 
-    /// Asks the others to go on without it, waits until they do, but not for long, and ends it.
+    /// Asks the others to continue without it, waits until they do, but not for long, and ends it.
     pub fn leave(&self) {
         self.told.inbox.push(Input::Leave);
         self.wait(LEASES * self.lease_us);
         self.end();
     }
 
-    /// Ends it, and waits until nothing of it executes any more.
+    /// Ends it, and waits until its threads have ended.
     pub fn end(&self) {
         self.told.inbox.close();
         if let Some(outboxes) = &self.outboxes {
@@ -168,12 +170,12 @@ impl WorkerProcess {
         }
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // A panic of the machine has been told as the reason of its end.
+            // A panic of the state machine has been reported as the reason of its end.
             let _ = thread.join();
         }
     }
 
-    /// Waits so long for its end.
+    /// Waits at most this long for its end.
     pub fn wait(&self, wait_us: u64) -> Option<Ended> {
         let mut ended = self.told.ended.lock();
         if ended.is_none() {
@@ -196,8 +198,8 @@ impl Told {
         self.end.notify_all();
     }
 
-    /// Says that the worker lives while it executes what takes longer than a beat, until it has ended. One that stands
-    /// still says nothing, because all of it does.
+    /// Sends beats while the worker executes something longer than a beat, until it has ended. If
+    /// the whole process hangs, it sends none.
     fn beat(&self, mesh: &Mesh, clock: &dyn Clock, busy: &Busy, beat_us: u64) {
         loop {
             let mut ended = self.ended.lock();
@@ -207,7 +209,7 @@ impl Told {
             if ended.is_some() {
                 return;
             }
-            // Nothing is locked while it is sent.
+            // Nothing is locked during the send.
             drop(ended);
             if let Some(generation) = busy.for_long(clock.monotonic_ns(), beat_us) {
                 let word = Word::Packets(vec![Packet::Beat { generation }]);
@@ -216,7 +218,7 @@ impl Told {
         }
     }
 
-    /// Tells the coordinator what its trouble is, again and again, and once that it is over.
+    /// Reports to the coordinator what holds the worker up, repeatedly, and once that it is over.
     fn tell(&self, doors: &Doors, told_at_ns: &mut u64) {
         let now_ns = doors.env.clock.monotonic_ns();
         let (had, has) = (self.trouble.now(), doors.trouble());
@@ -233,7 +235,7 @@ impl Told {
         doors.mesh.send(COORDINATOR, Lane::Urgent, Word::Trouble(what).bytes());
     }
 
-    /// Where the others are: of two workers the one with the smaller number dials.
+    /// Takes the addresses of the others. Of two workers, the one with the smaller number connects.
     fn directory(&self, mesh: &Mesh, peers: Vec<(Peer, Addr)>) {
         for (peer, at) in peers {
             if peer != self.me {
@@ -265,7 +267,7 @@ impl Sink for Told {
                     (Some(Some(Word::Directory(peers))), Some(mesh)) if peer == COORDINATOR => {
                         self.directory(&mesh, peers);
                     }
-                    // It knows the secret, and speaks another language.
+                    // The peer knows the secret, but its message is invalid.
                     (_, Some(mesh)) => mesh.unlink(peer),
                     (_, None) => {}
                 }

@@ -1,4 +1,5 @@
-//! Clusters of real sockets and files: whatever ends, every request is executed once, in one order.
+//! Clusters with real sockets and files. Whatever process ends, every request is executed once, in
+//! one order.
 
 mod common;
 
@@ -13,8 +14,8 @@ use tidemill_host::Answer;
 
 const ACCOUNTS: i64 = 50;
 
-/// Applies what was answered to what the accounts should hold. Requests whose fate is unknown count by what
-/// their replies in the log say.
+/// Applies an answered request to the expected accounts. A request with an unknown outcome counts
+/// by its reply in the log.
 fn settle(balances: &mut BTreeMap<i64, i64>, from: i64, to: i64, amount: i64) {
     *balances.entry(from).or_insert(OPENING) -= amount;
     *balances.entry(to).or_insert(OPENING) += amount;
@@ -68,7 +69,7 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     coordinator.wait_for(2);
     let waits: Vec<_> =
         (0..500).map(way).map(|(a, b, n)| coordinator.send(transfer(a, b, n))).collect();
-    // Some are executed by then, and the others later.
+    // Some have been executed by then, the others later.
     let _ = waits[100].recv_timeout(std::time::Duration::from_secs(20));
     assert!(coordinator.process.leave(60_000_000), "{:?}", coordinator.process.status());
     let ended = coordinator.process.status();
@@ -79,7 +80,7 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     for (from, to, amount) in (0..500).map(way) {
         settle(&mut balances, from, to, amount);
     }
-    // All have enough, so all are executed, once.
+    // All accounts have enough, so all requests are executed, once.
     while coordinator.process.status().lag().iter().any(|lag| *lag > 0) {
         Env::real().clock.sleep_us(1_000);
     }
@@ -88,13 +89,13 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     found.retain(|_, balance| *balance != OPENING);
     assert_eq!(found, balances);
     drop(workers);
-    // Where nobody is left who could take one, there is nothing to wait for, and it says so.
+    // Without workers that could take a snapshot, it does not wait, and reports that.
     let is_whole = coordinator.process.leave(60_000_000);
     let ended = coordinator.process.status();
     assert_eq!(is_whole, ended.snapshot == ended.epoch, "{ended:?}");
 }
 
-/// What has left, by who asked: each reply once.
+/// The outputs by their client's id: each reply must be there once.
 #[derive(Default)]
 struct Left(Mutex<BTreeMap<Vec<u8>, usize>>);
 
@@ -121,7 +122,7 @@ fn workers_that_die_and_come_lose_nothing_and_repeat_nothing() {
         let replies: Vec<_> =
             ways.iter().map(|(from, to, n)| coordinator.send(transfer(*from, *to, *n))).collect();
         sent += replies.len();
-        // In the midst of them one goes, or another one comes.
+        // Meanwhile a worker leaves, or another one joins.
         match round % 3 {
             0 => drop(workers.remove(0)),
             1 => workers.push(site.worker()),
@@ -149,7 +150,7 @@ fn workers_that_die_and_come_lose_nothing_and_repeat_nothing() {
     assert!(left.len() >= sent && left.values().all(|times| *times == 1));
 }
 
-/// Stops the coordinator, and starts it again where it was.
+/// Stops the coordinator, and starts it again at the same place.
 fn again(site: &mut Site, coordinator: Coordinator) -> Coordinator {
     drop(coordinator);
     site.coordinator(None)

@@ -1,4 +1,4 @@
-//! Appending: producers that come and go, and what becomes of their records.
+//! Appends: the producers, one after another, and the reports on their records.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -22,29 +22,30 @@ use crate::message::{Mark, Outgoing};
 use crate::settings::KafkaSettings;
 use crate::topics::{self, is_missing};
 
-/// So long a thread that waits for reports does not look whether it is still needed.
+/// The longest time for which a thread that waits for reports doesn't check whether it should end.
 const POLL: Duration = Duration::from_millis(50);
-/// So many times it looks for the last reports of a producer that was given up.
+/// The number of polls for the last reports of an abandoned producer.
 const LAST_POLLS: usize = 100;
 
-/// What is known of a record while it is under way.
+/// A record in flight.
 pub(crate) struct Sent {
     part: usize,
     generation: u64,
     begins: bool,
-    /// Whether it is looked whether it counts, and by what.
+    /// Whether the record is checked against the fence, and by which mark.
     is_judged: bool,
     mark: Mark,
-    /// How large it is.
+    /// The size of the message, in bytes.
     bytes: usize,
-    /// In a lock only because the library wants what may be shared.
+    /// The callback. It is in a lock only because the library requires a type that threads can
+    /// share.
     then: Mutex<Then<Result<u64, Refused>>>,
 }
 
-/// Takes the reports of one producer.
+/// Receives the reports of one producer.
 pub(crate) struct Reports {
     core: Arc<Core>,
-    /// Which producer it is.
+    /// The number of the producer.
     id: u64,
 }
 
@@ -71,7 +72,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             self.core.is_there(part);
         }
         let offset = match result {
-            // Where a repeated send was found to be there already, the broker may not say where.
+            // If a repeated record was already in the log, the broker may not know its offset.
             Ok(message) => u64::try_from(message.offset()).ok(),
             Err((error, _)) => {
                 self.core.heard(error, "");
@@ -132,7 +133,7 @@ impl Running {
             while !is_done.load(Ordering::Relaxed) {
                 polled.poll(POLL);
             }
-            // What was purged is reported, too.
+            // Purged records are reported, too.
             for _ in 0..LAST_POLLS {
                 if polled.in_flight_count() == 0 {
                     break;
@@ -145,14 +146,14 @@ impl Running {
         Ok(Running { producer, id, is_over })
     }
 
-    /// Gives up what has not been sent, and what was sent and not answered.
+    /// Drops the records that were not sent, and those that were sent and not acknowledged.
     fn end(&self) {
         self.producer.purge(PurgeConfig::default().queue().inflight().non_blocking());
         self.is_over.store(true, Ordering::Relaxed);
     }
 }
 
-/// All that is appended by this process.
+/// All appends of this process.
 pub(crate) struct Appends {
     core: Arc<Core>,
     settings: KafkaSettings,
@@ -162,16 +163,17 @@ pub(crate) struct Appends {
 struct Inner {
     running: Option<Running>,
     made: u64,
-    /// For each part the highest generation that has appended there.
+    /// The highest generation that has appended to each part.
     highest: Vec<u64>,
-    /// For each part below which generation nothing is appended any more: some of it may be missing.
+    /// For each part the lowest generation that may still append. Records of lower ones may be
+    /// missing.
     barred: Vec<u64>,
 }
 
-/// What has become of an attempt.
+/// The result of an attempt to append.
 enum Tried {
     Sent,
-    /// Nothing is in the log, or nobody knows.
+    /// The log has no record, or its state is unknown.
     Not(Then<Result<u64, Refused>>),
 }
 
@@ -183,14 +185,17 @@ impl Appends {
         Ok(Appends { core: core.clone(), settings: settings.clone(), inner: Mutex::new(inner) })
     }
 
-    /// Has the producer learn who leads the partitions.
+    /// Makes the producer learn the leaders of the partitions.
     pub(crate) fn warm(&self) -> Result<()> {
         let producer = self.inner.lock().running.as_ref().map(|running| running.producer.clone());
         producer.map_or(Ok(()), |p| topics::warm(&self.core, p.client(), &self.settings))
     }
 
-    /// Appends a message. Cuts and what begins a generation are answered when all before them has been seen. Whoever appends
-    /// alone knows what is there; otherwise it is read back.
+    /// Appends a message.
+    ///
+    /// Cuts, and records with which a generation begins, are answered when all records before them
+    /// have been seen. A process that is the only writer knows these records; otherwise they are
+    /// read back.
     pub(crate) fn append(
         &self,
         part: usize,
@@ -202,7 +207,7 @@ impl Appends {
         let of = &self.core.parts[part];
         let is_judged = of.is_fenced() && (begins || of.topic == Topic::Cuts);
         let then = if is_judged { self.judged(part, then) } else { then };
-        // The lock is what makes the order of the calls that of the log.
+        // This lock makes the order in the log equal to the order of the calls.
         let tried = {
             let mut inner = self.inner.lock();
             self.renew(&mut inner);
@@ -215,7 +220,7 @@ impl Appends {
                     let (id, tried) = (running.id, self.send(running, sent, message));
                     inner.highest[part] = inner.highest[part].max(generation);
                     if matches!(tried, Tried::Not(_)) && self.core.parts[part].is_fenced() {
-                        // What comes behind must not be there without it.
+                        // Later records must not be in the log without this one.
                         self.core.fail(id);
                         self.renew(&mut inner);
                     }
@@ -229,8 +234,11 @@ impl Appends {
         }
     }
 
-    /// Has the part read until this is answered, and cuts for as long as others may append some. Outputs are many, and clients read them: a
-    /// coordinator, which only says where generations begin, reads them for that alone.
+    /// Has the part read until this append is answered.
+    ///
+    /// A part with cuts is read for as long as other processes may append to it. Outputs are many,
+    /// and clients read them. So the coordinator, which only appends the beginnings of generations,
+    /// reads a part of outputs only until each of them is answered.
     fn judged(&self, part: usize, then: Then<Result<u64, Refused>>) -> Then<Result<u64, Refused>> {
         let of = &self.core.parts[part];
         if of.judged.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -276,7 +284,7 @@ impl Appends {
         }
     }
 
-    /// Another producer, where the present one has failed.
+    /// Replaces a producer that has failed.
     fn renew(&self, inner: &mut Inner) {
         if inner.running.as_ref().is_some_and(|r| !self.core.has_failed(r.id)) {
             return;
@@ -295,7 +303,7 @@ impl Appends {
         }
     }
 
-    /// Gives up a producer that has made no progress for too long.
+    /// Abandons a producer that has made no progress for too long.
     pub(crate) fn check(&self, now_ns: u64, timeout_ns: u64) {
         let is_stuck = self.core.parts.iter().any(|part| {
             let progress_ns = part.progress_ns.load(Ordering::Relaxed);
@@ -305,7 +313,7 @@ impl Appends {
         let mut inner = self.inner.lock();
         if let (true, Some(running)) = (is_stuck, &inner.running) {
             self.core.fail(running.id);
-            // Those of the next producer have their own time.
+            // The next producer's appends get the full time.
             for part in &self.core.parts {
                 part.progress_ns.store(now_ns, Ordering::Relaxed);
             }
@@ -313,12 +321,12 @@ impl Appends {
         self.renew(&mut inner);
     }
 
-    /// The highest generation that this process has appended to a part.
+    /// Returns the highest generation that this process has appended to a part.
     pub(crate) fn highest(&self, part: usize) -> u64 {
         self.inner.lock().highest[part]
     }
 
-    /// Nothing is appended any more.
+    /// Ends the producer: nothing is appended from now on.
     pub(crate) fn end(&self) {
         if let Some(running) = self.inner.lock().running.take() {
             running.end();

@@ -1,4 +1,4 @@
-//! Questions to the brokers that block, on a thread of their own.
+//! Blocking requests to the brokers, on a thread of their own.
 
 use std::sync::Arc;
 
@@ -13,26 +13,26 @@ use crate::log::{Core, Listener};
 use crate::settings::KafkaSettings;
 use crate::topics::is_missing;
 
-/// What is asked for a part.
+/// A request for a part.
 pub(crate) enum Ask {
-    /// The offsets of its first record and behind its last one.
+    /// Asks for the offset of its first record and the one after its last record.
     Ends { part: usize, why: Why },
-    /// To remember what has begun before an offset, and to delete records.
+    /// Stores the generation that has begun before an offset, and deletes records.
     Trim { part: usize, known: Option<Known>, delete: Option<u64> },
 }
 
-/// Who wants to know.
+/// The reason for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// To know whether brokers that were away are there again.
+    /// Checks whether brokers can be reached again.
     Look,
-    /// Those who append, which had seen what is below this offset.
+    /// Appends have been followed up to this offset.
     Tail { from: u64 },
-    /// Somebody who reads from this offset on.
+    /// A reader continues from this offset.
     Read { from: u64 },
 }
 
-/// What has begun before an offset.
+/// The generation that has begun before an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) offset: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// As it stands beside an offset in Kafka.
+    /// Writes it in the form in which Kafka stores it beside an offset.
     fn to_text(self) -> String {
         match self.begun {
             Some(begun) => format!("{} {begun}", self.generation),
@@ -60,47 +60,48 @@ impl Known {
 pub(crate) struct Ends {
     pub(crate) part: usize,
     pub(crate) why: Why,
-    /// Nothing when nobody has answered.
+    /// The first offset and the one after the last; nothing if no broker has answered.
     pub(crate) ends: Option<(u64, u64)>,
-    /// What is remembered, where it was asked for.
+    /// The stored state, if it was asked for.
     pub(crate) known: Option<Known>,
 }
 
-/// The thread that asks.
+/// The thread that sends the requests.
 pub(crate) struct Asker {
     pub(crate) core: Arc<Core>,
     pub(crate) settings: KafkaSettings,
     pub(crate) client: Arc<BaseConsumer<Listener>>,
     pub(crate) admin: AdminClient<Listener>,
     pub(crate) asks: Receiver<Ask>,
-    /// Has room for every answer: each part has two questions of this kind at most.
+    /// The channel for answers. It has room for all of them, because each part has at most two
+    /// requests of this kind.
     pub(crate) answers: Sender<Ends>,
 }
 
 impl Asker {
-    /// Until nobody asks any more.
+    /// Runs until the log is dropped.
     pub(crate) fn run(&self) {
         while let Ok(ask) = self.asks.recv() {
             if !self.answer(ask) {
-                // Nor is there an answer to what waits meanwhile, and it does not wait as long again.
+                // The requests that wait would not be answered either, so they fail at once.
                 for ask in self.asks.try_iter().collect::<Vec<_>>() {
                     if let Ask::Ends { part, why } = ask {
                         self.tell(Ends { part, why, ends: None, known: None });
                     }
                 }
             }
-            // What the brokers say unasked.
+            // This handles the events that brokers send unasked.
             while self.client.poll(std::time::Duration::ZERO).is_some() {}
         }
     }
 
     fn tell(&self, ends: Ends) {
-        // There is room for an answer to each question; whoever has asked and has gone wants none.
+        // There is room for an answer to each request. If the asker is gone, the answer is dropped.
         let _ = self.answers.try_send(ends);
         self.core.wake();
     }
 
-    /// Whether somebody was there to ask.
+    /// Sends a request, and returns whether a broker answered.
     fn answer(&self, ask: Ask) -> bool {
         match ask {
             Ask::Ends { part, why } => {
@@ -114,7 +115,7 @@ impl Asker {
                 let done = known.map_or(Ok(()), |known| self.remember(part, known));
                 let done =
                     done.and_then(|()| delete.map_or(Ok(()), |below| self.delete(part, below)));
-                // What is not done now is done by the next trim.
+                // The next trim does what has failed now.
                 done.map_err(|e| self.core.heard(&e, "")).is_ok()
             }
         }
@@ -136,8 +137,8 @@ impl Asker {
         }
     }
 
-    /// What is remembered of a part by the process that trims it, for one that does not follow it and wants to
-    /// read behind all that it has seen itself.
+    /// Returns the state of a part that the trimming process has stored. A process that does not
+    /// follow the part needs it to read beyond what it has seen itself.
     fn known(&self, part: usize, why: Why) -> Option<Known> {
         let Why::Read { from } = why else { return None };
         let part = &self.core.parts[part];
@@ -146,7 +147,7 @@ impl Asker {
             return None;
         }
         let places = [(part.name.clone(), part.partition)];
-        // Without an answer more is read, which does no harm.
+        // Without an answer more records are read, which does no harm.
         let known = remembered(&self.client, &places, &self.settings).ok()?.pop()?;
         known.filter(|known| known.offset <= from)
     }
@@ -171,7 +172,7 @@ impl Asker {
     }
 }
 
-/// What was remembered of the parts when the log was trimmed.
+/// Returns the states of parts that were stored when the log was trimmed.
 pub(crate) fn remembered(
     client: &BaseConsumer<Listener>,
     places: &[(String, i32)],

@@ -1,4 +1,5 @@
-//! A client of a cluster, as others write it: requests go into the inputs, replies come out of the outputs.
+//! A client of a cluster, as other programs write it: it sends requests to the inputs and reads
+//! replies from the outputs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -17,18 +18,20 @@ use crate::message::incoming;
 use crate::settings::KafkaSettings;
 use crate::Outgoing;
 
-/// So long a thread that waits for messages does not look whether it is still needed.
+/// The longest time for which a thread that waits for messages doesn't check whether it should end.
 const POLL: Duration = Duration::from_millis(50);
-/// Before the queue of the producer is tried again when it is full.
+/// The time before the producer's full queue is tried again, in microseconds.
 const FULL_US: u64 = 200;
-/// So long what was sent may take at the end.
+/// The longest time for which the end waits for sent messages.
 const FLUSH: Duration = Duration::from_secs(10);
 
-/// Whoever hears of outputs, on the thread that reads them.
+/// A callback for outputs, on the thread that reads them.
 pub type Heard = Box<dyn FnMut(&Message<'_>) + Send>;
 
-/// A client. It does not judge which outputs count, as the log does: what two generations have appended it
-/// sees twice, with the same header `id`.
+/// A client.
+///
+/// Unlike the log, it doesn't decide which outputs count. It receives an output that two
+/// generations have appended twice, with the same header `id`.
 pub struct Client {
     env: Env,
     producer: ThreadedProducer<DefaultProducerContext>,
@@ -42,10 +45,10 @@ fn failed(what: &str, error: &KafkaError) -> Error {
 }
 
 impl Client {
-    /// Begins to read what is appended to the outputs from now on. The topics have to be there.
+    /// Starts to read what is appended to the outputs from now on. The topics must exist.
     ///
     /// # Errors
-    /// When no broker answers.
+    /// If no broker answers.
     pub fn open(env: &Env, settings: &KafkaSettings, mut heard: Heard) -> Result<Client> {
         settings.check()?;
         let producer = settings
@@ -83,7 +86,7 @@ impl Client {
         let is_done = is_over.clone();
         let body = move || {
             while !is_done.load(Ordering::Relaxed) {
-                // An error is of a broker that is away, which the library asks again.
+                // An error means that a broker is away. The library asks it again.
                 if let Some(Ok(message)) = consumer.poll(POLL) {
                     heard(&incoming(&message));
                 }
@@ -95,10 +98,10 @@ impl Client {
         Ok(Client { env: env.clone(), producer, inputs, is_over, reader: Some(reader) })
     }
 
-    /// Sends a request to a source; waits while too much is under way.
+    /// Sends a request to a source. Waits while too much is in flight.
     ///
     /// # Errors
-    /// When the library does not take it.
+    /// If the library refuses it.
     pub fn send(&self, source: u32, message: &Outgoing) -> Result<()> {
         let partition = i32::try_from(source).unwrap_or(i32::MAX);
         let headers = OwnedHeaders::new_with_capacity(message.headers.len());
@@ -123,7 +126,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // What is not there by then has no reply either, and who waits for one has seen that.
+        // A request that is not delivered by then has no reply either, so its sender notices.
         let _ = self.producer.flush(FLUSH);
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(reader) = self.reader.take() {

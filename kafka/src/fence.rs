@@ -1,7 +1,8 @@
-//! Which records of a partition count: those behind no higher generation's beginning.
+//! The fence of a partition: it decides which records count. These are the records after which no
+//! higher generation has begun before them in the log.
 //!
-//! What was seen is kept as the places where generations have begun, from some offset on. Appends wait here,
-//! by their offsets, until all before them has been seen.
+//! The fence stores the places where generations have begun, from some offset on. Appends wait
+//! here, by their offsets, until all records before them have been seen.
 
 use std::collections::VecDeque;
 
@@ -15,39 +16,40 @@ use crate::message::Mark;
 pub(crate) struct Waiting {
     pub(crate) offset: u64,
     pub(crate) generation: u64,
-    /// What those who read it see.
+    /// Its mark, as readers see it.
     pub(crate) mark: Mark,
     /// Whether its generation begins with it.
     pub(crate) begins: bool,
-    /// When it was delivered.
+    /// The time at which it was delivered.
     pub(crate) since_ns: u64,
     pub(crate) then: Then<Result<u64, Refused>>,
 }
 
-/// An answer that can be given.
+/// A callback and the answer that it can be given.
 pub(crate) type Answer = (Then<Result<u64, Refused>>, Result<u64, Refused>);
 
-/// What is known of a partition.
+/// The state of a partition.
 #[derive(Default)]
 pub(crate) struct Fence {
-    /// From this offset on all is known.
+    /// From this offset on, all beginnings are known.
     base: u64,
-    /// The highest generation that has begun before.
+    /// The highest generation that has begun before `base`.
     below: u64,
-    /// Where that was said the last time.
+    /// The offset of the latest record before `base` with which that generation begins.
     begun: Option<u64>,
-    /// The offsets where generations have begun since, or have said so again; both rise.
+    /// The offsets and generations of the beginnings since `base`, repeated ones included. Both
+    /// rise.
     begins: Vec<(u64, u64)>,
-    /// Everything below has been seen.
+    /// All records below this offset have been seen.
     scanned: u64,
-    /// Whether the last append was at the first offset that had not been seen: then nobody else appends.
+    /// Whether the last append was at the first unseen offset. Then no other process appends.
     is_alone: bool,
-    /// By offset.
+    /// The appends that wait, by offset.
     waiting: VecDeque<Waiting>,
 }
 
 impl Fence {
-    /// What was remembered elsewhere: where that is ahead of what was seen here, it is all that is known.
+    /// Adopts stored state if it is ahead of what was seen here. It then replaces everything known.
     pub(crate) fn recall(&mut self, known: Known) {
         if known.offset > self.scanned {
             (self.base, self.scanned) = (known.offset, known.offset);
@@ -64,26 +66,28 @@ impl Fence {
         self.scanned
     }
 
-    /// The highest generation that has begun before an offset, which is not below the base and not above
-    /// what was scanned.
+    /// Returns the highest generation that has begun before an offset. The offset must be between
+    /// `base` and `scanned`.
     pub(crate) fn before(&self, offset: u64) -> u64 {
         let n = self.begins.partition_point(|(begun, _)| *begun < offset);
         n.checked_sub(1).map_or(self.below, |last| self.begins[last].1)
     }
 
-    /// Where the generation that was the highest before an offset has said the last time that it begins.
+    /// Returns the offset of the latest record that begins the generation that was the highest
+    /// before an offset.
     pub(crate) fn begun(&self, offset: u64) -> Option<u64> {
         let n = self.begins.partition_point(|(begun, _)| *begun < offset);
         n.checked_sub(1).map_or(self.begun, |last| Some(self.begins[last].0))
     }
 
-    /// What lies at an offset is seen, and nothing is between there and what was seen before.
+    /// Records that the record at an offset has been seen. No record is between it and the records
+    /// seen before.
     pub(crate) fn see(&mut self, offset: u64, mark: Mark) {
         if offset < self.scanned {
             return;
         }
         while self.begins.last().is_some_and(|(said, _)| *said >= offset) {
-            // It was only said, and will be seen.
+            // That beginning was only announced. It will be seen in its place.
             self.begins.pop();
         }
         if mark.begins.is_some_and(|begins| begins >= self.before(offset)) {
@@ -92,19 +96,19 @@ impl Fence {
         self.scanned = offset + 1;
     }
 
-    /// The generation that began last has said so again at an offset.
+    /// Records that the newest generation has repeated its beginning at an offset.
     pub(crate) fn said(&mut self, offset: u64, generation: u64) {
         if offset >= self.scanned && self.begins.last().is_none_or(|(last, _)| *last < offset) {
             self.begins.push((offset, generation));
         }
     }
 
-    /// Everything below an offset has gone without having been seen.
+    /// Records that everything below an offset was deleted without having been seen.
     pub(crate) fn skip(&mut self, upto: u64) {
         self.scanned = self.scanned.max(upto);
     }
 
-    /// Nothing below will be asked for again.
+    /// Forgets the state below an offset that no one will ask for again.
     pub(crate) fn forget(&mut self, below: u64) {
         if below > self.base && below <= self.scanned {
             self.begun = self.begun(below);
@@ -114,18 +118,20 @@ impl Fence {
         }
     }
 
-    /// Whether nobody else appends, as far as is known: what is appended here is all that there is to see.
+    /// Whether no other process appends, as far as is known. Then there is nothing to see except
+    /// the appends of this process.
     pub(crate) fn is_alone(&self) -> bool {
         self.is_alone
     }
 
-    /// An append has an offset now. Where all before it has been seen it has been seen, too.
+    /// Adds an append whose offset is known. If all records before it have been seen, it has been
+    /// seen, too.
     pub(crate) fn wait(&mut self, waiting: Waiting) {
         self.is_alone = waiting.offset == self.scanned;
         if self.is_alone {
             self.see(waiting.offset, waiting.mark);
         }
-        // Reports come in the order of the offsets; this is for the case that they do not.
+        // Reports arrive in the order of their offsets. This handles the case that they do not.
         let at = self.waiting.partition_point(|w| w.offset < waiting.offset);
         self.waiting.insert(at, waiting);
     }
@@ -140,7 +146,7 @@ impl Fence {
         }
     }
 
-    /// Gives up what has waited since then.
+    /// Gives up the appends that have waited since this time or longer.
     pub(crate) fn overdue(&mut self, since_ns: u64, answers: &mut Vec<Answer>) {
         while self.waiting.front().is_some_and(|w| w.since_ns <= since_ns) {
             answers.extend(self.waiting.pop_front().map(|w| (w.then, Err(Refused::Unknown))));
@@ -148,7 +154,7 @@ impl Fence {
     }
 }
 
-/// Goes through the messages of a partition in their order, and says which count.
+/// Goes through the messages of a partition in order, and decides which of them count.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Judge {
     /// The highest generation that has begun.
@@ -165,7 +171,7 @@ impl Judge {
                 is_higher
             }
             Mark { generation: Some(generation), .. } => generation >= self.generation,
-            // Somebody else's.
+            // A message of an earlier generation, or of another program.
             Mark { .. } => false,
         }
     }
@@ -209,7 +215,7 @@ mod tests {
         assert_eq!([10, 13, 19].map(|offset| fence.begun(offset)), [None, Some(12), Some(16)]);
         fence.forget(14);
         assert_eq!((fence.base(), fence.before(14), fence.begun(14)), (14, 3, Some(12)));
-        // What is said counts until it is seen.
+        // An announced beginning counts until it is seen.
         fence.said(30, 3);
         fence.skip(40);
         fence.said(35, 3);
@@ -270,7 +276,7 @@ mod tests {
         assert!(fence.is_alone());
         assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(5, Ok(5)), (6, Ok(6))]);
         assert_eq!((fence.before(7), fence.begun(7)), (3, Some(5)));
-        // Somebody else has appended: what that was has to be seen.
+        // Another process has appended, and its records must be seen.
         append(&mut fence, 8, 3, of(3));
         assert!(!fence.is_alone());
         assert_eq!(receive.try_iter().count(), 0);

@@ -1,9 +1,9 @@
-//! Which partition a key belongs to, as Kafka's own clients have it.
+//! The partition of a key, as Kafka's own clients compute it.
 
-/// The partition of a key, as the Java client chooses it: murmur2 of the key.
+/// Returns the partition of a key, as the Java client chooses it: by the murmur2 hash of the key.
 ///
 /// # Panics
-/// When there are no partitions.
+/// If there are no partitions.
 pub fn partition_of_key(key: &[u8], partitions: u32) -> u32 {
     (murmur2(key) & 0x7fff_ffff) % partitions
 }
@@ -31,7 +31,7 @@ fn murmur2(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The vectors of Kafka's own tests.
+    /// The vectors are those of Kafka's own tests.
     #[test]
     fn the_hash_is_that_of_kafka() {
         for (key, hash) in [

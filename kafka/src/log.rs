@@ -1,4 +1,4 @@
-//! The log: what its threads share, and how it is opened.
+//! The log: the state that its threads share, and how it is opened.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::read::{Command, Driver, Read};
 use crate::settings::KafkaSettings;
 use crate::topics;
 
-/// So many reads and trims wait at most; further reads could not be done.
+/// The largest number of reads and trims that wait. Further reads fail.
 const COMMANDS: usize = 1024;
-/// A part is not what it was when it has seemed so for so long: brokers that come back may say for a moment that it
-/// is missing, or ends earlier than it does.
+/// The time, in nanoseconds, for which a part must seem changed before the log is given up. Brokers
+/// that come back may say for a moment that a part is missing, or that it ends earlier.
 const SURE_NS: u64 = 5_000_000_000;
-/// It has to seem so again within this time.
+/// The time, in nanoseconds, within which it must seem changed again.
 const SUSPECTED_NS: u64 = 60_000_000_000;
 
 /// A partition.
@@ -36,25 +36,26 @@ pub(crate) struct Part {
     pub(crate) topic: Topic,
     pub(crate) name: String,
     pub(crate) partition: i32,
-    /// Whether it is of a topic of others.
+    /// Whether its topic belongs to others.
     pub(crate) is_followed: bool,
     pub(crate) fence: Mutex<Fence>,
-    /// So many appends wait until all before them has been seen; of cuts so many have waited.
+    /// The number of appends that wait until all records before them have been seen. For cuts, the
+    /// number of all that have ever waited.
     pub(crate) judged: AtomicU64,
-    /// Appends that have not been reported on.
+    /// The number of appends without a report.
     pub(crate) outstanding: AtomicU64,
-    /// When the last one was.
+    /// The time of the last report.
     pub(crate) progress_ns: AtomicU64,
     suspected: Mutex<Option<Suspected>>,
 }
 
-/// A part that seems not to be what it was.
+/// The suspicion that a part has changed.
 #[derive(Clone, Copy)]
 struct Suspected {
-    /// Since when, and when last.
+    /// The times of its first and its last sign.
     since_ns: u64,
     last_ns: u64,
-    /// Where it ended then, when that was too early; else it was missing.
+    /// The end of the part at that time, if it was too low; else the part was missing.
     end: Option<u64>,
 }
 
@@ -63,7 +64,7 @@ impl Part {
         !matches!(self.topic, Topic::Input(_))
     }
 
-    /// Whether it is read behind appends.
+    /// Whether the records of other processes among its appends are read.
     pub(crate) fn is_tailed(&self) -> bool {
         self.judged.load(Ordering::SeqCst) > 0
     }
@@ -74,10 +75,10 @@ impl Part {
 
     pub(crate) fn missing(&self) -> Error {
         Error::new(Kind::Io, format!("{} has been removed", self.place()))
-            .help("what was in it is lost: begin anew with topics of other names, or bring it back")
+            .help("its records are lost: restore it, or start again with topics of other names")
     }
 
-    /// Records that are needed are not there any more.
+    /// Returns the error that needed records have been deleted.
     pub(crate) fn gone(&self, from: u64, low: u64) -> Error {
         let place = self.place();
         Error::new(
@@ -85,12 +86,13 @@ impl Part {
             format!("{place} begins at the offset {low}, and records from {from} on are needed"),
         )
         .help(
-            "they were deleted by age or size, or by hand: begin anew with topics of other names, and let \
-             retention.ms and retention.bytes keep more than is appended between two snapshots",
+            "they were deleted by age, by size or by hand: start again with topics of other names, \
+             and let retention.ms and retention.bytes retain more than is appended between two \
+             snapshots",
         )
     }
 
-    /// There is less than there was.
+    /// Returns the error that a part has fewer records than before.
     pub(crate) fn anew(&self, from: u64, high: u64) -> Error {
         let place = self.place();
         Error::new(
@@ -98,8 +100,8 @@ impl Part {
             format!("{place} ends at the offset {high}, and has been read up to {from} before"),
         )
         .help(
-            "the topic was removed and made anew, or a broker has lost records: begin anew with topics of \
-             other names",
+            "the topic was removed and recreated, or a broker has lost records: start again with \
+             topics of other names",
         )
     }
 
@@ -108,26 +110,26 @@ impl Part {
     }
 }
 
-/// What all threads of a log share.
+/// The state that all threads of a log share.
 pub(crate) struct Core {
     pub(crate) env: Env,
     pub(crate) parts: Vec<Part>,
-    /// Producers that have failed.
+    /// The producers that have failed.
     failed: Failed,
     is_over: AtomicBool,
     lost: Mutex<Option<Error>>,
     is_lost: AtomicBool,
-    /// What was heard last of the brokers.
+    /// The last error of the brokers.
     heard: Mutex<String>,
-    /// The last message that was larger than brokers take: its size, and what to do.
+    /// The size of the last message that was too large for the brokers, and the help for it.
     too_large: Mutex<Option<(usize, String)>>,
-    /// Whether no broker could be reached when one was last heard of.
+    /// Whether no broker could be reached at the last attempt.
     pub(crate) is_away: AtomicBool,
     waker: Sender<()>,
 }
 
 impl Core {
-    /// Of a log that is opened, and what wakes the thread that reads.
+    /// Creates the state of a log, and the receiver that wakes the thread that reads.
     pub(crate) fn new(env: &Env, settings: &KafkaSettings) -> (Arc<Core>, Receiver<()>) {
         let (waker, wakes) = bounded(1);
         let core = Core {
@@ -145,9 +147,9 @@ impl Core {
         (Arc::new(core), wakes)
     }
 
-    /// Has the thread that reads look around.
+    /// Wakes the thread that reads.
     pub(crate) fn wake(&self) {
-        // When there is one already, it will look.
+        // If a wake-up is pending already, it suffices.
         let _ = self.waker.try_send(());
     }
 
@@ -163,15 +165,15 @@ impl Core {
         self.is_lost.load(Ordering::SeqCst)
     }
 
-    /// The log can't be used any more. What was said first stays.
+    /// Marks the log as unusable. The first error stays.
     pub(crate) fn lose(&self, error: Error) {
         self.lost.lock().get_or_insert(error);
         self.is_lost.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    /// A part seems not to be what it was: the log can't be used any more when that is so for long. Until then
-    /// whoever asks is to ask again.
+    /// Notes that a part seems to have changed. If that lasts, the log becomes unusable. Until then
+    /// callers must ask again.
     fn suspect(&self, part: &Part, end: Option<u64>, error: Error) {
         let now_ns = self.env.clock.monotonic_ns();
         let mut suspected = part.suspected.lock();
@@ -179,7 +181,8 @@ impl Core {
         let since_ns = before.map_or(now_ns, |before| before.since_ns);
         *suspected = Some(Suspected { since_ns, last_ns: now_ns, end });
         drop(suspected);
-        // A broker that has just come back knows its end all at once; one that grows is another one's.
+        // A broker that has just come back learns its whole end at once. An end that grows belongs
+        // to another topic.
         let grows = before.is_some_and(|before| before.end.is_some_and(|of| Some(of) < end));
         match grows || now_ns - since_ns > SURE_NS {
             true => self.lose(error),
@@ -187,17 +190,17 @@ impl Core {
         }
     }
 
-    /// A part is not there, as it seems.
+    /// Notes that a part seems to be missing.
     pub(crate) fn suspect_missing(&self, part: &Part) {
         self.suspect(part, None, part.missing());
     }
 
-    /// A part ends before what has been read of it, as it seems.
+    /// Notes that a part seems to end before records that have been read.
     pub(crate) fn suspect_anew(&self, part: &Part, from: u64, high: u64) {
         self.suspect(part, Some(high), part.anew(from, high));
     }
 
-    /// A part is there; whether it is what it was is not known.
+    /// Notes that a part exists. It is unknown whether it is unchanged.
     pub(crate) fn is_there(&self, part: &Part) {
         let mut suspected = part.suspected.lock();
         if suspected.is_some_and(|suspected| suspected.end.is_none()) {
@@ -205,12 +208,12 @@ impl Core {
         }
     }
 
-    /// A part is what it was.
+    /// Notes that a part is unchanged.
     pub(crate) fn trust(&self, part: &Part) {
         *part.suspected.lock() = None;
     }
 
-    /// Whether a part seems not to be what it was.
+    /// Whether a part seems to have changed.
     pub(crate) fn suspects(&self, part: &Part) -> bool {
         part.suspected.lock().is_some()
     }
@@ -224,10 +227,10 @@ impl Core {
         self.failed.has(producer)
     }
 
-    /// Keeps it for people when a message was larger than is taken.
+    /// Stores the error for people if a message was too large for the brokers.
     pub(crate) fn heard_size(&self, part: &Part, bytes: usize, error: &KafkaError) {
         let is_large = error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageSizeTooLarge);
-        // Nobody waits for a request that was not taken, beside who has made it.
+        // If a request is refused, only its sender waits for it.
         if is_large && part.is_fenced() {
             let place = part.place();
             let what = format!(
@@ -238,7 +241,7 @@ impl Core {
         }
     }
 
-    /// A message of this size was taken.
+    /// Notes that a message of this size was accepted.
     pub(crate) fn takes(&self, bytes: usize) {
         let mut too_large = self.too_large.lock();
         if too_large.as_ref().is_some_and(|(refused, _)| bytes >= *refused) {
@@ -254,7 +257,7 @@ impl Core {
         if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::AllBrokersDown)) {
             self.is_away.store(true, Ordering::Relaxed);
             self.wake();
-            // Of each it is heard why.
+            // The partitions' own errors say why.
             return;
         }
         let text = if reason.is_empty() { error.to_string() } else { reason.to_owned() };
@@ -270,7 +273,7 @@ impl Core {
     }
 }
 
-/// Hears what brokers say to those who read and ask.
+/// Receives the errors that brokers report to consumers and the admin client.
 pub(crate) struct Listener(pub(crate) Arc<Core>);
 
 impl ClientContext for Listener {
@@ -291,10 +294,11 @@ pub struct KafkaLog {
 }
 
 impl KafkaLog {
-    /// Opens the log, and makes what topics are missing.
+    /// Opens the log, and creates missing topics.
     ///
     /// # Errors
-    /// `Setting` when a property or a topic can't do, `Io` when no broker answers or something is refused.
+    /// `Setting` if a property or a topic is unsuitable, `Io` if no broker answers or refuses a
+    /// request.
     pub fn open(env: &Env, settings: KafkaSettings, format: Arc<dyn Format>) -> Result<KafkaLog> {
         settings.check()?;
         let (core, wakes) = Core::new(env, &settings);
@@ -305,18 +309,18 @@ impl KafkaLog {
         let appends = Arc::new(Appends::start(&core, &settings)?);
         let (commands, waiting) = bounded(COMMANDS);
         let log = KafkaLog { core, settings, format, appends, commands };
-        // Where one of the threads can't be started, dropping the log ends the others.
+        // If a thread can't be started, dropping the log ends the others.
         log.start(client, admin, waiting, wakes)?;
         Ok(log)
     }
 
-    /// Why the log can't be used any more, when a topic is not what it was. From then on nothing is
+    /// Returns why the log can't be used any more, if a topic has changed. From then on nothing is
     /// appended or read.
     pub fn lost(&self) -> Option<Error> {
         self.core.lost.lock().clone()
     }
 
-    /// What was heard last of brokers that failed; for people. Empty when nothing was.
+    /// Returns the last error of brokers, for people. It is empty if there was none.
     pub fn heard(&self) -> String {
         self.core.last_heard()
     }
@@ -329,7 +333,8 @@ impl KafkaLog {
         wakes: Receiver<()>,
     ) -> Result<()> {
         let (core, settings) = (&self.core, &self.settings);
-        // Two questions for the ends of each part, one whether anybody is there, and trims, which come again.
+        // Each part has two requests for its ends. There is one request to check for brokers, and
+        // trims, which are repeated.
         let room = 2 * core.parts.len() + 1 + COMMANDS;
         let (asks, asked) = bounded(room);
         let (answers, answered) = bounded(room);
@@ -387,7 +392,7 @@ impl KafkaLog {
     }
 }
 
-/// All partitions, where [`KafkaLog::part`] looks for them.
+/// Returns all partitions, in the order in which [`KafkaLog::part`] looks for them.
 fn parts(settings: &KafkaSettings) -> Vec<Part> {
     let partition = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
     let of = |name: &String, count: u32| {
@@ -428,7 +433,7 @@ fn consumer(core: &Arc<Core>, settings: &KafkaSettings) -> Result<BaseConsumer<L
     make(core, &settings.consumer()?)
 }
 
-/// What was known when the log was trimmed.
+/// Loads the state that was stored when the log was trimmed.
 fn recall(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) -> Result<()> {
     let fenced: Vec<&Part> = core.parts.iter().filter(|part| part.is_fenced()).collect();
     let places: Vec<_> = fenced.iter().map(|part| (part.name.clone(), part.partition)).collect();

@@ -1,4 +1,4 @@
-//! What a message of Kafka is to Tidemill.
+//! Messages of Kafka, as Tidemill reads and writes them.
 
 use rdkafka::message::Headers;
 use tidemill_cluster::{Record, Topic};
@@ -7,7 +7,7 @@ use tidemill_connect::Message;
 use crate::log::Part;
 use crate::{BEGINS, GENERATION};
 
-/// A header that is a number in decimal digits.
+/// Returns the number that a header has in decimal digits.
 fn number(header: Option<&[u8]>) -> Option<u64> {
     std::str::from_utf8(header?).ok()?.parse().ok()
 }
@@ -15,16 +15,16 @@ fn number(header: Option<&[u8]>) -> Option<u64> {
 /// A message to be appended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Its key.
+    /// The key.
     pub key: Option<Vec<u8>>,
-    /// Its value.
+    /// The value.
     pub value: Vec<u8>,
-    /// Its headers. Names that begin with `tidemill-` are taken.
+    /// The headers. Names that begin with `tidemill-` are reserved.
     pub headers: Vec<(String, Vec<u8>)>,
 }
 
 impl Outgoing {
-    /// What those who read it see.
+    /// Returns the mark that readers of the message see.
     pub(crate) fn mark(&self) -> Mark {
         let header = |name: &str| {
             self.headers.iter().rev().find(|(of, _)| of == name).map(|(_, value)| &value[..])
@@ -32,61 +32,61 @@ impl Outgoing {
         Mark { generation: number(header(GENERATION)), begins: number(header(BEGINS)) }
     }
 
-    /// How large it is, about.
+    /// Returns the approximate size, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
         self.key.as_ref().map_or(0, Vec::len) + self.value.len() + headers.sum::<usize>()
     }
 }
 
-/// How requests and replies are written in Kafka. Called from several threads; must not panic, whatever the
-/// bytes are.
+/// The form of requests and replies in Kafka. It is called from several threads, and must not panic
+/// on any bytes.
 pub trait Format: Send + Sync {
-    /// The requests of a message of the inputs. Every message has one: what can't be read is a request that
-    /// will be refused.
+    /// Returns the requests of a message of the inputs. Every message has one: a message that can't
+    /// be read is a request that will be refused.
     fn requests(&self, message: &Message<'_>) -> Record;
 
-    /// Whether all is known that is needed to read a message of a topic that is followed. Until it is, the message
-    /// waits, and others behind it.
+    /// Whether everything needed to read a message of a followed topic is known. Until it is, this
+    /// message and those after it wait.
     fn is_ready(&self, _topic: &str, _message: &Message<'_>) -> bool {
         true
     }
 
-    /// The requests of a message of a topic that is followed, of which there may be none. It is
-    /// [ready](Format::is_ready).
+    /// Returns the requests of a message of a followed topic, of which there may be none. The
+    /// message is [ready](Format::is_ready).
     fn followed(&self, _topic: &str, message: &Message<'_>) -> Record {
         self.requests(message)
     }
 
-    /// What holds up messages that are not ready.
+    /// Returns the reason why messages are not ready.
     fn trouble(&self) -> Option<String> {
         None
     }
 
-    /// The message for a record of the inputs or the outputs. That of a [`Record::Generation`] is for people
-    /// only: it is read by its headers.
+    /// Returns the message for a record of the inputs or the outputs. The message of a
+    /// [`Record::Generation`] is for people only, because it is read by its headers.
     fn encode(&self, record: &Record) -> Outgoing;
 
-    /// The record of a message of the outputs; `None` when it is none.
+    /// Returns the record of a message of the outputs; `None` if it has none.
     fn decode(&self, message: &Message<'_>) -> Option<Record>;
 }
 
-/// What decides whether a message counts.
+/// The headers that decide whether a message counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark {
-    /// Whose record it is.
+    /// The generation of the record's writer.
     pub(crate) generation: Option<u64>,
     /// The generation that begins with it.
     pub(crate) begins: Option<u64>,
 }
 
-/// What decides whether a message counts.
+/// Returns the headers that decide whether a message counts.
 pub(crate) fn mark(message: &Message<'_>) -> Mark {
     let header = |name| number(message.header(name));
     Mark { generation: header(GENERATION), begins: header(BEGINS) }
 }
 
-/// The view of a message.
+/// Returns the view of a message.
 pub(crate) fn incoming(message: &impl rdkafka::Message) -> Message<'_> {
     let headers = message.headers().map_or(Vec::new(), |headers| {
         headers.iter().filter_map(|header| Some((header.key, header.value?))).collect()
@@ -101,7 +101,7 @@ pub(crate) fn incoming(message: &impl rdkafka::Message) -> Message<'_> {
     }
 }
 
-/// The message for a record.
+/// Returns the message for a record.
 pub(crate) fn encode(
     format: &dyn Format,
     topic: Topic,
@@ -125,17 +125,17 @@ pub(crate) fn encode(
     outgoing
 }
 
-/// Why a message of the cuts can't be read.
+/// The reason why a message of the cuts can't be read.
 pub(crate) enum Unread {
-    /// It is not one of ours.
+    /// The message is not Tidemill's.
     Foreign,
-    /// It was written by another version.
+    /// Another version has written it.
     Version(u64),
     /// Its bytes are damaged.
     Damaged,
 }
 
-/// The record of a message that counts.
+/// Returns the record of a message that counts.
 pub(crate) fn decode(
     format: &dyn Format,
     part: &Part,

@@ -1,4 +1,5 @@
-//! Reading: one thread that goes through the partitions, for those who read and behind what is appended.
+//! Reads of the log. One thread goes through the partitions: it serves readers, and follows the
+//! appends.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -24,36 +25,37 @@ use crate::message::{decode, encode, incoming, mark, Format, Mark, Unread};
 use crate::settings::KafkaSettings;
 use crate::topics::is_missing;
 
-/// So many messages of a partition are taken before the others have their turn.
+/// The largest number of messages of a partition that are taken before the others have their turn.
 const TURN: usize = 4096;
-/// So often deadlines are looked at.
+/// The time between two checks of deadlines, in nanoseconds.
 const TICK_NS: u64 = 50_000_000;
-/// While nobody is there it is asked this often whether somebody is.
+/// The time between two checks for brokers while none can be reached, in nanoseconds.
 const LOOK_NS: u64 = 1_000_000_000;
-/// Before a question that nobody has answered is asked again.
+/// The time before an unanswered request is repeated, in nanoseconds.
 const AGAIN_NS: u64 = 200_000_000;
-/// After so many records a generation says again that it begins, so that those before can be deleted.
+/// The number of records after which a generation repeats its beginning, so that the records before
+/// can be deleted.
 const SAY_AGAIN: u64 = 10_000;
 
-/// What is wanted of the thread.
+/// A command to the thread.
 pub(crate) enum Command {
     Read { part: usize, read: Read },
     Trim { part: usize, below: u64 },
 }
 
-/// A read that is not answered.
+/// A read without an answer yet.
 pub(crate) struct Read {
     from: u64,
     limit: Option<usize>,
     asked_ns: u64,
     wait_ns: u64,
     pub(crate) then: Then<Option<Records>>,
-    /// Without a limit: behind what there was.
+    /// The end of the records at the start of a read without a limit.
     end: Option<u64>,
-    /// Whether the cursor is there for it.
+    /// Whether the cursor is placed for it.
     is_placed: bool,
     records: Vec<(u64, Record)>,
-    /// How many they are, and requests in them each.
+    /// The size: the records, or for those with requests the requests in them.
     size: usize,
 }
 
@@ -83,31 +85,32 @@ impl Read {
     }
 }
 
-/// A place in a partition that one of the consumers reads from.
+/// A place in a partition from which one of the consumers reads.
 struct Cursor {
     queue: PartitionQueue<Listener>,
-    /// The next message, which can't be read yet.
+    /// The next message, if it can't be read yet.
     held: Option<OwnedMessage>,
-    /// All below has been taken.
+    /// All messages below this offset have been taken.
     position: u64,
     judge: Judge,
-    /// Whether something has come since it was placed, be it that there is nothing.
+    /// Whether the broker has answered since the cursor was placed, even if only that there are no
+    /// messages.
     is_live: bool,
-    /// Whether the end was seen behind all that was taken.
+    /// Whether the end was reached after the last taken message.
     is_at_end: bool,
 }
 
-/// What one message more has come to.
+/// The result of taking one more message.
 enum Next {
     /// A message was taken.
     Taken,
-    /// There is none now.
+    /// There is no message now.
     None,
-    /// Reading has failed for now: begin again.
+    /// Reading has failed for now, and must begin again.
     Failed,
 }
 
-/// The sides of a partition.
+/// The two cursors of a partition, one for appends and one for reads.
 #[derive(Default)]
 struct Side {
     tail: Option<Cursor>,
@@ -116,7 +119,7 @@ struct Side {
     read: Option<Cursor>,
     is_read_asked: bool,
     ask_read_at_ns: u64,
-    /// The first one is being served.
+    /// The reads that wait. The first one is being served.
     waiting: VecDeque<Read>,
     trimmed: u64,
 }
@@ -132,7 +135,7 @@ pub(crate) struct Driver {
     asks: Sender<Ask>,
     sides: Vec<Side>,
     ticked_ns: u64,
-    /// When it is asked next whether somebody is there again; nothing while it is being asked.
+    /// The time of the next check for brokers; nothing while a check is in progress.
     looks_at_ns: Option<u64>,
 }
 
@@ -161,7 +164,7 @@ impl Driver {
         }
     }
 
-    /// Until the log is dropped.
+    /// Runs until the log is dropped.
     pub(crate) fn run(
         mut self,
         commands: &Receiver<Command>,
@@ -188,7 +191,7 @@ impl Driver {
         self.end(commands);
     }
 
-    /// How long nothing has to be done if nothing comes.
+    /// Returns how long the thread may sleep if no event arrives.
     fn patience(&self) -> Duration {
         let now_ns = self.now_ns();
         let deadlines = self.sides.iter().filter_map(|side| {
@@ -209,13 +212,13 @@ impl Driver {
         }
     }
 
-    /// Reads on behind the appends. Whether there may be more.
+    /// Follows the appends. Returns whether there may be more.
     fn follow(&mut self, index: usize) -> bool {
         let (core, now_ns) = (&self.core, self.now_ns());
         let (part, side) = (&core.parts[index], &mut self.sides[index]);
         let is_alone = part.topic == Topic::Cuts && part.fence.lock().is_alone();
         if core.is_lost() || !part.is_tailed() || is_alone {
-            // Or the broker would go on sending what nobody wants.
+            // Otherwise the broker would go on sending unneeded messages.
             side.tail.take().into_iter().for_each(|_| unassign(&self.tails, part));
             return false;
         }
@@ -242,7 +245,7 @@ impl Driver {
         matches!(next, Next::Taken)
     }
 
-    /// Serves the first of those who wait. Whether there may be more.
+    /// Serves the first of the waiting reads. Returns whether there may be more.
     fn serve(&mut self, index: usize) -> bool {
         let now_ns = self.now_ns();
         loop {
@@ -251,7 +254,8 @@ impl Driver {
             let has_others = side.waiting.len() > 1;
             let Some(read) = side.waiting.front_mut() else { return false };
             if self.core.is_lost() {
-                // Not at once: who asks again and again is to have time to look why.
+                // The answer is delayed, so that a caller in a loop has time to look for the
+                // reason.
                 if now_ns < read.asked_ns + 2 * TICK_NS {
                     return false;
                 }
@@ -272,7 +276,7 @@ impl Driver {
                 read.is_placed = true;
             }
             let Some(cursor) = &mut side.read else {
-                // It was given up with an earlier read.
+                // The cursor was dropped with an earlier read.
                 read.is_placed = false;
                 continue;
             };
@@ -285,7 +289,7 @@ impl Driver {
             if is_all {
                 let upto = cursor.position.max(read.from).max(read.end.unwrap_or(0));
                 if read.limit.is_none() {
-                    // Nobody reads on from here, and the broker would go on sending.
+                    // No read continues here, and the broker would go on sending.
                     unassign(&self.reads, part);
                     side.read = None;
                 }
@@ -314,7 +318,7 @@ impl Driver {
         }
     }
 
-    /// The ends of a partition are known: the cursor goes where it is wanted.
+    /// Places a cursor where it is needed, when the ends of its partition are known.
     fn place(&mut self, ends: &Ends) {
         let (part, now_ns) = (&self.core.parts[ends.part], self.now_ns());
         if ends.ends.is_some() {
@@ -331,7 +335,7 @@ impl Driver {
                 side.ask_tail_at_ns = now_ns + AGAIN_NS;
                 let Some((low, high)) = ends.ends else { return };
                 let mut fence = part.fence.lock();
-                // What has been seen since may be behind the end that was asked for.
+                // Records seen since the request may lie beyond the end that it returned.
                 if asked > high {
                     drop(fence);
                     return self.core.suspect_anew(part, asked, high);
@@ -345,14 +349,15 @@ impl Driver {
             Why::Read { from: asked } => {
                 side.is_read_asked = false;
                 if side.waiting.front().is_some_and(|read| read.from != asked) {
-                    // Whoever wanted to know has been answered; where the next one reads, more may be there.
+                    // The read that asked has been answered. The next read may find more records at
+                    // its place.
                     return;
                 }
                 if let Some(known) = ends.known {
                     part.fence.lock().recall(known);
                 }
                 match ends.ends {
-                    // Whoever is answered asks again at once.
+                    // A reader that gets an answer asks again at once.
                     None if self.core.suspects(part) => side.ask_read_at_ns = now_ns + AGAIN_NS,
                     None => side.answer(None),
                     Some((low, high)) => self.place_read(ends.part, low, high),
@@ -367,7 +372,7 @@ impl Driver {
         let Some(read) = side.waiting.front_mut() else { return };
         let from = read.from;
         if from == u64::MAX {
-            // Only where the end is.
+            // The read asks only for the end.
             return side.answer(Some(high));
         }
         if from > high {
@@ -376,8 +381,9 @@ impl Driver {
             return;
         }
         self.core.trust(part);
-        // Cuts are deleted as the log is trimmed, and outputs by their age: who reads them from their beginning
-        // wants what is left. Of inputs all have to be there; of a topic of others, what there is at the beginning.
+        // Cuts are deleted when the log is trimmed, and outputs by their age. So a reader from
+        // their beginning wants what is left. All inputs must exist. Of a followed topic, reading
+        // begins with the first message that exists.
         if from < low && !(from == 0 && (part.is_fenced() || part.is_followed)) {
             return self.core.lose(part.gone(from, low));
         }
@@ -391,7 +397,7 @@ impl Driver {
             let mut fence = part.fence.lock();
             let base = fence.base();
             if from < base && low < base {
-                // From before all that is known, which is nothing.
+                // The read begins before all known state, so no generation is known.
                 (low, 0)
             } else {
                 fence.skip(low);
@@ -402,7 +408,7 @@ impl Driver {
             (from.max(low), 0)
         };
         if from < low && generation > 0 {
-            // What has begun in the part that was deleted.
+            // This generation has begun in the deleted part.
             read.push(low, Record::Generation { generation });
         }
         unassign(&self.reads, part);
@@ -413,7 +419,7 @@ impl Driver {
         }
     }
 
-    /// Tells those whose appends have been seen.
+    /// Answers the appends that have been seen.
     fn answer(&self, index: usize) {
         let mut answers: Vec<Answer> = Vec::new();
         self.core.parts[index].fence.lock().answers(&mut answers);
@@ -422,7 +428,7 @@ impl Driver {
         }
     }
 
-    /// What is to be looked at now and then.
+    /// Does the periodic checks.
     fn tick(&mut self) {
         let now_ns = self.now_ns();
         if now_ns < self.ticked_ns + TICK_NS {
@@ -446,7 +452,7 @@ impl Driver {
         for (then, answer) in answers {
             then(answer);
         }
-        // What brokers say unasked comes here.
+        // The events that brokers send unasked arrive here.
         for consumer in [&self.tails, &self.reads] {
             while consumer.poll(Duration::ZERO).is_some() {}
         }
@@ -464,8 +470,9 @@ impl Driver {
         if part.is_fenced() {
             let mut fence = part.fence.lock();
             if part.topic != Topic::Cuts && self.appends.highest(index) > 0 {
-                // Outputs are not read back. Those that a snapshot goes by are before the next beginning (see the
-                // crate): there is none between that of this process and there.
+                // Outputs are not read back. The outputs on which a snapshot relies are before the
+                // next beginning (see the crate's documentation). So no generation begins between
+                // this process's beginning and that offset.
                 fence.skip(below);
             }
             if below > fence.scanned() || below < fence.base() {
@@ -474,19 +481,20 @@ impl Driver {
             let (generation, begun) = (fence.before(below), fence.begun(below));
             known = Some(Known { offset: below, generation, begun });
             fence.forget(below);
-            // The newest beginning stays, so that all who read from the first record on know of it.
+            // The newest beginning stays, so that a reader from the first record on learns of it.
             delete = delete.and(begun);
             let is_long_ago = begun.is_none_or(|begun| below - begun > SAY_AGAIN);
             say = (generation > 0 && is_long_ago).then_some(generation);
         }
         side.trimmed = below;
-        // When there is no room, the next trim does it.
+        // If there is no room, the next trim repeats the request.
         let _ = self.asks.try_send(Ask::Trim { part: index, known, delete });
         if let Some(generation) = say.filter(|say| *say == self.appends.highest(index)) {
             let record = Record::Generation { generation };
             let message = encode(&*self.format, part.topic, generation, &record);
             let core = self.core.clone();
-            // Whether it counts is not looked at: if it does not, nothing is trimmed behind it.
+            // The answer does not say whether the record counts. If it does not, nothing after it
+            // is trimmed.
             let then: Then<Result<u64, Refused>> = Box::new(move |said| {
                 said.into_iter().for_each(|at| core.parts[index].fence.lock().said(at, generation));
             });
@@ -494,7 +502,7 @@ impl Driver {
         }
     }
 
-    /// Nobody waits for ever.
+    /// Answers all that wait, so that none waits for ever.
     fn end(mut self, commands: &Receiver<Command>) {
         commands.try_iter().for_each(|command| self.take(command));
         for side in &mut self.sides {
@@ -513,7 +521,7 @@ impl Driver {
 }
 
 impl Side {
-    /// Answers the first of those who wait.
+    /// Answers the first of the waiting reads.
     fn answer(&mut self, upto: Option<u64>) {
         if let Some(read) = self.waiting.pop_front() {
             (read.then)(upto.map(|upto| Records { records: read.records, upto }));
@@ -522,8 +530,8 @@ impl Side {
 }
 
 impl Cursor {
-    /// Takes the next message, if there is one. What was taken before is passed over: when a partition's
-    /// leader has changed, the library may fetch messages once more.
+    /// Takes the next message, if there is one. Messages taken before are skipped: when a
+    /// partition's leader has changed, the library may fetch them again.
     fn next(
         &mut self,
         core: &Core,
@@ -570,14 +578,15 @@ impl Cursor {
                 if is_missing(&error) {
                     core.suspect_missing(part);
                 }
-                // Also where the offset is out of range: which way is seen when the ends are asked for.
+                // This also handles an offset out of range. The request for the ends shows on which
+                // side it is.
                 Next::Failed
             }
         }
     }
 }
 
-/// Takes messages for a read: how many, and whether that has failed.
+/// Takes messages for a read. Returns their number, and whether reading has failed.
 fn fill(
     read: &mut Read,
     cursor: &mut Cursor,
@@ -622,7 +631,7 @@ fn fill(
                     return Err(part.unread(
                         message.offset,
                         "can't be read: it is damaged, or not Tidemill's",
-                        "let nobody else write to this topic; begin anew with topics of other names",
+                        "let only Tidemill write to this topic; start again with topics of other names",
                     ));
                 }
             }
@@ -645,7 +654,7 @@ fn fill(
     (taken, is_failed)
 }
 
-/// Tells the fence what has come by, without a gap behind what it has seen.
+/// Passes seen records to the fence, without a gap after those seen before.
 fn see(part: &Part, seen: &[(u64, Mark)]) {
     if !seen.is_empty() {
         let mut fence = part.fence.lock();
@@ -655,7 +664,7 @@ fn see(part: &Part, seen: &[(u64, Mark)]) {
     }
 }
 
-/// Puts a cursor at an offset; there is none where that can't be done.
+/// Places a cursor at an offset. If that fails, there is no cursor.
 fn assign(
     cursor: &mut Option<Cursor>,
     core: &Arc<Core>,
@@ -664,7 +673,8 @@ fn assign(
     from: u64,
     generation: u64,
 ) {
-    // An earlier queue of the partition goes first: as it goes, nobody is woken any more for any of them.
+    // An earlier queue of the partition is dropped first. Its drop removes the wake-ups of all
+    // queues of the partition.
     *cursor = None;
     // The queue is taken before the partition is assigned, so that no message goes elsewhere.
     let Some(mut queue) = consumer.split_partition_queue(&part.name, part.partition) else {
@@ -687,6 +697,6 @@ fn assign(
 fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {
     let mut list = TopicPartitionList::new();
     list.add_partition(&part.name, part.partition);
-    // It fails when it is not assigned, which is as well.
+    // It fails if the partition is not assigned, which is fine.
     let _ = consumer.incremental_unassign(&list);
 }

@@ -1,8 +1,8 @@
-//! A registry of schemas, asked over HTTP as Confluent's is, whose way of asking others have as well.
+//! A schema registry with Confluent's HTTP interface, which other registries also have.
 //!
-//! A schema that a registry has given an id stays what it is, so that messages mean the same whenever they are
-//! read. What a registry says is told from what happens on the way to it ([`Failed`]): only the former decides
-//! what becomes of a message.
+//! A schema that has an id in a registry never changes, so messages always mean the same.
+//! [`Failed`] separates the registry's own answers from failures on the way to it. Only the former
+//! decide about a message.
 
 mod ask;
 mod at;
@@ -20,26 +20,26 @@ pub(crate) use fetch::Fetcher;
 
 use ask::Client;
 
-/// Schemas that one may name, and those that they name.
+/// The largest number of schemas that a schema may refer to, directly or indirectly.
 const REFERENCES_MAX: usize = 200;
 
-/// Why a question has no answer.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// Nobody has answered, or not as a registry does: to be asked again.
+    /// No answer, or not the answer of a registry. The request is to be repeated.
     Away(String),
-    /// The registry has said no.
+    /// The registry's refusal.
     No(String),
-    /// Waiting does not mend it.
+    /// An error that does not go away by waiting.
     Lasting(Error),
 }
 
-/// A registry.
+/// A schema registry.
 pub(crate) struct Registry {
     client: Client,
 }
 
-/// A schema as it is asked for by its id; by its subject there is the id as well.
+/// A schema in the registry's answer. An answer by subject also has the id.
 #[derive(Deserialize)]
 struct Answer {
     #[serde(default)]
@@ -51,7 +51,7 @@ struct Answer {
     references: Option<Vec<Reference>>,
 }
 
-/// Where a schema is that another one names.
+/// The place of a schema that another one refers to.
 #[derive(Deserialize)]
 struct Reference {
     subject: String,
@@ -66,10 +66,10 @@ struct Registered {
 type Asked<T> = std::result::Result<T, Failed>;
 
 impl Registry {
-    /// At an address, with further properties; asks nobody.
+    /// Creates a client for an address, with further properties. It sends nothing yet.
     ///
     /// # Errors
-    /// When it is none.
+    /// If it is not an address.
     pub fn open(
         env: &Env,
         url: &str,
@@ -78,18 +78,18 @@ impl Registry {
         Ok(Registry { client: Client::open(env, &at::At::parse(url, properties)?)? })
     }
 
-    /// The address, without what is secret.
+    /// Returns the address without secrets.
     pub fn shown(&self) -> &str {
         self.client.shown()
     }
 
-    /// The schema of an id.
+    /// Returns the schema of an id.
     pub fn schema(&self, id: u32) -> Asked<AvroSchema> {
         let answer: Answer = self.client.get(&format!("/schemas/ids/{id}"))?;
         self.parse(answer, &format!("the schema {id}"))
     }
 
-    /// The latest schema of a subject, and its id.
+    /// Returns the latest schema of a subject, and its id.
     pub fn latest(&self, subject: &str) -> Asked<(u32, AvroSchema)> {
         let path = format!("/subjects/{}/versions/latest", ask::escaped(subject));
         let answer: Answer = self.client.get(&path)?;
@@ -97,7 +97,7 @@ impl Registry {
         self.parse(answer, &format!("the latest schema of {subject}")).map(|schema| (id, schema))
     }
 
-    /// Registers a schema with a subject, unless it is there; its id.
+    /// Registers a schema with a subject, unless it is registered. Returns its id.
     pub fn register(&self, subject: &str, schema: &str) -> Asked<u32> {
         let path = format!("/subjects/{}/versions", ask::escaped(subject));
         let body = serde_json::json!({ "schema": schema }).to_string();
@@ -113,7 +113,7 @@ impl Registry {
         AvroSchema::parse(&texts).map_err(|why| Failed::No(format!("{what}: {why}")))
     }
 
-    /// Puts the schemas that one names before it, each once.
+    /// Puts the schemas that a schema refers to before it, each once.
     fn named(
         &self,
         answer: &Answer,

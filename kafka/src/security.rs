@@ -1,8 +1,8 @@
-//! Logins and TLS: what a build can do, and what may be wrong when a broker does not let anybody in.
+//! Logins and TLS: the abilities of a build, and the likely reasons why a broker refuses a login.
 //!
-//! librdkafka speaks TLS by OpenSSL, whose headers are not on every machine and which takes minutes to build: a
-//! build has it when it is asked for. Without it there are logins by PLAIN, in clear text; SCRAM hashes by
-//! OpenSSL, too.
+//! librdkafka uses OpenSSL for TLS. Its headers are not on every machine, and it takes minutes to
+//! build, so a build has it only on request. Without it there are logins by PLAIN, in clear text.
+//! SCRAM also needs OpenSSL, for its hashes.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ const BUILD: &str =
     "build it with TLS: make setup FEATURES=kafka-tls, where OpenSSL and its headers are (libssl-dev), or \
      FEATURES=kafka-tls-vendored, which builds OpenSSL, too, with perl";
 
-/// Refuses what this build can't do, and logins that say too little: librdkafka would see that when it makes a
-/// client, or fall back to Kerberos, which it is built without.
+/// Refuses what this build can't do, and incomplete logins. Otherwise librdkafka would find these
+/// only when it creates a client, or would fall back to Kerberos, without which it is built.
 pub(crate) fn check(properties: &BTreeMap<String, String>) -> Result<()> {
     let of = |names: [&str; 2]| names.iter().find_map(|name| properties.get(*name));
     let wrong = |name: &str, value: &str, what: &str, help: &str| {
@@ -40,13 +40,15 @@ pub(crate) fn check(properties: &BTreeMap<String, String>) -> Result<()> {
         return wrong(
             "security.protocol",
             protocol,
-            "logs in, and sasl.mechanism does not say how",
+            "logs in, but sasl.mechanism does not say how",
             names,
         );
     };
     match mechanism.to_ascii_uppercase().as_str() {
         "PLAIN" => Ok(()),
-        "GSSAPI" => wrong("sasl.mechanism", mechanism, "is Kerberos, which no build has", names),
+        "GSSAPI" => {
+            wrong("sasl.mechanism", mechanism, "is Kerberos, which no build supports", names)
+        }
         _ if HAS_TLS => Ok(()),
         _ => {
             let what = "needs OpenSSL, which this build is without";
@@ -55,7 +57,7 @@ pub(crate) fn check(properties: &BTreeMap<String, String>) -> Result<()> {
     }
 }
 
-/// What to look at when no broker answers, by what was heard last.
+/// Returns help for the case that no broker answers, by the brokers' last error.
 pub(crate) fn help(heard: &str) -> &'static str {
     let heard = heard.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| heard.contains(word));
@@ -66,9 +68,9 @@ pub(crate) fn help(heard: &str) -> &'static str {
          ssl.key.location"
     } else if has(&["verify", "ssl.ca.location"]) {
         "ssl.ca.location is the certificate of the authority that has signed the broker's, which has to be \
-         valid now and for the host by which the broker is reached"
+         valid now, and for the host by which the broker is reached"
     } else if has(&["ssl", "security.protocol", "wrong version number"]) {
-        "check security.protocol: the broker's listener at this address speaks otherwise"
+        "check security.protocol: the broker's listener at this address uses another one"
     } else {
         "check the address, that the broker runs and advertises an address that can be reached from here, and \
          security.protocol"

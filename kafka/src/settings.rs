@@ -1,4 +1,4 @@
-//! What may be chosen, and the settings of librdkafka that follow.
+//! The settings of a log, and the settings of librdkafka that follow from them.
 
 use std::collections::BTreeMap;
 
@@ -8,54 +8,59 @@ use tidemill_core::{Error, Result};
 
 use crate::security;
 
-/// What may be chosen; the same for all processes of a cluster.
+/// The settings of a log. They are the same for all processes of a cluster.
 #[derive(Clone, Debug)]
 pub struct KafkaSettings {
-    /// Some brokers, as `host:port,host:port`.
+    /// The addresses of some brokers, as `host:port,host:port`.
     pub brokers: String,
     /// The topic of the inputs.
     pub inputs: String,
     /// The topic of the outputs.
     pub outputs: String,
-    /// The topic of the cuts, which nobody else may write to; nothing where they are in another log.
+    /// The topic of the cuts, to which no other program may write. Nothing if they are in another
+    /// log.
     pub cuts: Option<String>,
-    /// How many sources the inputs are: so many partitions that topic has at least. The outputs have one more for each
-    /// partition that is followed, and for each source whose requests are read elsewhere.
+    /// The number of sources of the inputs. The topic has at least this many partitions. The
+    /// outputs have one more for each followed partition, and for each source whose requests are
+    /// read elsewhere.
     pub sources: u32,
-    /// Topics of others, whose messages are requests, too: each partition is a source, behind those of the inputs.
-    /// Nothing is appended to them, and nothing deleted.
+    /// Topics of others whose messages are also requests. Each partition is a source, after those
+    /// of the inputs. Nothing is appended to them, and nothing deleted.
     pub followed: Vec<Followed>,
-    /// How many sources there are behind these, whose requests are read elsewhere: what comes of them is in the outputs, too.
+    /// The number of sources after these whose requests are read elsewhere. Their outputs are in
+    /// the outputs, too.
     pub elsewhere: u32,
-    /// On how many brokers topics are kept that are made.
+    /// The number of brokers that store each created topic.
     pub replication: u16,
-    /// So long an append waits for others to go along. Brokers and clients have as much work with a request as
-    /// with dozens of records, so to wait makes all of it sooner where there is much. In whole milliseconds,
-    /// since librdkafka looks all the time for one that ends within less.
+    /// The time for which an append waits for others to be sent with it, in whole milliseconds. A
+    /// request costs brokers and clients as much work as dozens of records. So under load, waiting
+    /// makes all appends faster. librdkafka busy-waits for times below a millisecond.
     pub linger_ms: u32,
-    /// What is not answered by then is given up: an append is then unknown, and a read could not be done.
+    /// The time-out, in microseconds. An append without an answer is then unknown, and a read has
+    /// failed.
     pub timeout_us: u64,
-    /// So many bytes of appends wait at most, together.
+    /// The largest size of all waiting appends together, in bytes.
     pub append_bytes: usize,
-    /// So many bytes are read ahead at most, of each partition that is read.
+    /// The largest size of the messages read ahead from each partition, in bytes.
     pub ahead_bytes: usize,
-    /// Whether inputs and outputs are deleted, too, when the log is trimmed. Others can't read them then.
+    /// Whether inputs and outputs are also deleted when the log is trimmed. Other programs can't
+    /// read them then.
     pub deletes: bool,
-    /// Further properties of librdkafka, as `security.protocol`, by name.
+    /// Further properties of librdkafka by name, such as `security.protocol`.
     pub properties: BTreeMap<String, String>,
 }
 
 /// A topic of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Followed {
-    /// Its name.
+    /// The topic's name.
     pub topic: String,
-    /// How many partitions it has.
+    /// The number of its partitions.
     pub partitions: u32,
 }
 
 impl KafkaSettings {
-    /// Topics named after an app, with all else as it is mostly right.
+    /// Creates settings with topics named after an app, and defaults for the rest.
     pub fn new(brokers: &str, app: &str, sources: u32) -> KafkaSettings {
         KafkaSettings {
             brokers: brokers.into(),
@@ -75,15 +80,16 @@ impl KafkaSettings {
         }
     }
 
-    /// The names of the topics, with how many partitions each has at least, and whether its records are kept
-    /// until the log is trimmed.
+    /// Returns the names of the topics, the smallest number of partitions of each, and whether its
+    /// records are retained until the log is trimmed.
     pub(crate) fn topics(&self) -> impl Iterator<Item = (&str, u32, bool)> {
         let cuts = self.cuts.as_deref().map(|name| (name, 1, true));
         let others = [(&*self.inputs, self.sources, false), (&*self.outputs, self.total(), false)];
         cuts.into_iter().chain(others)
     }
 
-    /// How many sources there are, with the partitions that are followed and those that are read elsewhere.
+    /// Returns the number of sources, including followed partitions and those that are read
+    /// elsewhere.
     pub(crate) fn total(&self) -> u32 {
         let more = self.followed.iter().map(|followed| followed.partitions);
         more.fold(self.sources, u32::saturating_add).saturating_add(self.elsewhere)
@@ -93,7 +99,7 @@ impl KafkaSettings {
         std::time::Duration::from_micros(self.timeout_us)
     }
 
-    /// Refuses what can't be.
+    /// Refuses impossible settings.
     pub(crate) fn check(&self) -> Result<()> {
         let (inputs, outputs, cuts) = (&self.inputs, &self.outputs, self.cuts.as_ref());
         if inputs == outputs || cuts == Some(inputs) || cuts == Some(outputs) {
@@ -101,11 +107,11 @@ impl KafkaSettings {
                 .help("give each a name of its own"));
         }
         if self.brokers.trim().is_empty() {
-            return Err(Error::setting("no broker of Kafka is named")
-                .help("name one or some, as host:9092,other:9092"));
+            return Err(Error::setting("no Kafka broker is named")
+                .help("name one or more, as host:9092,other:9092"));
         }
         if self.sources == 0 || i32::try_from(self.total()).is_err() {
-            return Err(Error::setting(format!("{} sources can't be", self.total())));
+            return Err(Error::setting(format!("there can't be {} sources", self.total())));
         }
         for (nth, Followed { topic, .. }) in self.followed.iter().enumerate() {
             if [inputs, outputs].contains(&topic) || cuts == Some(topic) {
@@ -124,18 +130,19 @@ impl KafkaSettings {
             }
         }
         security::check(&self.properties)?;
-        // Whether librdkafka takes them is seen here, and not when a client is made in need.
+        // This finds properties that librdkafka refuses now, and not when a client is needed.
         self.producer()?;
         self.consumer().map(|_| ())
     }
 
-    /// For what appends.
+    /// Returns the configuration of the producer.
     pub(crate) fn producer(&self) -> Result<ClientConfig> {
         let kilobytes = (self.append_bytes >> 10).clamp(1, 2_147_483_647);
         self.client(&[
             ("acks", "all".into()),
             ("enable.idempotence", "true".into()),
-            // What fails takes all behind it along. Time-outs are not covered by this: they are ours.
+            // A failed record takes all later ones with it. Time-outs are an exception, because we
+            // handle them.
             ("enable.gapless.guarantee", "true".into()),
             ("message.timeout.ms", "0".into()),
             (IN_FLIGHT, "1".into()),
@@ -147,19 +154,19 @@ impl KafkaSettings {
         ])
     }
 
-    /// For what reads.
+    /// Returns the configuration of a consumer.
     pub(crate) fn consumer(&self) -> Result<ClientConfig> {
         let kilobytes = (self.ahead_bytes >> 10).clamp(1, 2_097_151);
         let fetch = self.ahead_bytes.clamp(64 << 10, 64 << 20);
         self.client(&[
-            // Nobody joins it: it only names what is remembered of how far was trimmed.
+            // No process joins this group. It only names the stored trim offsets.
             ("group.id", format!("tidemill-{}", self.cuts.as_ref().unwrap_or(&self.outputs))),
             ("enable.auto.commit", "false".into()),
             ("enable.auto.offset.store", "false".into()),
             ("auto.offset.reset", "error".into()),
             ("enable.partition.eof", "true".into()),
-            // A broker answers as soon as there is something. While it waits for that, partitions that are
-            // read from now on have to wait as well.
+            // A broker answers as soon as it has messages. While it waits for some, newly read
+            // partitions must wait, too.
             ("fetch.wait.max.ms", "20".into()),
             ("fetch.queue.backoff.ms", "5".into()),
             ("fetch.error.backoff.ms", "50".into()),
@@ -169,13 +176,14 @@ impl KafkaSettings {
         ])
     }
 
-    /// For whatever client, with some properties more.
+    /// Returns the configuration of any client, with further properties.
     pub(crate) fn client(&self, own: &[(&str, String)]) -> Result<ClientConfig> {
         client(&self.brokers, own, &self.properties)
     }
 }
 
-/// What any client has, with some properties of its own and those that the user has chosen.
+/// Returns the configuration that all clients share, with some properties of their own and those of
+/// the user.
 pub(crate) fn client(
     brokers: &str,
     own: &[(&str, String)],
@@ -187,9 +195,9 @@ pub(crate) fn client(
     config.set("client.id", "tidemill");
     config.set("reconnect.backoff.ms", "50");
     config.set("reconnect.backoff.max.ms", "1000");
-    // Small packets go at once.
+    // Small packets are sent at once.
     config.set("socket.nagle.disable", "true");
-    // When a topic is removed or made anew, it is to be seen soon.
+    // This makes the removal or re-creation of a topic visible soon.
     config.set("topic.metadata.refresh.interval.ms", "5000");
     for (name, value) in own {
         config.set(*name, value);
@@ -201,18 +209,22 @@ pub(crate) fn client(
     Ok(config)
 }
 
-/// So many appends wait at most for being delivered.
+/// The largest number of appends that wait for delivery.
 const APPENDS_MAX: usize = 1_000_000;
 
-/// How many requests a producer has under way to a broker, which is one. With more, of one partition, a broker that comes
-/// back after a crash and does not lead it yet refuses some and takes the next. Where one of them is refused for lack of
-/// one before it, the library sends all again under other numbers, and what the broker had taken before it died is there
-/// twice; where the broker does not know the producer, it takes them, and the library believes that those before are there.
+/// The largest number of requests that a producer has in flight to a broker, which is one.
+///
+/// With more than one for a partition, messages can be lost or doubled. After a crash, a broker
+/// that does not lead the partition yet refuses some requests and accepts the next. If it then
+/// refuses one because the one before is missing, the library sends all of them again under other
+/// numbers. Requests that the broker had accepted before its crash are then there twice. If the
+/// broker does not know the producer, it accepts the later requests, and the library believes that
+/// the earlier ones are there.
 pub(crate) const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
 pub(crate) const ONE_BY_ONE: &str =
-    "what is sent is there once also where a broker dies while more is under way";
+    "each message is appended once, even if a broker dies while others are in flight";
 
-/// Properties that the promises of the log hang on, and what to do instead.
+/// The properties on which the guarantees of the log depend, and the help for each.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "use the setting for brokers"),
     ("metadata.broker.list", "use the setting for brokers"),
@@ -233,7 +245,7 @@ const TAKEN: &[(&str, &str)] = &[
     ("partitioner", "the partition is that of the source"),
 ];
 
-/// What librdkafka says to its settings.
+/// Returns the error for settings that librdkafka refuses.
 fn refused(error: KafkaError) -> Error {
     match error {
         KafkaError::ClientConfig(_, what, name, value) => {

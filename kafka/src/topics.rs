@@ -1,4 +1,4 @@
-//! The topics: made when missing, and refused when they can't do.
+//! The topics: created if missing, and refused if unsuitable.
 
 use std::time::Duration;
 
@@ -13,13 +13,14 @@ use crate::log::{Core, Listener};
 use crate::security;
 use crate::settings::{Followed, KafkaSettings};
 
-/// Before it is looked again whether a topic that was made is ready.
+/// The time before a created topic is checked again, in microseconds.
 const LOOK_US: u64 = 50_000;
-/// So long, and so many times, a client is asked what it was told.
+/// The wait for a client's errors, and the number of waits.
 const HEAR: Duration = Duration::from_millis(50);
 const HEAR_TIMES: usize = 20;
 
-/// Makes sure that there are topics with enough partitions, which keep all records for a while.
+/// Makes sure that the topics exist, with enough partitions, and that they do not lose records too
+/// soon.
 pub(crate) fn open(
     core: &Core,
     client: &BaseConsumer<Listener>,
@@ -49,7 +50,7 @@ pub(crate) fn open(
         let found = partitions(core, client, settings, topic)?.unwrap_or(0);
         if found < *wanted {
             let what = format!("the topic {topic} has {found} partitions, and had {wanted}");
-            return Err(Error::setting(what).help("bring it back as it was"));
+            return Err(Error::setting(what).help("restore it as it was"));
         }
         refuse_compacted(core, admin, settings, topic)?;
     }
@@ -72,7 +73,8 @@ fn too_few(name: &str, found: u32, wanted: u32, settings: &KafkaSettings) -> Err
     ))
 }
 
-/// Has a client learn who leads the partitions before it needs to: by itself it takes a second for each topic.
+/// Makes a client learn the leaders of partitions before it needs them. On its own it takes a
+/// second for each topic.
 pub(crate) fn warm<C: ClientContext>(
     core: &Core,
     client: &Client<C>,
@@ -87,10 +89,10 @@ pub(crate) fn warm<C: ClientContext>(
     Ok(())
 }
 
-/// Takes what has been said to a client, which nobody else does while a log is being opened.
+/// Handles the events of a client, which nothing else does while a log is being opened.
 fn hear(core: &Core, client: &BaseConsumer<Listener>) {
     for _ in 0..HEAR_TIMES {
-        // An error is what it has heard.
+        // An error here is one that the client has already recorded.
         let _ = client.poll(HEAR);
         if !core.last_heard().is_empty() {
             return;
@@ -98,7 +100,7 @@ fn hear(core: &Core, client: &BaseConsumer<Listener>) {
     }
 }
 
-/// How many partitions a topic has, if there is one.
+/// Returns the number of a topic's partitions, if the topic exists.
 fn partitions(
     core: &Core,
     client: &BaseConsumer<Listener>,
@@ -117,7 +119,7 @@ fn partitions(
         Some(RDKafkaErrorCode::UnknownTopicOrPartition | RDKafkaErrorCode::UnknownTopic) => {
             Ok(None)
         }
-        // It is just being made.
+        // The topic is just being created.
         Some(RDKafkaErrorCode::LeaderNotAvailable) => Ok(None),
         Some(code) => Err(refused(core, &format!("looking at the topic {name}"), code)),
     }
@@ -135,19 +137,19 @@ fn make(
     let replication = TopicReplication::Fixed(i32::from(settings.replication.max(1)));
     let mut topic = NewTopic::new(name, count, replication).set("cleanup.policy", "delete");
     if settings.replication >= 3 {
-        // A record counts when it is in two places, and one broker may be away.
+        // A record counts when two brokers have it, and one broker may be away.
         topic = topic.set("min.insync.replicas", "2");
     }
     if is_forever {
-        // Deleted by trimming, not by age.
+        // These records are deleted by trimming, not by age.
         topic = topic.set("retention.ms", "-1").set("retention.bytes", "-1");
     }
-    let what = format!("making the topic {name}");
+    let what = format!("creating the topic {name}");
     let results = block_on(admin.create_topics([&topic], &options(settings)))
         .map_err(|e| other(core, &what, &e))?;
     for result in results {
         match result {
-            // Another process was faster.
+            // Another process has created it first.
             Ok(_) | Err((_, RDKafkaErrorCode::TopicAlreadyExists)) => {}
             Err((_, code)) => return Err(refused(core, &what, code)),
         }
@@ -155,7 +157,7 @@ fn make(
     Ok(())
 }
 
-/// Until all partitions have a leader.
+/// Waits until all partitions have a leader.
 fn wait(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) -> Result<()> {
     let begun_ns = core.env.clock.monotonic_ns();
     loop {
@@ -168,15 +170,15 @@ fn wait(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) 
         if core.env.clock.monotonic_ns() - begun_ns > settings.timeout_us * 1000 {
             return Err(Error::new(
                 tidemill_core::Kind::Io,
-                format!("the topics that were made have no leaders: {}", core.last_heard()),
+                format!("the created topics have no leaders: {}", core.last_heard()),
             )
-            .help("see what the brokers' logs say about them"));
+            .help("see the brokers' logs"));
         }
         core.env.clock.sleep_us(LOOK_US);
     }
 }
 
-/// A compacted topic loses records that have a key.
+/// Refuses a compacted topic, which loses records that have a key.
 fn refuse_compacted(
     core: &Core,
     admin: &AdminClient<Listener>,
@@ -190,18 +192,18 @@ fn refuse_compacted(
     for resource in described {
         let config = match resource {
             Ok(config) => config,
-            // Who may not look may still read and write.
+            // A user without the right to see the configuration may still read and write.
             Err(RDKafkaErrorCode::TopicAuthorizationFailed) => continue,
             Err(code) => return Err(refused(core, &what, code)),
         };
         let policy = config.get("cleanup.policy").and_then(|entry| entry.value.as_deref());
         if policy.is_some_and(|policy| policy.contains("compact")) {
             return Err(Error::setting(format!(
-                "the topic {name} is compacted: records would vanish"
+                "the topic {name} is compacted: records would disappear"
             ))
             .help(format!(
                 "kafka-configs --alter --entity-type topics --entity-name {name} --add-config \
-                     cleanup.policy=delete, before anything was compacted; or name another topic"
+                     cleanup.policy=delete, before records were compacted; or name another topic"
             )));
         }
     }
@@ -226,7 +228,7 @@ pub(crate) fn is_missing(error: &KafkaError) -> bool {
     )
 }
 
-/// Nobody has answered, or would not.
+/// Returns the error that no broker has answered, or that brokers refuse to.
 pub(crate) fn unreachable(core: &Core, settings: &KafkaSettings, error: &KafkaError) -> Error {
     let heard = core.last_heard();
     let what = match heard.is_empty() {

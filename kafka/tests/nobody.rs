@@ -1,4 +1,4 @@
-//! What is said when there is no broker; needs none.
+//! Tests the errors without a broker.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Format for Nothing {
 
 #[test]
 fn a_broker_that_cannot_be_reached_is_named() {
-    // Nobody listens on this port.
+    // No process listens on this port.
     let mut settings = KafkaSettings::new("127.0.0.1:1", "app", 1);
     settings.timeout_us = 500_000;
     let error = KafkaLog::open(&Env::real(), settings, Arc::new(Nothing)).err().expect("an error");

@@ -1,4 +1,5 @@
-//! How much waits for being delivered while a broker is away. The broker is the client library's own.
+//! Tests how many messages wait for delivery while a broker is away. The broker is the client
+//! library's mock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use tidemill_core::{Batch, Column, DataType, Schema, Value};
 use tidemill_env::Env;
 use tidemill_kafka::stream::{open_sink, RowIds, TopicSink};
 
-/// Bytes of a row, and how many rows.
+/// The bytes of a row, and the number of rows.
 const BYTES: usize = 1 << 10;
 const ROWS: i64 = 3_000;
 
@@ -47,7 +48,7 @@ fn the_app_waits_when_so_much_waits_for_being_delivered() {
             assert_eq!(sink.sync().unwrap().ends, [ROWS as u64]);
         }),
     );
-    // Somebody waits long enough to say so.
+    // The sink waits until it reports the broker.
     let begun_ns = env.clock.monotonic_ns();
     while troubles.all().is_empty() {
         let waited_ns = env.clock.monotonic_ns() - begun_ns;

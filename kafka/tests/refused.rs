@@ -1,5 +1,5 @@
-//! What becomes of messages that a broker refuses for now. The broker is the client library's own, which refuses
-//! what it is told to, as real ones do where they come back after a crash.
+//! Tests with messages that a broker refuses for a while. The broker is the client library's mock,
+//! which refuses what it is asked to, as real ones do after a crash.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tidemill_kafka::stream::{open_sink, RowIds, TopicSink};
 
 const ROWS: i64 = 12;
 
-/// The values in a partition.
+/// Returns the values in a partition.
 fn values(env: &Env, brokers: &str, topic: &str, partition: i32) -> Vec<String> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
@@ -44,8 +44,8 @@ fn values(env: &Env, brokers: &str, topic: &str, partition: i32) -> Vec<String> 
     }
 }
 
-/// The first message to a partition is refused. From a producer that a broker does not know it takes what comes next, as if
-/// nothing were missing.
+/// The broker refuses the first message to a partition. From an unknown producer it accepts the
+/// next one, as if nothing were missing.
 #[test]
 fn a_message_that_is_refused_for_now_is_there_before_those_behind_it() {
     let env = Env::real();
@@ -62,10 +62,10 @@ fn a_message_that_is_refused_for_now_is_there_before_those_behind_it() {
         let row = [Value::Int(n)];
         sink.write(&Batch::from_rows(schema.clone(), [&row[..]])).unwrap();
         sink.commit().unwrap();
-        // Each is a request of its own.
+        // Each message is a request of its own.
         env.clock.sleep_us(4_000);
     };
-    // From here on it is known who leads the partitions.
+    // From here on the producer knows the leaders of the partitions.
     write(0);
     env.clock.sleep_us(500_000);
     let refused = RDKafkaRespErr::RD_KAFKA_RESP_ERR_NOT_LEADER_FOR_PARTITION;

@@ -1,4 +1,4 @@
-//! A registry of schemas that lets nobody in.
+//! Tests with a schema registry that refuses every login.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Sockets and threads of the tests.
 
@@ -21,7 +21,7 @@ fn schema() -> Arc<Schema> {
 fn a_sink_whose_registry_refuses_whoever_asks_is_refused_at_once() {
     for (status, body, words) in REFUSALS {
         let registry = Refusing::new(status, body);
-        // No broker is asked before.
+        // The sink asks no broker before the registry.
         let settings = TopicSink {
             format: MessageFormat::Avro,
             registry: registry.url(),
@@ -31,7 +31,7 @@ fn a_sink_whose_registry_refuses_whoever_asks_is_refused_at_once() {
         let said = Troubles::default();
         let opened = open_sink(&settings, &schema(), &Env::real(), &ids, None, (&said, "test"));
         registry.assert_refused(&opened.err().expect("a refusal"), words);
-        // Nothing is asked again that waiting does not mend.
+        // A request that waiting does not help is not repeated.
         assert_eq!(registry.asked(), 1);
     }
 }

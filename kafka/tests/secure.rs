@@ -1,5 +1,5 @@
-//! Logins and TLS, on a real broker, each listener of which asks for something else. `make test-servers` starts
-//! one and runs these, with the feature `tls`: all else is tested without, as it was built anyway.
+//! Logins and TLS on a real broker whose listeners have different requirements. `make test-servers`
+//! starts one and runs these tests, with the feature `tls`. All other tests run without it.
 
 #![allow(clippy::disallowed_methods)] // Time of the tests themselves.
 
@@ -21,7 +21,7 @@ fn var(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name}: run this with make test-servers"))
 }
 
-/// For a listener, with these properties.
+/// Returns settings for a listener, with these properties.
 fn at(listener: &str, properties: &[(&str, &str)]) -> KafkaSettings {
     let mut settings = settings("secured", 1);
     settings.brokers = var(&format!("SERVERS_KAFKA_{listener}"));
@@ -37,9 +37,9 @@ fn works(settings: &KafkaSettings) {
     assert_eq!(records.records.len(), 100);
 }
 
-/// The reason, and that it does not take long.
+/// Checks the reason, and that the refusal is fast.
 fn refused(settings: &KafkaSettings, words: &[&str]) {
-    // So long it is tried again.
+    // Within this time the log tries again.
     let settings = KafkaSettings { timeout_us: 2_500_000, ..settings.clone() };
     let begun = Instant::now();
     let said = refusal(&settings);
@@ -97,7 +97,7 @@ mod with_tls {
         let by = |authority| [("security.protocol", "ssl"), ("ssl.ca.location", authority)];
         works(&at("TLS", &by(&authority)));
         refused(&at("TLS", &by(&other)), &["no broker", "ssl.ca.location is the certificate"]);
-        // None is known to this machine by itself, either.
+        // This machine has no such authority by default, either.
         refused(&at("TLS", &by(&authority)[..1]), &["no broker", "ssl.ca.location"]);
         let mut plain = at("TLS", &by(&authority));
         plain.brokers = brokers();

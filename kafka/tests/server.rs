@@ -1,4 +1,5 @@
-//! The log, and sources and sinks of streams, on a real broker. `make test-servers` starts one and runs these.
+//! Tests the log, and sources and sinks of streams, on a real broker. `make test-servers` starts
+//! one and runs these tests.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Threads, sleep, sockets and time of the tests themselves.
 
@@ -34,7 +35,7 @@ fn server_records_are_read_back_in_order() {
     let all: Vec<(u64, Record)> =
         offsets.iter().zip(0..).map(|(offset, n)| (*offset, request(n))).collect();
 
-    // In steps, one behind the other.
+    // Reads in steps, one after another.
     let (mut from, mut found) = (0, Vec::new());
     while found.len() < all.len() {
         let read = read(&log, Topic::Input(1), from, Some(700), 2_000_000).unwrap();
@@ -44,7 +45,7 @@ fn server_records_are_read_back_in_order() {
         found.extend(read.records);
     }
     assert_eq!(found, all);
-    // All at once, from anywhere, here and there.
+    // Reads all at once, from any place.
     for n in 0..40u64 {
         let at = (n * 7919 % 3000) as usize;
         let limit = [None, Some(1), Some(50), Some(5000)][n as usize % 4];
@@ -59,7 +60,7 @@ fn server_records_are_read_back_in_order() {
         }
         assert_eq!(read.upto, read.records.last().unwrap().0 + 1);
     }
-    // Nothing behind the end.
+    // There is nothing after the end.
     let begun = Instant::now();
     let none = read(&log, Topic::Input(1), from, Some(10), 100_000).unwrap();
     assert_eq!((none.records.len(), none.upto), (0, from));
@@ -86,7 +87,8 @@ fn server_a_read_waits_for_what_comes() {
     println!("a waiting read has a record {} after the append was begun", spread(&mut taken));
 }
 
-/// Two writers, the later of which begins a generation in the midst: what is read is what was answered so.
+/// Two writers, the later of which begins a generation in the middle. A reader sees what was
+/// acknowledged.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_later_generation_fences_the_earlier() {
@@ -96,7 +98,7 @@ fn server_a_later_generation_fences_the_earlier() {
     for round in 0..24u64 {
         let topic = [Topic::Cuts, Topic::Output(0), Topic::Output(1)][round as usize % 3];
         let (first, second) = (2 * round + 1, 2 * round + 2);
-        // What earlier rounds have appended was compared by them.
+        // Records of earlier rounds were compared in their rounds.
         let before = read(&third, topic, ends.get(&topic).copied().unwrap_or(0), None, 0);
         let before = before.unwrap().upto;
         ends.insert(topic, before);
@@ -122,7 +124,7 @@ fn server_a_later_generation_fences_the_earlier() {
             let generation = Record::Generation { generation: second };
             let begun = append(&new, topic, second, generation.clone()).unwrap();
             answered.insert(begun, generation.clone());
-            // Nobody else may begin it as well, nor an earlier one.
+            // No other process may begin the same generation, nor an earlier one.
             assert_eq!(append(&old, topic, second, generation), Err(Refused::Fenced));
             let earlier = Record::Generation { generation: first };
             assert_eq!(append(&new, topic, first, earlier), Err(Refused::Fenced));
@@ -133,7 +135,7 @@ fn server_a_later_generation_fences_the_earlier() {
             is_over.store(true, Ordering::SeqCst);
             for (answer, record) in writer.join().unwrap() {
                 match answer.recv().unwrap() {
-                    // Of outputs only whoever reads them says which count.
+                    // For outputs, only a reader decides which of them count.
                     Ok(offset) if topic != Topic::Cuts && offset > begun => fenced += 1,
                     Ok(offset) => assert_eq!(answered.insert(offset, record), None),
                     Err(Refused::Fenced) => fenced += 1,
@@ -159,17 +161,17 @@ fn server_a_trimmed_log_still_knows_its_generation() {
     append(&log, Topic::Cuts, 1, generation(1)).unwrap();
     append_all(&log, Topic::Cuts, 1, 0..100);
     append(&log, Topic::Cuts, 2, generation(2)).unwrap();
-    // Of the first generation, behind the beginning of the second.
+    // Records of the first generation, after the beginning of the second.
     let late = append_all(&log, Topic::Cuts, 1, 100..110);
     assert!(late.iter().all(|answer| *answer == Err(Refused::Fenced)));
-    // Far more than what makes a generation say again that it begins.
+    // These are many more records than a generation needs to repeat its beginning.
     let offsets = append_all(&log, Topic::Cuts, 2, 200..25_200);
     let all: Vec<u64> = offsets.into_iter().map(|offset| offset.unwrap()).collect();
     for at in [15_000, 20_000, 24_900, 24_950] {
         log.trim(Topic::Cuts, all[at]);
         std::thread::sleep(Duration::from_millis(100));
         if at == 15_000 {
-            // The last beginning is far behind now, and another record says it again.
+            // The last beginning is far behind now, and another record repeats it.
             append_all(&log, Topic::Cuts, 2, 30_000..30_010);
         }
     }
@@ -189,7 +191,7 @@ fn server_a_trimmed_log_still_knows_its_generation() {
     assert_eq!(append(&fresh, Topic::Cuts, 2, generation(2)), Err(Refused::Fenced));
     append(&fresh, Topic::Cuts, 3, generation(3)).unwrap();
 
-    // Who needs what has gone is told so.
+    // A reader that needs deleted records receives an error.
     assert_eq!(read(&fresh, Topic::Cuts, 5, None, 0), None);
     let lost = fresh.lost().unwrap().to_string();
     assert!(lost.contains("records from 5 on are needed"), "{lost}");
@@ -219,7 +221,7 @@ fn server_topics_that_cannot_do_are_refused() {
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_topic_made_anew_is_noticed() {
-    // Removed and made anew while it is read.
+    // The topic is removed and recreated while it is read.
     let settings = settings("anew", 1);
     let log = open(&settings);
     let offsets = append_all(&log, Topic::Input(0), 0, 0..100);
@@ -236,7 +238,7 @@ fn server_a_topic_made_anew_is_noticed() {
     println!("after {:?}: {lost}", begun.elapsed());
     assert!(lost.contains(&settings.inputs), "{lost}");
 
-    // While nobody looked.
+    // The topic is recreated while no process reads it.
     let settings = common::settings("anew2", 1);
     let log = open(&settings);
     append_all(&log, Topic::Input(0), 0, 0..100);
@@ -248,7 +250,8 @@ fn server_a_topic_made_anew_is_noticed() {
         assert_eq!(read(&log, Topic::Input(0), 100, Some(1), 0), None);
         std::thread::sleep(Duration::from_millis(100));
     }
-    // Not at once: a broker that has just come back may say so for a moment.
+    // The log is not given up at once, because a broker that has just come back may say so for a
+    // moment.
     assert!(begun.elapsed() > Duration::from_secs(4));
     let lost = log.lost().unwrap().to_string();
     assert!(lost.contains("ends at the offset 0, and has been read up to 100"), "{lost}");

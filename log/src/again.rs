@@ -1,14 +1,15 @@
-//! Making durable what was read when the log was opened.
+//! The second write of the log's end when a log is opened.
 //!
-//! A process may have died between write and sync, or after a sync that failed, and then the machine
-//! shows bytes that the disk does not have. Only writing them again is sure to store them. That can
-//! concern the last block only, since each one was synced before the next was written.
+//! A process may have died between write and sync, or after a failed sync. Then the machine shows
+//! bytes that the disk does not have. Only writing them again stores them for certain. This can
+//! concern the last block only, since each block was synced before the next was written.
 //!
-//! In one sweep, behind it, zeros are written: over what is left of a torn block, so that nobody ever
-//! takes it for damage, and as room for the next ones.
+//! The same sweep writes zeros after that block: over the rest of a torn block, so that no one
+//! takes it for damage, and as room for the next blocks.
 //!
-//! A full disk may refuse the room, and on some file systems even bytes that are there already. Then
-//! the log is open all the same, so that it can be read, and nothing is appended before this is done.
+//! A full disk may refuse the room, and on some file systems even bytes that the file already has.
+//! The log is open nevertheless, so that it can be read, and nothing is appended before this is
+//! done.
 
 use std::io;
 
@@ -19,17 +20,17 @@ use crate::refuse;
 use crate::room::{write_zeros, ZEROS_BYTES};
 use crate::segment::Blocks;
 
-/// What is to be written to the last segment.
+/// The bytes to be written to the last segment.
 #[derive(Debug)]
 pub(crate) struct Again {
     /// Places in the file, and the bytes there.
     writes: Vec<(u64, Vec<u8>)>,
-    /// Behind this byte there are only zeros.
+    /// After this byte there are only zeros.
     dirty_to: u64,
 }
 
 impl Again {
-    /// The last block, and what is mended from its other copy.
+    /// Creates the writes: the last block, and the copies that are repaired from the other ones.
     pub(crate) fn of(blocks: &mut Blocks, walked: &Walked) -> Result<Again> {
         let header = blocks.segment.header;
         let mut writes = Vec::new();
@@ -48,26 +49,26 @@ impl Again {
     }
 }
 
-/// Why something could not be written.
+/// The reason why something could not be written.
 enum Unwritten {
     Write(io::Error),
-    /// Nobody knows what is stored.
+    /// After a failed sync the stored content is unknown.
     Sync(io::Error),
 }
 
 impl Log {
-    /// Whether what was read when the log was opened is known to be durable. If not, the disk was full,
-    /// and [`make_ready`](Log::make_ready) or a commit does what is left.
+    /// Whether the content that was read at opening is known to be durable. If not, the disk was
+    /// full. [`make_ready`](Log::make_ready) or a commit completes the work.
     pub fn is_settled(&self) -> bool {
         self.again.is_none()
     }
 
-    /// Does what opening could not do because the disk was full: makes durable what was read, and makes
-    /// room for what comes. A commit does so, too.
+    /// Does the work that opening could not do because the disk was full: it makes the content that
+    /// was read durable, and makes room for new blocks. A commit does so, too.
     ///
     /// # Errors
-    /// A disk that is still full ([`Kind::Resource`]): then it can be tried again. Any other failure:
-    /// the log has stopped.
+    /// A disk that is still full ([`Kind::Resource`]): then the call can be repeated. After any
+    /// other failure the log has stopped.
     ///
     /// [`Kind::Resource`]: tidemill_core::Kind::Resource
     pub fn make_ready(&mut self) -> Result<()> {
@@ -80,7 +81,8 @@ impl Log {
         Ok(())
     }
 
-    /// Before anything is appended: what was read is durable, and so is which segment is the last.
+    /// Does what must precede an append: the content that was read is durable, and so is the note
+    /// of the last segment.
     pub(crate) fn settle(&mut self) -> Result<()> {
         if let Some(again) = self.again.take() {
             let (path, bytes) = (self.last_path(), again.dirty_to.max(self.tail.at) - self.tail.at);

@@ -1,4 +1,4 @@
-//! Appending, to memory.
+//! Appends, to memory.
 
 use tidemill_core::{Error, Result};
 
@@ -9,11 +9,11 @@ use crate::open::Log;
 pub const RECORD_BYTES_MAX: usize = 1 << 30;
 
 impl Log {
-    /// Appends a record; its number. It is kept in memory until [`commit`](Log::commit), and counts
-    /// only then.
+    /// Appends a record, and returns its number. It stays in memory until [`commit`](Log::commit),
+    /// and counts only then.
     ///
     /// # Errors
-    /// When the record is longer than [`RECORD_BYTES_MAX`], and when the log has stopped.
+    /// If the record is longer than [`RECORD_BYTES_MAX`], or if the log has stopped.
     pub fn append(&mut self, kind: u8, bytes: &[u8]) -> Result<u64> {
         self.check_alive()?;
         if bytes.len() > RECORD_BYTES_MAX {
@@ -34,7 +34,7 @@ impl Log {
         Ok(number)
     }
 
-    /// The bytes that wait for the next commit, about.
+    /// Returns the approximate number of bytes that wait for the next commit.
     pub fn waiting_bytes(&self) -> u64 {
         self.waiting.iter().map(Block::size).sum()
     }

@@ -2,24 +2,25 @@
 
 use crate::format::{block_size, seed, Head, ALIGN, BLOCK_HEAD_BYTES, RECORD_HEAD_BYTES};
 
-/// Records that will be written as one.
+/// Records that will be written together.
 pub(crate) struct Block {
     /// The number of the first record.
     pub(crate) first: u64,
     pub(crate) records: u32,
-    /// The head's room and the records; behind `end` padding and a second copy, if sealed.
+    /// The room for the head and the records. A sealed block has padding and a second copy after
+    /// `end`.
     bytes: Vec<u8>,
     end: usize,
 }
 
-/// How long the payload may get by more than one record, in bytes.
+/// The payload in bytes that a block with more than one record may reach.
 const PAYLOAD_BYTES_MAX: usize = 64 << 20;
 
-/// How much memory is kept between commits, in bytes.
+/// The largest memory that is retained between commits, in bytes.
 const KEPT_BYTES_MAX: usize = 8 << 20;
 
 impl Block {
-    /// An empty block, in memory that an earlier one has used, so that the machine need not hand out
+    /// Creates an empty block in the memory of an earlier one, so that the system need not provide
     /// fresh pages for each commit.
     pub(crate) fn new(first: u64, mut bytes: Vec<u8>) -> Block {
         bytes.clear();
@@ -27,7 +28,7 @@ impl Block {
         Block { first, records: 0, bytes, end: BLOCK_HEAD_BYTES }
     }
 
-    /// Whether one more record of this length belongs in here, and not in a block of its own.
+    /// Whether a further record of this length belongs in this block, and not in one of its own.
     pub(crate) fn takes(&self, record: usize) -> bool {
         self.records == 0 || self.end + RECORD_HEAD_BYTES + record <= PAYLOAD_BYTES_MAX
     }
@@ -41,23 +42,23 @@ impl Block {
         self.end = self.bytes.len();
     }
 
-    /// The number of the record behind the last.
+    /// Returns the number of the record after the last one.
     pub(crate) fn end_number(&self) -> u64 {
         self.first + u64::from(self.records)
     }
 
-    /// The length of the payload in bytes.
+    /// Returns the length of the payload in bytes.
     fn payload(&self) -> usize {
         self.end - BLOCK_HEAD_BYTES
     }
 
-    /// The length of one copy in bytes.
+    /// Returns the length of one copy in bytes.
     pub(crate) fn size(&self) -> u64 {
         block_size(self.payload() as u64)
     }
 
-    /// Makes the bytes for a place in a segment; the chain value behind them. May be called again
-    /// for another place.
+    /// Writes the head and the copies for a place in a segment. Returns the chain value after them.
+    /// May be called again for another place.
     pub(crate) fn seal(&mut self, header_checksum: u64, at: u64, prev: u64, copies: u64) -> u64 {
         let payload = self.payload() as u32;
         let padded = self.end.next_multiple_of(ALIGN);
@@ -71,7 +72,7 @@ impl Block {
         checksum
     }
 
-    /// The memory, for another block, unless it is so much that it is better given back.
+    /// Returns the memory for another block, unless it is so large that it is better freed.
     pub(crate) fn into_memory(self) -> Vec<u8> {
         if self.bytes.capacity() > KEPT_BYTES_MAX {
             return Vec::new();
@@ -79,7 +80,7 @@ impl Block {
         self.bytes
     }
 
-    /// All copies, as they were sealed.
+    /// Returns all copies, as they were sealed.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

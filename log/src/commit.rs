@@ -1,4 +1,4 @@
-//! Making durable what was appended.
+//! Commits: the appended records become durable.
 
 use std::io;
 
@@ -8,22 +8,23 @@ use crate::open::Log;
 use crate::refuse;
 
 impl Log {
-    /// Makes everything that was appended durable: as one block, with one write and one sync (very
-    /// long ones apart: a block that has one record takes no more beyond 64 MiB). The number behind
-    /// the last durable record.
+    /// Makes all appended records durable: as one block, with one write and one sync. Very long
+    /// commits use several blocks: a block that has a record takes no more beyond 64 MiB. Returns
+    /// the number after the last durable record.
     ///
     /// # Errors
-    /// A full disk ([`Kind::Resource`]): nothing is lost, and committing again may succeed when there
-    /// is room. Any other failure: what was appended may be durable or not, and the log has stopped.
+    /// A full disk ([`Kind::Resource`]): nothing is lost, and another commit may succeed when there
+    /// is room. After any other failure the appended records may or may not be durable, and the log
+    /// has stopped.
     ///
     /// [`Kind::Resource`]: tidemill_core::Kind::Resource
     pub fn commit(&mut self) -> Result<u64> {
         self.check_alive()?;
-        // Each block is durable before the next one is written: a crash may leave no whole block
-        // behind a torn one.
+        // Each block is durable before the next one is written. A crash must not leave a whole
+        // block after a torn one.
         while let Some(block) = self.waiting.front() {
             let (first, size) = (block.first, block.size() * self.spec.kind.copies());
-            // Nothing is written behind what may not be there, nor before it is known where.
+            // Nothing is written after content that may be missing, nor before its place is known.
             self.settle()?;
             self.make_room(first, size)?;
             self.tell_last()?;
@@ -32,7 +33,7 @@ impl Log {
         Ok(self.durable)
     }
 
-    /// Writes the first waiting block where there is room for it.
+    /// Writes the first waiting block, for which there is room.
     fn write_block(&mut self) -> Result<()> {
         let Some(mut block) = self.waiting.pop_front() else { return Ok(()) };
         let copies = self.spec.kind.copies();
@@ -42,8 +43,9 @@ impl Log {
         match self.write(block.bytes()) {
             Ok(()) => {}
             Err(e) if refuse::is_full(&e) => {
-                // Not synced, so that it is as if never written: the next try begins in the same
-                // place with the same records, and if there is none the rest is a torn end.
+                // The block was not synced, so it is as if it had never been written. The next try
+                // begins at the same place with the same records. Without another try the rest is a
+                // torn end.
                 self.tail.close();
                 self.waiting.push_front(block);
                 return Err(refuse::full(&self.last_path(), size, &e));

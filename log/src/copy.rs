@@ -1,4 +1,4 @@
-//! Copying a log while it is written.
+//! Copies of a log that is being written.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -12,16 +12,19 @@ use crate::refuse;
 use crate::segment::{Blocks, Next};
 use crate::LogSpec;
 
-/// Bytes that are copied at a time.
+/// The bytes that are copied at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Copies the segments that hold records from number `from` on into the directory `to`, which need
-/// not be there, up to the whole block that holds the last record before number `until`; how many
-/// bytes it has written. The log may be appended to meanwhile, but not be trimmed: what is copied
-/// of its last segment ends with a block, and zeros follow. The copy is durable when this returns.
+/// Copies segments into the directory `to`, which need not exist. Returns the number of bytes
+/// written.
+///
+/// The copy has the segments with records from number `from` on, up to the whole block with the
+/// last record before number `until`. The log may be appended to in the meantime, but not be
+/// trimmed. The copy of its last segment ends with a block, followed by zeros. The copy is durable
+/// when this returns.
 ///
 /// # Errors
-/// When the log has fewer records, or is damaged; when the disk fails or is full.
+/// If the log has fewer records or is damaged, or if the disk fails or is full.
 pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -> Result<u64> {
     disk.create_dir_all(to).map_err(|e| refuse::io(to, "making the directory", &e))?;
     let mut segments = dir::list(disk, spec)?.segments;
@@ -54,8 +57,8 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
     Ok(bytes)
 }
 
-/// Where the block ends after which there are `until` records, or the last block of the segment; and
-/// the number behind it.
+/// Returns the end of the block after which there are `until` records, or of the segment's last
+/// block. Also returns the number after it.
 fn blocks_until(disk: &dyn Disk, segment: &Segment, until: u64) -> Result<(u64, u64)> {
     let mut blocks = Blocks::open(disk, segment.clone())?;
     while blocks.number < until {

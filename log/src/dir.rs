@@ -1,6 +1,6 @@
-//! The files of a log: which there are, and whether their headers tell one story.
+//! The files of a log: the segments, and whether their headers agree.
 //!
-//! Knows headers, and nothing of blocks.
+//! This module knows headers, but not blocks.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,31 +18,31 @@ use crate::{LogKind, LogSpec};
 pub(crate) struct Segment {
     pub(crate) path: PathBuf,
     pub(crate) header: Header,
-    /// The copy of the header that is not.
+    /// The damaged copy of the header.
     pub(crate) damaged: Option<Damage>,
 }
 
-/// What a log's directory holds.
+/// The content of a log's directory.
 pub(crate) struct Found {
-    /// In order, without gaps.
+    /// The segments in order, without gaps.
     pub(crate) segments: Vec<Segment>,
-    /// What was being made when the machine stopped.
+    /// The segments that were being created when the machine stopped.
     pub(crate) unfinished: Vec<PathBuf>,
-    /// Which segment is the last, by the file that says so.
+    /// The last segment, by the file `LAST`.
     pub(crate) last: Option<Last>,
 }
 
-/// The name of a segment.
+/// Returns the name of a segment.
 pub(crate) fn path_of(dir: &Path, first: u64) -> PathBuf {
     dir.join(format!("{first:016x}.log"))
 }
 
-/// The name of a segment that is being made.
+/// Returns the name of a segment that is being created.
 pub(crate) fn unfinished_path_of(dir: &Path, first: u64) -> PathBuf {
     dir.join(format!("{first:016x}.new"))
 }
 
-/// The number in a segment's name.
+/// Returns the number in a segment's name.
 fn first_of(path: &Path) -> Option<u64> {
     let stem = path.file_stem()?.to_str()?;
     let digits =
@@ -50,12 +50,13 @@ fn first_of(path: &Path) -> Option<u64> {
     u64::from_str_radix(stem, 16).ok().filter(|_| digits)
 }
 
-/// Reads the headers of all segments. Other files are left alone.
+/// Reads the headers of all segments. Other files are ignored.
 ///
 /// # Errors
-/// What is no segment of this log, is damaged, or has a gap before it; a last one that is missing.
+/// If a file is not a segment of this log or is damaged, or if a segment is missing before another
+/// one or at the end.
 pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
-    // Before: somebody may go on writing.
+    // This is read before the segments, because another process may go on writing.
     let last = last::read(disk, spec)?;
     let paths =
         disk.list(&spec.dir).map_err(|e| refuse::io(&spec.dir, "reading the directory", &e))?;
@@ -82,10 +83,11 @@ pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
     Ok(found)
 }
 
-/// Whether a log has ever been begun in its directory, which need not be there.
+/// Whether a log has been begun in its directory, which need not exist.
 ///
 /// # Errors
-/// What is no segment of this log, is damaged, or is missing between others or at the end.
+/// If a file is not a segment of this log or is damaged, or if a segment is missing between others
+/// or at the end.
 pub fn is_begun(disk: &dyn Disk, spec: &LogSpec) -> Result<bool> {
     let io = |e| refuse::io(&spec.dir, "looking for the directory", &e);
     Ok(disk.exists(&spec.dir).map_err(io)? && !list(disk, spec)?.segments.is_empty())
@@ -132,7 +134,7 @@ fn not_a_header(path: &Path, why: NotAHeader) -> Error {
     }
 }
 
-/// Checks that a header is of this log and of this file.
+/// Checks that a header belongs to this log and to this file.
 fn check(spec: &LogSpec, path: &Path, header: &Header, first: u64, len: u64) -> Result<()> {
     let name = path.display();
     if header.app != spec.app {
@@ -161,7 +163,7 @@ fn check(spec: &LogSpec, path: &Path, header: &Header, first: u64, len: u64) -> 
         );
         return Err(refuse::damaged(path, 16, what));
     }
-    // So that counting on never ends at the end of the numbers.
+    // This bound keeps the count of further records below the largest number.
     if header.first > u64::MAX / 2 {
         return Err(refuse::damaged(path, 16, "no log has so many records"));
     }

@@ -1,14 +1,14 @@
 //! The bytes of a log, format version 1. All integers are little-endian, all checksums xxh3-64.
 //!
 //! A segment is a file `<first>.log`, where `<first>` is the number of its first record in 16
-//! hexadecimal digits. It begins with its header, in a log of kind *cuts* twice:
+//! hexadecimal digits. It begins with its header. A log of kind *cuts* has the header twice:
 //!
 //! | at | bytes | |
 //! | --- | --- | --- |
 //! | 0 | 8 | magic, `TIDELOG\0` |
 //! | 8 | 2 | format version |
 //! | 10 | 2 | kind: 1 input, 2 cuts |
-//! | 12 | 4 | which segment of the log this is, counted from 0 |
+//! | 12 | 4 | ordinal of the segment in the log, counted from 0 |
 //! | 16 | 8 | number of the first record |
 //! | 24 | 8 | chain value at the end of the segment before; 0 in the first |
 //! | 32 | 8 | length of the file, a multiple of 8 |
@@ -16,8 +16,8 @@
 //! | 56 | 8 | checksum of the bytes before |
 //!
 //! Magic, version and checksum are at these places in every version, so that a newer version can be
-//! told from damage. Behind the header, without gaps, are the blocks, in a log of kind *cuts* each
-//! of them twice, one behind the other:
+//! distinguished from damage. The blocks follow the header without gaps. In a log of kind *cuts*
+//! each of them is stored twice, one copy after the other:
 //!
 //! | at | bytes | |
 //! | --- | --- | --- |
@@ -31,28 +31,29 @@
 //! | 40 | | payload: the records, each as length (4 bytes), kind (1 byte), bytes |
 //! | | 0–7 | zeros up to a multiple of 8 |
 //!
-//! The *chain value* behind a block is the block's checksum, and before the first block of a
-//! segment the checksum of its header. Both checksums of a block have as seed the sum of the
-//! header's checksum and the place of the block in its file (of the first copy, for both), so that
-//! a block counts in one place only, and a copy of it that somebody has sent as a row does not.
+//! The *chain value* after a block is the block's checksum. Before the first block of a segment it
+//! is the checksum of its header. Both checksums of a block have the same seed: the sum of the
+//! header's checksum and the block's place in its file. For both copies it is the place of the
+//! first one. So a block counts in one place only, and a copy of it that a client has sent as a row
+//! does not count.
 //!
-//! Behind the last block of a segment may be the rest of one that was never finished; whatever else
-//! is behind is zeros.
+//! After the last block of a segment there may be the rest of an unfinished one. Everything after
+//! that is zeros.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::LogKind;
 
 pub(crate) const VERSION: u16 = 1;
-/// Of one copy.
+/// The size of one copy of a header, in bytes.
 pub(crate) const HEADER_BYTES: usize = 64;
 const MAGIC: [u8; 8] = *b"TIDELOG\0";
 
 pub(crate) const BLOCK_HEAD_BYTES: usize = 40;
 pub(crate) const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"TIDB");
-/// Where in a block its magic is.
+/// The place of the magic in a block.
 pub(crate) const BLOCK_MAGIC_AT: usize = 8;
-/// Blocks begin at multiples of this, and so do segments end.
+/// Blocks begin at multiples of this, and segments end at them.
 pub(crate) const ALIGN: usize = 8;
 
 pub(crate) const RECORD_HEAD_BYTES: usize = 5;
@@ -65,7 +66,7 @@ impl LogKind {
         }
     }
 
-    /// How often each block and header is stored.
+    /// Returns how often each block and header is stored.
     pub(crate) fn copies(self) -> u64 {
         match self {
             LogKind::Input => 1,
@@ -73,13 +74,13 @@ impl LogKind {
         }
     }
 
-    /// Where the first block of a segment is.
+    /// Returns the place of a segment's first block.
     pub(crate) fn blocks_at(self) -> u64 {
         HEADER_BYTES as u64 * self.copies()
     }
 }
 
-/// A segment's header, without what every header has.
+/// A segment's header, without the constant parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: LogKind,
@@ -90,7 +91,7 @@ pub(crate) struct Header {
     pub(crate) app: u128,
 }
 
-/// Why bytes are not a header of this version.
+/// The reason why bytes are not a header of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotAHeader {
     Damaged,
@@ -99,7 +100,7 @@ pub(crate) enum NotAHeader {
 }
 
 impl Header {
-    /// One copy.
+    /// Returns one copy.
     pub(crate) fn bytes(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0..8].copy_from_slice(&MAGIC);
@@ -144,7 +145,7 @@ impl Header {
     }
 }
 
-/// What the head of a block says, when the head is whole.
+/// The content of a block's head, if the head is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) checksum: u64,
@@ -155,7 +156,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// The head at the beginning of `bytes`, of a block whose checksums have this seed.
+    /// Parses the head at the beginning of `bytes`, of a block whose checksums have this seed.
     pub(crate) fn parse(bytes: &[u8], seed: u64) -> Option<Head> {
         let bytes = bytes.get(..BLOCK_HEAD_BYTES)?;
         let check = xxh3_64_with_seed(&bytes[16..], seed) as u32;
@@ -170,17 +171,17 @@ impl Head {
         (whole && head.records > 0 && head.end().is_some()).then_some(head)
     }
 
-    /// The length of one copy in bytes, by a head that may not be whole.
+    /// Returns the length of one copy in bytes, by a head that may be damaged.
     pub(crate) fn claimed_size(bytes: &[u8]) -> Option<u64> {
         Some(block_size(u32_at(bytes.get(..BLOCK_HEAD_BYTES)?, 16).into()))
     }
 
-    /// The length of one copy in bytes.
+    /// Returns the length of one copy in bytes.
     pub(crate) fn size(&self) -> u64 {
         block_size(self.payload.into())
     }
 
-    /// The number of the record behind the last.
+    /// Returns the number of the record after the last one.
     pub(crate) fn end(&self) -> Option<u64> {
         self.first.checked_add(self.records.into())
     }
@@ -190,7 +191,7 @@ impl Head {
         xxh3_64_with_seed(&bytes[8..], seed) == self.checksum
     }
 
-    /// Writes a head in front of payload and padding, which are there; the block's checksum.
+    /// Writes the head before an existing payload and padding. Returns the block's checksum.
     pub(crate) fn seal(
         block: &mut [u8],
         payload: u32,
@@ -212,12 +213,12 @@ impl Head {
     }
 }
 
-/// The seed of the checksums of a block at this place.
+/// Returns the seed of the checksums of a block at this place.
 pub(crate) fn seed(header_checksum: u64, at: u64) -> u64 {
     header_checksum.wrapping_add(at)
 }
 
-/// The length in bytes of one copy of a block.
+/// Returns the length of one copy of a block, in bytes.
 pub(crate) fn block_size(payload: u64) -> u64 {
     (BLOCK_HEAD_BYTES as u64 + payload).next_multiple_of(ALIGN as u64)
 }

@@ -1,17 +1,17 @@
-//! Which segment is the last one: a small file beside the segments, so that one that is missing at the
-//! end is seen.
+//! A note of the last segment: a small file beside the segments that shows whether the last one is
+//! missing.
 //!
-//! The file `LAST` is replaced in one step, durably, after a segment has got its name and before the
-//! first block is written there. So whoever finds it naming a segment that is not there knows that
-//! records may be missing; a crash leaves it naming the segment before, at most. Logs that earlier
-//! versions have written have none, and get one when they are opened.
+//! The file `LAST` is replaced atomically and durably, after a segment has got its name and before
+//! the first block is written there. So if it names a missing segment, records may be missing. A
+//! crash leaves it naming the segment before, at most. Logs of earlier versions have no such file,
+//! and get one when they are opened.
 //!
 //! | at | bytes | |
 //! | --- | --- | --- |
 //! | 0 | 8 | magic, `TIDELAST` |
 //! | 8 | 2 | format version |
 //! | 10 | 2 | zeros |
-//! | 12 | 4 | which segment of the log it is, counted from 0 |
+//! | 12 | 4 | ordinal of the segment in the log, counted from 0 |
 //! | 16 | 8 | number of its first record |
 //! | 24 | 16 | the app's id |
 //! | 40 | 8 | checksum (xxh3-64) of the bytes before |
@@ -69,8 +69,8 @@ impl Last {
     }
 }
 
-/// What the file says; nothing when there is none. One that is damaged says nothing: it is only there
-/// for when something else is missing, and opening writes it again.
+/// Reads the file; nothing if there is none. A damaged file counts as none: it matters only if
+/// something else is missing, and opening writes it again.
 pub(crate) fn read(disk: &dyn Disk, spec: &LogSpec) -> Result<Option<Last>> {
     let path = spec.dir.join(NAME);
     let mut bytes = Vec::new();
@@ -96,7 +96,7 @@ pub(crate) fn check(spec: &LogSpec, segments: &[Segment], last: Option<Last>) ->
         last.first
     );
     Err(Error::new(Kind::Io, what).help(
-        "the log is left as it is; bring this file back, or restore the whole data directory from a \
+        "the log is left as it is; restore this file, or the whole data directory, from a \
          backup",
     ))
 }
@@ -111,7 +111,7 @@ pub(crate) fn write(disk: &dyn Disk, spec: &LogSpec, segment: &Segment) -> io::R
     };
     let written = write(&new).and_then(|()| disk.rename(&new, &spec.dir.join(NAME)));
     if written.is_err() {
-        // What is in the way makes itself scarce; the next try overwrites it otherwise.
+        // The unfinished file is removed to free space. If that fails, the next try overwrites it.
         let _ = disk.remove(&new);
     }
     written?;
@@ -119,12 +119,12 @@ pub(crate) fn write(disk: &dyn Disk, spec: &LogSpec, segment: &Segment) -> io::R
 }
 
 impl Log {
-    /// Whether what was found says which segment is the last.
+    /// Whether the file that was found names the last segment.
     pub(crate) fn is_told(&self, found: Option<Last>) -> bool {
         self.segments.back().map(Last::of) == found
     }
 
-    /// Says durably which segment is the last, if that is not said yet.
+    /// Writes durably which segment is the last, if that is not written yet.
     pub(crate) fn tell_last(&mut self) -> Result<()> {
         let Some(segment) = self.segments.back().filter(|_| !self.has_told) else { return Ok(()) };
         if let Err(e) = write(&*self.disk, &self.spec, segment) {

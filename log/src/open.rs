@@ -1,4 +1,5 @@
-//! Opening a log for writing: where it ends, and that what it ends with is durable.
+//! Opening a log for writing: it finds the log's end, and makes sure that the last block is
+//! durable.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,54 +16,55 @@ use crate::room::Tail;
 use crate::segment::{Blocks, Next, Place};
 use crate::LogSpec;
 
-/// A log that is open for writing. What was appended and not committed is lost when it is dropped.
+/// A log that is open for writing. Appended records that are not committed are lost when it is
+/// dropped.
 pub struct Log {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) spec: LogSpec,
-    /// In order; the last is the one that is written.
+    /// The segments in order; the last one is being written.
     pub(crate) segments: VecDeque<Segment>,
     pub(crate) tail: Tail,
-    /// The number behind the last durable record.
+    /// The number after the last durable record.
     pub(crate) durable: u64,
-    /// What was appended since, in order; only the last block takes more.
+    /// The blocks appended since then, in order; only the last block takes more records.
     pub(crate) waiting: VecDeque<Block>,
-    /// Memory for the next block.
+    /// The memory for the next block.
     pub(crate) spare: Vec<u8>,
     /// Why the log has stopped, if it has.
     pub(crate) failed: Option<Error>,
     pub(crate) damaged: Vec<Damage>,
-    /// What opening has yet to write.
+    /// The writes that opening has yet to do.
     pub(crate) again: Option<Again>,
-    /// The disk was full when room was to be made.
+    /// Whether the disk was full when room was needed.
     pub(crate) is_short: bool,
-    /// It is said durably which segment is the last.
+    /// Whether the note of the last segment is durable.
     pub(crate) has_told: bool,
 }
 
-/// What a segment's blocks tell to who goes on writing there.
+/// The data about a segment's blocks that its writer needs.
 pub(crate) struct Walked {
     /// The last block, if there is one.
     pub(crate) last: Option<Place>,
-    /// Blocks of which one copy is damaged.
+    /// The blocks of which one copy is damaged.
     pub(crate) damaged: Vec<Place>,
-    /// Behind this byte there are only zeros.
+    /// After this byte there are only zeros.
     pub(crate) dirty_to: u64,
 }
 
 impl Log {
-    /// Opens a log, and makes it when the directory is missing or has no segment. `needed` is the
-    /// number of records that the log must have by somebody else's word: fewer are damage. (0: nobody
-    /// knows.)
+    /// Opens a log, and creates it if the directory is missing or has no segment. `needed` is the
+    /// number of records that the log must have according to the caller: fewer are damage. (0:
+    /// unknown.)
     ///
-    /// All headers are checked, and the blocks of the last segment; those of earlier segments are
-    /// when they are [read](crate::read()). What a crash has left of a block behind the last whole one
-    /// is overwritten, and what [`Log::damaged`] tells of the last segment is mended from the other
-    /// copy. On a full disk that waits: see [`Log::make_ready`].
+    /// All headers are checked, and the blocks of the last segment. Blocks of earlier segments are
+    /// checked when they are [read](crate::read()). The rest of an unfinished block after the last
+    /// whole one is overwritten. The damage in the last segment that [`Log::damaged`] lists is
+    /// repaired from the other copies. On a full disk this waits: see [`Log::make_ready`].
     ///
     /// # Errors
-    /// A log that is damaged, shorter than `needed`, of another app, of another kind or of a newer
-    /// format, in which case nothing is changed; a disk too full to begin a log ([`Kind::Resource`]);
-    /// failing calls.
+    /// A log that is damaged, shorter than `needed`, of another app, of another kind, or of a newer
+    /// format; then nothing is changed. Also a disk too full to begin a log ([`Kind::Resource`]),
+    /// and failing calls.
     ///
     /// [`Kind::Resource`]: tidemill_core::Kind::Resource
     pub fn open(disk: Arc<dyn Disk>, spec: LogSpec, needed: u64) -> Result<Log> {
@@ -96,7 +98,7 @@ impl Log {
             None => log.make_first()?,
         }
         for path in &found.unfinished {
-            // The first segment may just have been made under that name.
+            // The first segment may just have been created under that name.
             match log.disk.remove(path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                     return Err(refuse::io(path, "removing an unfinished segment", &e));
@@ -107,7 +109,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Goes on behind the last block of the last segment.
+    /// Continues after the last block of the last segment.
     fn go_on(&mut self, segment: Segment, needed: u64) -> Result<()> {
         let mut blocks = Blocks::open(&*self.disk, segment)?;
         let walked = walk(&mut blocks)?;
@@ -124,7 +126,8 @@ impl Log {
         self.tail.chain = blocks.chain;
         self.tail.length = length;
         self.tail.header_checksum = blocks.segment.header.checksum();
-        // A name that a process has given and not stored before it died can still be lost.
+        // A process may have died after a rename and before its sync. Such a name can still be
+        // lost.
         let io = |e| refuse::io(&self.spec.dir, "syncing the directory", &e);
         self.disk.sync_dir(&self.spec.dir).map_err(io)?;
         match self.settle() {
@@ -133,33 +136,33 @@ impl Log {
         }
     }
 
-    /// The number of the oldest record that is kept, or of the next one when there is none.
+    /// Returns the number of the oldest retained record, or of the next one if there is none.
     pub fn first(&self) -> u64 {
         self.segments.front().map_or(0, |segment| segment.header.first)
     }
 
-    /// The number behind the last record that is durable.
+    /// Returns the number after the last durable record.
     pub fn durable(&self) -> u64 {
         self.durable
     }
 
-    /// The number that the next appended record will have.
+    /// Returns the number that the next appended record will have.
     pub fn next(&self) -> u64 {
         self.waiting.back().map_or(self.durable, Block::end_number)
     }
 
-    /// What was found damaged when the log was opened, and mended from its other copy: headers, and
-    /// blocks of the last segment.
+    /// Returns the damage that was found at opening and repaired from the other copies: headers,
+    /// and blocks of the last segment.
     pub fn damaged(&self) -> &[Damage] {
         &self.damaged
     }
 
-    /// Bytes of all its segments' files.
+    /// Returns the size of all segment files, in bytes.
     pub fn bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.header.length).sum()
     }
 
-    /// The log's directory, kind, app and length of segments.
+    /// Returns the log's directory, kind, app and length of segments.
     pub fn spec(&self) -> &LogSpec {
         &self.spec
     }
@@ -171,7 +174,7 @@ impl Log {
         }
     }
 
-    /// Lets the log refuse everything from now on.
+    /// Makes the log refuse everything from now on.
     pub(crate) fn stop(&mut self, error: Error) -> Error {
         self.waiting.clear();
         self.tail.close();

@@ -14,11 +14,11 @@ use crate::refuse::{self, Damage};
 use crate::segment::{Blocks, Next};
 use crate::{LogSpec, Record};
 
-/// Reads the records of a log that nobody writes, from number `from` on, and changes nothing. What a
-/// crash has left of a block behind the last whole one is not seen.
+/// Reads the records of a log that no process writes, from number `from` on, and changes nothing.
+/// The rest of an unfinished block after the last whole one is ignored.
 ///
 /// # Errors
-/// When there is no such directory, a header is refused (see [`Log::open`]), or record `from` has
+/// If there is no such directory, a header is refused (see [`Log::open`]), or record `from` has
 /// been removed. Blocks are checked as they are read.
 pub fn read(disk: Arc<dyn Disk>, spec: &LogSpec, from: u64) -> Result<Reader> {
     let segments = dir::list(&*disk, spec)?.segments;
@@ -26,37 +26,37 @@ pub fn read(disk: Arc<dyn Disk>, spec: &LogSpec, from: u64) -> Result<Reader> {
 }
 
 impl Log {
-    /// Reads the records that are durable now, from number `from` on. May go on while the log is
-    /// appended to; records that are [trimmed](Log::trim) away meanwhile are missed with an error.
+    /// Reads the records that are durable now, from number `from` on. The log may be appended to in
+    /// the meantime. If needed records are [trimmed](Log::trim), reading fails.
     ///
     /// # Errors
-    /// When record `from` has been removed, or is not durable.
+    /// If record `from` has been removed, or is not durable.
     pub fn read(&self, from: u64) -> Result<Reader> {
         let segments = self.segments.clone();
         Reader::new(self.disk.clone(), &self.spec, segments, from, Some(self.durable))
     }
 }
 
-/// The records of a log, in order. Ends after the first error.
+/// The records of a log, in order. It ends after the first error.
 ///
-/// Holds one block in memory at a time.
+/// It holds one block in memory at a time.
 pub struct Reader {
     disk: Arc<dyn Disk>,
     spec: LogSpec,
-    /// Those that have not been begun.
+    /// The segments that have not been begun.
     segments: VecDeque<Segment>,
     /// The segment that is being read.
     blocks: Option<Blocks>,
-    /// The first record that is wanted.
+    /// The first wanted record.
     from: u64,
-    /// The number of the next record in the block that is being read, or of the next block.
+    /// The number of the next record in the present block, or of the next block.
     next: u64,
-    /// So many records must be there.
+    /// The number of records that the log must have.
     needed: u64,
-    /// No record from this one on is wanted.
+    /// The first record that is no longer wanted.
     until: Option<u64>,
-    /// The records left in the block that is being read, and the place of the next, and where the
-    /// payload ends.
+    /// The number of records left in the present block, the place of the next one, and the place
+    /// where the payload ends.
     left: u32,
     at: u64,
     end: u64,
@@ -78,7 +78,7 @@ impl Reader {
                 "{}: the log begins with record {first}; record {from} has been removed",
                 spec.dir.display()
             ))
-            .help("read from a later record; what came before is in a snapshot"));
+            .help("read from a later record; a snapshot has the earlier ones"));
         }
         let damaged = segments.iter().filter_map(|segment| segment.damaged.clone()).collect();
         while segments.get(1).is_some_and(|second| second.header.first <= from) {
@@ -105,8 +105,8 @@ impl Reader {
         })
     }
 
-    /// The log must have so many records, by somebody else's word: fewer are damage, which is told where
-    /// the log ends.
+    /// Requires that the log has this many records, according to the caller. Fewer are damage,
+    /// which is reported at the log's end.
     #[must_use]
     pub fn needing(mut self, needed: u64) -> Reader {
         self.needed = self.needed.max(needed);
@@ -125,18 +125,18 @@ impl Reader {
         }
     }
 
-    /// The number of the record that comes next; at the end, how many records the log has.
+    /// Returns the number of the next record. At the end, this is the number of the log's records.
     pub fn next_number(&self) -> u64 {
         self.next.max(self.from)
     }
 
-    /// The copies that were found damaged so far, while the others were whole: of all headers, and of
-    /// the blocks that were read.
+    /// Returns the damaged copies found so far whose other copies were whole: of all headers, and
+    /// of the blocks that were read.
     pub fn damaged(&self) -> &[Damage] {
         &self.damaged
     }
 
-    /// The next record that is wanted.
+    /// Returns the next wanted record.
     fn step(&mut self) -> Result<Option<Record>> {
         loop {
             if self.until.is_some_and(|until| self.next >= until) {
@@ -155,8 +155,8 @@ impl Reader {
         }
     }
 
-    /// Goes to the next block that holds what is wanted, or at least to the next segment; false when
-    /// there is none.
+    /// Moves to the next block with wanted records, or at least to the next segment. Returns false
+    /// if there is none.
     fn next_block(&mut self) -> Result<bool> {
         let Some(blocks) = &mut self.blocks else {
             let Some(segment) = self.segments.pop_front() else { return Ok(false) };
@@ -204,14 +204,14 @@ impl Reader {
         Ok(true)
     }
 
-    /// The next record of the block that is being read.
+    /// Returns the next record of the present block.
     fn next_record(&mut self) -> Result<Record> {
         let Some(blocks) = &mut self.blocks else {
             return Err(Error::internal("records without a block"));
         };
         let (at, end) = (self.at, self.end);
         let wrong = |path| {
-            // The checksum holds, so that this was written so.
+            // The checksum is right, so this was written in this form.
             Err(refuse::damaged(path, at, "the block's records do not fill the block"))
         };
         if end - at < RECORD_HEAD_BYTES as u64 {

@@ -1,4 +1,4 @@
-//! The errors of a log: what is wrong, where, and what to do.
+//! The errors of a log: what is wrong, where, and how to mend it.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use tidemill_core::{Error, Kind};
 
-/// A damaged copy of what is stored twice. The other copy is whole, so that nothing is lost; the
-/// disk may want to be looked at.
+/// A damaged copy of data that is stored twice. The other copy is whole, so nothing is lost. The
+/// disk may be failing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The segment.
     pub path: PathBuf,
-    /// Where the damaged copy begins, in bytes.
+    /// The place at which the damaged copy begins, in bytes.
     pub at: u64,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Something in a file is not as it was written.
+/// Returns the error for data that is not as it was written.
 pub(crate) fn damaged(path: &Path, at: u64, what: impl fmt::Display) -> Error {
     let path = path.display();
     Error::new(Kind::Io, format!("{path}: damaged at byte {at}: {what}")).help(
@@ -31,7 +31,7 @@ pub(crate) fn damaged(path: &Path, at: u64, what: impl fmt::Display) -> Error {
     )
 }
 
-/// A log ends before records that somebody knows to have been stored.
+/// Returns the error for a log that ends before records that are known to have been stored.
 pub(crate) fn too_few(path: &Path, at: u64, there: u64, needed: u64) -> Error {
     let what = format_args!(
         "the log ends here with {there} records, and {needed} are known to have been stored"
@@ -39,7 +39,7 @@ pub(crate) fn too_few(path: &Path, at: u64, there: u64, needed: u64) -> Error {
     damaged(path, at, what)
 }
 
-/// A call of the disk failed.
+/// Returns the error for a failed call of the disk.
 pub(crate) fn io(path: &Path, doing: &str, error: &io::Error) -> Error {
     Error::io(format_args!("{}: {doing}", path.display()), error)
 }
@@ -49,18 +49,18 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
 }
 
-/// There is no room for further blocks.
+/// Returns the error that there is no room for further blocks.
 pub(crate) fn full(path: &Path, bytes: u64, error: &io::Error) -> Error {
     let path = path.display();
     Error::resource(format!("{path}: no room for {bytes} more bytes of the log: {error}"))
-        .help("free space on this disk; what the log holds is good, and it can go on then")
+        .help("free space on this disk; the log is intact, and can go on then")
 }
 
-/// A call of a log that has stopped.
+/// Returns the error for a call of a log that has stopped.
 pub(crate) fn stopped(dir: &Path, earlier: &Error) -> Error {
     let what = format!("{}: the log has stopped: {}", dir.display(), earlier.what);
     Error::new(earlier.kind, what).help(
-        "after a failed write nobody knows what is on the disk: start again, \
+        "after a failed write the content of the disk is unknown: start again, \
          so that the log is read from it",
     )
 }

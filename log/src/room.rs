@@ -1,9 +1,10 @@
 //! Room for blocks, made before they are written.
 //!
-//! A small commit is quickest into bytes that the file has already, and a full disk is best found
-//! while nothing is at stake. So a segment is made at its full length, empty, and before its blocks
-//! come into a part, zeros are written there, in steps. Measured on ext4 on a virtual disk, 2 cores,
-//! write and `fdatasync` in microseconds (median; mean in parentheses):
+//! A small commit is fastest into bytes that the file already has, and a full disk is best found
+//! while no record depends on it. So a segment is created at its full length, but empty. Before
+//! blocks are written into a part, zeros are written there, in steps. These are measurements on
+//! ext4 on a virtual disk with 2 cores: write and `fdatasync` in microseconds (median; mean in
+//! parentheses):
 //!
 //! | bytes | file grows | length set, no zeros | zeros, 256 KiB ahead | zeros, 1 MiB ahead | all zeros |
 //! | --- | --- | --- | --- | --- | --- |
@@ -12,13 +13,13 @@
 //! | 64 KiB | 236–264 (252) | 224–264 (253) | 142–168 (211) | 126–172 (217) | 167–175 (178) |
 //! | 1 MiB | 936–959 (1225) | 882–913 (951) | zeros cost more than they save | | 643–672 (663) |
 //!
-//! The steps' own price is in these figures: 1 ms for each MiB. All zeros at once would make each
-//! segment's first commit wait for 50 ms and more, and large blocks gain nothing by zeros, so they
-//! go where nothing is yet.
+//! The figures include the cost of the steps: 1 ms for each MiB. Writing all zeros at once would
+//! delay each segment's first commit by 50 ms and more. Large blocks gain nothing from zeros, so
+//! they are written without.
 //!
-//! A commit of the log as it is, of one record, in the same place: 64 bytes 142–186 (155–176), 4 KiB
-//! 140–180 (153–185), 64 KiB 204–238 (291–319), 1 MiB 1340–2400 (1443–3069); of the cut log, which
-//! writes twice as much, 64 bytes 151–187 (160–178), 4 KiB 138–185 (165–194).
+//! A commit of one record with this design, in the same place, takes: 64 bytes 142–186 (155–176), 4
+//! KiB 140–180 (153–185), 64 KiB 204–238 (291–319), 1 MiB 1340–2400 (1443–3069). For the cut log,
+//! which writes twice as much: 64 bytes 151–187 (160–178), 4 KiB 138–185 (165–194).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,29 +35,29 @@ use crate::refuse;
 /// How far ahead zeros are written, in bytes.
 pub(crate) const ZEROS_BYTES: u64 = 256 << 10;
 
-/// Blocks from this length on are written without zeros before them, in bytes.
+/// The size from which blocks are written without zeros before them, in bytes.
 const LARGE_BYTES: u64 = ZEROS_BYTES / 2;
 
-/// The end of the segment that is written.
+/// The end of the segment that is being written.
 #[derive(Default)]
 pub(crate) struct Tail {
-    /// Where the next block goes.
+    /// The place of the next block.
     pub(crate) at: u64,
-    /// Up to here zeros have been written.
+    /// The place up to which zeros have been written.
     pub(crate) room: u64,
     /// The length of the file.
     pub(crate) length: u64,
-    /// The chain value behind the last block.
+    /// The chain value after the last block.
     pub(crate) chain: u64,
     pub(crate) header_checksum: u64,
-    /// Open at `at`.
+    /// The file, open at `at`.
     pub(crate) blocks: Option<Box<dyn WriteFile>>,
-    /// Open at `room`.
+    /// The file, open at `room`.
     pub(crate) ahead: Option<Box<dyn WriteFile>>,
 }
 
 impl Tail {
-    /// So many bytes of blocks have been written.
+    /// Moves on after blocks of this size have been written.
     pub(crate) fn passed(&mut self, size: u64) {
         self.at += size;
         if self.room < self.at {
@@ -65,7 +66,7 @@ impl Tail {
         }
     }
 
-    /// Closes the files: where they stand is not known, or of no use any more.
+    /// Closes the files, whose positions are unknown or no longer needed.
     pub(crate) fn close(&mut self) {
         self.blocks = None;
         self.ahead = None;
@@ -73,7 +74,7 @@ impl Tail {
 }
 
 impl Log {
-    /// The segment that is written.
+    /// Returns the path of the segment that is being written.
     pub(crate) fn last_path(&self) -> PathBuf {
         self.segments.back().map_or_else(|| self.spec.dir.clone(), |last| last.path.clone())
     }
@@ -108,7 +109,8 @@ impl Log {
         write_zeros(&mut **self.tail.ahead.insert(file), size)
     }
 
-    /// A full disk can be mended; anything else stops the log.
+    /// Returns the error for missing room. After a full disk the log can continue; any other
+    /// failure stops it.
     fn no_room(&mut self, path: &Path, size: u64, error: &io::Error) -> tidemill_core::Error {
         if refuse::is_full(error) {
             return refuse::full(path, size, error);
@@ -117,19 +119,19 @@ impl Log {
         self.stop(error)
     }
 
-    /// Makes the first segment of a new log.
+    /// Creates the first segment of a new log.
     pub(crate) fn make_first(&mut self) -> Result<()> {
         self.make_segment(0, 0)?;
         self.tell_last()
     }
 
-    /// Makes a segment with room for a block of this size. It gets its name when it is complete.
+    /// Creates a segment with room for a block of this size. It gets its name when it is complete.
     fn make_segment(&mut self, first: u64, size: u64) -> Result<()> {
         let kind = self.spec.kind;
         let length = self.spec.segment_bytes.max(kind.blocks_at() + size);
         let length = length.checked_next_multiple_of(ALIGN as u64).unwrap_or(length);
         let last = self.segments.back().map(|segment| segment.header);
-        // A last segment that holds nothing, and is too short, is replaced.
+        // A last segment that has no blocks and is too short is replaced.
         let (ordinal, chain) = match last {
             None => (0, 0),
             Some(last) if last.first == first => (last.ordinal, last.chain),
@@ -150,7 +152,7 @@ impl Log {
             Ok(file) => file,
             Err(e) => {
                 if refuse::is_full(&e) {
-                    // What is in the way makes itself scarce. If that fails as well, the next try
+                    // The unfinished segment is removed to free space. If that fails, the next try
                     // or the next start overwrites it.
                     let _ = self.disk.remove(&unfinished);
                 }
@@ -179,7 +181,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a segment without blocks, durably; the file, open behind the zeros.
+    /// Writes a segment without blocks, durably. Returns the file, open after the zeros.
     fn write_segment(
         &self,
         path: &Path,

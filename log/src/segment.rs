@@ -1,6 +1,6 @@
-//! The blocks of one segment, in order, and where they end.
+//! The blocks of one segment, in order, and their end.
 //!
-//! Reads and judges; writes nothing.
+//! This module reads and checks; it writes nothing.
 
 use tidemill_core::Result;
 use tidemill_env::Disk;
@@ -16,40 +16,40 @@ pub(crate) struct Blocks {
     window: Window,
     copies: u64,
     header_checksum: u64,
-    /// Where the next block is, if there is one.
+    /// The place of the next block, if there is one.
     pub(crate) at: u64,
     /// The number of its first record.
     pub(crate) number: u64,
     pub(crate) chain: u64,
 }
 
-/// What comes next.
+/// The next step of the walk.
 pub(crate) enum Next {
     Block(Place),
-    /// No block is here, and none is behind.
+    /// There is no block here, and none after this place.
     End {
-        /// Behind this byte there are only zeros.
+        /// After this byte there are only zeros.
         dirty_to: u64,
     },
 }
 
-/// A block that is whole, in one copy at least.
+/// A block with at least one whole copy.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) head: Head,
-    /// Where the first copy begins.
+    /// The place of the first copy.
     pub(crate) at: u64,
-    /// Where a copy begins that is whole.
+    /// The place of a whole copy.
     pub(crate) whole_at: u64,
-    /// Where the copy begins that is not.
+    /// The place of the damaged copy.
     pub(crate) damaged_at: Option<u64>,
 }
 
-/// What a search behind a place where no block is has found.
+/// The result of a search after a place without a block.
 enum Behind {
     /// The second copy of the block that should be here.
     Copy(Head),
-    /// A block that is whole begins or has its second copy there.
+    /// A whole block begins or has its second copy there.
     Block(u64),
     Nothing {
         dirty_to: u64,
@@ -75,10 +75,10 @@ impl Blocks {
         })
     }
 
-    /// The next block, and steps over it.
+    /// Returns the next block, and steps over it.
     ///
     /// # Errors
-    /// When there is none here but one further behind: this one is damaged.
+    /// If there is none here but one further on: then this one is damaged.
     pub(crate) fn next(&mut self) -> Result<Next> {
         let place = match self.here()? {
             Some(place) => place,
@@ -106,7 +106,7 @@ impl Blocks {
         Ok(Next::Block(place))
     }
 
-    /// The block at the present place, by its first copy.
+    /// Returns the block at the present place, by its first copy.
     fn here(&mut self) -> Result<Option<Place>> {
         let (at, copies, seed) = (self.at, self.copies, self.seed(self.at));
         let Some(head) = Head::parse(self.get(at, BLOCK_HEAD_BYTES as u64)?, seed) else {
@@ -127,14 +127,14 @@ impl Blocks {
         Ok(Some(Place { head, at, whole_at: at, damaged_at }))
     }
 
-    /// Looks for whole blocks at the present place and behind it.
+    /// Looks for whole blocks at the present place and after it.
     fn behind(&mut self) -> Result<Behind> {
         let length = self.segment.header.length;
         let mut dirty_to = self.at;
         let mut from = self.at;
         while from < length {
             let size = SEARCH_BYTES.min(length - from);
-            // With the rest of a head that begins at the end of this part.
+            // This includes the rest of a head that begins at the end of this part.
             let part = self.get(from, size + BLOCK_HEAD_BYTES as u64)?;
             let starts = (0..size as usize).step_by(ALIGN);
             let with_magic = starts.filter(|start| {
@@ -164,7 +164,7 @@ impl Blocks {
         Ok(Behind::Nothing { dirty_to })
     }
 
-    /// A block that is whole, as first or second copy, at a place; with the place of its first
+    /// Returns a whole block, as first or second copy, at a place, with the place of its first
     /// copy.
     fn block_or_copy_at(&mut self, at: u64) -> Result<Option<(u64, Head)>> {
         let bytes = self.get(at, BLOCK_HEAD_BYTES as u64)?;
@@ -189,7 +189,7 @@ impl Blocks {
         seed(self.header_checksum, at)
     }
 
-    /// Bytes of the segment; fewer where it ends.
+    /// Returns bytes of the segment; fewer at its end.
     pub(crate) fn get(&mut self, at: u64, size: u64) -> Result<&[u8]> {
         let io = |e| refuse::io(&self.segment.path, "reading the segment", &e);
         self.window.get(at, size).map_err(io)

@@ -1,5 +1,5 @@
-//! Segments whose checksums hold and whose contents make no sense: no write of a log comes to that,
-//! and still nothing may panic, take memory without bound, or give wrong records.
+//! Tests with segments whose checksums are right but whose contents make no sense. No write of a
+//! log gives these. Still nothing may panic, take memory without bound, or return wrong records.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn header(first: u64) -> Header {
     Header { kind: LogKind::Input, ordinal: 0, first, chain: 0, length: 1024, app: 1 }
 }
 
-/// A disk with one segment and one block.
+/// Creates a disk with one segment and one block.
 fn disk(header: Header, len: usize, payload: &[u8], records: u32, first: u64) -> Arc<SimDisk> {
     let mut block = vec![0; block_size(payload.len() as u64) as usize];
     block[BLOCK_HEAD_BYTES..BLOCK_HEAD_BYTES + payload.len()].copy_from_slice(payload);
@@ -82,7 +82,7 @@ fn a_block_that_is_another_one_is_refused() {
         assert!(error.what.contains("record 5 should be here"), "{error}");
         assert_eq!(Log::open(disk, spec(LogKind::Input), 0).unwrap_err(), error);
     }
-    // Without records, or with more than there are numbers, it is none at all.
+    // A block without records, or with more than there are numbers, does not count.
     for (first, records) in [(5, 0), (u64::MAX, 1), (u64::MAX - 9, u32::MAX)] {
         let disk = disk(header(5), 1024, payload, records, first);
         assert_eq!(read_all(&disk, LogKind::Input, 5).unwrap(), []);
@@ -104,7 +104,7 @@ fn senseless_headers_are_refused() {
     assert!(open(header(1 << 63), 1024).contains("so many records"));
 }
 
-/// A length that the file does not have is not believed, whatever its checksum says.
+/// A length beyond the file's is not believed, whatever its checksum says.
 #[test]
 fn a_block_longer_than_its_segment_is_none() {
     for kind in [LogKind::Input, LogKind::Cuts] {
@@ -119,7 +119,7 @@ fn a_block_longer_than_its_segment_is_none() {
     }
 }
 
-/// A segment that holds nothing goes on; one of any length, too.
+/// A segment without blocks is continued, and so is one of any length.
 #[test]
 fn any_length_of_segment_goes_on() {
     for kind in [LogKind::Input, LogKind::Cuts] {
@@ -141,7 +141,7 @@ fn any_length_of_segment_goes_on() {
     }
 }
 
-/// While a log goes on being written, a copy has what was asked for and can be gone on with.
+/// A copy of a log that is being written has the wanted records, and can be continued.
 #[test]
 fn a_copy_is_a_log() {
     for kind in [LogKind::Input, LogKind::Cuts] {

@@ -1,4 +1,4 @@
-//! Letting go of what nobody needs any more.
+//! Removal of records that are no longer needed.
 
 use std::io::ErrorKind;
 
@@ -8,13 +8,13 @@ use crate::open::Log;
 use crate::refuse;
 
 impl Log {
-    /// Removes the segments all of whose records have numbers below `below`; how many there were.
-    /// Later records stay, and so do earlier ones in the same segment. The segment that is written
-    /// always stays.
+    /// Removes the segments all of whose records have numbers below `below`. Returns their number.
+    /// Later records stay, and so do earlier ones in the same segment. The segment that is being
+    /// written always stays.
     ///
     /// # Errors
-    /// When a file cannot be removed; then it and later ones are still there, and the log goes on.
-    /// When the directory cannot be synced, the log has stopped.
+    /// If a file can't be removed, it and later ones still exist, and the log continues. If the
+    /// directory can't be synced, the log has stopped.
     pub fn trim(&mut self, below: u64) -> Result<u64> {
         self.check_alive()?;
         let mut removed = 0;
@@ -26,7 +26,8 @@ impl Log {
                 }
                 _ => {}
             }
-            // One by one: a crash must not leave an older segment and lose a newer one.
+            // They are removed one by one: a crash must not leave an older segment and lose a newer
+            // one.
             if let Err(e) = self.disk.sync_dir(&self.spec.dir) {
                 let error = refuse::io(&self.spec.dir, "syncing the directory", &e);
                 return Err(self.stop(error));

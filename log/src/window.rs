@@ -4,17 +4,17 @@ use std::io::{self, SeekFrom};
 
 use tidemill_env::ReadFile;
 
-/// A part of a file in memory, which moves as it is asked. As long as what is asked for, and not
-/// much more.
+/// A part of a file in memory, which moves with the requests. It is as long as the requested part,
+/// and not much longer.
 pub(crate) struct Window {
     file: Box<dyn ReadFile>,
-    /// Of the file, in bytes.
+    /// The length of the file, in bytes.
     len: u64,
     start: u64,
     bytes: Vec<u8>,
 }
 
-/// What is read at least, in bytes.
+/// The smallest size of a read, in bytes.
 const READ_BYTES: u64 = 256 << 10;
 
 impl Window {
@@ -22,7 +22,7 @@ impl Window {
         Window { file, len, start: 0, bytes: Vec::new() }
     }
 
-    /// The bytes from `at` on, `size` of them; as many as there are when the file ends before.
+    /// Returns `size` bytes from `at` on; fewer if the file ends before.
     pub(crate) fn get(&mut self, at: u64, size: u64) -> io::Result<&[u8]> {
         let at = at.min(self.len);
         let size = size.min(self.len - at);

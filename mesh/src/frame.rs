@@ -1,28 +1,29 @@
 //! Messages in a stream of bytes.
 //!
-//! A message: its length (u32) with the highest bit set where it is packed, then its bytes; packed ones begin
-//! with the length that they have unpacked (u32). A length of 0 is no message: it says that somebody lives.
+//! A message is its length (u32), with the highest bit set if it is packed, and then its bytes.
+//! Packed ones begin with their unpacked length (u32). A length of 0 is a sign of life, and not a
+//! message.
 
 use std::io::{self, Read};
 
-/// Longer messages are packed.
+/// The length from which messages are packed.
 const PACKED_MIN: usize = 4096;
-/// Fast, because two processes of one machine share its cores.
+/// The fastest level, because two processes of one machine share its cores.
 const LEVEL: i32 = 1;
 const PACKED: u32 = 1 << 31;
 
-/// Messages have fewer bytes.
+/// The maximum length of a message.
 pub(crate) const BYTES_MAX: usize = (PACKED as usize) - 1;
 
-/// Puts messages. What packing takes is made for the first long one, and kept: to make it takes as long as to pack
-/// some.
+/// Packs messages. The compressor is created for the first long message and retained, because
+/// creating it takes as long as packing several messages.
 #[derive(Default)]
 pub(crate) struct Packer(Option<zstd::bulk::Compressor<'static>>);
 
 impl Packer {
     /// Appends a message.
     pub(crate) fn put(&mut self, message: &[u8], out: &mut Vec<u8>) {
-        // What does not get shorter stays as it is.
+        // A message that does not get shorter is not packed.
         let packed = self.packed(message).filter(|packed| packed.len() + 4 < message.len());
         if let Some(packed) = packed {
             out.extend_from_slice(&((packed.len() as u32 + 4) | PACKED).to_le_bytes());
@@ -39,24 +40,24 @@ impl Packer {
             return None;
         }
         if self.0.is_none() {
-            // Without one the message goes unpacked.
+            // Without a compressor, the message is not packed.
             self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
         }
         self.0.as_mut()?.compress(message).ok()
     }
 }
 
-/// Appends that somebody lives.
+/// Appends a sign of life.
 pub(crate) fn put_alive(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0; 4]);
 }
 
-/// Reads messages; what unpacking takes is kept.
+/// Reads messages. The decompressor is retained.
 #[derive(Default)]
 pub(crate) struct Unpacker(Option<zstd::bulk::Decompressor<'static>>);
 
 impl Unpacker {
-    /// The next message of at most so many bytes; empty where somebody says that it lives.
+    /// Reads the next message of at most `max` bytes. An empty one is a sign of life.
     pub(crate) fn read(&mut self, stream: &mut impl Read, max: usize) -> io::Result<Vec<u8>> {
         let mut head = [0; 4];
         stream.read_exact(&mut head)?;
@@ -64,9 +65,9 @@ impl Unpacker {
         let len = (head & !PACKED) as usize;
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
         if len > max {
-            return Err(wrong("a message is longer than any may be"));
+            return Err(wrong("a message is longer than the limit"));
         }
-        // Memory is taken as bytes come.
+        // Memory grows with the bytes that arrive.
         let mut bytes = Vec::with_capacity(len.min(1 << 20));
         stream.take(len as u64).read_to_end(&mut bytes)?;
         if bytes.len() < len {
@@ -80,16 +81,16 @@ impl Unpacker {
             .ok_or_else(|| wrong("a packed message has no length"))?;
         let unpacked = u32::from_le_bytes(*unpacked) as usize;
         if unpacked > max {
-            return Err(wrong("a message is longer than any may be"));
+            return Err(wrong("a message is longer than the limit"));
         }
         if self.0.is_none() {
             self.0 = Some(zstd::bulk::Decompressor::new()?);
         }
-        let unpacker = self.0.as_mut().expect("it has been made");
+        let unpacker = self.0.as_mut().expect("it was created above");
         let message = unpacker.decompress(packed, unpacked)?;
         match message.len() == unpacked {
             true => Ok(message),
-            false => Err(wrong("a packed message has another length")),
+            false => Err(wrong("a packed message has a wrong length")),
         }
     }
 }

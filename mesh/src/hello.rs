@@ -1,17 +1,17 @@
 //! The greeting.
 //!
 //! ```text
-//!  who comes                                 who is there
+//!  connecting side                           listening side
 //!  magic, version of the greeting, nonce  ▶
 //!                                         ◀  magic, version, nonce, proof
 //!  proof of all so far and of its card    ▶
 //!  card                                   ▶
-//!                                         ◀  its card, or why not
+//!                                         ◀  its card, or the reason of a refusal
 //! ```
 //!
-//! A proof is an HMAC (SHA-256) with the secret, of both nonces and of who it is from; in TLS, of the channel,
-//! too, so that nobody passes on between two others what each of them proves. The card is read when the proof
-//! has held.
+//! A proof is an HMAC (SHA-256) with the secret, over both nonces and the side that it is from. In
+//! TLS it also covers the channel, so that a third process can't relay proofs between two others.
+//! The card is read only after the proof has been verified.
 
 use std::fmt;
 use std::io;
@@ -28,15 +28,15 @@ const MAGIC: &[u8; 8] = b"tidemesh";
 const GREETING: u8 = 2;
 const NONCE: usize = 32;
 const PROOF: usize = 32;
-/// Bytes of a card, and of a reason.
+/// The maximum bytes of a card, and of a reason.
 const CARD_MAX: usize = 4096;
 
-/// What the processes of a cluster know, and nobody else does.
+/// The secret that only the processes of a cluster know.
 #[derive(Clone)]
 pub struct Secret(Arc<hmac::Key>);
 
 impl Secret {
-    /// Of these bytes, which nobody can guess.
+    /// Creates it from bytes that can't be guessed.
     pub fn new(bytes: &[u8]) -> Secret {
         Secret(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, bytes)))
     }
@@ -48,7 +48,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a process says of itself.
+/// The description of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Card {
     pub peer: Peer,
@@ -84,7 +84,7 @@ impl Card {
         input.is_empty().then_some(Card { peer, cluster, app, version, address })
     }
 
-    /// Why the two do not belong together; `who` is the other one.
+    /// Returns the reason why the two do not belong together. `who` names the other one.
     fn refuses(&self, other: &Card, who: &str) -> Option<String> {
         if other.version != self.version {
             return Some(format!(
@@ -94,14 +94,16 @@ impl Card {
         }
         if other.cluster != self.cluster {
             return Some(format!(
-                "{who} is of cluster '{}', not '{}': give the address of this cluster's coordinator",
+                "{who} belongs to cluster '{}', not '{}': give the address of this cluster's \
+                 coordinator",
                 other.cluster, self.cluster
             ));
         }
         if other.app != self.app {
             return Some(format!(
-                "{who} runs another program, or with other settings (fingerprint {:032x}, not {:032x}): start \
-                 all processes of a cluster with the same app, number of sources, log and store of snapshots",
+                "{who} runs another program, or has other settings (fingerprint {:032x}, not \
+                 {:032x}): start all processes of a cluster with the same app, number of sources, \
+                 log and store of snapshots",
                 other.app, self.app
             ));
         }
@@ -109,12 +111,12 @@ impl Card {
     }
 }
 
-/// How a greeting fails.
+/// The reason why a greeting failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
     /// The connection broke, or was too slow.
     Broken(io::Error),
-    /// One of the two says no.
+    /// One of the two sides refuses the other.
     Refused(String),
 }
 
@@ -153,17 +155,17 @@ fn begin(random: &dyn Random) -> ([u8; NONCE], Vec<u8>) {
 
 fn read_beginning(stream: Stream<'_>) -> Result<[u8; NONCE], Failed> {
     let mut found = [0; MAGIC.len() + 1];
-    // The first alone: more may not come of somebody who speaks otherwise.
+    // Only the first byte, because a peer with another protocol may send no more.
     stream.read_exact(&mut found[..1])?;
     if tls::is_tls(found[0]) {
         return Err(Failed::Refused(format!("it speaks TLS: {}", tls::ONLY_ONE_SIDE)));
     }
     stream.read_exact(&mut found[1..])?;
     if &found[..MAGIC.len()] != MAGIC {
-        return Err(Failed::Refused("it is no process of Tidemill".into()));
+        return Err(Failed::Refused("it is not a process of Tidemill".into()));
     }
     if found[MAGIC.len()] != GREETING {
-        let what = "it greets as another release does: run the same release everywhere";
+        let what = "it runs another release of Tidemill: run the same release everywhere";
         return Err(Failed::Refused(what.into()));
     }
     let mut nonce = [0; NONCE];
@@ -171,7 +173,7 @@ fn read_beginning(stream: Stream<'_>) -> Result<[u8; NONCE], Failed> {
     Ok(nonce)
 }
 
-/// What is proved: `first` is the nonce of who comes.
+/// Returns the bytes that a proof covers. `first` is the nonce of the connecting side.
 fn proved(
     from: &[u8],
     channel: &Channel,
@@ -193,18 +195,18 @@ fn read_bytes(stream: Stream<'_>) -> Result<Vec<u8>, Failed> {
     stream.read_exact(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;
     if len > CARD_MAX {
-        return Err(Failed::Refused("it says more of itself than there is to say".into()));
+        return Err(Failed::Refused("its description is too long".into()));
     }
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-const NOT_A_CARD: &str = "it does not say who it is";
+const NOT_A_CARD: &str = "its description is invalid";
 const NO_SECRET: &str =
     "it does not know the secret of the cluster: give all processes the same one";
 
-/// Greets whoever is there.
+/// Greets the listening side.
 pub(crate) fn come(
     stream: Stream<'_>,
     own: &Card,
@@ -219,7 +221,7 @@ pub(crate) fn come(
     stream.read_exact(&mut proof)?;
     let there = proved(b"there", channel, &first, &second, b"");
     if hmac::verify(&secret.0, &there, &proof).is_err() {
-        // The other side learns it, too, by a proof that is none.
+        // An invalid proof shows the other side that the secrets differ.
         stream.write_all(&[0; PROOF + 4])?;
         return Err(Failed::Refused(NO_SECRET.into()));
     }
@@ -235,13 +237,13 @@ pub(crate) fn come(
         return Err(Failed::Refused(String::from_utf8_lossy(&said).into_owned()));
     }
     let other = Card::take(&said).ok_or_else(|| Failed::Refused(NOT_A_CARD.into()))?;
-    match own.refuses(&other, "who is there") {
+    match own.refuses(&other, "the listening process") {
         Some(why) => Err(Failed::Refused(why)),
         None => Ok(other),
     }
 }
 
-/// Greets whoever comes.
+/// Greets the connecting side.
 pub(crate) fn receive(
     stream: Stream<'_>,
     own: &Card,
@@ -251,7 +253,7 @@ pub(crate) fn receive(
 ) -> Result<Card, Failed> {
     let first = match read_beginning(stream) {
         Err(refused @ Failed::Refused(_)) => {
-            // Whoever comes is to see what it has come to.
+            // The connecting side needs the greeting to recognize this side.
             stream.write_all(&begin(random).1)?;
             return Err(refused);
         }
@@ -269,10 +271,10 @@ pub(crate) fn receive(
         return Err(Failed::Refused(NO_SECRET.into()));
     }
     let other = Card::take(&card).ok_or_else(|| Failed::Refused(NOT_A_CARD.into()))?;
-    match own.refuses(&other, "who comes") {
+    match own.refuses(&other, "the connecting process") {
         Some(why) => {
-            // Whoever comes is told as it would have found it itself.
-            let told = other.refuses(own, "who is there").unwrap_or_else(|| why.clone());
+            // The connecting side gets the reason from its own point of view.
+            let told = other.refuses(own, "the listening process").unwrap_or_else(|| why.clone());
             send_text(stream, 0, told.as_bytes())?;
             Err(Failed::Refused(why))
         }

@@ -6,24 +6,26 @@
 //!
 //! | file | what it does |
 //! | --- | --- |
-//! | `hello` | two processes find out that they know one secret, and who they are |
-//! | `limited` | all of a greeting is over by a moment |
+//! | `hello` | two processes prove that they know the same secret, and exchange descriptions |
+//! | `limited` | limits the time of a whole greeting |
 //! | `tls`, `sealed` | certificates, and a connection in TLS |
 //! | `frame` | messages in a stream of bytes, long ones packed |
-//! | `queue` | what waits to be written |
+//! | `queue` | messages that wait to be written |
 //! | `link` | the two threads of a connection |
 //! | `mesh` | all links of a process |
 //!
-//! **A link** is a connection with one peer. Messages of one lane arrive in the order in which they were sent,
-//! or the link ends: then both sides are told, and whatever was under way is lost. A later link with the same
-//! peer begins anew. Sending never waits: whoever takes too little for too long loses the link. A peer that
-//! says nothing for too long does, too; who has nothing to say says that.
+//! **A link** is a connection with one peer. Messages of one lane arrive in the order in which they
+//! were sent, or the link ends. Then both sides are notified, and all messages in transit are lost.
+//! A later link with the same peer starts from scratch. Sending never blocks. A peer that accepts
+//! too little for too long loses the link. So does a peer that sends nothing for too long, so an
+//! idle side sends signs of life.
 //!
-//! **Nothing is read from a stranger** but a greeting of fixed length and the proof of the secret. Then the
-//! two tell each other which cluster, version and program they are of, and say no with a reason. With
-//! [certificates](Tls) all of that is inside TLS, where both sides have shown one.
+//! **From a stranger**, only a greeting of fixed length and the proof of the secret are read. Then
+//! the two tell each other their cluster, version and program, and may refuse with a reason. With
+//! [certificates](Tls), all of this is inside TLS, in which both sides have shown one.
 //!
-//! This crate must not know what messages mean, who ought to be a member, or what to do when a link ends.
+//! This crate must not know the meaning of messages, which processes should be members, or how to
+//! react when a link ends.
 
 mod frame;
 mod hello;
@@ -45,37 +47,38 @@ use tidemill_env::Addr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub u32);
 
-/// What is the same in all processes of a cluster, and what this one is.
+/// The settings of all processes of a cluster, and those of this one.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who this is.
+    /// This process.
     pub me: Peer,
-    /// What all of them know, and nobody else does.
+    /// The secret that only the processes know.
     pub secret: Secret,
-    /// Certificates; without, all is said in clear text.
+    /// The certificates. Without them, all messages are in clear text.
     pub tls: Option<Tls>,
     /// The name of the cluster.
     pub cluster: String,
     /// The fingerprint of the program.
     pub app: u128,
-    /// The version of what is in the messages.
+    /// The version of the messages' content.
     pub version: u32,
-    /// Where others reach this process, when that is not where it listens.
+    /// The address at which others reach this process, if it differs from that at which it listens.
     pub advertised: Option<Addr>,
-    /// So long a greeting may take with all that belongs to it, and the other side to come.
+    /// The maximum time of a greeting, and of the wait for the other side to connect, in
+    /// microseconds.
     pub greeting_us: u64,
-    /// Who says nothing for so long is gone.
+    /// The silence after which a peer is given up, in microseconds.
     pub silence_us: u64,
-    /// Bytes that may wait to be written to one peer.
+    /// The maximum bytes that wait to be written to one peer.
     pub queue_bytes_max: usize,
-    /// Bytes of a message.
+    /// The maximum bytes of a message.
     pub message_bytes_max: usize,
-    /// Strangers that may be greeted at the same time.
+    /// The maximum number of concurrent greetings with strangers.
     pub greetings_max: usize,
 }
 
 impl Settings {
-    /// The usual ones.
+    /// Creates the settings with default limits.
     pub fn new(me: Peer, secret: Secret, cluster: impl Into<String>, app: u128) -> Settings {
         Settings {
             me,
@@ -94,44 +97,44 @@ impl Settings {
     }
 }
 
-/// What has happened.
+/// An event of a mesh.
 #[derive(Debug)]
 pub enum Event {
-    /// There is a link with a peer, which listens there.
+    /// There is a link with a peer.
     Up {
-        /// Who.
+        /// The peer.
         peer: Peer,
-        /// Where.
+        /// The address at which the peer listens.
         address: Addr,
     },
-    /// A message.
+    /// A message has arrived.
     Message {
-        /// From whom.
+        /// The sender.
         peer: Peer,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A link has ended, or could not be made. All its messages have been told.
+    /// A link has ended, or could not be made. All of its messages have been delivered before.
     Down {
-        /// With whom.
+        /// The peer.
         peer: Peer,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Somebody was turned away, or has turned us away: a stranger, or a process of another cluster, version
-    /// or program.
+    /// This process has refused a connection, or was refused: by a stranger, or by a process of
+    /// another cluster, version or program.
     Refused {
-        /// Whom it was to be, where that is known.
+        /// The expected peer, if it is known.
         peer: Option<Peer>,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// Who is told what happens. Messages may be kept waiting, which keeps their peer waiting; all else has to be
-/// taken at once, because senders tell it, too.
+/// The receiver of events. A message may block the caller, and thereby its peer. All other events
+/// must be taken without blocking, because senders report them, too.
 pub trait Sink: Send + Sync {
-    /// Takes it.
+    /// Takes an event.
     fn take(&self, event: Event);
 }
 

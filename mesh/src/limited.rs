@@ -1,4 +1,5 @@
-//! A connection on which everything has to be said by a moment, as long as that is not lifted.
+//! A connection with a limit on the time of all reads and writes together, until the limit is
+//! lifted.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -7,11 +8,11 @@ use std::sync::Arc;
 
 use tidemill_env::{Addr, Clock, Connection};
 
-/// No moment.
+/// The value without a limit.
 const NEVER: u64 = u64::MAX;
 
-/// Until when reads and writes may take. A time-out of each alone would let somebody who sends a byte now and
-/// then stay for as long as it likes.
+/// The time until which reads and writes may take. Separate time-outs would let a peer that sends a
+/// byte now and then hold the connection for as long as it likes.
 #[derive(Clone)]
 pub(crate) struct Limit {
     clock: Arc<dyn Clock>,
@@ -19,7 +20,7 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    /// So long from now, for all reads and writes of a connection together.
+    /// Limits all reads and writes of a connection together to a time from now.
     pub fn on(
         connection: Box<dyn Connection>,
         clock: &Arc<dyn Clock>,
@@ -30,12 +31,12 @@ impl Limit {
         (Box::new(Limited { connection, limit: limit.clone() }), limit)
     }
 
-    /// From now on reads and writes have the time-outs of the connection.
+    /// Lifts the limit. From now on reads and writes have the time-outs of the connection.
     pub fn lift(&self) {
         self.until_ns.store(NEVER, Ordering::Release);
     }
 
-    /// How long is left; `None` when there is no limit.
+    /// Returns the time left, or `None` if there is no limit.
     fn left_us(&self) -> io::Result<Option<u64>> {
         let until_ns = self.until_ns.load(Ordering::Acquire);
         if until_ns == NEVER {

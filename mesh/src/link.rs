@@ -1,4 +1,4 @@
-//! The two threads of a connection: one writes what waits in the queue, one reads.
+//! The two threads of a connection: one writes the messages in the queue, one reads.
 
 use std::io::BufReader;
 use std::net::Shutdown;
@@ -12,17 +12,17 @@ use crate::mesh::Shared;
 use crate::queue::{Queue, Taken};
 use crate::{Event, Peer};
 
-/// Bytes that are read at once.
+/// The bytes that are read at once.
 const READ_BYTES: usize = 256 << 10;
-/// Bytes of memory that a writer keeps.
+/// The bytes of memory that a writer retains.
 const WRITE_BYTES: usize = 1 << 20;
-/// So many times a side says that it lives before the other gives it up.
+/// The number of signs of life that a side sends within the other's limit of silence.
 const ALIVE_TIMES: u64 = 5;
 
 /// A connection with a peer, or one that is being made.
 pub(crate) struct Link {
     pub queue: Queue,
-    /// Which of all links it is.
+    /// The number of the link among all links.
     pub number: u64,
     /// The connection, until its writer has taken it, and a handle to end it.
     connection: Mutex<Connected>,
@@ -42,13 +42,13 @@ impl Link {
         Arc::new(Link { queue, number, connection, came })
     }
 
-    /// Nothing is written or read any more.
+    /// Stops writing and reading.
     pub fn close(&self) {
         self.queue.close();
         let mut connected = self.connection.lock();
         connected.is_closed = true;
         if let Some(end) = connected.end.take() {
-            // It may have ended by itself.
+            // The connection may have ended before.
             let _ = end.shutdown(Shutdown::Both);
         }
         drop(connected);
@@ -60,7 +60,7 @@ impl Link {
         self.connection.lock().end.is_some()
     }
 
-    /// The connection has come: its writer begins; gives the half that is to be read.
+    /// Passes the connection to its writer. Returns the half to read from.
     pub fn attach(
         &self,
         connection: Box<dyn Connection>,
@@ -71,7 +71,7 @@ impl Link {
         let (read, end) = (connection.try_clone()?, connection.try_clone()?);
         let mut connected = self.connection.lock();
         if connected.is_closed {
-            // It may have ended by itself.
+            // The connection may have ended before.
             let _ = end.shutdown(Shutdown::Both);
             return Err(std::io::ErrorKind::NotConnected.into());
         }
@@ -81,7 +81,7 @@ impl Link {
         Ok(read)
     }
 
-    /// Waits for the connection, so long.
+    /// Waits at most this long for the connection.
     fn connection(&self, wait_us: u64) -> Option<Box<dyn Connection>> {
         let mut connected = self.connection.lock();
         if connected.write.is_none() && !connected.is_closed {
@@ -92,11 +92,11 @@ impl Link {
     }
 }
 
-/// Writes what waits, until the link ends; why it did.
+/// Writes the messages in the queue until the link ends. Returns the reason.
 pub(crate) fn write(link: &Link, shared: &Shared) -> String {
     let settings = &shared.settings;
     let Some(mut connection) = link.connection(2 * settings.greeting_us) else {
-        return "it has not come".into();
+        return "it has not connected".into();
     };
     let (mut packer, mut bytes) = (frame::Packer::default(), Vec::new());
     loop {
@@ -107,7 +107,7 @@ pub(crate) fn write(link: &Link, shared: &Shared) -> String {
                 messages.iter().for_each(|message| packer.put(message, &mut bytes));
             }
             Taken::Nothing => frame::put_alive(&mut bytes),
-            Taken::Closed => return "it was ended here".into(),
+            Taken::Closed => return "it was closed here".into(),
         }
         if let Err(error) = connection.write_all(&bytes) {
             return format!("writing to it failed: {error}");
@@ -115,7 +115,7 @@ pub(crate) fn write(link: &Link, shared: &Shared) -> String {
     }
 }
 
-/// Reads, and tells the sink, until the link ends; why it did.
+/// Reads messages and passes them to the sink until the link ends. Returns the reason.
 pub(crate) fn read(peer: Peer, connection: Box<dyn Connection>, shared: &Shared) -> String {
     let mut stream = BufReader::with_capacity(READ_BYTES, connection);
     let mut unpacker = frame::Unpacker::default();

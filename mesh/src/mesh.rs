@@ -16,21 +16,21 @@ use crate::queue::Lane;
 use crate::tls::Channel;
 use crate::{frame, Event, Peer, Settings, Sink};
 
-/// So long somebody who dials waits before the next attempt, in microseconds.
+/// The interval between two attempts to connect, in microseconds.
 const AGAIN_US: u64 = 20_000;
 
-/// So much is read of somebody who is turned away.
+/// The maximum number of reads from a refused peer.
 const PARTING_READS: usize = 64;
 
-/// Of a connection.
+/// A side of a connection.
 #[derive(Clone, Copy)]
 enum Side {
     Comes,
     There,
 }
 
-/// Waits until the other side has gone, within the limit of the greeting: a connection that is closed with bytes
-/// unread breaks at once, and the reason might be lost on the way.
+/// Waits until the other side has closed, within the limit of the greeting. A connection that is
+/// closed with unread bytes breaks at once, and the reason might be lost.
 fn part(connection: &mut dyn Connection) {
     let _ = connection.shutdown(Shutdown::Write);
     let mut bytes = [0; 4096];
@@ -46,7 +46,7 @@ pub struct Mesh {
     shared: Arc<Shared>,
 }
 
-/// What all threads of a mesh have.
+/// The state that all threads of a mesh share.
 pub(crate) struct Shared {
     pub settings: Settings,
     pub sink: Arc<dyn Sink>,
@@ -65,10 +65,10 @@ struct Links {
 }
 
 impl Mesh {
-    /// Listens at an address, and tells the sink what happens.
+    /// Listens at an address, and passes events to the sink.
     ///
     /// # Errors
-    /// When nobody can listen there.
+    /// If it can't listen at the address.
     pub fn listen(
         env: &Env,
         address: &Addr,
@@ -90,12 +90,12 @@ impl Mesh {
         Ok(Mesh { shared })
     }
 
-    /// Where others reach this process.
+    /// Returns the address at which others reach this process.
     pub fn address(&self) -> Addr {
         self.shared.card.address.clone()
     }
 
-    /// Makes a link with a peer, if there is none: dials, or waits for the peer to.
+    /// Makes a link with a peer, if there is none. It connects, or waits for the peer to do so.
     pub fn link(&self, peer: Peer, dial: Option<Addr>) {
         let mut links = self.shared.links.lock();
         if links.is_closed || links.by_peer.contains_key(&peer) {
@@ -112,7 +112,7 @@ impl Mesh {
         }
     }
 
-    /// Sends a message. Where there is no link the sink is told that it is down.
+    /// Sends a message. Without a link, the sink gets the event that it is down.
     pub fn send(&self, peer: Peer, lane: Lane, message: Vec<u8>) {
         let link = self.shared.links.lock().by_peer.get(&peer).cloned();
         let Some(link) = link else {
@@ -130,15 +130,15 @@ impl Mesh {
         }
     }
 
-    /// Ends the link with a peer; the sink is told.
+    /// Ends the link with a peer. The sink is notified.
     pub fn unlink(&self, peer: Peer) {
         let link = self.shared.links.lock().by_peer.get(&peer).cloned();
         if let Some(link) = link {
-            self.shared.end(peer, &link, "it was ended here".into());
+            self.shared.end(peer, &link, "it was closed here".into());
         }
     }
 
-    /// Those with whom there is a link now.
+    /// Returns the peers that have a link now.
     pub fn peers(&self) -> Vec<Peer> {
         let links = self.shared.links.lock();
         links.by_peer.iter().filter(|(_, link)| link.is_up()).map(|(peer, _)| *peer).collect()
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// A link has ended, for the first of several reasons.
+    /// Ends a link, with the first of several reasons.
     fn end(&self, peer: Peer, link: &Link, why: String) {
         let mut links = self.links.lock();
         let is_own = links.by_peer.get(&peer).is_some_and(|own| own.number == link.number);
@@ -197,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// Dials until somebody answers, as long as a greeting may take.
+    /// Tries to connect for as long as a greeting may take.
     fn dial(self: &Arc<Self>, peer: Peer, address: &Addr, link: &Arc<Link>) {
         let wait_us = self.settings.greeting_us;
         let until = self.env.clock.monotonic_ns() + 1000 * wait_us;
@@ -206,7 +206,7 @@ impl Shared {
             let connection = match self.env.net.connect(address, wait_us) {
                 Ok(connection) => connection,
                 Err(error) if is_over() => {
-                    let why = format!("nobody answers at {address}: {error}");
+                    let why = format!("no process answers at {address}: {error}");
                     return self.end(peer, link, why);
                 }
                 Err(_) => {
@@ -219,33 +219,33 @@ impl Shared {
                     return self.up(card, connection, link);
                 }
                 Ok((card, _)) => {
-                    let why = format!("{address} is another process, {}", card.peer.0);
+                    let why = format!("{address} belongs to another process, {}", card.peer.0);
                     return self.end(peer, link, why);
                 }
-                // Strangers may have had all places there are for greetings.
+                // Strangers may have taken all places for greetings.
                 Err(Failed::Broken(_)) if !is_over() => self.env.clock.sleep_us(AGAIN_US),
                 Err(failed) => {
                     self.refuse(Some(peer), &failed);
-                    let why = format!("no greeting with {address}: {failed}");
+                    let why = format!("the greeting with {address} failed: {failed}");
                     return self.end(peer, link, why);
                 }
             }
         }
     }
 
-    /// Lets others in.
+    /// Accepts connections.
     fn accept(self: &Arc<Self>) {
         loop {
             match self.listener.accept() {
                 Ok((connection, _)) => self.meet(connection),
                 Err(error) if error.kind() == std::io::ErrorKind::NotConnected => return,
-                // No handle was free, say.
+                // There may be no free handle.
                 Err(_) => self.env.clock.sleep_us(AGAIN_US),
             }
         }
     }
 
-    /// Greets somebody who comes, beside others.
+    /// Greets a peer that connects, concurrently with others.
     fn meet(self: &Arc<Self>, connection: Box<dyn Connection>) {
         if self.greetings.fetch_add(1, Ordering::AcqRel) >= self.settings.greetings_max {
             self.greetings.fetch_sub(1, Ordering::AcqRel);
@@ -265,8 +265,8 @@ impl Shared {
         }
     }
 
-    /// A peer has come: to a link that waits for it, or to a new one. One that is up has broken, which was
-    /// not seen here yet.
+    /// Passes a new connection to the link that waits for it, or to a new link. If the peer's link
+    /// is up, it has broken without this side's notice.
     fn came(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>) {
         let mut links = self.links.lock();
         if links.is_closed {
@@ -280,7 +280,7 @@ impl Shared {
         drop(links);
         if let Some(broken) = broken {
             broken.close();
-            let why = "it has come again".into();
+            let why = "it has connected again".into();
             self.sink.take(Event::Down { peer: card.peer, why });
         }
         if is_new {
@@ -289,7 +289,7 @@ impl Shared {
         self.up(card, connection, &link);
     }
 
-    /// A link has its connection; whoever calls reads from it.
+    /// Reads from a link's connection on the calling thread.
     fn up(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>, link: &Arc<Link>) {
         let peer = card.peer;
         let why = match link.attach(connection, self.settings.silence_us) {
@@ -302,7 +302,7 @@ impl Shared {
         self.end(peer, link, why);
     }
 
-    /// Finds out who is at the other side of a connection.
+    /// Identifies the other side of a connection.
     fn greet(
         &self,
         connection: Box<dyn Connection>,

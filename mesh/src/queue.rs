@@ -1,16 +1,16 @@
-//! What waits to be written to a peer.
+//! Messages that wait to be written to a peer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Which of what waits is written first.
+/// The priority of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// Before all else: what somebody waits for.
+    /// Written before all else, because a process waits for it.
     Urgent,
-    /// Whatever takes long.
+    /// For long transfers.
     Bulk,
 }
 
@@ -29,19 +29,19 @@ pub(crate) struct Queue {
     changed: Condvar,
 }
 
-/// So much of what is not urgent is written before looking again for what is.
+/// The bytes of bulk messages that are written before urgent ones are checked for again.
 const BULK_BYTES: usize = 256 << 10;
 
-/// What a writer has got.
+/// The result of taking from the queue.
 pub(crate) enum Taken {
     Messages(Vec<Vec<u8>>),
-    /// Nothing, for so long.
+    /// There was nothing for the whole wait.
     Nothing,
     Closed,
 }
 
 impl Queue {
-    /// Adds a message; `false` when there are too many bytes.
+    /// Adds a message. Returns `false` if too many bytes wait.
     pub fn push(&self, lane: Lane, message: Vec<u8>, bytes_max: usize) -> bool {
         let mut waiting = self.waiting.lock();
         if waiting.is_closed {
@@ -60,7 +60,7 @@ impl Queue {
         true
     }
 
-    /// Takes what waits, and waits so long for it.
+    /// Takes the waiting messages, and waits at most `wait_us` for one.
     pub fn take(&self, wait_us: u64) -> Taken {
         let mut waiting = self.waiting.lock();
         if !waiting.is_closed && waiting.urgent.is_empty() && waiting.bulk.is_empty() {
@@ -83,7 +83,7 @@ impl Queue {
         }
     }
 
-    /// Nothing more is written.
+    /// Stops the writer.
     pub fn close(&self) {
         let mut waiting = self.waiting.lock();
         *waiting = Waiting { is_closed: true, ..Waiting::default() };

@@ -1,14 +1,15 @@
-//! A connection in TLS, of which one thread reads and another writes.
+//! A connection in TLS, which one thread reads and another writes.
 //!
 //! ```text
 //!   write ─▶ [ session ] encrypts ─▶ socket          one writer at a time, from encrypting to the socket
 //!   read  ◀─ [ session ] decrypts ◀─ socket          waits for bytes without the session
 //! ```
 //!
-//! The session is locked while it computes, never while somebody waits for the socket: so a peer that takes
-//! nothing keeps the writer waiting, and the reader goes on. **The reader never writes**: what the protocol
-//! itself has to answer (new keys) leaves before whatever is written next, and something is, because each side
-//! says regularly that it lives. Otherwise two readers could wait for each other's readers.
+//! The session is locked during computations, but never during a wait for the socket. So a peer
+//! that accepts nothing blocks the writer, and the reader continues. **The reader never writes.**
+//! The protocol's own answers (new keys) leave before the next message is written. There is always
+//! a next one, because each side regularly sends signs of life. Otherwise two readers could wait
+//! for each other.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -18,24 +19,25 @@ use parking_lot::Mutex;
 use rustls::Connection as Session;
 use tidemill_env::{Addr, Connection};
 
-/// Bytes of cipher text that are read at once.
+/// The bytes of cipher text that are read at once.
 const READ_BYTES: usize = 64 << 10;
-/// Bytes that are encrypted at once; so long a reader may wait for the session.
+/// The bytes that are encrypted at once. A reader may wait for the session as long as this takes.
 const WRITE_BYTES: usize = 128 << 10;
 
-/// What the handles of one connection share.
+/// The state that the handles of one connection share.
 struct Shared {
     session: Mutex<Session>,
-    /// Cipher text for the socket. Held until it is there: records arrive in the order of their encryption.
+    /// Cipher text for the socket. It is locked until it is written, so records arrive in the order
+    /// of their encryption.
     out: Mutex<Vec<u8>>,
-    /// Cipher text from the socket. Held by whoever waits for more.
+    /// Cipher text from the socket. It is locked by the thread that waits for more.
     received: Mutex<Received>,
 }
 
 #[derive(Default)]
 struct Received {
     bytes: Vec<u8>,
-    /// So much of it the session has taken.
+    /// The number of bytes that the session has taken.
     taken: usize,
 }
 
@@ -46,9 +48,9 @@ pub(crate) struct Sealed {
 }
 
 impl Sealed {
-    /// Of a session whose handshake is done.
+    /// Creates it from a session whose handshake is done.
     pub fn new(mut session: Session, socket: Box<dyn Connection>) -> Sealed {
-        // All that is encrypted is taken at once.
+        // All encrypted bytes are taken at once.
         session.set_buffer_limit(None);
         let (session, out, received) = (Mutex::new(session), Mutex::default(), Mutex::default());
         Sealed { shared: Arc::new(Shared { session, out, received }), socket }
@@ -71,7 +73,7 @@ impl Read for Sealed {
             let read = self.socket.read(&mut received.bytes);
             received.bytes.truncate(*read.as_ref().unwrap_or(&0));
             if read? == 0 {
-                // Messages say how long they are: one that was cut off is noticed.
+                // Messages have their length, so a message that was cut off is noticed.
                 return Ok(0);
             }
         }
@@ -79,13 +81,13 @@ impl Read for Sealed {
 }
 
 impl Received {
-    /// Decrypts what fits; 0 where more has to be received first.
+    /// Decrypts as much as fits. Returns 0 if more must be received first.
     fn plain(&mut self, session: &Mutex<Session>, buf: &mut [u8]) -> io::Result<usize> {
         let mut session = session.lock();
         let mut done = 0;
         loop {
             match session.reader().read(&mut buf[done..]) {
-                // It has said that nothing more comes: the socket says so, too.
+                // The peer has announced the end of its data, which the socket reports, too.
                 Ok(0) => return Ok(done),
                 Ok(read) => done += read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -112,7 +114,7 @@ impl Write for Sealed {
             session.write_tls(&mut *out)?;
         }
         drop(session);
-        // Where that fails nothing that is written later could be read.
+        // If this fails, nothing that is written later could be read.
         self.socket.write_all(&out)?;
         Ok(taken)
     }
@@ -159,7 +161,8 @@ mod tests {
     use super::Sealed;
     use crate::tests::tls::pair;
 
-    /// Both sides write all the time, and take new keys at times, as long connections do by themselves.
+    /// Both sides write all the time, and sometimes change keys, as long connections do by
+    /// themselves.
     #[test]
     fn new_keys_are_taken_while_both_sides_write() {
         const BYTES: usize = 32 << 20;
@@ -207,7 +210,7 @@ mod tests {
         near.set_write_timeout(Some(20_000)).unwrap();
         let error = (0..10_000).find_map(|_| near.write_all(&[0; 1 << 16]).err()).unwrap();
         assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
-        // What was written is still there, to where it was cut off.
+        // Earlier bytes are still there, up to the point where the connection was cut off.
         near.shutdown(Shutdown::Both).unwrap();
         let mut rest = Vec::new();
         far.read_to_end(&mut rest).unwrap();

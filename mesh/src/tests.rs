@@ -12,12 +12,12 @@ use crate::{frame, Event, Lane, Mesh, Peer, Secret, Settings, Sink};
 
 pub mod tls;
 
-/// What all settings of a test have: certificates, or none.
+/// A change to the settings of all tests: with certificates, or without.
 type Base = fn(&mut Settings);
 
 fn clear(_: &mut Settings) {}
 
-/// Each of these tests over both kinds of connection.
+/// Runs each of these tests over both kinds of connection.
 macro_rules! over_both {
     ($($name:ident),* $(,)?) => {
         mod in_clear_text {
@@ -145,7 +145,7 @@ fn both_sides_are_told_of_the_end_once_and_can_meet_again(base: Base) {
     drop(b);
     assert_eq!(a.down().0, Peer(2));
     a.mesh.link(Peer(3), None);
-    assert_eq!(a.down(), (Peer(3), "it has not come".into()));
+    assert_eq!(a.down(), (Peer(3), "it has not connected".into()));
 }
 
 fn whoever_does_not_belong_is_turned_away_with_a_reason(base: Base) {
@@ -165,7 +165,7 @@ fn whoever_does_not_belong_is_turned_away_with_a_reason(base: Base) {
             Event::Refused { why: found, .. } => assert!(found.contains(why), "{found}"),
             other => panic!("{other:?}"),
         }
-        assert!(stranger.down().1.contains("no greeting"));
+        assert!(stranger.down().1.contains("the greeting with"));
         assert!(matches!(there.next(), Event::Refused { peer: None, .. }));
     }
     assert!(there.mesh.peers().is_empty());
@@ -188,7 +188,7 @@ fn a_stranger_sends_garbage_or_nothing_and_others_come_in(base: Base) {
 fn whoever_is_slow_is_turned_away_in_time(base: Base) {
     let there = Process::start(1, base, |_| {});
     let env = Env::real();
-    // What begins as a greeting of either kind, of which a byte comes now and then.
+    // The beginning of a greeting of either kind, followed by a byte now and then.
     for begun in [&[0x16, 3, 1, 0x40, 0, 1][..], b"tidemesh\x02"] {
         let mut slow = env.net.connect(&there.mesh.address(), 1_000_000).unwrap();
         let from_ns = env.clock.monotonic_ns();
@@ -213,11 +213,11 @@ fn a_silent_peer_is_given_up_and_a_living_one_is_not(base: Base) {
     let friend = Process::start(2, base, |s| s.silence_us = 600_000);
     friend.dial(&there, 1);
     assert_eq!((friend.up(), there.up()), (Peer(1), Peer(2)));
-    // Idle, but alive; machines stand still for a while, too.
+    // The link is idle but alive. Machines also stop for a while.
     Env::real().clock.sleep_us(1_500_000);
     friend.mesh.send(Peer(1), Lane::Urgent, b"still here".to_vec());
     assert_eq!(there.message(), b"still here");
-    // One that says nothing.
+    // A process that sends nothing.
     let silent = Process::start(3, base, |s| s.silence_us = 60_000_000);
     silent.dial(&there, 1);
     assert_eq!(there.up(), Peer(3));
@@ -254,7 +254,7 @@ fn what_nobody_takes_ends_the_link_and_not_the_memory(base: Base) {
 }
 
 proptest! {
-    /// A message is what was put; damaged streams end in errors.
+    /// Reading gives the messages that were put, and damaged streams end in errors.
     #[test]
     fn frames_come_back(
         message in prop::collection::vec(0u8..4, 0..20_000),

@@ -1,9 +1,10 @@
 //! Certificates, and the handshake with them.
 //!
-//! Both sides show one. It has to be signed, over others or not, by the authority of the cluster, and to be valid
-//! now; whoever shows it proves that it has the key. **Names are not looked at**: processes are known by
-//! addresses, which change, and an authority that signs for one cluster alone says all that there is to know.
-//! Only version 1.3 is spoken, because all who come are of one release.
+//! Both sides show a certificate. The authority of the cluster must have signed it, directly or
+//! through others, and it must be valid now. A side that shows one proves that it has the key.
+//! **Names are not checked.** Processes have addresses, which change. An authority that signs for
+//! one cluster only is enough. Only version 1.3 is used, because all processes run the same
+//! release.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -29,20 +30,20 @@ use tidemill_env::{Clock, Connection, Env};
 use crate::hello::Failed;
 use crate::sealed::Sealed;
 
-/// Bytes that are read at once in a handshake.
+/// The bytes that are read at once in a handshake.
 const READ_BYTES: usize = 4096;
-/// The first byte of a record of TLS is of these; no greeting in clear text begins so.
+/// The first bytes that a record of TLS may have. A greeting in clear text has none of them.
 const RECORDS: std::ops::RangeInclusive<u8> = 0x14..=0x18;
-/// A record that says: not a message that was expected. Whoever speaks TLS understands it, and nobody else has
-/// to: they see that it is TLS.
+/// A TLS alert for an unexpected message. A peer with TLS understands it. Any other peer only has
+/// to recognize TLS.
 const UNEXPECTED: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 10];
-/// What both sides of a connection have, and nobody else.
+/// The label under which both sides of a connection derive their channel.
 const CHANNEL_LABEL: &[u8] = b"EXPORTER-tidemill-mesh";
 
-/// Bytes that both sides of one connection have in common, and that no other connection has; zeros in clear text.
+/// Bytes that only the two sides of one connection have in common. They are zeros in clear text.
 pub(crate) type Channel = [u8; 32];
 
-/// Who this process is, and whom it believes.
+/// The certificate of this process, and the authorities that it trusts.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -56,12 +57,12 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Of files in PEM: the certificate of this process with what is between it and the authority, its key, and
-    /// the certificate of the authority of the cluster, of which there may be several. They are read once.
+    /// Reads PEM files, once: the certificate of this process with its chain up to the authority,
+    /// its key, and the certificates of one or more authorities of the cluster.
     ///
     /// # Errors
-    /// When a file can't be read, or is something else; when the key is of another certificate; when others
-    /// would not believe the certificate now.
+    /// If a file can't be read or has other content, if the key belongs to another certificate, or
+    /// if others would not trust the certificate now.
     pub fn open(env: &Env, certificate: &Path, key: &Path, authority: &Path) -> Result<Tls> {
         let chain = certificates(env, certificate)?;
         let private =
@@ -75,7 +76,7 @@ impl Tls {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
             .build()
             .map_err(|e| wrong(authority, &e))?;
-        // As others will see it, on both sides of a connection.
+        // Check it as others will, on both sides of a connection.
         let checked = believed.check(&chain[0], &chain[1..], now);
         let checked = checked.and_then(|()| {
             let as_client = verifier.verify_client_cert(&chain[0], &chain[1..], now);
@@ -85,7 +86,7 @@ impl Tls {
             let what = format!("{}: {}", certificate.display(), certificate_words(&error));
             let by = authority.display();
             Error::setting(what)
-                .help(format!("have one made by the authority whose certificate is {by}"))
+                .help(format!("use a certificate that the authority in {by} has issued"))
         })?;
         let mut client = ClientConfig::builder_with_details(provider.clone(), time.clone())
             .with_protocol_versions(&[&TLS13])
@@ -94,7 +95,7 @@ impl Tls {
             .with_custom_certificate_verifier(Arc::new(believed))
             .with_client_auth_cert(chain.clone(), private.clone_key())
             .map_err(|e| wrong(key, &e))?;
-        // Each connection is looked at anew.
+        // Each connection is checked from scratch.
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
         let mut server = ServerConfig::builder_with_details(provider, time)
@@ -108,27 +109,27 @@ impl Tls {
         Ok(Tls { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// The handshake of who comes.
+    /// Performs the handshake of the connecting side.
     pub(crate) fn come(&self, socket: Box<dyn Connection>) -> Result<(Sealed, Channel), Failed> {
-        // Not looked at, nor sent.
+        // The name is neither checked nor sent.
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
         let session = ClientConnection::new(self.client.clone(), name).map_err(|e| failed(&e))?;
         shake(session.into(), socket)
     }
 
-    /// The handshake of who is there. A socket on which it fails is left to whoever calls.
+    /// Performs the handshake of the listening side. If it fails, the caller keeps the socket.
     pub(crate) fn receive(&self, socket: Box<dyn Connection>) -> Result<(Sealed, Channel), Failed> {
         let session = ServerConnection::new(self.server.clone()).map_err(|e| failed(&e))?;
         shake(session.into(), socket)
     }
 }
 
-/// Whether a byte that somebody sends first is of TLS.
+/// Whether a peer's first byte belongs to TLS.
 pub(crate) fn is_tls(first: u8) -> bool {
     RECORDS.contains(&first)
 }
 
-/// What to do where one of the two speaks TLS.
+/// The remedy if only one side uses TLS.
 pub(crate) const ONLY_ONE_SIDE: &str =
     "give cluster_certificate, cluster_key and cluster_authority to all processes of the cluster, or to none";
 
@@ -154,7 +155,7 @@ fn shake(
         while !waiting.is_empty() {
             session.read_tls(&mut waiting)?;
             if let Err(error) = session.process_new_packets() {
-                // The other side is told why; it may have gone.
+                // The other side gets the reason, unless it has closed.
                 let _ = send(&mut session, &mut *socket);
                 return Err(failed(&error));
             }
@@ -173,14 +174,14 @@ fn send(session: &mut Session, socket: &mut dyn Connection) -> io::Result<()> {
     socket.write_all(&out)
 }
 
-/// Why TLS ends, for people of either side.
+/// Returns the reason why TLS ended, for people on either side.
 pub(crate) fn failed(error: &rustls::Error) -> Failed {
-    let own = |what: &str| format!("it does not take the certificate of this process: {what}");
+    let own = |what: &str| format!("it rejects the certificate of this process: {what}");
     Failed::Refused(match error {
         rustls::Error::InvalidCertificate(why) => certificate_words(why),
         rustls::Error::NoCertificatesPresented => "it shows no certificate".into(),
         rustls::Error::AlertReceived(alert) => match alert {
-            AlertDescription::UnknownCA => own("it is of another authority"),
+            AlertDescription::UnknownCA => own("another authority has issued it"),
             AlertDescription::CertificateExpired => own("it is not valid now"),
             AlertDescription::CertificateRequired => own("there is none"),
             AlertDescription::BadCertificate
@@ -191,13 +192,13 @@ pub(crate) fn failed(error: &rustls::Error) -> Failed {
             AlertDescription::ProtocolVersion => {
                 "it speaks another version of TLS: run the same release everywhere".into()
             }
-            other => format!("it ends TLS: {other:?}"),
+            other => format!("it has ended TLS: {other:?}"),
         },
-        other => format!("it is not understood in TLS: {other}"),
+        other => format!("its TLS is invalid: {other}"),
     })
 }
 
-/// The same for an error of reading, where it is one of TLS.
+/// Returns the reason if an error of reading comes from TLS.
 pub(crate) fn failed_in(error: &io::Error) -> Option<Failed> {
     error.get_ref()?.downcast_ref().map(failed)
 }
@@ -218,17 +219,17 @@ fn certificate_words(why: &CertificateError) -> String {
             "the certificate is not valid yet: look at the clocks of both machines".into()
         }
         CertificateError::UnknownIssuer => {
-            "the certificate is not of the authority of the cluster".into()
+            "the certificate was not issued by the authority of the cluster".into()
         }
         CertificateError::BadSignature => {
             "the certificate is not signed by the authority of the cluster".into()
         }
         CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
-            "the certificate is not for both sides of a connection: leave its extended key usage out, or let \
-             it be for clients and servers"
+            "the certificate is not valid for both sides of a connection: leave out its extended \
+             key usage, or allow clients and servers"
                 .into()
         }
-        other => format!("the certificate can't be believed: {other}"),
+        other => format!("the certificate is invalid: {other}"),
     }
 }
 
@@ -248,7 +249,7 @@ impl TimeProvider for Time {
     }
 }
 
-/// Believes who is there by its certificate, and does not ask how it is called.
+/// Verifies the other side by its certificate, without its name.
 #[derive(Debug)]
 pub(crate) struct Believed {
     roots: Arc<RootCertStore>,
@@ -256,7 +257,7 @@ pub(crate) struct Believed {
 }
 
 impl Believed {
-    /// By the authorities in a file.
+    /// Creates it with the authorities in a file.
     pub(crate) fn new(env: &Env, authority: &Path) -> Result<Believed> {
         let mut roots = RootCertStore::empty();
         for root in certificates(env, authority)? {
@@ -298,7 +299,7 @@ impl ServerCertVerifier for Believed {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("only TLS 1.3 is spoken".into()))
+        Err(rustls::Error::General("only TLS 1.3 is allowed".into()))
     }
 
     fn verify_tls13_signature(
@@ -318,8 +319,8 @@ impl ServerCertVerifier for Believed {
 
 fn wrong(path: &Path, what: &dyn fmt::Display) -> Error {
     Error::setting(format!("{}: {what}", path.display())).help(
-        "cluster_certificate is a certificate with its chain, cluster_key its private key, cluster_authority \
-         the certificate that has signed those of all processes; all as PEM",
+        "cluster_certificate is a certificate with its chain, cluster_key its private key, \
+         cluster_authority the certificate that has signed those of all processes; all as PEM",
     )
 }
 

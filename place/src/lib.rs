@@ -1,19 +1,19 @@
-//! Where keys live: key to partition to worker, as pure functions.
+//! The places of keys: from key to partition to worker, as pure functions.
 //!
 //! `place` must not know anything but `core`: it reads no tables and moves nothing. A partition is
-//! the unit of placement; there is a fixed large number of them, so that moving one moves little,
-//! and the same number routes connections and places state.
+//! the unit of placement. There is a fixed, large number of partitions, so that moving one moves
+//! little. The same partitions route connections and place state.
 
 use tidemill_core::{DataType, Key, TableSpec};
 
-/// Number of partitions; fixed for ever, because stored state is arranged by it.
+/// The number of partitions. It is fixed for ever, because stored state is arranged by it.
 pub const PARTITIONS: u16 = 4096;
 
 /// A partition of the key space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Partition(pub u16);
 
-/// The partition of a key: a stable hash of its encoding.
+/// Returns the partition of a key: a stable hash of its encoding.
 ///
 /// ```
 /// use tidemill_core::{Key, Value};
@@ -24,14 +24,15 @@ pub fn partition(key: &Key) -> Partition {
     of_bytes(&key.0)
 }
 
-/// The partition of a row of a table, by its key: by all of it, or by the leading columns that the
-/// table's `partition_prefix` names, so that rows with one prefix (the rows of one warehouse, say)
-/// live together.
+/// Returns the partition of a row of a table, by its key.
+///
+/// The whole key counts, or the leading columns that the table's `partition_prefix` names. So rows
+/// with one prefix (the rows of one warehouse, say) live together.
 pub fn partition_in(spec: &TableSpec, key: &Key) -> Partition {
     partition_of_bytes(spec, &key.0)
 }
 
-/// [`partition_in`] of a key's bytes.
+/// Returns [`partition_in`] of a key's bytes.
 #[inline]
 pub fn partition_of_bytes(spec: &TableSpec, key: &[u8]) -> Partition {
     let Some(columns) = spec.partition_prefix else { return of_bytes(key) };
@@ -42,7 +43,7 @@ pub fn partition_of_bytes(spec: &TableSpec, key: &[u8]) -> Partition {
     of_bytes(&key[..key.len() - rest.len()])
 }
 
-/// The partition of an integer key, without making its [`Key`].
+/// Returns the partition of an integer key, without creating its [`Key`].
 pub fn partition_of_word(ty: &DataType, word: u64) -> Partition {
     let mut bytes = Vec::with_capacity(9);
     tidemill_core::encode::word(ty, word, &mut bytes);
@@ -50,12 +51,14 @@ pub fn partition_of_word(ty: &DataType, word: u64) -> Partition {
 }
 
 fn of_bytes(bytes: &[u8]) -> Partition {
-    // xxh3 is stable for ever; the remainder takes its well-mixed low bits.
+    // xxh3 is stable for ever. The remainder takes its well-mixed low bits.
     Partition((xxhash_rust::xxh3::xxh3_64(bytes) % u64::from(PARTITIONS)) as u16)
 }
 
-/// The worker of a partition when all workers have equal shares: neighbouring partitions go to one
-/// worker, so that a change of the number of workers moves whole ranges.
+/// Returns the worker of a partition if all workers have equal shares.
+///
+/// Neighbouring partitions go to one worker, so that a change of the number of workers moves whole
+/// ranges.
 pub fn worker(partition: Partition, workers: usize) -> usize {
     usize::from(partition.0) * workers / usize::from(PARTITIONS)
 }
@@ -82,7 +85,7 @@ mod tests {
 
     #[test]
     fn partitions_are_stable_for_ever() {
-        // Stored state is arranged by these: a change of the numbers is a change of format.
+        // Stored state is arranged by these numbers. A change of them is a change of format.
         let of = |v: Value| partition(&Key::of([&v])).0;
         let keys = [Value::Int(0), Value::Int(1), Value::str("cash"), Value::Bool(true)];
         assert_eq!(keys.map(of), [3768, 3300, 4083, 1523]);
@@ -102,7 +105,7 @@ mod tests {
         for i in 0..409_600 {
             counts[usize::from(partition(&Key::of([&Value::Int(i)])).0)] += 1;
         }
-        // 100 expected; 5 standard deviations of a fair throw.
+        // 100 are expected. The bounds are 5 standard deviations of a fair throw.
         assert!(counts.iter().all(|c| (50..=150).contains(c)));
         for workers in [1, 2, 3, 8, 100] {
             let mut shares = vec![0usize; workers];

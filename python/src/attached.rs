@@ -1,23 +1,24 @@
-//! Threads of the engine in the interpreter.
+//! Thread states for the engine's threads in the interpreter.
 //!
-//! A thread that Python does not know gets a thread state when it comes in and loses it when it goes, each
-//! time: with a stack of frames that the system must make anew. The engine's threads come three times a
-//! transaction, so each keeps its state as long as it lives.
+//! A thread that Python does not know gets a thread state at each entry, and loses it when it
+//! leaves. The state includes a stack of frames, which the system must allocate each time. The
+//! engine's threads enter three times a transaction, so each of them keeps its state as long as it
+//! lives.
 
 use std::cell::OnceCell;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A thread state that was made for this thread.
+/// A thread state that was created for this thread.
 struct Kept;
 
 impl Kept {
-    /// Makes one, where the thread has none.
+    /// Creates a thread state, if the thread has none.
     fn new() -> Option<Kept> {
-        // SAFETY: the interpreter runs, because a function of it is about to be called. `Ensure` makes the
-        // state and takes the lock; `SaveThread` gives the lock back and leaves the state to be found by the
-        // next `Ensure`.
+        // SAFETY: the interpreter runs, because a function of it is about to be called. `Ensure`
+        // creates the state and takes the lock. `SaveThread` releases the lock and leaves the state
+        // for the next `Ensure`.
         unsafe {
             if !ffi::PyGILState_GetThisThreadState().is_null() {
                 return None;
@@ -31,8 +32,9 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // SAFETY: the state was entered once by `new`, and is entered here for the second time, with the
-        // lock. The first release leaves it once without giving up the lock, the second ends it and does.
+        // SAFETY: `new` entered the state once, and it is entered here for the second time, with
+        // the lock. The first release leaves it once without releasing the lock. The second one
+        // ends it and releases the lock.
         unsafe {
             if ffi::Py_IsInitialized() != 0 {
                 ffi::PyGILState_Ensure();
@@ -43,7 +45,7 @@ impl Drop for Kept {
     }
 }
 
-/// As [`Python::attach`], of a thread that comes again.
+/// Attaches to the interpreter like [`Python::attach`], for a thread that enters repeatedly.
 pub fn attached<T>(work: impl for<'py> FnOnce(Python<'py>) -> T) -> T {
     thread_local!(static KEPT: OnceCell<Option<Kept>> = const { OnceCell::new() });
     KEPT.with(|kept| {

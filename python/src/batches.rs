@@ -1,4 +1,4 @@
-//! Rows between Python and batches.
+//! Conversion of rows between Python and batches.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use tidemill_core::{Batch, Column, DataType, Error, Schema, Value};
 use crate::errors;
 use crate::values::{input, to_python};
 
-/// The rows that `mill.send` was given: a list of dicts, a dict of lists, or what has the Arrow
-/// interface. All of them, or an error that names the row and its column.
+/// Converts the rows of `mill.send`: a list of dicts, a dict of lists, or an object with the Arrow
+/// interface. Returns all of them, or an error that names the row and its column.
 pub fn from_python(
     owner: &str,
     schema: &Arc<Schema>,
@@ -67,7 +67,7 @@ fn from_arrow(owner: &str, schema: &Arc<Schema>, rows: &Bound<'_, PyAny>) -> PyR
     Ok(taken)
 }
 
-/// What has Arrow's interface, made sure of as far as only its makers can.
+/// Imports an object with Arrow's interface, and checks it as far as an importer can.
 fn checked<'py>(
     owner: &str,
     given: &Bound<'py, PyAny>,
@@ -76,16 +76,17 @@ fn checked<'py>(
     given.py().import("tidemill.foreign")?.getattr("checked")?.call1((owner, given, column))
 }
 
-/// Takes what has Arrow's interface. Some of what is not valid is found on the way, by panics.
+/// Imports an object with Arrow's interface. Some invalid data shows only by a panic of the import.
 fn imported<T>(owner: &str, import: impl FnOnce() -> T) -> PyResult<T> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(import)).map_err(|_| {
         let error = Error::input(format!("{owner}: the data is not valid Arrow"));
-        let error = error.help("whoever has made it has made a mistake");
+        let error = error.help("the library that created it has a bug");
         Python::attach(|py| errors::to_python(py, &error))
     })
 }
 
-/// Why what has Arrow's interface gave nothing. What is no error, an interrupt say, stays what it is.
+/// Returns why an object with Arrow's interface could not be read. Exceptions that are not errors,
+/// such as an interrupt, stay as they are.
 fn not_read(given: &Bound<'_, PyAny>, why: PyErr, mut error: Error) -> PyErr {
     let py = given.py();
     if !why.is_instance_of::<PyException>(py) {
@@ -95,7 +96,7 @@ fn not_read(given: &Bound<'_, PyAny>, why: PyErr, mut error: Error) -> PyErr {
     errors::to_python(py, &error)
 }
 
-/// A column with Arrow's interface: an array or a series.
+/// Imports a column with Arrow's interface: an array or a series.
 fn arrow_column(
     owner: &str,
     column: &Column,
@@ -140,10 +141,8 @@ fn arrow_column(
 fn not_rows(owner: &str, rows: &Bound<'_, PyAny>) -> Error {
     let name = rows.get_type().name().map(|n| n.to_string()).unwrap_or_default();
     if name == "LazyFrame" {
-        return Error::input(format!(
-            "{owner}: a LazyFrame says how rows are made, and holds none"
-        ))
-        .help("send frame.collect()");
+        return Error::input(format!("{owner}: a LazyFrame describes rows, and holds none"))
+            .help("send frame.collect()");
     }
     Error::input(format!("{owner}: a value of type {name} holds no rows")).help(
         "give a list of dicts, a dict of lists, a pyarrow Table or RecordBatch, or a data frame \
@@ -165,7 +164,7 @@ fn unknown(owner: &str, row: Option<usize>, schema: &Schema, name: &str) -> Erro
     }
 }
 
-/// What a row has in a column that it was not given a value for.
+/// Returns the value of a column for which a row has none.
 fn absent(column: &Column) -> Option<Value> {
     column.default.clone().or(column.nullable.then_some(Value::Null))
 }
@@ -275,7 +274,7 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
         if let Ok(row) = usize::try_from(bad_row) {
             return Err(fail(bad(owner, row, &column.name, &why)));
         }
-        // What has a length and can be iterated; a list in the common case.
+        // The values have a length and can be iterated; usually they are a list.
         let mut rows = 0;
         for (index, value) in values.try_iter()?.enumerate() {
             let value = input(&value?, column)
@@ -294,7 +293,7 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
     Ok(Batch::new(schema.clone(), made, len))
 }
 
-/// A batch's rows as dicts.
+/// Returns a batch's rows as dicts.
 pub fn to_dicts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyList>> {
     let names: Vec<Bound<'py, PyString>> =
         batch.schema().columns.iter().map(|c| PyString::intern(py, &c.name)).collect();
@@ -309,7 +308,7 @@ pub fn to_dicts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyLi
     Ok(rows)
 }
 
-/// Any sequence of pairs, for callers that keep an order.
+/// Extracts any sequence of pairs, for callers that need an order.
 pub fn pairs<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
     let sequence = object.cast::<PySequence>()?;
     sequence.try_iter()?.map(|pair| pair?.extract()).collect()

@@ -1,5 +1,5 @@
-//! An app on several processes: its coordinator, and workers. Every call that may wait releases the interpreter
-//! lock.
+//! An app on several processes: its coordinator, and workers. Every call that may wait releases the
+//! interpreter lock.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
 /// A coordinator in this process.
 #[pyclass(frozen, name = "Cluster", module = "tidemill._native")]
 pub struct NativeCluster {
-    /// Answers clients, where the settings ask for it. It ends first.
+    /// The gateway for clients, if the settings ask for it. It ends first.
     gateway: Unlocked<Option<Arc<Gateway>>>,
     cluster: Unlocked<Arc<Cluster>>,
 }
@@ -44,7 +44,7 @@ impl NativeCluster {
             (settings(py, cluster)?, app_functions(py, spec, opaques)?);
         let (gateway, cluster) = aside(py, move || {
             let env = Env::real();
-            // What is refused is so before anything runs.
+            // Refusals come before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
             let cluster = Arc::new(Cluster::start(&spec, functions, &chosen, &secret, &env)?);
             let app: Arc<dyn App> = cluster.clone();
@@ -54,25 +54,26 @@ impl NativeCluster {
         Ok(NativeCluster { gateway: Unlocked::new(gateway), cluster: Unlocked::new(cluster) })
     }
 
-    /// Where workers join.
+    /// Returns the address at which workers join.
     #[getter]
     fn address(&self) -> String {
         self.cluster.address()
     }
 
-    /// Where clients are answered, if they are.
+    /// Returns the gateway's address, if there is a gateway.
     #[getter]
     fn http(&self) -> Option<String> {
         self.gateway.as_ref().map(|gateway| gateway.address().to_string())
     }
 
-    /// What the cluster is doing, as JSON.
+    /// Returns the state of the cluster, as JSON.
     fn status(&self, py: Python<'_>) -> PyResult<String> {
         detached(py, || Ok(self.cluster.said().to_string()))
     }
 
-    /// Ends: first what clients wait for is answered, then a snapshot is taken. Whether all is in it. Where nothing else may
-    /// come than what has been read from files to their ends, sinks are whole then.
+    /// Ends the cluster: first waiting clients are answered, then a snapshot is taken. Returns
+    /// whether everything is in the snapshot. If no input except files that were read to their ends
+    /// can follow (`may_come` is false), sinks are complete then.
     #[pyo3(signature = (may_come=true))]
     fn stop(&self, py: Python<'_>, may_come: bool) -> PyResult<bool> {
         let (gateway, cluster) = (Option::clone(&self.gateway), Arc::clone(&self.cluster));
@@ -84,12 +85,12 @@ impl NativeCluster {
     }
 }
 
-/// Offers the requests of a benchmark to a cluster that runs, and compares what they came to: by the desk of a
-/// coordinator in this process, or else through the topics of `kafka`, which are the brokers, the cluster's name
-/// and properties of librdkafka. Gives a line of JSON.
+/// Sends the requests of a benchmark to a running cluster, and compares the results. It uses the
+/// request server of a coordinator in this process, or else the topics of `kafka`: the brokers, the
+/// cluster's name, and properties of librdkafka. Returns a line of JSON.
 #[pyfunction]
 #[pyo3(signature = (spec, opaques, arguments, offered, progress, cluster=None, kafka=None))]
-#[allow(clippy::too_many_arguments)] // They come from Python by name.
+#[allow(clippy::too_many_arguments)] // Python passes them by name.
 pub fn offer(
     py: Python<'_>,
     spec: &str,
@@ -104,10 +105,12 @@ pub fn offer(
     let way = match (cluster, kafka) {
         (Some(cluster), _) => Way::Desk(Arc::clone(&cluster.get().cluster)),
         (None, Some((brokers, cluster, properties))) => Way::Kafka { brokers, cluster, properties },
-        (None, None) => return Err(to_python(py, &Error::internal("there is no way in"))),
+        (None, None) => {
+            return Err(to_python(py, &Error::internal("neither a coordinator nor Kafka is given")))
+        }
     };
     let mut report = |line: &str| {
-        // A progress line that can't be shown is not worth ending the run for.
+        // A progress line that can't be shown does not end the run.
         let _ = Python::attach(|py| progress.call1(py, (line,)));
     };
     detached(py, || tidemill_bench::offer_json(arguments, offered, &functions, way, &mut report))
@@ -139,29 +142,29 @@ impl NativeWorker {
         Ok(NativeWorker { worker: aside(py, joined)? })
     }
 
-    /// Its number, as others show it.
+    /// Returns the worker's number, as other processes show it.
     #[getter]
     fn number(&self) -> String {
         format!("{:08x}", self.worker.number())
     }
 
-    /// Where others reach it.
+    /// Returns the address at which others reach the worker.
     #[getter]
     fn address(&self) -> String {
         self.worker.address().to_string()
     }
 
-    /// What it is doing, in words.
+    /// Returns the worker's state, in words.
     fn status(&self) -> String {
         self.worker.status()
     }
 
-    /// What it waits for that does not come, in words: a log or a store that does not answer.
+    /// Returns what the worker waits for in vain, in words: a log or a store that does not answer.
     fn trouble(&self) -> Option<String> {
         self.worker.trouble()
     }
 
-    /// Ends it when the others go on without it, and after a while if they don't.
+    /// Ends the worker when the others continue without it, and after a while if they don't.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
         let worker = self.worker.clone();
         aside(py, move || {
@@ -170,7 +173,8 @@ impl NativeWorker {
         })
     }
 
-    /// Waits so many seconds for its end: ("stopped", "refused" or "failed", why) when it has come.
+    /// Waits this many seconds for the worker's end. Returns ("stopped", "refused" or "failed",
+    /// why) if it has ended.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(&'static str, String)>> {
         let wait_us = (seconds.max(0.0) * 1e6) as u64;
         let ended = detached(py, || Ok(self.worker.wait(wait_us)))?;
@@ -184,7 +188,7 @@ impl NativeWorker {
 
 impl Drop for NativeWorker {
     fn drop(&mut self) {
-        // Whoever drops it has the interpreter, and its thread may wait for that.
+        // The caller holds the interpreter lock, and the worker's thread may wait for it.
         Python::try_attach(|py| py.detach(|| self.worker.end()));
     }
 }

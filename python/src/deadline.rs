@@ -1,8 +1,8 @@
 //! Calls of functions under a deadline.
 //!
-//! Calls come and go far more often than one takes too long, so a call tells nobody: it leaves its number where
-//! a thread of the package's (`deadline.py`) looks now and then. When one number has been there for too
-//! long, that thread interrupts the function, again and again until it returns.
+//! Calls are frequent, and few of them take too long. So a call notifies no one: it only leaves its
+//! number, which a thread of the package (`deadline.py`) reads now and then. If the same number has
+//! been there for too long, that thread interrupts the function, again and again until it returns.
 
 use std::cell::{Cell, OnceCell};
 use std::os::raw::c_long;
@@ -13,36 +13,36 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// What runs on a thread. The lock of the interpreter is held wherever the state changes, but where the thread
-/// ends.
+/// The state of the call on a thread. The interpreter lock is held at every change of the state,
+/// except when the thread ends.
 struct Slot {
-    /// As the interpreter names it.
+    /// The thread's id in the interpreter.
     thread: c_long,
-    /// Twice the number of the call that runs, and one more when it has been interrupted; or one of those
+    /// Twice the number of the running call, plus one if it was interrupted; or one of the values
     /// below.
     state: AtomicU64,
     limit_us: AtomicI64,
 }
 
-/// No call runs.
+/// The state if no call runs.
 const IDLE: u64 = 0;
 
-/// The thread has ended.
+/// The state if the thread has ended.
 const GONE: u64 = 1;
 
-/// What runs on a thread, as the package looks at it.
+/// The state of the call on a thread, as the package reads it.
 #[pyclass(frozen, name = "Watched", module = "tidemill._native")]
 pub struct Watched(Arc<Slot>);
 
 #[pymethods]
 impl Watched {
-    /// The number of the call that runs, and how long it may, in microseconds.
+    /// Returns the number of the running call, and its limit in microseconds.
     fn running(&self) -> Option<(u64, i64)> {
         let state = self.0.state.load(Ordering::Acquire);
         (state > GONE).then(|| (state / 2, self.0.limit_us.load(Ordering::Relaxed)))
     }
 
-    /// How long calls may run, in microseconds; nothing when none comes any more.
+    /// Returns the limit of calls in microseconds; nothing if the thread has ended.
     fn limit(&self) -> Option<i64> {
         let is_gone = self.0.state.load(Ordering::Acquire) == GONE;
         (!is_gone).then(|| self.0.limit_us.load(Ordering::Relaxed))
@@ -55,13 +55,14 @@ impl Watched {
         let state = &self.0.state;
         let was = state.compare_exchange(running, interrupted, set, see).unwrap_or_else(|was| was);
         if was == running || was == interrupted {
-            // SAFETY: the lock is held, so the call can't end before, and what is pending it takes away.
+            // SAFETY: the lock is held, so the call can't end before this. The call's end clears a
+            // pending exception.
             unsafe { ffi::PyThreadState_SetAsyncExc(self.0.thread, error.as_ptr()) };
         }
     }
 }
 
-/// A thread's own.
+/// The state that a thread owns.
 struct Own {
     slot: Arc<Slot>,
     calls: Cell<u64>,
@@ -83,18 +84,18 @@ impl Own {
     }
 }
 
-/// Why a call aborts that has taken longer than so many microseconds.
+/// Returns why a call is aborted that exceeded its limit, given in microseconds.
 pub fn overdue(limit_us: Option<i64>) -> String {
     format!("the function took longer than {} microseconds", limit_us.unwrap_or_default())
 }
 
-/// Waits, and what runs on this thread begins its time anew behind that: a wait is nobody's time. Whoever calls it has the lock
-/// of the interpreter, if something runs.
+/// Waits, and restarts the time of the call on this thread afterwards: a wait does not count. If a
+/// call runs, the caller holds the interpreter lock.
 pub fn waiting<T>(wait: impl FnOnce() -> T) -> T {
     let (set, see) = (Ordering::AcqRel, Ordering::Acquire);
     let pauses = OWN.with(|own| {
         let state = &own.get()?.slot.state;
-        // What has been interrupted ends by that.
+        // An interrupted call is about to end anyway.
         let runs = |state: u64| (state > GONE && state.is_multiple_of(2)).then_some(IDLE);
         state.fetch_update(set, see, runs).ok()
     });
@@ -109,12 +110,12 @@ pub fn waiting<T>(wait: impl FnOnce() -> T) -> T {
     waited
 }
 
-/// A call that runs under a deadline, until it is dropped at the latest.
+/// A call under a deadline. The deadline ends when this is dropped, at the latest.
 pub struct Timed(Arc<Slot>);
 
 impl Timed {
-    /// A call of this thread begins, and may run so long, if not as long as it likes. Not one that another one makes:
-    /// its time is the other's.
+    /// Starts the time of a call on this thread, if there is a limit. A call that another call
+    /// makes is not timed by itself: it counts for the other call.
     pub fn begin(py: Python<'_>, limit_us: Option<i64>) -> PyResult<Option<Timed>> {
         let Some(limit_us) = limit_us else { return Ok(None) };
         OWN.with(|own| {
@@ -136,12 +137,12 @@ impl Timed {
         })
     }
 
-    /// The call has ended; whether it was interrupted. `_py` says that the lock is held.
+    /// Ends the call, and returns whether it was interrupted. `_py` shows that the lock is held.
     pub fn end(self, _py: Python<'_>) -> bool {
         let state = self.0.state.swap(IDLE, Ordering::AcqRel);
         let is_overdue = state != IDLE && state % 2 == 1;
         if is_overdue {
-            // SAFETY: the lock is held, and it is this thread.
+            // SAFETY: the lock is held, and this is the call's thread.
             unsafe { ffi::PyThreadState_SetAsyncExc(self.0.thread, std::ptr::null_mut()) };
         }
         is_overdue

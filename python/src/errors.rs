@@ -1,4 +1,4 @@
-//! From the engine's errors to the package's exceptions.
+//! Conversion of the engine's errors to the package's exceptions.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 use tidemill_core::Error;
 
-/// The exception of `tidemill.errors` that stands for this error.
+/// Returns the exception of `tidemill.errors` for this error.
 pub fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     let class = py
         .import("tidemill.errors")
@@ -20,8 +20,8 @@ pub fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Runs `work` without the interpreter lock. A panic becomes an internal error: it never reaches
-/// the user as one.
+/// Runs `work` without the interpreter lock. A panic becomes an internal error, so that it never
+/// reaches the user.
 pub fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send,
@@ -29,7 +29,7 @@ pub fn detached<T: Send>(
     py.detach(|| guarded(work)).map_err(|e| to_python(py, &e))
 }
 
-/// Runs `work` and turns a panic into an internal error.
+/// Runs `work` and converts a panic to an internal error.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic

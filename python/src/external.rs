@@ -1,4 +1,4 @@
-//! Work outside: a Python function as a [`tidemill_engine::Outside`].
+//! External work: a Python function as a [`tidemill_engine::Outside`].
 
 use std::sync::Arc;
 
@@ -10,8 +10,9 @@ use tidemill_engine::{GivesUp, Outside};
 
 use crate::values::{stored, to_tuple};
 
-/// A Python function. It takes a row of the outbox and a function that says whether nobody waits any more,
-/// and gives the columns of the answer: the package's `external.py` makes it of the user's.
+/// A Python function for external work. It takes a row of the outbox, and a function that says
+/// whether its answer is no longer needed. It returns the columns of the answer. The package's
+/// `external.py` creates it from the user's function.
 pub struct PyOutside {
     pub function: Py<PyAny>,
     /// The stream of answers.
@@ -35,7 +36,7 @@ impl Outside for PyOutside {
     fn call(&self, asked: &[Value], gives_up: GivesUp) -> Vec<Value> {
         Python::attach(|py| {
             self.said(py, asked, gives_up).unwrap_or_else(|error| {
-                // The last column is for what went wrong.
+                // The last column is for the error.
                 let mut row = vec![Value::Null; self.answers.len() - 2];
                 row.push(Value::str(&error.to_string()));
                 row

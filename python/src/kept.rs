@@ -1,8 +1,10 @@
-//! Functions that keep where they are.
+//! Suspended functions that keep their place.
 //!
-//! A function that uses a row of another node, or asks for the result of a call, is begun again when that is there. One that does so
-//! many times would cost the square of that: so it runs on a thread of its own from then on, which waits where it is. Only one of
-//! the two runs at a time, that thread or the node's, and all that the function uses is used by the node's.
+//! A function that uses a row of another node, or asks for the result of a call, is started again
+//! from its beginning when the row or result is there. For a function that does so many times, the
+//! cost would grow with the square of that number. So from then on it runs on a thread of its own,
+//! which waits in place. Only one of the two threads runs at a time, the function's or the node's.
+//! Every use of the context happens on the node's thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -17,29 +19,29 @@ use tidemill_txn::program::Ask;
 use crate::attached::attached;
 use crate::deadline;
 
-/// So many functions have threads at a time; others are begun again.
+/// The largest number of functions with threads at a time. Others are started again.
 const THREADS_MAX: usize = 32;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// A use of the context; whether it came to something.
+/// A use of the context. Returns whether it had a result.
 type Use = Box<dyn FnMut(&mut dyn Context) -> bool + Send>;
 
-/// What a function's thread says to the node's.
+/// A message from a function's thread to the node's.
 enum Says {
     Uses(Use),
     Stops(Result<Step, Stop>),
 }
 
-/// What the node's says to the function's.
+/// A message from the node's thread to the function's.
 enum Told {
-    /// Go on.
+    /// Continue.
     On,
-    /// What was to be used is not there yet.
+    /// The row or result is not there yet.
     Waits,
 }
 
-/// A thread of the process, of so many.
+/// A permit for one of the threads.
 struct Slot;
 
 impl Slot {
@@ -55,7 +57,7 @@ impl Drop for Slot {
     }
 }
 
-/// The function, where threads are left; else the one that it was.
+/// Moves a function to a thread of its own if one is left; otherwise returns it unchanged.
 pub fn kept(activation: Box<dyn Activation>) -> Box<dyn Activation> {
     let Some(slot) = Slot::take() else { return activation };
     let ((says, said), (tells, told)) = (channel(), channel());
@@ -77,7 +79,7 @@ pub fn kept(activation: Box<dyn Activation>) -> Box<dyn Activation> {
             let (said, thread, used) = (Mutex::new(said), Some(thread), None);
             Box::new(Kept { tells: Some(tells), said, used, thread, _slot: slot })
         }
-        // The system has none: it is begun again as any other.
+        // The system has no thread, so the function is started again like any other.
         Err(_) => {
             let left = function.lock().ok().and_then(|mut function| function.take());
             left.expect("nobody else has taken it")
@@ -85,12 +87,12 @@ pub fn kept(activation: Box<dyn Activation>) -> Box<dyn Activation> {
     }
 }
 
-/// A function on a thread of its own, as its node has it.
+/// A function on a thread of its own, as its node sees it.
 struct Kept {
-    /// None when it ends.
+    /// The channel to the function's thread; none when it ends.
     tells: Option<Sender<Told>>,
     said: Mutex<Receiver<Says>>,
-    /// What it is about to use, and waits for.
+    /// The use for which the function waits.
     used: Option<Use>,
     thread: Option<Thread>,
     _slot: Slot,
@@ -98,14 +100,15 @@ struct Kept {
 
 impl Kept {
     fn tell(&self, told: Told) {
-        // Where it has ended it says no more, either.
+        // If the thread has ended, it sends nothing more, either.
         let _ = self.tells.as_ref().map(|tells| tells.send(told));
     }
 }
 
 impl Activation for Kept {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        // With the lock of the interpreter, which it gives up where it waits: so it need not be taken for that.
+        // This holds the interpreter lock and releases it while it waits, so the waiting need not
+        // take it first.
         attached(|_| self.goes_on(context))
     }
 }
@@ -132,7 +135,7 @@ impl Kept {
                 Some(Says::Stops(step)) => return step,
                 None => {
                     let thread = self.thread.take().expect("it has not been joined");
-                    panic!("{}", thread.join().expect_err("it ends when it is told so"));
+                    panic!("{}", thread.join().expect_err("it ends when it has to"));
                 }
             }
         }
@@ -141,33 +144,34 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // It hears that there is nothing to go on with.
+        // The function's thread learns that it is to end.
         self.tells = None;
         if let Some(thread) = self.thread.take() {
-            // Where it has panicked the system has said so; and it comes to no end where the interpreter has ended.
+            // If it has panicked, the panic was already printed. If the interpreter has ended, the
+            // thread never ends.
             let _ = Python::try_attach(|py| py.detach(|| thread.join()));
         }
     }
 }
 
-/// Waits, and leaves the interpreter to others meanwhile.
+/// Waits without the interpreter lock, so that other threads can use it.
 fn unattended<T: Send>(wait: impl FnOnce() -> T + Send) -> T {
     let mut wait = Some(wait);
     let waited = Python::try_attach(|py| wait.take().map(|wait| py.detach(wait)));
-    // Where the interpreter has ended nobody else waits for it.
+    // If the interpreter has ended, no other thread waits for its lock.
     waited.flatten().or_else(|| wait.map(|wait| wait())).expect("one of both has waited")
 }
 
-/// The next word, none when there will be none.
+/// Receives the next message; none if there will be none.
 fn heard<T: Send>(from: &Mutex<Receiver<T>>) -> Option<T> {
     unattended(|| from.lock().ok()?.recv().ok())
 }
 
-/// The context as the function's thread has it.
+/// The context on the function's thread.
 struct Far {
     says: Sender<Says>,
     told: Mutex<Receiver<Told>>,
-    /// What it has lent last.
+    /// The value that was lent last.
     value: Option<Value>,
 }
 
@@ -176,7 +180,7 @@ impl Far {
         heard(&self.told)
     }
 
-    /// Has the context used, and waits until that has come to something.
+    /// Sends a use of the context to the node's thread, and waits for its result.
     fn uses<T: Send + 'static>(
         &self,
         mut work: impl FnMut(&mut dyn Context) -> Result<T, Stop> + Send + 'static,
@@ -195,7 +199,7 @@ impl Far {
             return ended();
         }
         let told = match self.hears() {
-            // That is not the function's time.
+            // This wait does not count as the function's time.
             Some(Told::Waits) => deadline::waiting(|| self.hears()),
             told => told,
         };
@@ -208,13 +212,13 @@ impl Far {
         }
     }
 
-    /// The same of what can be used at any time.
+    /// Sends a use that has a result at any time.
     fn asks<T: Send + 'static>(
         &self,
         otherwise: T,
         mut work: impl FnMut(&mut dyn Context) -> T + Send + 'static,
     ) -> T {
-        // Where the function is to end nobody looks at it.
+        // If the function is to end, its result is not used.
         self.uses(move |context| Ok(work(context))).unwrap_or(otherwise)
     }
 }

@@ -32,7 +32,7 @@ use pyo3::prelude::*;
 #[global_allocator]
 static MEMORY: MiMalloc = MiMalloc;
 
-/// The compiled half of the package; `_native.pyi` describes it.
+/// The compiled half of the package, described in `_native.pyi`.
 #[pymodule]
 mod _native {
     use super::*;

@@ -24,23 +24,24 @@ use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
 use crate::waits::{alone, aside, patiently};
 
-/// A running app; the package's `Mill` wraps it.
+/// A running app, which the package's `Mill` wraps.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
 pub struct NativeMill {
     running: Arc<Running>,
     schemas: HashMap<String, Arc<Schema>>,
-    /// The process that it runs in: not a child that was forked from it.
+    /// The id of the process that it runs in. A forked child has a different one.
     process: u32,
 }
 
-/// An engine, and who answers clients.
+/// An engine, and the gateway for its clients.
 struct Running {
-    /// Where the settings ask for it. It ends first.
+    /// The gateway, if the settings ask for it. It ends first.
     gateway: Option<Gateway>,
     mill: Arc<Mill>,
 }
 
-/// An app, with its functions: first those of the program, then those that work outside.
+/// Returns the spec of an app with its functions: those of the program, followed by those for
+/// external work.
 pub(crate) fn app_spec(
     py: Python<'_>,
     spec: &str,
@@ -66,8 +67,8 @@ fn json(value: &impl Serialize) -> Result<String, Error> {
 }
 
 impl Running {
-    /// Ends the engine in one of its ways: what clients wait for is answered before, and they are
-    /// told of the end.
+    /// Ends the engine in one of its ways. Waiting clients are answered before, and are notified of
+    /// the end.
     fn end(&self, end: fn(&Mill) -> Result<Summary, Error>) -> Result<Summary, Error> {
         self.gateway.iter().for_each(Gateway::drain);
         let ended = end(&self.mill);
@@ -86,7 +87,7 @@ impl NativeMill {
             streams.iter().map(|s| (s.spec.name.to_string(), s.spec.schema.clone())).collect();
         let running = aside(py, || {
             let env = Env::real();
-            // What is refused is so before anything runs.
+            // Refusals come before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
             let mill = Arc::new(Mill::start(spec, env.clone())?);
             let gateway = plan.map(|plan| Gateway::start(plan, mill.clone(), &env)).transpose()?;
@@ -95,12 +96,12 @@ impl NativeMill {
         Ok(NativeMill { running, schemas, process: std::process::id() })
     }
 
-    /// Where clients are answered, if they are.
+    /// Returns the gateway's address, if there is a gateway.
     fn address(&self) -> Option<String> {
         self.running.gateway.as_ref().map(|gateway| gateway.address().to_string())
     }
 
-    /// Sends rows. Gives the number of the row behind them, for `acknowledge`.
+    /// Sends rows. Returns the number of the row after them, for `acknowledge`.
     fn send(&self, stream: &str, rows: &Bound<'_, PyAny>) -> PyResult<u64> {
         let py = rows.py();
         let schema = self
@@ -126,8 +127,8 @@ impl NativeMill {
         Ok(sent)
     }
 
-    /// Calls a procedure with a row of arguments; gives ("returned", row or None), ("aborted",
-    /// reason), or ("fault", what its function raised).
+    /// Calls a procedure with a row of arguments. Returns ("returned", row or None), ("aborted",
+    /// reason), or ("fault", the exception of its function).
     fn call<'py>(
         &self,
         procedure: &str,
@@ -142,7 +143,7 @@ impl NativeMill {
         let [batch] = <[Batch; 1]>::try_from(batches)
             .map_err(|_| PyValueError::new_err("a call has one row of arguments"))?;
         let (tell, told) = sync_channel(1);
-        // Whoever waits may have gone.
+        // The caller may have stopped waiting.
         let then = Box::new(move |reply| drop(tell.try_send(reply)));
         detached(py, || self.running.mill.call_then(procedure, batch, None, then))?;
         let reply = patiently(py, move |us| match told.recv_timeout(Duration::from_micros(us)) {
@@ -150,7 +151,7 @@ impl NativeMill {
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => {
                 Err(Error::resource("the engine has stopped before the call was answered")
-                    .help("whether it was executed is seen after the next start"))
+                    .help("the next start shows whether it was executed"))
             }
         })?;
         match reply {
@@ -164,9 +165,10 @@ impl NativeMill {
                 let text = at.map_or(what.clone(), |at| format!("{what} ({at})"));
                 Ok(("fault", Some(PyString::new(py, &text).into_any())))
             }
-            Reply::OtherRequest => {
-                Err(to_python(py, &Error::internal("a call without an id has that of another")))
-            }
+            Reply::OtherRequest => Err(to_python(
+                py,
+                &Error::internal("a call without an id has the id of another one"),
+            )),
         }
     }
 
@@ -195,10 +197,10 @@ impl NativeMill {
         aside(py, move || json(&running.end(Mill::stop)?))
     }
 
-    /// As `stop`, but waits for nothing: for whoever must not.
+    /// Ends like `stop`, but without waiting, for callers that must not wait.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.clone();
-        // Nobody is left to be told what it came to.
+        // No caller is left for the result.
         alone(py, move || drop(running.end(Mill::stop)))
     }
 
@@ -232,7 +234,7 @@ impl NativeMill {
         batches::to_dicts(py, &batch)
     }
 
-    /// One row as a dict, or `None`. Key values that do not fit their columns are no row.
+    /// Returns one row as a dict, or `None`. Key values that do not fit their columns give no row.
     fn table_row<'py>(
         &self,
         py: Python<'py>,
@@ -278,7 +280,7 @@ impl NativeMill {
 }
 
 impl NativeMill {
-    /// Waits until what was recorded has been executed again: tables can't be read before.
+    /// Waits until the recorded epochs have been executed again. Tables can't be read before.
     fn recovered(&self, py: Python<'_>) -> PyResult<()> {
         patiently(py, |us| Ok(self.running.mill.recovered_within(us)?.then_some(())))
     }
@@ -288,37 +290,38 @@ impl Drop for NativeMill {
     fn drop(&mut self) {
         let running = self.running.clone();
         if self.process != std::process::id() {
-            // Its threads are the parent's, and so are its files.
+            // The threads and the files of the value belong to the parent process.
             std::mem::forget(running);
             return;
         }
-        // Whoever is waited for may need the interpreter's lock. Where the interpreter has ended, nobody does.
+        // The threads that end may need the interpreter lock. If the interpreter has ended, they
+        // don't.
         let end = move || drop(running.end(Mill::stop));
         let _ = Python::try_attach(|py| py.detach(end));
     }
 }
 
-/// To be called in a forked child, before anything else: locks and sockets are the parent's.
+/// Closes the parent's locks and sockets. A forked child calls this before anything else.
 #[pyfunction]
 pub fn forked() {
     tidemill_env::forks::forked();
 }
 
-/// What a program is and how it will run; runs nothing.
+/// Describes a program and how it will run, without running it.
 #[pyfunction]
 pub fn inspect(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<String> {
     let spec = app_spec(py, spec, opaques)?;
     detached(py, || Ok(Mill::inspect(&spec)?.to_string()))
 }
 
-/// The hash of a token, as a file of tokens has it.
+/// Returns the hash of a token, as a file of tokens has it.
 #[pyfunction]
 pub fn token_digest(token: &str) -> String {
     tidemill_gateway::digest(token)
 }
 
-/// Runs a benchmark; gives its line of JSON. `program` is the workload's program as the package
-/// made it, with its opaque functions; `progress` is called with lines for people.
+/// Runs a benchmark. Returns its line of JSON. `program` is the workload's program from the
+/// package, with its opaque functions. `progress` is called with lines for people.
 #[pyfunction]
 pub fn bench(
     py: Python<'_>,
@@ -335,7 +338,7 @@ pub fn bench(
         None => Vec::new(),
     };
     let mut report = |line: &str| {
-        // A progress line that can't be shown is not worth ending the run for.
+        // A progress line that can't be shown does not end the run.
         let _ = Python::attach(|py| progress.call1(py, (line,)));
     };
     detached(py, || tidemill_bench::run_json(arguments, program, opaques, &mut report))

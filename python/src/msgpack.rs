@@ -1,6 +1,7 @@
-//! `any` values: Python objects to msgpack and back. Integers take their shortest form and floats
-//! 64 bits, so that equal objects have equal bytes; a dict keeps its order. Whatever is written here can be
-//! read again, and has a form in JSON.
+//! `any` values: Python objects to msgpack and back.
+//!
+//! Integers take their shortest form and floats 64 bits, so that equal objects have equal bytes. A
+//! dict keeps its order. All output can be read again, and has a form in JSON.
 
 use std::collections::HashSet;
 
@@ -16,20 +17,20 @@ use tidemill_core::Value;
 
 use crate::values::{decimal_of, is_span, loose, to_decimal, to_python};
 
-/// The msgpack bytes of an object; `ValueError` says what has none.
+/// Returns the msgpack bytes of an object. `ValueError` says which part has none.
 #[pyfunction]
 pub fn packed<'py>(value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let bytes = to_bytes(value).map_err(PyValueError::new_err)?;
     Ok(PyBytes::new(value.py(), &bytes))
 }
 
-/// The object of msgpack bytes.
+/// Returns the object in msgpack bytes.
 #[pyfunction]
 pub fn unpacked<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     from_bytes(py, packed)
 }
 
-/// The msgpack bytes of an object.
+/// Returns the msgpack bytes of an object.
 pub fn to_bytes(object: &Bound<'_, PyAny>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
     write(object, &mut out, 0)?;
@@ -95,7 +96,7 @@ fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(
     Ok(())
 }
 
-/// Refuses keys that are one in JSON, where all are texts.
+/// Refuses keys that are equal in JSON, where all keys are texts.
 fn check_keys(dict: &Bound<'_, PyDict>) -> Result<(), String> {
     if dict.keys().iter().all(|key| key.is_instance_of::<PyString>()) {
         return Ok(());
@@ -118,7 +119,7 @@ fn check_keys(dict: &Bound<'_, PyDict>) -> Result<(), String> {
     Ok(())
 }
 
-/// The object that these bytes hold.
+/// Returns the object in these bytes.
 pub fn from_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let mut rest = bytes;
     let value = read(py, &mut rest, 0)?;
@@ -211,7 +212,7 @@ fn read<'py>(py: Python<'py>, bytes: &mut &[u8], depth: usize) -> PyResult<Bound
     })
 }
 
-/// What a dict may have as a key: lists are tuples there.
+/// Converts an object to a key of a dict: lists become tuples.
 fn as_key(key: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let items = match (key.cast::<PyList>(), key.cast::<PyDict>()) {
         (Ok(list), _) => list.iter().map(as_key).collect::<PyResult<Vec<_>>>()?,

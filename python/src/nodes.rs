@@ -1,5 +1,5 @@
-//! An app's calls on several nodes of this process, for tests: messages come in any order that connections
-//! allow.
+//! An app's calls on several nodes of this process, for tests. Messages arrive in any order that
+//! connections allow.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -20,7 +20,7 @@ use crate::errors::to_python as raised;
 use crate::remote::app_functions;
 use crate::values::to_python;
 
-/// Nodes, what is under way between them, and what has come out.
+/// Nodes, the messages between them, and the outputs.
 struct Net {
     nodes: Vec<Node<Rows>>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
@@ -32,7 +32,7 @@ struct Net {
 }
 
 impl Net {
-    /// The next number below `n`.
+    /// Returns the next random number below `n`.
     fn below(&mut self, n: usize) -> usize {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.state;
@@ -98,7 +98,7 @@ impl Net {
     }
 }
 
-/// The transactions of calls, which are (procedure or stream, row) pairs.
+/// Returns the transactions of calls, which are (procedure or stream, row) pairs.
 fn requests(functions: &AppFunctions, calls: &Bound<'_, PyList>) -> PyResult<Vec<(usize, Call)>> {
     let py = calls.py();
     let schemas: HashMap<&str, (StreamId, _)> = functions
@@ -131,7 +131,8 @@ fn requests(functions: &AppFunctions, calls: &Bound<'_, PyList>) -> PyResult<Vec
     Ok(requests)
 }
 
-/// Epochs of so many requests at most. Events in event time, of which none is out of order, come behind all else.
+/// Divides requests into epochs of at most this size. Events in event time, all of which are in
+/// order, follow all other requests.
 fn epochs<'a>(
     functions: &'a AppFunctions,
     requests: &'a [(usize, Call)],
@@ -143,8 +144,8 @@ fn epochs<'a>(
     parts.flat_map(move |part| part.chunks(epoch.max(1)))
 }
 
-/// Runs calls in their order, so many an epoch, on so many nodes: replies of all calls, rows of all tables, events
-/// of all streams, as dicts by name.
+/// Runs calls in their order, with a number of calls an epoch, on a number of nodes. Returns the
+/// replies of all calls, the rows of all tables, and the events of all streams, as dicts by name.
 #[pyfunction]
 pub fn run_nodes<'py>(
     py: Python<'py>,
@@ -175,7 +176,7 @@ pub fn run_nodes<'py>(
     let mut order = Sequencing { sources: 1, base: 0 };
     let mut all = Vec::new();
     let clock = Env::real().clock;
-    // Functions leave theirs behind.
+    // Functions leave their decimal context behind.
     let decimals = py.import("decimal")?;
     let before = decimals.call_method0("getcontext")?;
     let begun = clock.monotonic_ns();
@@ -229,7 +230,7 @@ pub fn run_nodes<'py>(
         batches::to_dicts(py, &batch)
     };
     let tables = PyDict::new(py);
-    // The engine has tables of its own.
+    // These tables are the engine's own.
     let own = |name: &str| name.starts_with("tidemill.");
     let tables_of_app = program.tables.iter().enumerate().filter(|(_, t)| !own(&t.name));
     for (at, table) in tables_of_app {

@@ -19,15 +19,17 @@ use crate::shapes::Shapes;
 use crate::transaction::NativeTx;
 use crate::values::{to_python, to_tuple};
 
-/// A Python function as an opaque function. It takes (event as a tuple, transaction) and gives
-/// None, or (kind, reason) for an abort: the package's `opaque.py` makes it of the user's.
+/// A Python function as an opaque function. It takes (event as a tuple, transaction) and returns
+/// None, or (kind, reason) for an abort. The package's `opaque.py` creates it from the user's
+/// function.
 pub struct PyOpaque {
     function: Py<PyAny>,
     shapes: Arc<Shapes>,
 }
 
-/// The opaque functions of a program; with a deadline a call may be overdue. What a trigger takes is of the
-/// time of the function that has set it off; those of a declared transaction have a deadline of their own.
+/// Returns the opaque functions of a program. With a deadline, a call may be overdue. A trigger's
+/// time counts for the function that has caused it. Triggers of a declared transaction have a
+/// deadline of their own.
 pub fn functions(
     opaques: Vec<Py<PyAny>>,
     program: &Program,
@@ -41,7 +43,7 @@ pub fn functions(
     opaques.into_iter().map(function).collect()
 }
 
-/// What a coroutine returns that waits for nothing from outside.
+/// Returns the result of a coroutine that waits for nothing from outside.
 #[pyfunction]
 pub fn finished<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     match sent(coroutine)? {
@@ -50,15 +52,15 @@ pub fn finished<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
     }
 }
 
-/// How far a coroutine comes.
+/// Runs a coroutine until it ends or waits.
 pub fn sent<'py>(coroutine: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
-    // SAFETY: what is sent into it need not be an iterator, as coroutines are not; it fails with an
-    // exception where nothing can be sent.
+    // SAFETY: the object need not be an iterator, because coroutines are none. Sending fails with
+    // an exception if the object does not support it.
     let sent = unsafe { coroutine.cast_unchecked::<PyIterator>() };
     sent.send(&PyNone::get(coroutine.py()))
 }
 
-/// Ends a coroutine that waits for what no transaction waits for.
+/// Ends a coroutine that waits for something for which no transaction waits.
 pub fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     coroutine.call_method0("close")?;
     Ok(PyTypeError::new_err(
@@ -67,7 +69,7 @@ pub fn waits_outside(coroutine: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     ))
 }
 
-/// The kind of an abort, as the package names it.
+/// Returns the kind of an abort by the package's name.
 pub fn kind(name: &str) -> AbortKind {
     match name {
         "refused" => AbortKind::Refused,
@@ -79,15 +81,15 @@ pub fn kind(name: &str) -> AbortKind {
 /// The package's `Event`.
 static EVENT: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
-/// An event as functions are given it: its columns as attributes.
+/// Creates an event for functions, with its columns as attributes.
 fn event<'py>(
     py: Python<'py>,
     names: &[Py<PyString>],
     values: &[Value],
 ) -> PyResult<Bound<'py, PyAny>> {
     let class = EVENT.import(py, "tidemill.opaque", "Event")?;
-    // SAFETY: the class is one of Python's own without `__new__`, so that its objects need no more than to be
-    // allocated, and have a dict; both calls give new references, or null with an exception set.
+    // SAFETY: the class is a Python class without `__new__`, so its objects only need to be
+    // allocated, and have a dict. Both calls return new references, or null with an exception set.
     let (event, columns) = unsafe {
         let event =
             ffi::PyType_GenericNew(class.as_type_ptr(), std::ptr::null_mut(), std::ptr::null_mut());
@@ -106,16 +108,16 @@ fn event<'py>(
 static RUNNING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 thread_local! {
-    /// Those that no function has kept, of the thread's last transactions.
+    /// The objects of the thread's last transactions that no function has kept.
     static SPARE: RefCell<Vec<Py<NativeTx>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// So many are kept: on a node calls wait for each other, and each has its own.
+/// The largest number of spare objects. On a node, calls wait for each other, and each has its own.
 const SPARE_MAX: usize = 16;
 
-/// A transaction to run a function in. Whoever takes it gives it back with [`spare`].
+/// Returns a transaction in which a function can run. The caller returns it with [`spare`].
 pub fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py, NativeTx>> {
-    // Those of other programs have other shapes.
+    // The objects of other programs have other shapes.
     while let Some(spare) = SPARE.with_borrow_mut(Vec::pop) {
         if spare.get().is_of(shapes) {
             return Ok(spare.into_bound(py));
@@ -127,15 +129,15 @@ pub fn running<'py>(py: Python<'py>, shapes: &Arc<Shapes>) -> PyResult<Bound<'py
     Ok(class.bind(py).call0()?.cast_into::<NativeTx>()?)
 }
 
-/// The transaction is over; another one may run in what it ran in, unless a function has kept it.
+/// Takes back the object of a finished transaction for another one, unless a function has kept it.
 pub fn spare(running: Bound<'_, NativeTx>) {
-    // SAFETY: it is an object, and the interpreter's lock is held.
+    // SAFETY: it is an object, and the interpreter lock is held.
     if unsafe { ffi::Py_REFCNT(running.as_ptr()) } == 1 {
         keep(running);
     }
 }
 
-/// The same, of one of which that is known.
+/// Takes back an object that no function has kept.
 pub fn keep(running: Bound<'_, NativeTx>) {
     if SPARE.with_borrow(Vec::len) < SPARE_MAX {
         SPARE.with_borrow_mut(|spares| spares.push(running.unbind()));
@@ -144,12 +146,12 @@ pub fn keep(running: Bound<'_, NativeTx>) {
     }
 }
 
-/// A transaction that has been lent, which is taken back however its function ends: also by a panic that comes
+/// A lent transaction. It is taken back however its function ends, including by a panic that passes
 /// through the interpreter.
 struct Begun<'a>(Option<&'a NativeTx>);
 
 impl Begun<'_> {
-    /// It is over; how it was aborted, if it was.
+    /// Ends the transaction. Returns its abort, if there is one.
     fn end(mut self) -> Option<Abort> {
         self.0.take().and_then(NativeTx::end)
     }
@@ -162,7 +164,7 @@ impl Drop for Begun<'_> {
 }
 
 impl PyOpaque {
-    /// Calls the function, or a method of it, with what is `given` and the transaction.
+    /// Calls the function, or a method of it, with the `given` object and the transaction.
     fn run(
         &self,
         tx: &mut dyn Tx,
@@ -190,12 +192,13 @@ impl PyOpaque {
                 false => outcome.extract::<(String, String)>().map(Some),
             });
             if is_overdue {
-                // Whatever it came to: how far it had come is the machine's business.
+                // The function's result does not count, because its progress depends on the
+                // machine.
                 let reason = overdue(deadline_us);
                 return Err(Abort { kind: AbortKind::Overdue, reason });
             }
             match (outcome, abort) {
-                // The first abort counts, whatever the function has made of it.
+                // The first abort counts, whatever the function has done with it.
                 (_, Some(abort)) => Err(abort),
                 (Ok(Some((why, reason))), None) => Err(Abort { kind: kind(&why), reason }),
                 (Ok(None), None) => Ok(()),

@@ -1,4 +1,4 @@
-//! The reference executor, for tests: what an app means, one transaction at a time.
+//! The reference executor, for tests: the meaning of an app, one transaction at a time.
 
 use std::collections::HashMap;
 
@@ -14,15 +14,15 @@ use crate::batches;
 use crate::errors::{detached, to_python};
 use crate::opaque::functions;
 
-/// The program of a spec's JSON, with its opaque functions.
+/// Returns the program in a spec's JSON, with its opaque functions.
 fn program(py: Python<'_>, json: &str, opaques: Vec<Py<PyAny>>) -> PyResult<Program> {
     let mut program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
     program.opaques = functions(opaques, &program, None);
     Ok(program)
 }
 
-/// Runs an app's program over events with the reference executor, in one cut: tables and outputs
-/// as dicts by name. `events` are (stream, rows) pairs, each one source.
+/// Runs an app's program over events with the reference executor, in one cut. Returns tables and
+/// outputs as dicts by name. `events` are (stream, rows) pairs, each one source.
 #[pyfunction]
 pub fn run_reference<'py>(
     py: Python<'py>,
@@ -45,7 +45,7 @@ pub fn run_reference<'py>(
         sources.push(rows.collect::<Vec<_>>());
         let name = format!("{name}#{}", sources.len()).into();
         let stream = StreamId(stream as u16);
-        program.sources.push(SourceSpec { name, stream, disorder_us: 0, idle_us: None });
+        program.sources.push(SourceSpec { name, stream, out_of_orderness_us: 0, idle_us: None });
     }
     program.check().map_err(|e| to_python(py, &e))?;
     let outcome = detached(py, || {

@@ -1,5 +1,7 @@
-//! Python functions on a node: each call is an activation, which goes on when what it waits for is there, and
-//! is begun again when it can't keep where it is ([`crate::kept`]). The package's half is `remote.py`.
+//! Python functions on a node.
+//!
+//! Each call is an activation. It continues when the awaited row or result is there, and is started
+//! again if it can't keep its place ([`crate::kept`]). The package's half is `remote.py`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -27,15 +29,16 @@ use crate::values::{loose, stored, to_python, to_tuple};
 
 create_exception!(tidemill._native, Unwound, PyBaseException);
 
-/// Raised where a function can't go on now. It is begun again, whatever it makes of this.
+/// Returns the exception for a function that can't continue now. It is started again, whatever it
+/// does with this exception.
 pub fn unwound() -> PyErr {
     Unwound::new_err("the function is begun again")
 }
 
-/// What a function reaches on a node, as the transaction that the engine would give it.
+/// A function's access to the tables on a node, in place of the engine's transaction.
 pub struct OnNode<'a> {
     context: &'a mut dyn Context,
-    /// Whether the function can't go on now.
+    /// Whether the function can't continue now.
     pub is_unwound: bool,
 }
 
@@ -46,14 +49,14 @@ impl OnNode<'_> {
             Stop::Overdue(_) => unreachable!("a function says so, and no context"),
             Stop::Unwind => {
                 self.is_unwound = true;
-                // Nobody sees it.
+                // This abort is never reported.
                 Abort { kind: AbortKind::Raised, reason: String::new() }
             }
         })
     }
 }
 
-/// Why a function aborts that asks for more than nodes have.
+/// Returns the abort of a function that asks for more than nodes support.
 fn not_here(what: &str) -> Abort {
     let reason = format!("{what}: functions on several processes can't do that yet");
     Abort { kind: AbortKind::Refused, reason }
@@ -148,7 +151,7 @@ impl Tx for OnNode<'_> {
 }
 
 impl NativeTx {
-    /// Calls a function of an entity, by its handler's number; gives the call's number.
+    /// Calls a function of an entity by its handler's number. Returns the call's number.
     pub fn make_call(
         &self,
         py: Python<'_>,
@@ -169,12 +172,12 @@ impl NativeTx {
             })?);
         }
         self.with(py, |rows| {
-            // Whoever is called sees what was written, and may write in turn.
+            // The called function sees the writes so far, and may write in turn.
             rows.flush(py, None)?;
             let node = rows.node().ok_or_else(|| not_here("a call"))?;
             let (target, table) = (inner(function), TableId(shape.table as u16));
             let call = Call { target, table, key: key.into(), args: values.into() };
-            // Nobody knows yet whether it is awaited: a reply is one message.
+            // It is unknown yet whether the call is awaited. A reply costs only one message.
             let made = node.context.call(call, true);
             let made = node.done(made)?;
             rows.forget();
@@ -183,8 +186,8 @@ impl NativeTx {
         })
     }
 
-    /// What the call with this number has returned. Where that is not known yet the function is begun again
-    /// when it is.
+    /// Returns the result of the call with this number. If it is not known yet, the function is
+    /// started again when it is.
     pub fn reply_of<'py>(&self, py: Python<'py>, call: usize) -> PyResult<Bound<'py, PyAny>> {
         let value = self.with(py, |rows| {
             let made = rows.made[call];
@@ -195,8 +198,8 @@ impl NativeTx {
         from_reply(py, &value)
     }
 
-    /// The function returns this: to a client, or to whoever has called it. What can't be returned is the fault of
-    /// the function `of` an entity.
+    /// Sets what the function returns, to a client or to its caller. A value that can't be returned
+    /// is a fault of the function `of` an entity.
     fn returns(
         &self,
         value: &Bound<'_, PyAny>,
@@ -210,7 +213,7 @@ impl NativeTx {
         let packed = || msgpack::to_bytes(value).map(|bytes| Value::Any(bytes.into()));
         let returned = match (is_plain(value), is_request) {
             (true, false) => loose(value).map_err(|fault| fault.to_string()),
-            // The column of replies is one of any value.
+            // The column of replies has the type any.
             (true, true) => packed(),
             (false, _) => match (as_text(value)?, of) {
                 (Some(text), _) if !is_request => Ok(text),
@@ -232,7 +235,7 @@ impl NativeTx {
     }
 }
 
-/// Whether a value is one that messages have as it is.
+/// Whether messages can hold a value unchanged.
 fn is_plain(value: &Bound<'_, PyAny>) -> bool {
     value.is_none()
         || (value.is_exact_instance_of::<PyInt>() && value.extract::<i64>().is_ok())
@@ -242,7 +245,7 @@ fn is_plain(value: &Bound<'_, PyAny>) -> bool {
         || value.is_exact_instance_of::<PyBytes>()
 }
 
-/// A decimal or a time, of whatever precision and zone, as a message has it.
+/// Returns the message's form of a decimal or a time, of any precision and zone.
 fn as_text(value: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
     let class = value.get_type();
     let (name, module) = (class.name()?, class.module()?);
@@ -255,7 +258,7 @@ fn as_text(value: &Bound<'_, PyAny>) -> PyResult<Option<Value>> {
     Ok(Some(Value::List(text)))
 }
 
-/// What a call has returned, equal to what the function did, and nobody else's.
+/// Returns the result of a call. It equals the function's value, and is a fresh object.
 fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     let Value::List(items) = value else { return to_python(py, value) };
     match &items[..] {
@@ -270,21 +273,21 @@ fn from_reply<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>
     }
 }
 
-/// What functions use of the package.
+/// The objects of the package that functions use.
 struct Package {
     /// The thread's transaction.
     local: Py<PyAny>,
-    /// What calls of entities go through.
+    /// The interface for calls of entities.
     calls: Py<PyAny>,
-    /// What functions of entities are given, and others.
+    /// The classes of the objects that functions of entities, and other functions, are given.
     context: Py<PyAny>,
     tx: Py<PyAny>,
-    /// The class of all replies, and of those that are not there yet.
+    /// The class of all replies, and the class of replies that are not there yet.
     reply: Py<PyAny>,
     remote: Py<PyAny>,
     coroutine: Py<PyAny>,
     verdict: Py<PyAny>,
-    /// The context in which decimals are computed: a fresh one, and the thread's.
+    /// The contexts in which decimals are computed: a fresh one, and the thread's.
     fresh: Py<PyAny>,
     get_context: Py<PyAny>,
     set_context: Py<PyAny>,
@@ -318,12 +321,12 @@ struct Function {
     /// The package's handler, for requests and for other calls of it.
     handler: Py<PyAny>,
     inner: Py<PyAny>,
-    /// The package's `Function`, of a function of an entity; and its table, also by its number.
+    /// The package's `Function`, for a function of an entity; and its table, also by its number.
     called: Py<PyAny>,
     table: Option<(usize, Py<PyAny>)>,
-    /// Whether the entity need not be there.
+    /// Whether the entity need not exist.
     creates: bool,
-    /// Whether it is given an event, not arguments.
+    /// Whether it takes an event instead of arguments.
     takes_event: bool,
 }
 
@@ -331,19 +334,20 @@ struct Function {
 struct PyFunctions {
     functions: Vec<Function>,
     shapes: Arc<Shapes>,
-    /// Itself, for those that it begins.
+    /// A reference to itself, for the functions that it begins.
     own: OnceLock<std::sync::Weak<PyFunctions>>,
 }
 
-/// A function as the package describes it: the handler, the same for calls inside, the `Function` and its table,
-/// if it is one, and whether it takes an event.
+/// A function as the package describes it: the handler, the handler for calls inside, the
+/// `Function` and its table, if it is one, and whether it takes an event.
 type Described<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
 
-/// An app, and its functions as nodes run them, of what the package's `spec` gives.
+/// Returns an app, and its functions for nodes, from the data of the package's `spec`.
 ///
-/// Whoever runs nodes on a thread of Python's keeps that thread's decimal context: functions leave theirs behind.
-/// A node that works through much at once does so faster with the interpreter's lock.
+/// A caller that runs nodes on a Python thread must save that thread's decimal context, because
+/// functions leave theirs behind. A node that does much work at once is faster with the interpreter
+/// lock held.
 pub fn app_functions(
     py: Python<'_>,
     spec: &str,
@@ -391,7 +395,7 @@ pub fn app_functions(
     }
     let own = OnceLock::new();
     let begins = Arc::new(PyFunctions { functions, shapes: Arc::new(shapes), own });
-    // Nobody else sets it.
+    // Only this function sets it.
     let _ = begins.own.set(Arc::downgrade(&begins));
     let functions = AppFunctions::new(&spec, begins).map_err(|error| raised(py, &error))?;
     Ok((spec, functions))
@@ -415,17 +419,17 @@ impl Begins for PyFunctions {
     }
 }
 
-/// A call of a Python function, which comes and goes.
+/// A call of a Python function, which runs in turns.
 struct Turns {
     functions: Arc<PyFunctions>,
     function: usize,
     call: Call,
     is_request: bool,
-    /// What it runs in, once it has begun.
+    /// The transaction in which it runs, once it has begun.
     running: Option<Py<NativeTx>>,
-    /// The coroutine that waits.
+    /// The coroutine, while it waits.
     coroutine: Option<Py<PyAny>>,
-    /// Its context of decimals, while it waits.
+    /// The coroutine's decimal context, while it waits.
     decimals: Option<Py<PyAny>>,
 }
 
@@ -434,12 +438,13 @@ impl Turns {
         &self.functions.functions[self.function]
     }
 
-    /// Lets the function begin or go on, in its surroundings.
+    /// Lets the function begin or continue, in its surroundings.
     fn turn(&mut self, py: Python<'_>, running: &Bound<'_, NativeTx>) -> PyResult<Outcome> {
         let package = self.function().package.clone();
         let (local, transaction) = (package.local.bind(py), intern!(py, "transaction"));
         local.setattr(transaction, running)?;
-        // What a function sets there is gone with it. The next one on this thread sets its own.
+        // Settings that a function makes there are lost with it. The next function on this thread
+        // sets its own.
         let decimals = self.decimals.take().map_or_else(|| package.fresh.call0(py), Ok)?;
         package.set_context.bind(py).call1((decimals,))?;
         let outcome = match self.coroutine.take() {
@@ -463,7 +468,7 @@ impl Turns {
         })
     }
 
-    /// What the function returns, which may be a coroutine.
+    /// Returns the function's result, which may be a coroutine.
     fn begins<'py>(&self, running: &Bound<'py, NativeTx>) -> PyResult<Bound<'py, PyAny>> {
         let (py, function) = (running.py(), self.function());
         let handler = if self.is_request { &function.handler } else { &function.inner };
@@ -527,18 +532,18 @@ impl Turns {
         Ok(Outcome::Done)
     }
 
-    /// Ends what it runs in. A coroutine that waits ends without a word.
+    /// Ends the transaction. A waiting coroutine ends silently.
     fn over(&mut self, py: Python<'_>) {
         if let Some(coroutine) = self.coroutine.take() {
-            // What it does at its end is not part of the transaction, and nobody is told of it.
+            // The coroutine's final actions are not part of the transaction, and are not reported.
             let _ = coroutine.bind(py).call_method0(intern!(py, "close"));
         }
         if let Some(running) = self.running.take() {
             running.get().end();
-            // They know each other.
+            // The two refer to each other.
             let context = running.get().take_context();
             let is_free = context.as_ref().is_none_or(|context| {
-                // SAFETY: both are objects, and the interpreter's lock is held.
+                // SAFETY: both are objects, and the interpreter lock is held.
                 let counts =
                     unsafe { [ffi::Py_REFCNT(context.as_ptr()), ffi::Py_REFCNT(running.as_ptr())] };
                 counts == [1, 2]
@@ -553,14 +558,14 @@ impl Turns {
     }
 }
 
-/// How far a function has come.
+/// The progress of a function.
 enum Outcome {
     Done,
     Waits(Vec<usize>),
     Aborted(Abort),
 }
 
-/// A transaction that has a node, which is taken back however its turn ends.
+/// A transaction with a node, which is taken back however its turn ends.
 struct Entered<'a>(&'a NativeTx);
 
 impl<'a> Entered<'a> {
@@ -591,7 +596,7 @@ impl Activation for Turns {
                 }
             };
             let entered = Entered::new(running.get(), &mut node, &functions.shapes);
-            // What it waits for is not its time.
+            // A wait does not count as the function's time.
             let timed = Timed::begin(py, deadline_us).map_err(raised)?;
             let outcome = self.turn(py, running.bind(py));
             let is_overdue = timed.is_some_and(|timed| timed.end(py));
@@ -604,9 +609,10 @@ impl Activation for Turns {
             drop(running);
             let step = match (outcome, abort) {
                 _ if node.is_unwound => Err(Stop::Unwind),
-                // Whatever it came to: how far it had come is the machine's business.
+                // The function's result does not count, because its progress depends on the
+                // machine.
                 _ if is_overdue => Err(Stop::Overdue(overdue(deadline_us))),
-                // The first abort counts, whatever the function has made of it.
+                // The first abort counts, whatever the function has done with it.
                 (_, Some(abort)) | (Ok(Outcome::Aborted(abort)), None) => Err(Stop::Abort(abort)),
                 (Ok(Outcome::Waits(_)), None) => return Ok(Step::Wait(waits)),
                 (Ok(Outcome::Done), None) => Ok(Step::Done(returned.unwrap_or(Value::Null))),
@@ -621,7 +627,7 @@ impl Activation for Turns {
 impl Drop for Turns {
     fn drop(&mut self) {
         if self.running.is_some() {
-            // Where the interpreter has ended there is nothing to end.
+            // If the interpreter has ended, there is nothing to end.
             let _ = Python::try_attach(|py| self.over(py));
         }
     }

@@ -1,5 +1,5 @@
-//! Rows of a transaction, as the function that runs in it has them: fresh copies, each found once, written
-//! back when it has changed.
+//! Rows of a transaction, as its function sees them: fresh copies, each found once, and written
+//! back if changed.
 
 use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
@@ -11,31 +11,31 @@ use tidemill_core::{Row as Values, TableSpec, Value};
 use crate::transaction::NativeTx;
 use crate::values::{stored, to_python};
 
-/// A row that a function has found or made.
+/// A row that a function has found or created.
 pub struct Held {
     pub table: usize,
     pub key: Vec<Value>,
-    /// As the engine stores them.
+    /// The values as the engine stores them.
     values: Vec<Value>,
-    /// What the function was given of them, where it costs something to make, or can be changed in place;
-    /// none of any as long as it is empty.
+    /// The objects that the function was given for these values, if they are costly to create, or
+    /// can be changed in place. Empty as long as there are none.
     objects: Vec<Option<Py<PyAny>>>,
-    /// Whether it is there now, and as far as the engine knows.
+    /// Whether the row exists now, and whether the engine knows it.
     pub exists: bool,
     existed: bool,
     pub loaded: bool,
-    /// Whether the function has written it.
+    /// Whether the function has written the row.
     pub dirty: bool,
-    /// Whether it came to be by setting columns.
+    /// Whether setting columns created the row.
     made: bool,
-    /// Whether the engine has been told that the function writes it.
+    /// Whether the engine knows that the function writes the row.
     pub told: bool,
-    /// The one object that the function has of it.
+    /// The one object that the function has for the row.
     pub object: Option<Py<Row>>,
 }
 
 impl Held {
-    /// A row of which nothing is known.
+    /// Creates a row of which nothing is known.
     pub fn new(table: usize, key: Vec<Value>) -> Held {
         Held {
             table,
@@ -52,11 +52,11 @@ impl Held {
         }
     }
 
-    /// The row is this, as far as the engine knows.
+    /// Stores the engine's values of the row.
     pub fn load(&mut self, row: Option<Values>, spec: &TableSpec) {
         (self.loaded, self.exists, self.existed) = (true, row.is_some(), row.is_some());
         let values = row.map_or_else(|| spec.missing_row(&self.key), Vec::from);
-        // What the function was given of values that are still the same goes on being theirs.
+        // Objects of unchanged values remain valid.
         for (column, object) in self.objects.iter_mut().enumerate() {
             if self.values[column] != values[column] {
                 *object = None;
@@ -65,33 +65,37 @@ impl Held {
         self.values = values;
     }
 
-    /// Others may have written the row: it is looked up again when it is used.
+    /// Forgets the values, because other code may have written the row. It is looked up again at
+    /// its next use.
     pub fn forget(&mut self) {
         self.loaded &= self.dirty;
     }
 
-    /// Whether it may be another one than the engine knows.
+    /// Whether the row may differ from the engine's.
     pub fn is_active(&self) -> bool {
         self.loaded || self.dirty || self.is_given()
     }
 
-    /// Whether the function may have changed it in place since others may have.
+    /// Whether the function may have changed the row in place since other code may have written it.
     pub fn is_to_be_looked_at(&self) -> bool {
         !self.loaded && self.is_given()
     }
 
-    /// Whether the function has something of it that it can change in place.
+    /// Whether the function has an object of the row that it can change in place.
     fn is_given(&self) -> bool {
         let given = self.objects.iter().zip(&self.values);
         let mut given = given.filter(|(object, _)| object.is_some());
         given.any(|(_, value)| matches!(value, Value::List(_) | Value::Any(_)))
     }
 
-    /// A column becomes this; a missing row is made.
+    /// Sets a column. A missing row is created.
     pub fn set(&mut self, column: usize, value: Value, spec: &TableSpec) {
         if !self.exists {
-            self.values = spec.missing_row(&self.key);
-            self.objects.clear();
+            // A loaded row that is missing has these values already, and the function may have changed them in place.
+            if !self.loaded {
+                self.values = spec.missing_row(&self.key);
+                self.objects.clear();
+            }
             (self.exists, self.made) = (true, true);
         }
         self.values[column] = value;
@@ -101,26 +105,27 @@ impl Held {
         self.dirty = true;
     }
 
-    /// The whole row becomes this.
+    /// Replaces the whole row.
     pub fn replace(&mut self, values: Vec<Value>) {
         (self.values, self.exists, self.dirty) = (values, true, true);
         self.objects.clear();
     }
 
-    /// The row goes.
+    /// Removes the row.
     pub fn remove(&mut self, spec: &TableSpec) {
         self.values = spec.missing_row(&self.key);
         self.objects.clear();
         (self.exists, self.dirty) = (false, true);
     }
 
-    /// Whether it is there for the engine, too.
+    /// Whether the engine has the row, too.
     pub fn is_known(&self) -> bool {
         self.existed
     }
 
-    /// Whether the row is another one now. What the function has changed in place, in lists and the like,
-    /// becomes the row's; of a missing row that makes it, as setting the column would.
+    /// Whether the row has changed. Values that the function has changed in place, in lists and
+    /// similar objects, become the row's. For a missing row, such a change creates it, as setting
+    /// the column would.
     fn has_changed(&mut self, py: Python<'_>, spec: &TableSpec) -> Result<bool, Fault> {
         if !self.loaded {
             return Ok(false);
@@ -142,8 +147,8 @@ impl Held {
         Ok(in_place || self.dirty)
     }
 
-    /// What is to be written while the function still runs, if anything is. A new row that lacks a column
-    /// waits.
+    /// Returns the write that is needed while the function still runs, if any. A new row that lacks
+    /// a column waits.
     pub fn flushed(&mut self, py: Python<'_>, spec: &TableSpec) -> Result<Option<Write>, Fault> {
         let has_changed = self.has_changed(py, spec)?;
         if !has_changed {
@@ -162,7 +167,7 @@ impl Held {
         Ok(write)
     }
 
-    /// What is to be written in the end, if anything is; or the column that has no value.
+    /// Returns the final write, if any; or the column that lacks a value.
     pub fn written(
         &mut self,
         py: Python<'_>,
@@ -180,25 +185,25 @@ impl Held {
         Ok(Ok(Some(Write::Put(std::mem::take(&mut self.values)))))
     }
 
-    /// The first column that needs a value and has none.
+    /// Returns the first column that needs a value and has none.
     fn lacking(&self, spec: &TableSpec) -> Option<usize> {
         let columns = spec.schema.columns.iter().zip(&self.values);
         columns.into_iter().position(|(column, value)| value.is_null() && !column.nullable)
     }
 
-    /// The row as errors show it.
+    /// Returns the row as errors show it.
     pub fn shown(&self, spec: &TableSpec) -> String {
         shown(spec, &self.key)
     }
 }
 
-/// What a row's write is.
+/// The write of a row.
 pub enum Write {
     Put(Vec<Value>),
     Delete,
 }
 
-/// A row with this key, as errors show it.
+/// Returns a row with this key as errors show it.
 pub fn shown(spec: &TableSpec, key: &[Value]) -> String {
     let key: Vec<String> = key.iter().map(ToString::to_string).collect();
     format!("{}[{}]", spec.name, key.join(", "))
@@ -208,16 +213,16 @@ pub fn shown(spec: &TableSpec, key: &[Value]) -> String {
 #[pyclass(frozen, name = "Row", module = "tidemill._native")]
 pub struct Row {
     pub tx: Py<NativeTx>,
-    /// Which one it is, of those of the transaction.
+    /// The row's number among those of the transaction.
     pub at: usize,
     /// The package's `Table`.
     pub table: Py<PyAny>,
-    /// Its number.
+    /// The table's number.
     pub id: usize,
 }
 
 impl Row {
-    /// A column's value.
+    /// Returns a column's value.
     fn value<'py>(&self, py: Python<'py>, column: usize) -> PyResult<Bound<'py, PyAny>> {
         let tx = self.tx.get();
         let found = tx.with(py, |rows| {
@@ -268,14 +273,14 @@ impl Row {
         tx.with(py, |rows| rows.set(py, self.at, vec![(column, value?)]))
     }
 
-    /// The number of a column that may be set.
+    /// Returns the number of a column that may be set.
     fn settable(&self, name: &Bound<'_, PyString>) -> PyResult<usize> {
         let py = name.py();
         let shape = &self.tx.get().shapes(py)?.tables[self.id];
         match shape.columns.get(name.to_str()?) {
             Some(column) if !shape.spec.key.contains(column) => Ok(*column),
             _ => {
-                // It finds the user's line.
+                // The helper finds the user's line.
                 let helper = py.import("tidemill.opaque")?.getattr("settable")?;
                 helper.call1((&self.table, name))?.extract()
             }
@@ -295,15 +300,16 @@ impl Row {
                 return row.value(py, *column);
             }
         }
-        // SAFETY: both are objects that live as long as the call, which holds the interpreter's lock; what
-        // comes back is a new reference, or null with an exception set.
+        // SAFETY: both are objects that live as long as the call, which holds the interpreter lock.
+        // The result is a new reference, or null with an exception set.
         unsafe {
             let found = ffi::PyObject_GenericGetAttr(slf.as_ptr(), name.as_ptr());
             Bound::from_owned_ptr_or_err(py, found)
         }
     }
 
-    /// Python asks this where the other has found nothing.
+    /// Raises the error for an unknown name. Python calls this if the other lookup has found
+    /// nothing.
     fn __getattr__(&self, py: Python<'_>, name: &Bound<'_, PyString>) -> PyResult<Py<PyAny>> {
         Err(self.no_column(py, name))
     }
@@ -338,7 +344,7 @@ impl Row {
         self.set(py, name, value)
     }
 
-    /// Whether the row is there now.
+    /// Whether the row exists now.
     pub fn exists(&self, py: Python<'_>) -> PyResult<bool> {
         self.tx.get().with(py, |rows| Ok(rows.loaded(self.at)?.exists))
     }
@@ -349,7 +355,7 @@ impl Row {
         row.tx.bind(slf.py()).call_method1("over", (slf, &row.table, window))
     }
 
-    /// Sets columns; the transaction aborts when the row is missing.
+    /// Sets columns. The transaction aborts if the row is missing.
     #[pyo3(signature = (row=None, /, **columns))]
     fn update(
         &self,
@@ -368,7 +374,7 @@ impl Row {
         for (name, value) in values.iter() {
             settable.push((self.settable(name.cast::<PyString>()?)?, value));
         }
-        // Values come before what is found, as the arguments of a call do.
+        // Values are checked before the row is found, like the arguments of a call.
         let columns = &tx.shapes(py)?.tables[self.id].spec.schema.columns;
         let value = |(column, value): (usize, Bound<'_, PyAny>)| {
             Ok((column, stored(&value, &columns[column])?))
@@ -383,7 +389,7 @@ impl Row {
         })
     }
 
-    /// Removes the row, if it is there.
+    /// Removes the row, if it exists.
     fn delete(&self, py: Python<'_>) -> PyResult<()> {
         self.tx.get().with(py, |rows| {
             rows.loaded(self.at)?;
@@ -391,7 +397,7 @@ impl Row {
         })
     }
 
-    /// Its table and key.
+    /// Returns the table and the key.
     fn __str__(&self, py: Python<'_>) -> PyResult<String> {
         let shapes = self.tx.get().shapes(py)?;
         self.tx.get().with(py, |rows| Ok(rows.held(self.at).shown(&shapes.tables[self.id].spec)))

@@ -1,4 +1,4 @@
-//! What a Python function has of the tables while it runs: each row once, and what has changed of it.
+//! A Python function's view of the tables while it runs: each row once, with its changes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,42 +12,43 @@ use crate::remote::OnNode;
 use crate::row::{Held, Write};
 use crate::shapes::{Shapes, TableShape};
 
-/// A function's view of the tables, while it runs.
+/// A function's view of the tables while it runs.
 #[derive(Default)]
 pub struct Rows {
     /// The engine's transaction while the call runs.
     pub(crate) tx: Option<Borrowed>,
-    /// The first abort, the engine's or one of a row's. A function that catches the exception does not
+    /// The first abort, from the engine or a row. A function that catches the exception does not
     /// undo it.
     pub(crate) abort: Option<Abort>,
-    /// The calls of other functions that it has made, on a node, and what it returns there.
+    /// On a node: the calls of other functions that it has made, and the value that it returns.
     pub(crate) made: Vec<Handle>,
     pub(crate) returned: Option<Value>,
-    /// Those that it has found, in order.
+    /// The rows that it has found, in order.
     pub(crate) held: Vec<Held>,
-    /// Where each is, once there are more than [`ROWS_FEW`].
+    /// The place of each row, once there are more than [`ROWS_FEW`].
     pub(crate) by_key: HashMap<(usize, Key), usize, foldhash::fast::RandomState>,
-    /// Those that are loaded, or written, or have what the function may change in place: the others are as they were.
+    /// The rows that are loaded or written, or have objects that the function may change in place.
+    /// All others are unchanged.
     pub(crate) active: BTreeSet<usize>,
     pub(crate) shapes: Arc<Shapes>,
 }
 
-/// So many rows are faster looked through than hashed.
+/// The number of rows up to which a search is faster than hashing.
 const ROWS_FEW: usize = 16;
 
-/// The transaction of the call that is running, without its lifetime.
+/// The transaction of the running call, without its lifetime.
 pub(crate) enum Borrowed {
     Engine(*mut (dyn Tx + 'static)),
     Node(*mut OnNode<'static>),
 }
 
 // SAFETY: the pointer is used under the mutex only, and taken away (see `NativeTx::end`) before the
-// borrow it was made from ends. What stands behind it is not bound to a thread while the mutex serialises
-// its users: the calling thread waits for the function meanwhile.
+// borrow it was made from ends. The value behind it is not bound to a thread while the mutex
+// serialises its users: the calling thread waits for the function meanwhile.
 unsafe impl Send for Borrowed {}
 
 impl Rows {
-    /// A row's number.
+    /// Returns the number of a row.
     pub(crate) fn find(&mut self, table: usize, key: Vec<Value>) -> usize {
         let held = &self.held;
         let found = if held.len() < ROWS_FEW {
@@ -70,12 +71,12 @@ impl Rows {
         })
     }
 
-    /// A row.
+    /// Returns a row.
     pub(crate) fn held(&mut self, at: usize) -> &mut Held {
         &mut self.held[at]
     }
 
-    /// A row, fetched the first time.
+    /// Returns a row, and fetches it the first time.
     pub(crate) fn loaded(&mut self, at: usize) -> Result<&mut Held, Abort> {
         if !self.held[at].loaded {
             let held = &mut self.held[at];
@@ -86,7 +87,7 @@ impl Rows {
         Ok(&mut self.held[at])
     }
 
-    /// A row, which has been found to be this, unless the function has it already.
+    /// Stores the values of a row that was found, unless the function has it already.
     pub(crate) fn is(&mut self, at: usize, row: tidemill_core::Row) {
         let held = &mut self.held[at];
         if !held.loaded {
@@ -95,7 +96,8 @@ impl Rows {
         }
     }
 
-    /// Looks rows up again, of a table or of all, that others may have written, and the function in place.
+    /// Looks up rows again, of one table or of all, that both other code and the function (in
+    /// place) may have written.
     pub(crate) fn refresh(&mut self, table: Option<usize>) -> Result<(), Abort> {
         let is_due = |at: &usize| {
             let held = &self.held[*at];
@@ -105,7 +107,7 @@ impl Rows {
         due.into_iter().try_for_each(|at| self.loaded(at).map(drop))
     }
 
-    /// Sets columns of a row, together.
+    /// Sets several columns of a row.
     pub(crate) fn set(
         &mut self,
         py: Python<'_>,
@@ -126,7 +128,7 @@ impl Rows {
         Ok(())
     }
 
-    /// A row becomes this.
+    /// Replaces a row.
     pub(crate) fn replace(
         &mut self,
         py: Python<'_>,
@@ -138,7 +140,7 @@ impl Rows {
         self.became(py, at)
     }
 
-    /// A row goes.
+    /// Removes a row.
     pub(crate) fn remove(&mut self, py: Python<'_>, at: usize) -> Result<(), Abort> {
         self.begins(at)?;
         let (held, shapes) = (&mut self.held[at], &self.shapes);
@@ -146,7 +148,7 @@ impl Rows {
         self.became(py, at)
     }
 
-    /// A row is about to be written: where triggers see that, they come in this order.
+    /// Notes that a row is about to be written. If triggers see it, they run in this order.
     pub(crate) fn begins(&mut self, at: usize) -> Result<(), Abort> {
         self.active.insert(at);
         let held = &mut self.held[at];
@@ -156,8 +158,8 @@ impl Rows {
         Ok(())
     }
 
-    /// A row is another one. Where it has entries in unique indexes these become others now: which rows may be there
-    /// beside one another is seen after each operation, in the order of the program.
+    /// Notes that a row has changed. If it has entries in unique indexes, these change now:
+    /// uniqueness is checked after each operation, in the order of the program.
     pub(crate) fn became(&mut self, py: Python<'_>, at: usize) -> Result<(), Abort> {
         let held = &mut self.held[at];
         let TableShape { spec, unique, .. } = &self.shapes.tables[held.table];
@@ -168,13 +170,13 @@ impl Rows {
         perform(&mut self.tx, held, write)
     }
 
-    /// Why the transaction aborts: something is wrong with a row.
+    /// Returns the abort for an error of a row.
     pub(crate) fn refused(&self, at: usize, why: &str) -> Abort {
         let held = &self.held[at];
         Abort::refused(format!("{} {why}", held.shown(&self.shapes.tables[held.table].spec)))
     }
 
-    /// Writes what has changed in a table, or in all, for what the engine does.
+    /// Writes the changes of one table, or of all, before an operation of the engine.
     pub(crate) fn flush(&mut self, py: Python<'_>, table: Option<usize>) -> Result<(), Abort> {
         self.refresh(table)?;
         for &at in &self.active {
@@ -187,7 +189,8 @@ impl Rows {
         Ok(())
     }
 
-    /// Does what may set off triggers, which see what was written, and whose writes are seen.
+    /// Does something that may cause triggers. They see the writes so far, and their own writes are
+    /// seen afterwards.
     pub(crate) fn shown(
         &mut self,
         py: Python<'_>,
@@ -204,7 +207,7 @@ impl Rows {
         Ok(())
     }
 
-    /// Others may have written rows.
+    /// Forgets the values of rows, because other code may have written them.
     pub(crate) fn forget(&mut self) {
         let held = &mut self.held;
         self.active.retain(|at| {
@@ -213,37 +216,37 @@ impl Rows {
         });
     }
 
-    /// The node that the function runs on, if it does.
+    /// Returns the node on which the function runs, if it does.
     pub(crate) fn node(&mut self) -> Option<&mut OnNode<'static>> {
         match self.tx {
-            // SAFETY: as of `engine`.
+            // SAFETY: as in `engine`.
             Some(Borrowed::Node(node)) => Some(unsafe { &mut *node }),
             _ => None,
         }
     }
 
-    /// Whether the function is begun again, whatever it goes on to do.
+    /// Whether the function is started again, whatever it goes on to do.
     pub(crate) fn is_unwound(&self) -> bool {
         match self.tx {
-            // SAFETY: as of `engine`.
+            // SAFETY: as in `engine`.
             Some(Borrowed::Node(node)) => unsafe { (*node).is_unwound },
             _ => false,
         }
     }
 }
 
-/// The engine's transaction.
+/// Returns the engine's transaction.
 pub(crate) fn engine(tx: &mut Option<Borrowed>) -> &mut dyn Tx {
-    let tx: *mut (dyn Tx + 'static) = match tx.as_mut().expect("whoever asks has looked") {
+    let tx: *mut (dyn Tx + 'static) = match tx.as_mut().expect("the caller has checked") {
         Borrowed::Engine(tx) => *tx,
         Borrowed::Node(node) => *node,
     };
-    // SAFETY: it is set, so the call whose borrow it was made from is still running, and the mutex, whose
-    // guard `tx` is borrowed from, makes this the only use.
+    // SAFETY: it is set, so the call whose borrow it was made from is still running. The mutex,
+    // whose guard `tx` is borrowed from, makes this the only use.
     unsafe { &mut *tx }
 }
 
-/// Does what is to be done with a row.
+/// Performs the write of a row.
 pub(crate) fn perform(
     tx: &mut Option<Borrowed>,
     held: &Held,

@@ -1,5 +1,5 @@
-//! The rules of values, for Python: types when a program is traced, results when a function runs
-//! with real values. One implementation holds for both: `tidemill_core::rules`.
+//! The rules of values for Python: types when a program is traced, and results when a function runs
+//! with real values. Both use the same implementation, `tidemill_core::rules`.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -18,7 +18,7 @@ fn type_json(ty: Result<DataType, String>) -> PyResult<String> {
     serde_json::to_string(&ty).map_err(|e| PyValueError::new_err(e.to_string()))
 }
 
-/// The exception `tidemill.errors.BadValue` with this fault's text.
+/// Returns the exception `tidemill.errors.BadValue` with this fault's text.
 pub fn fault(py: Python<'_>, fault: &Fault) -> PyErr {
     let raised = py
         .import("tidemill.errors")
@@ -27,19 +27,19 @@ pub fn fault(py: Python<'_>, fault: &Fault) -> PyErr {
     raised.map_or_else(|e| e, PyErr::from_value)
 }
 
-/// The type of an operator's result, as JSON; `ValueError` says why there is none.
+/// Returns the type of an operator's result, as JSON. `ValueError` says why there is none.
 #[pyfunction]
 pub fn unary_type(op: &str, operand: &str) -> PyResult<String> {
     type_json(rules::unary_type(&json::<Unary>(op)?, &json(operand)?))
 }
 
-/// The type of an operator's result, as JSON; `ValueError` says why there is none.
+/// Returns the type of an operator's result, as JSON. `ValueError` says why there is none.
 #[pyfunction]
 pub fn binary_type(op: &str, left: &str, right: &str) -> PyResult<String> {
     type_json(rules::binary_type(json::<Binary>(op)?, &json(left)?, &json(right)?))
 }
 
-/// Computes an operator; a fault is raised.
+/// Computes an operator. A fault is raised.
 #[pyfunction]
 pub fn unary<'py>(op: &str, operand: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = operand.py();
@@ -48,7 +48,7 @@ pub fn unary<'py>(op: &str, operand: &Bound<'py, PyAny>) -> PyResult<Bound<'py, 
     to_python(py, &result.map_err(|f| fault(py, &f))?)
 }
 
-/// Computes an operator; a fault is raised.
+/// Computes an operator. A fault is raised.
 #[pyfunction]
 pub fn binary<'py>(
     op: &str,
@@ -61,7 +61,7 @@ pub fn binary<'py>(
     to_python(py, &result.map_err(|f| fault(py, &f))?)
 }
 
-/// The name among `known` that `given` was probably meant to be.
+/// Returns the name among `known` that `given` was probably meant to be.
 #[pyfunction]
 pub fn nearest(given: &str, known: Vec<String>) -> Option<String> {
     tidemill_core::error::nearest(given, known.iter().map(String::as_str)).map(String::from)

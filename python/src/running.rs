@@ -1,4 +1,4 @@
-//! Asking a running engine, and reading what a stopped one has left.
+//! Requests to a running engine, and to the data of a stopped one.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use tidemill_env::Env;
 use crate::errors::detached;
 use crate::mill::app_spec;
 
-/// How often signals are looked for, in microseconds.
+/// The time between two checks for signals, in microseconds.
 const LOOK_US: u64 = 200_000;
 
-/// The lines of a reply; see `docs/running.md`.
+/// The lines of a reply; see `docs/internals/protocol.md`.
 #[pyclass(frozen, name = "Replies", module = "tidemill._native")]
 pub struct NativeReplies(Mutex<Replies>);
 
@@ -23,7 +23,7 @@ impl NativeReplies {
         this
     }
 
-    /// Waits without the interpreter lock, and looks for signals from time to time.
+    /// Waits without the interpreter lock, and checks for signals from time to time.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<String>> {
         loop {
             let next = detached(py, || {
@@ -39,7 +39,7 @@ impl NativeReplies {
     }
 }
 
-/// Asks the engine of a data directory, running or stopped.
+/// Sends a request to the engine of a data directory, running or stopped.
 #[pyfunction]
 pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeReplies> {
     let replies =
@@ -47,13 +47,13 @@ pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeRepl
     Ok(NativeReplies(Mutex::new(replies)))
 }
 
-/// What a start anew would delete in a data directory, or in a coordinator's.
+/// Returns the files that `--fresh` would delete in a data directory, or in a coordinator's.
 #[pyfunction]
 pub fn would_go(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResult<Vec<String>> {
     detached(py, || tidemill_engine::would_go(&Env::real(), Path::new(path), is_coordinator))
 }
 
-/// What an upgrade of a data directory to this app would change, as JSON.
+/// Returns the changes of an upgrade of a data directory to this app, as JSON.
 #[pyfunction]
 pub fn schema_diff(
     py: Python<'_>,

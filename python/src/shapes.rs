@@ -1,4 +1,4 @@
-//! Columns of a program, as functions that run with real values need them.
+//! The columns of a program, for functions that run with real values.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -12,27 +12,28 @@ use tidemill_txn::Program;
 
 use crate::values::stored;
 
-/// Columns of the tables, streams and windows of a program.
+/// The columns of the tables, streams and windows of a program.
 #[derive(Default)]
 pub struct Shapes {
     pub tables: Vec<TableShape>,
     pub streams: Vec<Arc<Schema>>,
-    /// The names of their columns, once they were asked for.
+    /// The names of the streams' columns, once they were asked for.
     names: Vec<OnceLock<Vec<Py<PyString>>>>,
     pub windows: Vec<Arc<Schema>>,
-    /// By window: the table of its groups.
+    /// The table of each window's groups.
     pub groups: Vec<u16>,
-    /// Whether triggers see what is emitted into a stream.
+    /// Whether triggers see the events of each stream.
     pub watched: Vec<bool>,
-    /// Whether they do when a window slides, or a row comes into it.
+    /// Whether triggers see slides of each window, or rows that enter it.
     pub slid: Vec<bool>,
-    /// By handler: how it is called, if it is a function of an entity; where functions run on nodes.
+    /// The calling interface of each handler, if it is a function of an entity and functions run on
+    /// nodes.
     pub functions: Vec<Option<FunctionShape>>,
-    /// How long a function may take, and what it asks outside, in microseconds.
+    /// The longest time for a function, and for its requests to the outside, in microseconds.
     pub deadline_us: Option<i64>,
 }
 
-/// A function of an entity, as those need it that call it.
+/// A function of an entity, as its callers need it.
 pub struct FunctionShape {
     pub name: Arc<str>,
     pub table: usize,
@@ -42,13 +43,13 @@ pub struct FunctionShape {
 /// A table, as rows need it.
 pub struct TableShape {
     pub spec: TableSpec,
-    /// Its columns by name.
+    /// The columns by name.
     pub columns: Names,
-    /// Those that are attributes of rows.
+    /// The columns that are attributes of rows.
     pub attributes: Names,
-    /// By column: whether a unique index is by it; nothing where there is none.
+    /// For each column, whether it is in a unique index. Empty if there is no such index.
     pub unique: Vec<bool>,
-    /// Whether triggers see what becomes of rows.
+    /// Whether triggers see changes of rows.
     pub watched: bool,
     /// The package's table, once it was seen.
     pub object: OnceLock<Py<PyAny>>,
@@ -57,12 +58,12 @@ pub struct TableShape {
 /// Columns by name.
 type Names = HashMap<Arc<str>, usize, foldhash::fast::FixedState>;
 
-/// What rows have beside columns. The package refuses columns of such names, and of those that all objects of
-/// Python have.
+/// The attributes of rows that are not columns. The package refuses columns with these names, and
+/// with those that all Python objects have.
 const METHODS: [&str; 4] = ["delete", "exists", "over", "update"];
 
 impl Shapes {
-    /// Those of this program.
+    /// Returns the shapes of this program.
     pub fn of(program: &Program) -> Shapes {
         let on = |is: &dyn Fn(On) -> bool| program.triggers.iter().any(|t| is(t.on));
         let streams = 0..program.streams.len();
@@ -86,7 +87,7 @@ impl Shapes {
 }
 
 impl Shapes {
-    /// The names of a stream's columns.
+    /// Returns the names of a stream's columns.
     pub fn names_of(&self, py: Python<'_>, stream: usize) -> &[Py<PyString>] {
         self.names[stream].get_or_init(|| {
             let columns = self.streams[stream].columns.iter();
@@ -113,7 +114,7 @@ impl TableShape {
         TableShape { spec, columns, attributes, unique, watched, object }
     }
 
-    /// Leading key columns, as they are stored.
+    /// Converts leading key columns to stored values.
     pub fn key(&self, given: &Bound<'_, PyTuple>) -> Result<Vec<Value>, Abort> {
         let mut key = Vec::with_capacity(given.len());
         for (value, column) in given.iter_borrowed().zip(&self.spec.key) {

@@ -1,4 +1,4 @@
-//! The transaction that a Python function runs in: what tables, rows and streams ask for.
+//! The transaction in which a Python function runs, as tables, rows and streams use it.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
@@ -19,21 +19,20 @@ use crate::rows::{engine, perform, Borrowed, Rows};
 use crate::shapes::{Shapes, TableShape};
 use crate::values::{stored, to_python, to_tuple};
 
-/// The transaction that a function runs in. It lives as long as the call: kept beyond it, every method
-/// raises.
+/// The transaction in which a function runs. After the call every method raises.
 #[pyclass(frozen, subclass, name = "Tx", module = "tidemill._native")]
 pub struct NativeTx {
     rows: Mutex<Rows>,
     shapes: OnceLock<Arc<Shapes>>,
-    /// On a node: what functions are given of it, which holds it in turn.
+    /// On a node: the object that functions are given of it, which refers back to it.
     context: Mutex<Option<Py<PyAny>>>,
 }
 
-/// What an answer begins with that has taken too long, where nobody else's time is up.
+/// The first byte of an answer that took too long by its own limit.
 const OVERDUE: &[u8] = b"!";
 
 impl NativeTx {
-    /// The call begins. Whoever calls takes the transaction back with [`NativeTx::end`].
+    /// Begins the call. The caller takes the transaction back with [`NativeTx::end`].
     pub fn begin(&self, tx: &mut dyn Tx, shapes: &Arc<Shapes>) {
         // SAFETY: only the lifetime changes. The pointer is taken back before `tx` ends, and
         // `NativeTx::with` refuses afterwards.
@@ -41,8 +40,8 @@ impl NativeTx {
         self.borrow(Borrowed::Engine(tx), shapes);
     }
 
-    /// The same on a node, where a call comes and goes; between its turns it keeps what it has found. Whoever
-    /// calls takes the node back with [`NativeTx::leave`].
+    /// Begins a turn of a call on a node. Between turns the call keeps the rows that it has found.
+    /// The caller takes the node back with [`NativeTx::leave`].
     pub fn enter(&self, node: &mut OnNode<'_>, shapes: &Arc<Shapes>) {
         // SAFETY: only the lifetime changes. The pointer is taken back before `node` ends, and
         // `NativeTx::with` refuses afterwards.
@@ -56,7 +55,7 @@ impl NativeTx {
         if !Arc::ptr_eq(&rows.shapes, shapes) {
             rows.shapes = shapes.clone();
         }
-        // One program is behind an object for as long as it lives, so those that are there are these.
+        // An object belongs to one program as long as it lives, so shapes that are set are these.
         let _ = self.shapes.set(shapes.clone());
     }
 
@@ -65,15 +64,15 @@ impl NativeTx {
         self.rows.lock().unwrap_or_else(|e| e.into_inner()).tx = None;
     }
 
-    /// What the call's turn on a node came to: what it has returned, why it aborts, if it does, and the calls at these
-    /// places among those that it has made.
+    /// Returns the outcome of a turn on a node: the returned value, the abort, if there is one, and
+    /// the made calls at these places.
     pub fn outcome(&self, waits: &[usize]) -> (Option<Value>, Option<Abort>, Vec<Handle>) {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
         let waits = waits.iter().filter_map(|at| rows.made.get(*at).copied()).collect();
         (rows.returned.take(), rows.abort.take(), waits)
     }
 
-    /// The call ends; why its transaction aborts, if that is known.
+    /// Ends the call. Returns the abort of its transaction, if it is known.
     pub fn end(&self) -> Option<Abort> {
         let mut rows = self.rows.lock().unwrap_or_else(|e| e.into_inner());
         let (held, abort) = (std::mem::take(&mut rows.held), rows.abort.take());
@@ -81,13 +80,13 @@ impl NativeTx {
         rows.made.clear();
         rows.by_key.clear();
         rows.active.clear();
-        // Rows may be the last to hold this very object.
+        // Rows may hold the last reference to this very object.
         drop(rows);
         drop(held);
         abort
     }
 
-    /// What functions of entities are given of it: one of this class.
+    /// Returns the object that functions of entities are given of it, of this class.
     pub fn context<'py>(
         &self,
         running: &Bound<'py, NativeTx>,
@@ -100,33 +99,33 @@ impl NativeTx {
         Ok(context.into_bound(py))
     }
 
-    /// Takes that away.
+    /// Takes that object away.
     pub fn take_context(&self) -> Option<Py<PyAny>> {
         self.context.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 
-    /// Whoever runs in it next is given this one.
+    /// Sets the object that the next function in it is given.
     pub fn keep_context(&self, context: Py<PyAny>) {
         *self.context.lock().unwrap_or_else(|e| e.into_inner()) = Some(context);
     }
 
-    /// Whether nobody has run in it.
+    /// Whether no function has run in it.
     pub fn is_new(&self) -> bool {
         self.context.lock().unwrap_or_else(|e| e.into_inner()).is_none()
     }
 
-    /// Whether it is of a program with these shapes.
+    /// Whether it belongs to a program with these shapes.
     pub fn is_of(&self, shapes: &Arc<Shapes>) -> bool {
         self.shapes.get().is_some_and(|own| Arc::ptr_eq(own, shapes))
     }
 
-    /// The shapes of tables and streams.
+    /// Returns the shapes of tables and streams.
     pub fn shapes(&self, _: Python<'_>) -> PyResult<&Arc<Shapes>> {
         self.shapes.get().ok_or_else(over)
     }
 
-    /// Does something with the rows. The interpreter lock is held: what the engine does here is short and
-    /// never waits for another function.
+    /// Does something with the rows. The interpreter lock is held: the engine's part here is short
+    /// and never waits for another function.
     pub fn with<T>(
         &self,
         py: Python<'_>,
@@ -148,10 +147,10 @@ impl NativeTx {
         })
     }
 
-    /// The rows, while the transaction runs.
+    /// Returns the rows, while the transaction runs.
     fn rows(&self) -> PyResult<MutexGuard<'_, Rows>> {
-        // Never waits: whoever holds it is a function that waits for a trigger or for outside, and both
-        // are on this thread.
+        // This never waits. The lock's holder would be a function that waits for a trigger or for
+        // the outside, and both run on this thread.
         let rows = match self.rows.try_lock() {
             Ok(rows) => rows,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -166,7 +165,7 @@ impl NativeTx {
         }
     }
 
-    /// The number of a table of the package.
+    /// Returns the number of a table of the package.
     fn table(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
         let tables = &self.shapes(table.py())?.tables;
         let id = number(table, tables.len())?;
@@ -178,12 +177,13 @@ impl NativeTx {
         if name.cast::<PyString>()?.to_str()? != &*spec.name {
             return Err(of_another(table));
         }
-        // Whoever was first is asked for most; an app that was made twice has another one.
+        // The object that came first is the most frequent one. An app that was created twice has
+        // another one.
         let _ = object.set(table.clone().unbind());
         Ok(id)
     }
 
-    /// The row whose function is about to run, the first that it has.
+    /// Returns the row whose function is about to run. It is its first row.
     pub fn own(
         slf: &Bound<'_, NativeTx>,
         table: &Bound<'_, PyAny>,
@@ -194,7 +194,7 @@ impl NativeTx {
         NativeTx::row_at(slf, table, id, at)
     }
 
-    /// Aborts when a row is not there.
+    /// Aborts if a row does not exist.
     pub fn needs(slf: &Bound<'_, NativeTx>, at: usize) -> PyResult<()> {
         slf.get().with(slf.py(), |rows| match rows.loaded(at)?.exists {
             true => Ok(()),
@@ -202,7 +202,7 @@ impl NativeTx {
         })
     }
 
-    /// The one object of the row with this key.
+    /// Returns the one object of the row with this key.
     fn row_at(
         slf: &Bound<'_, NativeTx>,
         table: &Bound<'_, PyAny>,
@@ -243,7 +243,7 @@ fn raise(py: Python<'_>, abort: &Abort) -> PyErr {
     raised.map_or_else(|e| e, PyErr::from_value)
 }
 
-/// The number of a table, stream or window of the package, of which there are so many.
+/// Returns the number of a table, stream or window of the package, which must be below `len`.
 fn number(object: &Bound<'_, PyAny>, len: usize) -> PyResult<usize> {
     let id: usize = object.getattr(intern!(object.py(), "id"))?.extract()?;
     match id < len {
@@ -257,7 +257,8 @@ fn of_another(object: &Bound<'_, PyAny>) -> PyErr {
     PyTypeError::new_err(format!("{shown} belongs to another app"))
 }
 
-/// The values of a row of a stream or window, in order; what is not given has its default.
+/// Returns the values of a row of a stream or window, in order, with defaults for those that are
+/// not given.
 fn filled(
     of: &Bound<'_, PyAny>,
     schema: &Schema,
@@ -278,7 +279,7 @@ fn filled(
         match (value, &column.default) {
             (Some(value), _) => match stored(&value, column) {
                 Ok(value) => row.push(value),
-                // What is wrong with the call comes before what is wrong with a value.
+                // Errors of the call come before errors of a value.
                 Err(fault) if is_known => return Ok(Err(fault.into())),
                 Err(_) => {}
             },
@@ -301,7 +302,7 @@ impl NativeTx {
         NativeTx { rows: Mutex::default(), shapes: OnceLock::new(), context: Mutex::default() }
     }
 
-    /// A row by key; equal keys give one object.
+    /// A row by key. Equal keys give one object.
     fn row(
         slf: &Bound<'_, NativeTx>,
         table: &Bound<'_, PyAny>,
@@ -314,7 +315,7 @@ impl NativeTx {
         NativeTx::row_at(slf, table, id, at)
     }
 
-    /// Whether a row is there.
+    /// Whether a row exists.
     fn contains(
         &self,
         py: Python<'_>,
@@ -329,7 +330,7 @@ impl NativeTx {
         })
     }
 
-    /// Makes a row; over an existing one only when ``replace``.
+    /// Creates a row. It replaces an existing one only with ``replace``.
     fn insert(
         slf: &Bound<'_, NativeTx>,
         table: &Bound<'_, PyAny>,
@@ -355,7 +356,7 @@ impl NativeTx {
             shape.spec.is_key(column) || (!spec.nullable && spec.default.is_none())
         };
         if !is_right || (0..columns.len()).any(|column| needed(column) && !is_given(column)) {
-            // It says what is wrong.
+            // This raises an exception that says what is wrong.
             table.call_method1("row_values", (values, ""))?;
             return Err(PyTypeError::new_err("the table takes other values"));
         }
@@ -365,7 +366,7 @@ impl NativeTx {
         let key = PyTuple::new(py, shape.spec.key.iter().filter_map(of).collect::<Vec<_>>())?;
         let key = shape.key(&key);
         let key = tx.with(py, |_| key)?;
-        // Values come before what is found, as the arguments of a call do.
+        // Values are checked before the row is found, like the arguments of a call.
         let mut fresh = shape.spec.missing_row(&key);
         for (column, value) in given.iter().filter(|(column, _)| !shape.spec.is_key(*column)) {
             let value = stored(value, &columns[*column]);
@@ -382,7 +383,7 @@ impl NativeTx {
         NativeTx::row_at(slf, table, id, at)
     }
 
-    /// The rows of a range of keys, in key order, or without ``end`` those that begin with ``start``.
+    /// The rows of a range of keys, in key order. Without ``end``, those that begin with ``start``.
     fn scan<'py>(
         slf: &Bound<'py, NativeTx>,
         table: &Bound<'py, PyAny>,
@@ -415,7 +416,7 @@ impl NativeTx {
         PyList::new(py, found?)
     }
 
-    /// The rows of a range of an index, or without ``end`` those that begin with ``start``.
+    /// The rows of a range of an index. Without ``end``, those that begin with ``start``.
     fn find<'py>(
         slf: &Bound<'py, NativeTx>,
         index: &Bound<'py, PyAny>,
@@ -444,7 +445,8 @@ impl NativeTx {
         PyList::new(py, found?)
     }
 
-    /// What a window over the versions of a row comes to; window and aggregate as JSON.
+    /// The aggregate of a window over the versions of a row. Window and aggregate are given as
+    /// JSON.
     fn read_window<'py>(
         &self,
         py: Python<'py>,
@@ -545,7 +547,8 @@ impl NativeTx {
         rows.iter().map(|row| to_tuple(py, row)).collect()
     }
 
-    /// The transaction aborts, whatever its function goes on to do; the first reason counts.
+    /// Marks the transaction as aborted, whatever its function goes on to do. The first reason
+    /// counts.
     fn mark(&self, kind: &str, reason: String) -> PyResult<()> {
         let mut rows = self.rows()?;
         if !rows.is_unwound() {
@@ -554,7 +557,7 @@ impl NativeTx {
         Ok(())
     }
 
-    /// Writes what has changed.
+    /// Writes the changes.
     pub fn write_back(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |rows| {
             rows.refresh(None)?;
@@ -580,8 +583,8 @@ impl NativeTx {
         to_python(py, &Value::Timestamp(now_us))
     }
 
-    /// What a function says that asks outside, as msgpack: its answer is logged, and told again without
-    /// asking. `question` is what it is asked.
+    /// Returns the answer of a function that asks the outside, as msgpack. The answer is logged,
+    /// and a replay uses it without asking. `question` is the text of the question.
     fn ask<'py>(
         &self,
         py: Python<'py>,
@@ -591,7 +594,7 @@ impl NativeTx {
         let failed = Arc::new(Mutex::new(None));
         let deadline_us = self.shapes(py)?.deadline_us;
         let (function, fails) = (function.clone().unbind(), failed.clone());
-        // On a node it is asked by another thread, and perhaps when this transaction is over.
+        // On a node another thread asks, and perhaps after the end of this transaction.
         let ask = Ask::new(move || {
             attached(|py| {
                 let timed = Timed::begin(py, deadline_us);
@@ -618,7 +621,7 @@ impl NativeTx {
         });
         let failed = failed.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failed {
-            // Nobody is told that nothing was said: the call is over, or its time is up.
+            // A missing answer is not reported: the call is over, or its time is up.
             Some(error) => Err(error),
             None => Ok(PyBytes::new(py, &answer?)),
         }
@@ -635,7 +638,7 @@ impl NativeTx {
         self.make_call(py, function, key, args)
     }
 
-    /// What a call on a node has returned.
+    /// Returns the result of a call on a node.
     fn settled<'py>(&self, py: Python<'py>, call: usize) -> PyResult<Bound<'py, PyAny>> {
         self.reply_of(py, call)
     }
@@ -670,7 +673,7 @@ impl NativeTx {
     }
 }
 
-/// How many rows a limit lets through; negative ones none.
+/// Returns the number of rows that a limit allows. Negative limits allow none.
 fn most(limit: Option<&Bound<'_, PyAny>>) -> usize {
     let of = |limit: &Bound<'_, PyAny>| {
         limit.extract::<i64>().map_or(usize::MAX, |limit| limit.max(0) as usize)

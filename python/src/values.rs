@@ -1,4 +1,4 @@
-//! Values between Rust and Python.
+//! Conversion of values between Rust and Python.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tidemill_core::{Column, DataType, Schema, Value};
 
 use crate::msgpack;
 
-/// Python classes that values become; looked up once.
+/// The Python classes of values, looked up once.
 struct Classes {
     decimal: Py<PyType>,
     datetime: Py<PyType>,
@@ -42,7 +42,7 @@ fn classes(py: Python<'_>) -> PyResult<&Classes> {
     })
 }
 
-/// A value as Python has it.
+/// Converts a value to Python.
 pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyAny>> {
     Ok(match value {
         Value::Null => py.None().into_bound(py),
@@ -56,7 +56,7 @@ pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyA
             let delta = classes.timedelta.bind(py).call1((0, 0, *us));
             match delta.and_then(|d| classes.epoch.bind(py).add(d)) {
                 Ok(at) => at,
-                // No datetime has such a year: one row must not hide all others.
+                // No datetime has such a year, and one row must not hide all others.
                 Err(_) => us.into_pyobject(py)?.into_any(),
             }
         }
@@ -74,18 +74,18 @@ pub fn to_python<'py>(py: Python<'py>, value: &Value) -> PyResult<Bound<'py, PyA
     })
 }
 
-/// The values as a tuple.
+/// Returns the values as a tuple.
 pub fn to_tuple<'py>(py: Python<'py>, values: &[Value]) -> PyResult<Bound<'py, PyTuple>> {
     let items = values.iter().map(|v| to_python(py, v)).collect::<PyResult<Vec<_>>>()?;
     PyTuple::new(py, items)
 }
 
-/// A decimal of this text.
+/// Returns a decimal of this text.
 pub fn to_decimal<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
     classes(py)?.decimal.bind(py).call1((text,))
 }
 
-/// The text of a decimal, if it is one.
+/// Returns the text of a decimal, if the object is one.
 pub fn decimal_of(object: &Bound<'_, PyAny>) -> Result<Option<String>, String> {
     let py = object.py();
     let is = classes(py).and_then(|classes| object.is_instance(classes.decimal.bind(py)));
@@ -99,7 +99,7 @@ pub fn decimal_of(object: &Bound<'_, PyAny>) -> Result<Option<String>, String> {
     }
 }
 
-/// A Python object as the value that its own type says.
+/// Converts a Python object to the value of its own type.
 pub fn loose(object: &Bound<'_, PyAny>) -> Result<Value, Fault> {
     let py = object.py();
     let fault = |text: String| Fault(text.into());
@@ -165,7 +165,7 @@ pub fn loose(object: &Bound<'_, PyAny>) -> Result<Value, Fault> {
         }
         _ => {}
     }
-    // Scalars of numpy and the like know their Python value.
+    // Scalars of numpy and similar libraries know their Python value.
     if !object.hasattr("__len__").unwrap_or(true) {
         if let Ok(item) = object.call_method0("item") {
             if !item.is(object) && item.get_type().getattr("item").is_err() {
@@ -176,11 +176,12 @@ pub fn loose(object: &Bound<'_, PyAny>) -> Result<Value, Fault> {
     Err(fault(format!("a value of type {name} can't be stored")))
 }
 
-/// What is wrong with a datetime that has no zone.
+/// The reason for a datetime that has no zone.
 const NAIVE: &str = "has no time zone, so it may be any of many moments: write \
                      .replace(tzinfo=timezone.utc) where it is UTC, and .astimezone() where it is local time";
 
-/// A datetime, or a time of pandas: those are UTC where they have no zone, as in pandas itself.
+/// Converts a datetime, or a time of pandas. As in pandas itself, a time of pandas without a zone
+/// is UTC.
 fn time(object: &Bound<'_, PyAny>, classes: &Classes) -> Result<Value, Fault> {
     let py = object.py();
     let failed = |e: PyErr| Fault(e.to_string().into());
@@ -188,7 +189,7 @@ fn time(object: &Bound<'_, PyAny>, classes: &Classes) -> Result<Value, Fault> {
     if !object.get_type().is(classes.datetime.bind(py))
         && object.hasattr("nanosecond").map_err(failed)?
     {
-        // Not a time is no value: it equals nothing, itself neither.
+        // A "not a time" becomes null: it equals nothing, not even itself.
         if object.ne(object).map_err(failed)? {
             return Ok(Value::Null);
         }
@@ -210,7 +211,7 @@ fn time(object: &Bound<'_, PyAny>, classes: &Classes) -> Result<Value, Fault> {
     microseconds(&delta).map(Value::Timestamp).map_err(failed)
 }
 
-/// Refuses what pandas has behind the microseconds.
+/// Refuses the nanoseconds of a time of pandas.
 fn check_nanoseconds(object: &Bound<'_, PyAny>, name: &str) -> Result<(), Fault> {
     match object.getattr(name).and_then(|ns| ns.extract::<i64>()) {
         Ok(ns) if ns != 0 => {
@@ -221,7 +222,7 @@ fn check_nanoseconds(object: &Bound<'_, PyAny>, name: &str) -> Result<(), Fault>
     }
 }
 
-/// Whether it is a span of time, be it numpy's.
+/// Whether the object is a span of time, including numpy's.
 pub fn is_span(object: &Bound<'_, PyAny>) -> bool {
     let is = |classes: &Classes| object.is_instance(classes.timedelta.bind(object.py()));
     let is_timedelta = classes(object.py()).and_then(is).unwrap_or(false);
@@ -238,7 +239,8 @@ fn microseconds(delta: &Bound<'_, PyAny>) -> PyResult<i64> {
         .ok_or_else(|| PyValueError::new_err("overflow"))
 }
 
-/// A Python object as a value of a column, by the rule of storing: what a transaction writes.
+/// Converts a Python object to a value of a column by the rule of storing, for writes of a
+/// transaction.
 pub fn stored(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, Fault> {
     match column.ty {
         DataType::Any if !object.is_none() => {
@@ -248,7 +250,7 @@ pub fn stored(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, Fault
     }
 }
 
-/// A Python object as a value of a column, as input: nothing may be lost on the way.
+/// Converts a Python object to a value of a column, as input: nothing may be lost.
 pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String> {
     let name = || object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
     match &column.ty {
@@ -275,7 +277,7 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
     }
     let value = loose(object).map_err(|fault| {
         if fault == Fault::OVERFLOW {
-            // Python shows no int of thousands of digits.
+            // Python does not show an int of thousands of digits.
             let shown = object.repr().map_or_else(|_| format!("the {}", name()), |r| r.to_string());
             format!("{shown} is out of range")
         } else {
@@ -304,7 +306,7 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
     }
 }
 
-/// The columns of a table or a stream, for conversions: what opaque functions write and read.
+/// The columns of a table or a stream, for conversions in opaque functions.
 #[pyclass(frozen, module = "tidemill._native")]
 pub struct Shape {
     pub schema: Arc<Schema>,
@@ -312,7 +314,7 @@ pub struct Shape {
 
 #[pymethods]
 impl Shape {
-    /// From the schema's JSON.
+    /// Parses the schema's JSON.
     #[new]
     fn new(json: &str) -> PyResult<Shape> {
         let schema: Schema =
@@ -320,7 +322,8 @@ impl Shape {
         Ok(Shape { schema: Arc::new(schema) })
     }
 
-    /// The value as it will be read back after being stored in a column; a fault is raised.
+    /// Returns the value as it will be read back after it was stored in a column. A fault is
+    /// raised.
     fn store<'py>(&self, column: usize, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = value.py();
         let column = self

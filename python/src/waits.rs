@@ -1,7 +1,8 @@
-//! Waiting for the engine: without the interpreter lock, and so that signals are noticed.
+//! Waiting for the engine without the interpreter lock, and with checks for signals.
 //!
-//! Native code that waits does not see Ctrl-C. So nothing waits longer than [`LOOK_US`] at a time; what
-//! can't be cut into pieces runs on a thread of its own, and is left to itself when whoever waits goes.
+//! Native code that waits does not see Ctrl-C. So nothing waits longer than [`LOOK_US`] at a time.
+//! Work that can't be divided runs on a thread of its own, which continues alone if its caller
+//! leaves.
 
 use std::ops::Deref;
 use std::sync::mpsc::{sync_channel, RecvTimeoutError};
@@ -13,10 +14,10 @@ use tidemill_env::Env;
 
 use crate::errors::{detached, guarded, to_python};
 
-/// How often signals are looked for, in microseconds.
+/// The time between two checks for signals, in microseconds.
 pub const LOOK_US: u64 = 50_000;
 
-/// Asks again and again until there is an answer; each time `ask` may wait for so many microseconds.
+/// Repeats `ask` until there is an answer. Each call may wait for this many microseconds.
 pub fn patiently<T: Send>(
     py: Python<'_>,
     mut ask: impl FnMut(u64) -> Result<Option<T>, Error> + Send,
@@ -29,16 +30,17 @@ pub fn patiently<T: Send>(
     }
 }
 
-/// Runs what may take long on a thread of its own, and waits for it. When a signal ends the waiting it
-/// goes on, and what it comes to is dropped there.
+/// Runs long work on a thread of its own, and waits for it. If a signal ends the wait, the work
+/// continues, and its result is dropped there.
 pub fn aside<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> PyResult<T> {
-    // Nothing waits in it: what nobody takes is dropped by who has it, without the interpreter lock.
+    // The channel holds nothing. If the caller is gone, the thread drops the result, without the
+    // interpreter lock.
     let (tell, told) = sync_channel(0);
     let body = move || {
-        // Nobody may be left to be told.
+        // The caller may be gone.
         let _ = tell.send(guarded(work));
     };
     alone(py, body)?;
@@ -49,18 +51,19 @@ pub fn aside<T: Send + 'static>(
     })
 }
 
-/// Runs something on a thread of its own that nobody waits for.
+/// Runs something on a thread of its own, without waiting for it.
 pub fn alone(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<()> {
     let thread = Env::real().threads.spawn("tidemill-wait", Box::new(body));
     let error = |e| to_python(py, &Error::io("starting a thread", &e));
     thread.map(drop).map_err(error)
 }
 
-/// What is dropped without the interpreter lock: threads that end then may need it.
+/// A value that is dropped without the interpreter lock, because threads that end with it may need
+/// the lock.
 pub struct Unlocked<T: Send>(Option<T>);
 
 impl<T: Send> Unlocked<T> {
-    /// Holds it.
+    /// Wraps a value.
     pub fn new(held: T) -> Unlocked<T> {
         Unlocked(Some(held))
     }
@@ -77,7 +80,7 @@ impl<T: Send> Deref for Unlocked<T> {
 impl<T: Send> Drop for Unlocked<T> {
     fn drop(&mut self) {
         let held = self.0.take();
-        // Where the interpreter has ended it has no lock.
+        // If the interpreter has ended, it has no lock.
         let _ = Python::try_attach(|py| py.detach(move || drop(held)));
     }
 }

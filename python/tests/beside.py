@@ -1,7 +1,7 @@
-"""What is done to the servers that tests run beside.
+"""Controls the servers that tests run beside.
 
-They are killed and started, and topics of the broker are made and grow, by its protocol: its own
-tools start a Java each time.
+The servers are killed and started. Topics of the broker are created and extended by its protocol,
+because its own tools start a Java each time.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ def _try(api: int, version: int, name: str, body: bytes) -> int:
 
 
 def _answer(api: int, version: int, body: bytes) -> bytes:
-    """What the broker says, behind the request's number, the time that it was held back, and that
-    it is one answer."""
+    """Returns the broker's reply without its header: the request's number, the throttle time, and
+    the number of answers, which is one.
+    """
     host, port = brokers().rsplit(":", 1)
     request = struct.pack(">hhi", api, version, 1) + _text("tests") + body
     with socket.create_connection((host, int(port)), timeout=WAIT) as peer:

@@ -1,4 +1,4 @@
-"""A start that comes to something else than before a crash: what it says, and how it goes on."""
+"""A start with other results than before a crash: its report, and how to continue."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ except tm.Error as error:
 
 
 def run(where: Path, step: str, *what: str) -> str:
-    """What a run of the app says."""
+    """Runs the app; returns its output."""
     (where / "app.py").write_text(APP.replace("STEP", step))
     command = [sys.executable, "app.py", *what]
     done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=120)
@@ -55,7 +55,7 @@ def test_other_code_is_named_and_the_old_one_goes_on(tmp_path: Path) -> None:
     assert run(tmp_path, "1", "send").startswith("2 ")
     run(tmp_path, "1", "send", "die")
     said = run(tmp_path, "2")
-    assert "the code of add is not that which took the newest snapshot" in said
+    assert "the code of add has changed since the newest snapshot" in said
     assert "--accept-replay" in said
     assert "--fresh" not in said
     # The code from before, stopped in good order, leaves a snapshot behind which other code begins.
@@ -66,9 +66,9 @@ def test_other_code_is_named_and_the_old_one_goes_on(tmp_path: Path) -> None:
 def test_what_comes_of_it_now_is_accepted_once(tmp_path: Path) -> None:
     run(tmp_path, "1", "send", "die")
     said = run(tmp_path, "3")
-    assert "either the code of a function is another now" in said
+    assert "either the code of a function has changed" in said
     said = run(tmp_path, "3", "accept")
     assert said.startswith("6 ")
-    assert "it was told to accept that" in said
+    assert "accept_replay=True accepts that" in said
     assert run(tmp_path, "3", "send", "die") == ""
     assert run(tmp_path, "3").startswith("12 ")

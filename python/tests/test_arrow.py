@@ -1,4 +1,4 @@
-"""What comes through Arrow's interface: frames of all kinds, and arrays that are not valid."""
+"""Input through Arrow's interface: frames of all kinds, and invalid arrays."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_broken_arrays_are_refused_or_taken_and_nothing_ends() -> None:
 
 
 class Capsule:
-    """What no library has checked: the interface itself, with another number of nulls."""
+    """The interface itself with a wrong number of nulls, which no library has checked."""
 
     def __init__(self, array: pa.Array, nulls: int) -> None:
         self.schema, self.array = array.__arrow_c_array__()

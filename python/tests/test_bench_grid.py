@@ -162,7 +162,7 @@ def test_plots_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("grid --workload push", "--compare: push has no such option"),
         ("grid --workload sk", "there is no workload 'sk'"),
         ("sl --cells small", "--cells: sl has no such option"),
-        ("grid --out bad.jsonl", "bad.jsonl, line 1: this is no cell of a grid"),
+        ("grid --out bad.jsonl", "bad.jsonl, line 1: this is not a cell of a grid"),
     ],
 )
 def test_what_is_refused(

@@ -86,8 +86,8 @@ def test_run(folder: Path) -> None:
     assert line(fresh)["state_hash"] == found["state_hash"]
     people = tidemill(folder, "run", "ledger.py", "--fresh")
     assert "transactions" in people.stdout
-    # What functions print may come before.
-    assert "data  ledger.tidemill: begun anew\n" in people.stdout
+    # The output of functions may precede the report.
+    assert "data  ledger.tidemill: started from scratch\n" in people.stdout
     assert people.stderr == "--fresh: deletes in ledger.tidemill: APP, cuts, input, store\n"
 
 
@@ -106,7 +106,7 @@ def test_a_finished_run_is_not_done_again(folder: Path) -> None:
         assert (folder / "out/paid.csv").read_bytes() == written
     people = tidemill(folder, "run", "ledger.py").stdout
     assert people.startswith(
-        f"data  ledger.tidemill: continuing at epoch {first['epochs']}, 60 events known"
+        f"data  ledger.tidemill: continuing at epoch {first['epochs']}, 60 events recorded"
     )
 
 
@@ -191,7 +191,7 @@ def test_usage(folder: Path) -> None:
 def test_several_apps(folder: Path) -> None:
     (folder / "two.py").write_text("import tidemill as tm\na = tm.App('a')\nb = tm.App('b')\n")
     ended = tidemill(folder, "inspect", "two.py")
-    assert "makes 2 apps: a, b" in ended.stderr
+    assert "has 2 apps: a, b" in ended.stderr
     assert tidemill(folder, "inspect", "two.py:b", "--json").returncode == 0
 
 

@@ -25,7 +25,7 @@ import tidemill as tm
 app = tm.App("bank")
 accounts = app.table("accounts", key="id", id=int, balance=int)
 rows = app.stream("rows", id=int)
-# What is taken by mistake ends by itself.
+# A start that wrongly accepts a setting ends by itself, because its input is a file.
 rows.read(tm.files("rows.csv"))
 
 
@@ -78,7 +78,7 @@ def test_command_lines(
     assert all(word in said for word in case["says"]), said
     assert "bug in Tidemill" not in said
     assert "Traceback" not in said
-    # What is refused leaves nothing, but for the lock of who looked.
+    # A refused start leaves no files, except for the lock and compiled modules.
     left = {path.name for path in folder.rglob("*")} - {*HERE}
     assert not {name for name in left if not name.endswith(".pyc")}, left
 
@@ -88,7 +88,7 @@ def test_all_settings_are_in_the_corpus() -> None:
 
 
 def beside(name: str, mode: str) -> dict[str, Any]:
-    """What a setting needs beside it to mean something."""
+    """Returns the further settings that a setting depends on."""
     needs = SETTINGS[name].get("needs")
     found: dict[str, Any] = {} if needs is None else {needs: SETTINGS[needs]["value"]}
     if mode == "memory":
@@ -211,7 +211,7 @@ def test_both_ends_of_each_range_work(tmp_path: Path) -> None:
 
         settings = {**end, "http_port": 0, "workers": 1, "log_segment_bytes": 1 << 16}
         if end is ends[0]:
-            settings |= {"memory_bytes_max": 1 << 20, "parked_bytes_max": 1 << 20}
+            settings |= {"memory_bytes_max": 1 << 20, "buffered_bytes_max": 1 << 20}
         with app.start(data_dir=tmp_path / str(len(end)) / str(end["tail_rows"]), **settings) as m:
             m.send(rows, [{"id": 1}], wait=True)
             assert len(m.table("t").rows()) == 1

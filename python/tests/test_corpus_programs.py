@@ -24,7 +24,7 @@ def prepare(name: str, folder: Path) -> dict[str, str]:
 
 
 def written(folder: Path) -> dict[str, str]:
-    """What it has written."""
+    """Returns the written files."""
     return {path.name: path.read_text() for path in (folder / "out").iterdir() if path.is_file()}
 
 

@@ -1,4 +1,6 @@
-"""The values of ``corpus/values.toml`` by every door: what is stored, and what is refused."""
+"""The values of ``corpus/values.toml`` through every interface: what is stored, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,18 @@ def evaluated(expression: str) -> Any:
     return eval(expression, names)
 
 
-def wanted(value: dict[str, Any], door: str) -> dict[str, str]:
-    """What is right at a door; nothing where it is left out."""
+def wanted(value: dict[str, Any], entry: str) -> dict[str, str]:
+    """Returns the expected outcome at an interface; empty where the interface is left out."""
     at: dict[str, dict[str, str]] = value.get("at", {})
     usual = {key: value[key] for key in ("gives", "refused") if key in value}
-    return at.get(door, usual)
+    return at.get(entry, usual)
 
 
-def checked(value: dict[str, Any], door: str, found: Any) -> str:
-    """What is wrong, if anything is."""
-    right = wanted(value, door)
+def checked(value: dict[str, Any], entry: str, found: Any) -> str:
+    """Returns the deviation from the expected outcome, if there is one."""
+    right = wanted(value, entry)
     shown = next(value[form] for form in ("given", "text", "json", "arrow") if form in value)
-    where = f"{value['type']}: {shown} by {door}"
+    where = f"{value['type']}: {shown} by {entry}"
     is_refused = isinstance(found, str) and found.startswith(REFUSED)
     if "refused" in right:
         if is_refused and right["refused"] in found:
@@ -97,7 +99,7 @@ class Doors:
         self.write[type] = write
 
     def tries(self, n: int, mill: tm.Mill, client: tm.Client) -> dict[str, Callable[[int], object]]:
-        """By door: what sends the value with this number."""
+        """Returns, by interface, the function that sends the value with this number."""
         value = VALUES[n]
         put, write = self.put[value["type"]], self.write[value["type"]]
         stream = f"s{TYPES.index(value['type'])}"
@@ -130,27 +132,27 @@ GIVEN = {n: evaluated(v["given"]) for n, v in enumerate(VALUES) if "given" in v}
 
 
 def test_values_by_every_door(tmp_path: Path) -> None:
-    doors = Doors()
+    entries = Doors()
     found: dict[tuple[int, str], Any] = {}
     rows: dict[int, tuple[int, str]] = {}
     files: dict[str, tuple[int, str]] = {}
 
-    def id_of(n: int, door: str) -> int:
-        rows[len(rows)] = (n, door)
+    def id_of(n: int, entry: str) -> int:
+        rows[len(rows)] = (n, entry)
         return len(rows) - 1
 
     for n, value in enumerate(VALUES):
-        stream = next(s for s in doors.app.streams if s.name == f"s{TYPES.index(value['type'])}")
-        for form, door, name in (("text", "csv", "csv"), ("json", "jsonl", "jsonl")):
-            if form in value and wanted(value, door):
+        stream = next(s for s in entries.app.streams if s.name == f"s{TYPES.index(value['type'])}")
+        for form, entry, name in (("text", "csv", "csv"), ("json", "jsonl", "jsonl")):
+            if form in value and wanted(value, entry):
                 path = tmp_path / f"{n}.{name}"
-                key = id_of(n, door)
+                key = id_of(n, entry)
                 text = str(value[form])
-                if door == "csv":
+                if entry == "csv":
                     path.write_text(f'id,v\n{key},"{text}"\n')
                 else:
                     path.write_text(f'{{"id":{key},"v":{text}}}\n')
-                files[path.name] = (n, door)
+                files[path.name] = (n, entry)
                 stream.read(tm.files(path))
         if "arrow" in value and wanted(value, "parquet"):
             path = tmp_path / f"{n}.parquet"
@@ -159,27 +161,29 @@ def test_values_by_every_door(tmp_path: Path) -> None:
             files[path.name] = (n, "parquet")
             stream.read(tm.files(path))
     for number in range(len(TYPES)):
-        next(s for s in doors.app.streams if s.name == f"s{number}").push()
-    with doors.app.start(http_port=0) as mill, tm.Client(mill.url, retries=0) as client:
+        next(s for s in entries.app.streams if s.name == f"s{number}").push()
+    with entries.app.start(http_port=0) as mill, tm.Client(mill.url, retries=0) as client:
         for n, value in enumerate(VALUES):
-            for door, work in doors.tries(n, mill, client).items():
-                if wanted(value, door):
-                    key = id_of(n, door)
+            for entry, work in entries.tries(n, mill, client).items():
+                if wanted(value, entry):
+                    key = id_of(n, entry)
                     why = tried(partial(work, key))
                     if why is not None:
-                        found[n, door] = why
+                        found[n, entry] = why
         mill.drain()
         for number in range(len(TYPES)):
             for row in mill.table(f"t{number}").rows():
                 found.setdefault(rows[row["id"]], row["v"])
             for row in mill.output(f"s{number}.dead").rows():
                 found[files[Path(row["origin"]).name]] = REFUSED + row["reason"]
-    wrong = [checked(VALUES[n], door, found.get((n, door))) for n, door in rows.values()]
+    wrong = [checked(VALUES[n], entry, found.get((n, entry))) for n, entry in rows.values()]
     assert [w for w in wrong if w] == []
 
 
 def declared(n: int) -> dict[str, Any]:
-    """What declaring a value gives, as a constant of a traced function and as a default."""
+    """Returns the outcomes of declaring a value, as a constant of a traced function and as a
+    default.
+    """
     value, found = VALUES[n], {}
     app = tm.App("constants")
     column = tm.optional(evaluated(value["type"]))
@@ -202,33 +206,33 @@ def declared(n: int) -> dict[str, Any]:
         def make(tx, e):
             other.upsert(id=e.id)
 
-    for door, work in (("constant", constant), ("default", default)):
-        if wanted(value, door):
-            found[door] = tried(work)
+    for entry, work in (("constant", constant), ("default", default)):
+        if wanted(value, entry):
+            found[entry] = tried(work)
     if any(why is None for why in found.values()):
         with app.start() as mill:
             mill.send("s", [{"id": 1}])
             mill.drain()
             aborted = mill.output("write.aborted").rows() if "constant" in found else []
             reasons = [row["reason"] for row in aborted]
-            for door, name in (("constant", "t"), ("default", "d")):
-                if door in found and found[door] is None:
+            for entry, name in (("constant", "t"), ("default", "d")):
+                if entry in found and found[entry] is None:
                     row = mill.table(name).rows()
-                    found[door] = row[0]["v"] if row else f"{REFUSED}{reasons}"
+                    found[entry] = row[0]["v"] if row else f"{REFUSED}{reasons}"
     return found
 
 
 @pytest.mark.parametrize("n", GIVEN)
 def test_values_that_are_declared(n: int) -> None:
-    wrong = [checked(VALUES[n], door, found) for door, found in declared(n).items()]
+    wrong = [checked(VALUES[n], entry, found) for entry, found in declared(n).items()]
     assert [w for w in wrong if w] == []
 
 
 def test_values_on_several_nodes() -> None:
-    doors = Doors()
+    entries = Doors()
     kept = [n for n in GIVEN if wanted(VALUES[n], "write")]
-    calls = [(doors.write[VALUES[n]["type"]].name, {"id": n, "n": n}) for n in kept]
-    found = on_nodes(doors.app, calls, 2, 1, 1000)
+    calls = [(entries.write[VALUES[n]["type"]].name, {"id": n, "n": n}) for n in kept]
+    found = on_nodes(entries.app, calls, 2, 1, 1000)
     stored = {row["id"]: row["v"] for name, rows in found["tables"].items() for row in rows}
     wrong = []
     for n, (outcome, reply) in zip(kept, found["replies"], strict=True):

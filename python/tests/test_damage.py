@@ -1,4 +1,4 @@
-"""What a start finds that is not as it was left is refused by name; nothing changes or hangs."""
+"""A start refuses a damaged data directory by name; nothing changes or hangs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_is_missing_of_acknowledged_rows_is_named(tmp_path: Path, harm: str
         assert "restore" in command.stderr, command.stderr
     assert files(tmp_path / "data") == before
     if harm != "gone":
-        # What was stored before is still there for who brings it back.
+        # The earlier data is intact once the file is repaired.
         text[last + 45] ^= harm == "bit"
         segment.write_bytes(text)
         assert python(tmp_path, "app.py").stdout == "[1, 2]\n"
@@ -158,7 +158,7 @@ def test_a_recovery_ends_on_the_first_signal(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id\n")
     run = ("run", "app.py", "--set", "snapshot_us=1000000000")
     process = began(tmp_path, *run)
-    # What has come between two looks is an epoch: a recovery gives way between two of them.
+    # The rows between two looks are an epoch. A recovery can be interrupted between two epochs.
     for first in range(0, 300, 30):
         with (tmp_path / "in.csv").open("a") as source:
             source.write("".join(f"{n}\n" for n in range(first, first + 30)))

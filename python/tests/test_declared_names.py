@@ -1,4 +1,4 @@
-"""What a declaration refuses: names that rows have themselves, and seconds where time is an int."""
+"""Refused declarations: names that rows have themselves, and seconds where time is an int."""
 
 from __future__ import annotations
 

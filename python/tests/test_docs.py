@@ -1,50 +1,116 @@
-"""The README and the guide run."""
+"""The pages run: each block of Python and each command that a user would copy.
+
+Blocks of a page run in order, in one empty folder. A comment before a block says more:
+
+- `<!-- file: app.py -->`: the block is written into this file, and commands run it;
+- `<!-- output -->`: the block is what the block before has printed;
+- `<!-- not run: REASON -->`: the block needs what a test has not, such as a broker.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
+#: The pages for users; pages about internals and experiments are for readers of the sources.
+PAGES = [
+    "README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "docs").rglob("*.md")
+        if not {"internals", "lab"} & set(path.parts)
+    ),
+]
 
-def blocks(name: str, language: str) -> list[tuple[int, str]]:
-    """The blocks of code of a page, with their lines."""
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page."""
+
+    line: int
+    language: str
+    code: str
+    #: The comment before it: `file`, `output` or `not run`, and what it says.
+    mark: str
+    value: str
+
+
+def blocks(name: str) -> Iterator[Block]:
+    """The blocks of a page."""
     text = (ROOT / name).read_text()
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    return [(text[: block.start()].count("\n") + 2, block[1]) for block in found]
+    pattern = re.compile(
+        r"(?:^<!-- (file|output|not run):? ?(.*?) ?-->\n+)?^( *)```(\w*)\n(.*?)^\3```$",
+        re.MULTILINE | re.DOTALL,
+    )
+    for found in pattern.finditer(text):
+        line = text[: found.start(5)].count("\n") + 1
+        code = re.sub(rf"^{found[3]}", "", found[5], flags=re.MULTILINE)
+        yield Block(line, found[4], code, found[1] or "", found[2] or "")
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
-def test_the_code_of_a_page_runs(
+def run(command: str, folder: Path) -> str:
+    """The output of a command of a page; it must succeed."""
+    bin = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "COLUMNS": "100"}
+    ended = subprocess.run(
+        ["bash", "-euc", command],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_blocks_of_a_page_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    found = blocks(name, "python")
-    assert found
-    # A traced function's source is looked up by its file, so the page becomes one.
-    for line, code in found:
-        path = tmp_path / f"{Path(name).stem}_{line}.py"
-        path.write_text(code)
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, str(path), "exec"), namespace)
-        if name == "README.md":
-            wanted = blocks(name, "text")[1][1]
-            assert printed.getvalue() == wanted
+    printed = ""
+    for block in blocks(name):
+        at = f"{name}:{block.line}"
+        if block.mark == "not run":
+            assert len(block.value) > 8, f"{at}: say why it is not run"
+        elif block.mark == "output":
+            assert printed.strip() == block.code.strip(), at
+        elif block.mark == "file":
+            path = tmp_path / block.value
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code)
+        elif block.language == "python":
+            # A traced function's source is looked up by its file, so the block becomes one.
+            path = tmp_path / f"{Path(name).stem}_{block.line}.py"
+            path.write_text(block.code)
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(block.code, str(path), "exec"), namespace)
+            printed = out.getvalue()
+        elif block.language in ("sh", "bash"):
+            printed = run(block.code, tmp_path)
 
 
 def test_the_demo_is_what_the_readme_says(tmp_path: Path) -> None:
-    import json
-    import subprocess
-    import sys
-
+    said = re.search(
+        r"<!-- demo -->\n+```text\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S
+    )
+    assert said
     ended = subprocess.run(
-        [sys.executable, "-m", "tidemill.cli", "run", str(ROOT / "examples/ledger.py")]
+        [sys.executable, "-m", "tidemill.cli", "run", str(ROOT / "python/tidemill/demo/ledger.py")]
         + ["--fresh", "--json"],
         cwd=tmp_path,
         capture_output=True,
@@ -53,7 +119,7 @@ def test_the_demo_is_what_the_readme_says(tmp_path: Path) -> None:
         timeout=120,
     )
     found = json.loads(ended.stdout.splitlines()[-1])
-    for line in blocks("README.md", "text")[0][1].splitlines():
+    for line in said[1].splitlines():
         name, value = line.split()
         assert str(found[name]) == value.replace(",", ""), name
     assert found["events"] == 49_113

@@ -1,4 +1,4 @@
-"""What outlives the process, and how rows come in."""
+"""Durable data outlives the process, and rows arrive in every way."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_a_start_goes_on_where_the_last_one_ended(tmp_path: Path, durable: str) 
 
 def test_rows_that_wait_for_their_time_wait_over_restarts(tmp_path: Path) -> None:
     counter = Counter(time="at")
-    counter.rows.push(disorder=2)
+    counter.rows.push(out_of_orderness=2)
     with counter.app.start(data_dir=tmp_path) as mill:
         mill.send(counter.rows, [{"k": 1, "at": 1}, {"k": 1, "at": 5}], wait=True)
-        assert mill.status()["parked"] > 0
+        assert mill.status()["buffered"] > 0
     with counter.app.start(data_dir=tmp_path) as mill:
         assert mill.sent(counter.rows) == 2
         mill.send(counter.rows, [{"k": 1, "at": 6}], wait=True)
@@ -82,7 +82,7 @@ def test_what_was_finished_stays_finished(counter: Counter, tmp_path: Path) -> N
     with counter.app.start(data_dir=tmp_path) as mill:
         with pytest.raises(tm.ProgramError, match="was ended for good by an earlier run") as caught:
             mill.send(counter.rows, [{"k": 1}])
-        assert "stop instead of finishing" in caught.value.help
+        assert "stop() instead of finish()" in caught.value.help
     assert mill.summary()["epochs"] == epochs
 
 
@@ -119,7 +119,7 @@ def test_many_threads_send(counter: Counter, tmp_path: Path, durable: bool) -> N
         for number in range(20):
             mill.send(counter.rows, [{"k": k}] * 3, wait=number % 2 == 0)
             if number % 2 == 0:
-                # What is acknowledged can be seen.
+                # Acknowledged rows are visible.
                 assert mill.table("counts")[k]["n"] >= 3 * (number + 1)
 
     with counter.app.start(**where) as mill, ThreadPoolExecutor(6) as pool:

@@ -1,4 +1,4 @@
-"""The commands that ask an engine, against replies as docs/running.md has them."""
+"""The commands that ask an engine, against replies as docs/internals/protocol.md has them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ REPLIES: dict[str, Reply] = {
 
 
 class Engine:
-    """Answers as it is told, and remembers what it was asked."""
+    """An engine with prepared answers, which records the questions."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def test_query(engine: Engine, said: Any) -> None:
     assert "has 2 columns (bank, id), not 1" in text
     assert found["error"]["kind"] == "InputError"
     code, text, _ = said("query", "accounts", "--key", "7", "eight")
-    assert "'eight' is no int, and key column 'id' is one" in text
+    assert "key column 'id' is int, but 'eight' is not one" in text
     said("query", "accounts", "--as-of", "2026-01-31", "--limit", "5")
     assert engine.asked[-1] == {
         "do": "query", "table": "accounts", "as_of": "2026-01-31", "limit": 5
@@ -214,7 +214,7 @@ def test_what_goes_wrong(engine: Engine, said: Any, tmp_path: Path) -> None:
     assert text == "error: there is no table x\n  help: did you mean 'y'?\n"
     assert found["error"]["kind"] == "SettingError"
     engine.replies["query"] = QUERY[:2]
-    assert "has gone in the midst" in said("query", "x")[1]
+    assert "ended during a reply" in said("query", "x")[1]
     (tmp_path / "other.tidemill").mkdir()
     code, text, _ = said("status")
     assert code == 1

@@ -23,7 +23,7 @@ CASES = 30
 
 
 class NoneLeft(tm.Abort):
-    """What a caller can tell from other reasons. No other class of the tests has its name."""
+    """An abort that a caller can distinguish. No other class of the tests has its name."""
 
     def __init__(self, left: int, *, of: str) -> None:
         super().__init__(f"{left} of {of} left")
@@ -74,7 +74,7 @@ def test_of_two_exceptions_with_one_name_callers_get_the_later() -> None:
 
 
 def pending() -> asyncio.Future[None]:
-    """What never comes."""
+    """Returns a future that never completes."""
     return asyncio.new_event_loop().create_future()
 
 
@@ -234,7 +234,7 @@ class Nodes:
 
 
 class Straight:
-    """What scripts come to, one call after the other."""
+    """The results of scripts, executed one call after the other."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, int] = {}
@@ -285,7 +285,7 @@ class Straight:
 
 
 def any_script(dice: random.Random, depth: int) -> Script:
-    """What one node does."""
+    """Returns a random script for a node."""
     script: Script = []
     for _ in range(dice.randint(0, 4)):
         kinds = ["add", "add", "emit", "look"]
@@ -535,8 +535,8 @@ WRONG = [
     ("pokes", "AttributeError: 'n' of another thing can't be set"),
     ("blames", "ZeroDivisionError: division by zero"),
     ("gathers", "TypeError: gather takes calls"),
-    ("forgets", "TypeError: a call was used as what it returns: await it"),
-    ("returns", "TypeError: thing.returns returns a call, not what it returns"),
+    ("forgets", "TypeError: a reply was used as the value in it: await it"),
+    ("returns", "TypeError: thing.returns returns a reply, and not the value in it"),
     ("sums", "TypeError: thing.adds: parameter 'n': "),
     ("widens", "TypeError: thing.adds: parameter 'n': "),
     ("nulls", "TypeError: thing.adds: parameter 'n': "),
@@ -783,9 +783,9 @@ def test_a_function_scans_its_partition() -> None:
         assert mill.call(supply, shop="a", id=3, n=4) == 7
         assert mill.call(later, shop="a", id=2, limit=9) == [2, 3]
         assert mill.call(later, shop="a", id=2, limit=1) == [2]
-        with pytest.raises(tm.Abort, match="begins and ends with the partition of self"):
+        with pytest.raises(tm.Abort, match="must begin and end with the partition of self"):
             mill.call(strays, shop="a", id=1)
-        with pytest.raises(tm.Abort, match="is scanned by functions of item alone"):
+        with pytest.raises(tm.Abort, match="only functions of item can scan item"):
             mill.call(peeks, id=1)
 
 

@@ -1,4 +1,4 @@
-"""Functions of entities on several nodes: they come to what they come to in one process."""
+"""Functions of entities have the same results on several nodes as in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run, and come to what they say."""
+"""The examples run, and print the results that they promise."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .conftest import Ledger, marked_line, refusal
 
 
 def declared(ledger: Ledger, body: str) -> tm.ProgramError:
-    """What is said of a traced handler with this body."""
+    """Returns the error for a traced handler with this body."""
     lines = [
         "@app.transaction(payments)",
         "def h(tx, e):",
@@ -316,7 +316,7 @@ def test_a_run_goes_on_where_that_is_said(folder: Path) -> None:
     assert re.search(r"faults +2\n", ended.stdout)
     assert "reason=fault: NameError: name 'helper' is not defined  count=2" in ended.stdout
     assert "reason=four is refused  count=1" in ended.stdout
-    # What was recorded as a fault then is no reason to stop now.
+    # A recorded fault does not stop a replay.
     again = tidemill(folder, "run", "app.py", "--json")
     assert again.returncode == 0, again.stderr
     found = json.loads(again.stdout.splitlines()[-1])

@@ -113,7 +113,7 @@ def test_a_start_anew_deletes_what_is_the_engines_and_no_more(folder: Path) -> N
     data, other = folder / "apart.tidemill", folder / "other"
     other.mkdir()
     (other / "kept").write_text("kept")
-    # What other versions and kills have left, and links to what is not the engine's.
+    # Files that other versions and kills have left, and links to files of others.
     (data / "trial").write_bytes(b"")
     (data / "deaths").write_text("{}")
     (data / "deaths.new").write_text("{}")
@@ -158,7 +158,7 @@ def test_a_start_anew_that_was_killed_is_done_by_the_next_start(
     (folder / "out/a.csv").write_text("what another run has written")
     done = run(folder)
     assert done.returncode == 0, done.stderr
-    assert "begun anew" in done.stdout
+    assert "started from scratch" in done.stdout
     assert (folder / "out/a.csv").read_text() == before
     assert not (data / "FRESH").exists()
 
@@ -241,7 +241,7 @@ def test_a_backup_is_made_elsewhere(folder: Path) -> None:
         command = [sys.executable, "-m", "tidemill.cli", "backup", target]
         command += ["--data-dir", "apart.tidemill"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
-        refused(done, "which is to be copied")
+        refused(done, "the directory to copy")
 
 
 def test_a_long_value_is_refused_wherever_it_comes_from() -> None:

@@ -10,7 +10,7 @@ from .test_entities_nodes import Calls, in_process, is_one, on_nodes
 
 
 class Counter:
-    """How often functions do something, which is no part of what they come to."""
+    """Counts how often functions do something, which is not part of their results."""
 
     def __init__(self) -> None:
         self.n = 0

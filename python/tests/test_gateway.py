@@ -74,7 +74,7 @@ class Hotel:
 
         self.open_hotel, self.reserve, self.echo = open_hotel, reserve, echo
         self.slow, self.give_back = slow, give_back
-        # Who is not let in is another test's.
+        # Other tests check authentication.
         self.clerks, app.roles = app.roles, {}
 
 
@@ -325,7 +325,7 @@ def test_strangers_need_tokens_and_a_certificate(hotel: Hotel, tmp_path: Path) -
     for more, match in (
         ({"http_cert": cert}, "belong together"),
         ({"http_cert": key, "http_key": cert}, "certificate"),
-        ({"http_host": "example.org"}, "no address"),
+        ({"http_host": "example.org"}, "not an address"),
         ({"http_tokens": tmp_path / "none"}, "none"),
         ({"http_prot": 1}, "did you mean 'http_port'"),
     ):
@@ -422,7 +422,7 @@ def test_a_client_that_leaves_leaves_its_call(hotel: Hotel, mill: tm.Mill) -> No
 def test_there_is_room_for_so_many_calls(hotel: Hotel) -> None:
     with hotel.app.start(http_port=0, http_calls_max=2) as mill:
         with ThreadPoolExecutor(12) as pool, tm.Client(str(mill.url)) as client:
-            # Those without room are told so, come again, and are executed.
+            # Calls without room are refused, retried, and executed.
             assert list(pool.map(lambda ms: client.call(hotel.slow, ms=ms), [20] * 12)) == [20] * 12
         metrics = httpx.get(f"{mill.url}/metrics").text
         found = re.search(r"^tidemill_http_calls_refused_total (\d+)$", metrics, re.MULTILINE)
@@ -510,7 +510,7 @@ def test_whatever_the_document_allows_is_answered_as_it_says(
 
 
 def texts(schema: dict[str, Any], dice: random.Random) -> list[str]:
-    """What a parameter may be, or may not, as the texts that a client sends."""
+    """Returns valid and invalid values of a parameter, as the texts that a client sends."""
     wrong = [
         "",
         "-1",

@@ -1,4 +1,4 @@
-"""What goes along inside a transaction: indexes, triggers, windows, random numbers, the clock."""
+"""The extras of a transaction: indexes, triggers, windows, random numbers, the clock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .conftest import reference
 
 
 def refused(define: Callable[[], object]) -> str:
-    """What a declaration is refused with."""
+    """Returns the error that refuses a declaration."""
     with pytest.raises(tm.ProgramError) as caught:
         define()
     return str(caught.value)
 
 
 def same(app: tm.App, *sent: tuple[tm.Stream, list[dict[str, Any]]]) -> Any:
-    """What the reference comes to; the engine comes to the same."""
+    """Returns the reference's results, which the engine must equal."""
     wanted = reference(app, *sent)
     for workers in (1, 2):
         with app.start(workers=workers) as mill:
@@ -254,11 +254,11 @@ def test_triggers_that_can_not_be_are_refused() -> None:
     )
     window = app.window("w", rows=2, n=int)
     for on, changes, why in (
-        (window, ["update"], "they are one of insert, slide"),
-        (window, ["insert", "slide"], "they are one of insert, slide"),
-        (window, [], "they are one of insert, slide"),
-        (table, [], "they are of insert, update, delete"),
-        (one, ["insert"], "on a stream events only come"),
+        (window, ["update"], "give one of insert, slide"),
+        (window, ["insert", "slide"], "give one of insert, slide"),
+        (window, [], "give one of insert, slide"),
+        (table, [], "give any of insert, update, delete"),
+        (one, ["insert"], "a stream has no changes"),
     ):
         assert why in refused(lambda o=on, c=changes: app.trigger(o, changes=c)(nothing))
     app.windows.clear()
@@ -284,7 +284,7 @@ def test_triggers_that_can_not_be_are_refused() -> None:
     def returns(tx, e):
         return {"n": 1}
 
-    assert "nobody takes it" in refused(lambda: app.trigger(one)(returns))
+    assert "a trigger has no output" in refused(lambda: app.trigger(one)(returns))
 
 
 def test_a_window_by_count_belongs_to_one_procedure() -> None:
@@ -422,10 +422,10 @@ def test_aggregates_that_can_not_go_along_are_refused() -> None:
     assert "it has no mean" in refused_with(lambda rows: {"a": rows.s.avg()})
     assert "it has no order" in refused_with(lambda rows: {"a": rows.x.max()})
     assert "whose sums are not exact" in refused_with(lambda rows: {"a": rows.f.avg()})
-    assert "say aggregates=lambda rows" in refused_with(lambda rows: {"a": 3})
-    assert "say aggregates=lambda rows" in refused_with({"a": "min"})
-    assert "say aggregates=lambda rows" in refused_with(lambda rows: rows.n.min())
-    assert "nothing says how a row leaves it" in refused_with(
+    assert "write aggregates=lambda rows" in refused_with(lambda rows: {"a": 3})
+    assert "write aggregates=lambda rows" in refused_with({"a": "min"})
+    assert "write aggregates=lambda rows" in refused_with(lambda rows: rows.n.min())
+    assert "it can't remove a row that leaves" in refused_with(
         lambda rows: {"a": rows.fold(0, lambda state, row: state + row.n)}
     )
     assert "'rows' are their number" in refused_with(lambda rows: {"rows": rows.n.min()})
@@ -445,7 +445,7 @@ def test_a_trigger_runs_for_each_row_that_comes_into_a_window() -> None:
     def count(tx, votes):
         for vote in votes:
             recent.insert(candidate=vote.candidate)
-            # What the trigger has done is there at once.
+            # The trigger's effect is visible at once.
             tx.require(totals[vote.candidate].votes > 0)
 
     @app.trigger(recent, changes=["insert"])
@@ -485,7 +485,7 @@ def test_windows_that_can_not_be_are_refused() -> None:
     assert "not a number of rows" in refused(lambda: app.window("w", rows="2s", n=int))
     assert "no column 'm'" in refused(lambda: app.window("w", rows=2, group="m", n=int))
     window = app.window("w", rows=2, n=int)
-    assert "belongs to nobody" in refused(lambda: app.inspect())
+    assert "has no owner" in refused(lambda: app.inspect())
     events = app.stream("events", n=int)
 
     @app.transaction(events, opaque=True, owns=[window])
@@ -496,7 +496,7 @@ def test_windows_that_can_not_be_are_refused() -> None:
         pass
 
     decorate = app.transaction(events, opaque=True, owns=[window])
-    assert "belongs to one, and can't be two's" in refused(lambda: decorate(two))
+    assert "belongs to one, so two can't own it" in refused(lambda: decorate(two))
 
 
 def test_random_numbers_and_the_clock_are_the_same_whenever_they_are_asked_for() -> None:
@@ -557,7 +557,7 @@ def test_batches_are_of_so_many_events_or_of_an_interval() -> None:
             ("3 4", "", 5),
             ("", "3 4 6", 7),
             ("5 6 7", "", 8),
-            # What is left over by count when the stream has ended is behind all of it.
+            # At the end of the stream, the rows left over by count follow all others.
             ("", "7", 8),
         ]
 
@@ -636,7 +636,7 @@ def test_the_clock_calls_functions_and_a_restart_goes_on(tmp_path: Path) -> None
         times = [row["at"] for row in found]
         assert times == sorted(set(times))
         assert all(at.microsecond % 50_000 == 0 for at in times)
-        # What never ends by itself does not keep the rest from ending.
+        # A source without an end does not keep the others from ending.
         assert mill.finish()["events"] >= 1
 
 

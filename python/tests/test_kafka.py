@@ -106,7 +106,7 @@ def test_a_broker_that_is_not_there_is_said() -> None:
     app = tm.App("a")
     avro = tm.kafka("t", brokers="b:1", format="avro", registry="http://me:hidden@")
     app.stream("events", n=int).read(avro)
-    with pytest.raises(tm.SettingError, match="no URL") as caught:
+    with pytest.raises(tm.SettingError, match="not an HTTP URL") as caught:
         app.start()
     assert "hidden" not in str(caught.value)
 
@@ -222,7 +222,9 @@ class Ledger:
         return done.stdout.splitlines()[-1]
 
     def contents(self) -> list[list[tuple[Any, ...]]]:
-        """What is in the topics: each row once, and those of a partition in their order."""
+        """Returns the contents of the topics: each row once, and those of a partition in their
+        order.
+        """
         paid, refused, dead = self.outputs
         columns: list[tuple[str, dict[str, Any]]] = [
             (paid, {"src": str, "place": int, "left": int}),
@@ -276,7 +278,7 @@ def test_a_killed_app_comes_to_the_same_topics(tmp_path: Path, transactions: boo
 @pytest.mark.servers
 def test_an_app_from_avro_to_avro(tmp_path: Path) -> None:
     source, out = topic("avro-in", 2), topic("avro-out", 2)
-    # Nobody has to log in there, and whoever does is let in.
+    # Authentication is optional there, and any login is accepted.
     registry = os.environ["SERVERS_REGISTRY"].replace("://", "://me:hidden@")
     avro: dict[str, Any] = {"brokers": brokers(), "format": "avro", "registry": registry}
     columns: dict[str, Any] = {"n": int, "amount": tm.decimal(2), "at": dt.datetime}
@@ -312,7 +314,7 @@ def test_an_app_from_avro_to_avro(tmp_path: Path) -> None:
 
     send(100, **avro)
     assert run()["dead"] == 0
-    # What is not of Avro is dead.
+    # A message that is not Avro is a dead letter.
     send(3, brokers=brokers())
     send(10, **avro)
     assert run()["dead"] == 3

@@ -1,4 +1,6 @@
-"""Killed at any moment, an app comes to what it would have come to. More of it: ``make soak``."""
+"""An app that is killed at any moment has the results of one that was not. For more of it: ``make
+soak``.
+"""
 
 from __future__ import annotations
 

@@ -35,11 +35,11 @@ def test_workers_are_killed_in_a_run_that_is_validated(workload: str) -> None:
 
 
 def left_out_in(cluster: network.Cluster) -> Callable[[], str | None]:
-    """What the status says, when it says that somebody is left out."""
+    """Returns the status when it reports a worker that is left out."""
 
     def shown() -> str | None:
         said = command("status", "--cluster", cluster.url).stdout
-        return said if "left out" in said else None
+        return said if "excluded, because" in said else None
 
     return shown
 
@@ -87,7 +87,7 @@ def test_a_fault_is_some_ways() -> None:
 
 
 def samples(of: list[int]) -> list[dict[str, Any]]:
-    """What a run has that ends with so many MiB after each kill."""
+    """Returns the samples of a run with this many MiB after each kill."""
     return [
         {"stage": stage, "coordinator": mib << 20, "workers": 200 << 20}
         for stage, mib in enumerate(of)

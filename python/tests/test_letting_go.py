@@ -219,7 +219,7 @@ def test_a_function_is_no_client() -> None:
     with app_with_add().start(http_port=0) as other, app.start(http_port=0) as mill:
         with pytest.raises(tm.Fault, match="inside a function that runs as a transaction"):
             mill.call(asks, url=mill.url)
-        # What it asks of others is logged.
+        # Its requests to others are logged.
         assert mill.call(looks, url=other.url) == 1
 
 

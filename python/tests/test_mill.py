@@ -136,7 +136,7 @@ def test_event_time_orders_what_is_sent(ledger: Ledger) -> None:
 
     now = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
     second = dt.timedelta(seconds=1)
-    timed.push(disorder="1h")
+    timed.push(out_of_orderness="1h")
     with ledger.app.start() as mill:
         mill.send(timed, [dict(at=now + second, k=1, n=2), dict(at=now, k=1, n=1)])
         mill.drain()

@@ -133,6 +133,24 @@ def test_lists_changed_in_place_are_written_back(ledger: Ledger) -> None:
     assert [row["tags"] for row in outcome.tables["accounts"]] == [["a", "b"]]
 
 
+@pytest.mark.parametrize("first", ["list", "number"])
+def test_a_missing_row_keeps_all_that_a_function_gives_it(ledger: Ledger, first: str) -> None:
+    accounts = ledger.accounts
+
+    @ledger.app.transaction(ledger.payments, opaque=True)
+    def f(tx, e):
+        row = accounts[e.src]
+        if first == "list":
+            row.tags.append(e.memo)
+        row.balance += 1
+        if first == "number":
+            row.tags.append(e.memo)
+
+    outcome = reference(ledger.app, (ledger.payments, [payment(memo="a")]))
+    [row] = outcome.tables["accounts"]
+    assert (row["tags"], row["balance"]) == (["a"], 1)
+
+
 def test_reading_writes_nothing(ledger: Ledger) -> None:
     accounts = ledger.accounts
 
@@ -231,7 +249,7 @@ def test_emitting(ledger: Ledger) -> None:
         tx.emit(hidden["large"], src=e.src)
 
     outcome = reference(ledger.app, (ledger.payments, [payment()]))
-    assert "say @app.transaction(..., emits=[large])" in outcome.reasons()[0]
+    assert "write @app.transaction(..., emits=[large])" in outcome.reasons()[0]
     assert outcome.outputs["large"] == [{"src": 1, "note": None}]
 
 
@@ -375,5 +393,5 @@ def test_tables_and_streams_of_another_app_are_refused() -> None:
         assert [row["id"] for row in mill.table(own).rows()] == [3]
         reasons = [row["reason"] for row in mill.output("use.aborted")]
     assert "<table strange: id: int> belongs to another app" in reasons[0]
-    assert "was not known to emit into stream heard" in reasons[1]
+    assert "does not declare that it emits into stream heard" in reasons[1]
     assert "belongs to another app" in reasons[2]

@@ -1,4 +1,4 @@
-"""What functions write that need a role, needs it, too."""
+"""Outputs that functions write have the roles of these functions."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def test_outputs_take_the_roles_of_those_who_write_them() -> None:
     assert {name: role for name, role in found.items() if name in ROLES} == ROLES
     for open_ in ("tables/free", "streams/seen", "streams/look", "streams/look.aborted"):
         assert open_ not in found
-    # Who says that everybody may call says so of what is written, too.
+    # With calls allowed for everybody, the outputs are public, too.
     found = with_roles(app, {"http_roles": {"price": "*", "fill": "*"}})["http_roles_default"]
     assert found.keys().isdisjoint({"tables/prices", "tables/stock", "tables/tally"})
     assert found["tables/wages"] == "boss"
-    # Whoever calls other functions may emit what they do; nothing of that is his own.
+    # A caller of other functions may emit their outputs, which do not get its own role.
     again = app.spec({"http_port": 0}, keep_all=False, push=True)[0]
     assert again["settings"]["http_roles_default"]["streams/changed"] == "admin"
 
@@ -184,7 +184,7 @@ def test_what_a_function_writes() -> None:
         (helps, {"t"}, set()),
         (gives_away, set(), {"t"}),
         (keeps, set(), set()),
-        # What has no source may write whatever it names.
+        # A function without source code may write any stream that it names.
         (eval("lambda tx: t[1].n", {"t": t}), set(), {"t"}),
     ]
     for function, surely, maybe in cases:

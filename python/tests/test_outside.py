@@ -1,5 +1,6 @@
-"""What transactions ask of outside: lookups, whose answers are logged, and work that is done once
-it is durable."""
+"""The requests of transactions to the outside: lookups, whose answers are logged, and work that is
+done once it is durable.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Vote:
             app.nested("vote", check, count, remove)
 
     def run(self, *votes: tuple[int, int]) -> Outcome:
-        """What the reference comes to; the engine comes to the same."""
+        """Returns the reference's results, which the engine must equal."""
         rows = [{"phone": phone, "candidate": candidate} for phone, candidate in votes]
         standing = [{"candidate": id} for id in (1, 2, 3)]
         wanted = reference(self.app, (self.setup, standing), (self.cast, rows))
@@ -227,7 +227,7 @@ def test_what_can_be_no_procedure_is_refused() -> None:
         (no_stream, "takes streams"),
         (no_type, "parameter 'n' has no type"),
         (no_column, "complex"),
-        (not_plain, "no plain parameter"),
+        (not_plain, "not a plain parameter"),
         (no_function, "not a function"),
         (another_app, "belongs to another app"),
         (twice, "given twice"),

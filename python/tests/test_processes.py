@@ -72,7 +72,7 @@ class Apart:
         self.coordinator = self.begin()
 
     def common(self, who: str) -> list[str]:
-        """What all processes are told."""
+        """Returns the arguments that all processes share."""
         flags = ["--secret-file", str(self.folder / "secret"), *settings()]
         return [who, str(APP), *flags, "--snapshots", str(self.folder / "snapshots")]
 
@@ -151,8 +151,8 @@ def test_an_object_that_is_missing_is_named_and_waited_for(apart: Apart) -> None
 
     found = wait_for("a trouble", troubles)
     assert all(process != "coordinator" for process in found), found
-    assert all("part-" in what and "is not there or is damaged" in what for what in found.values())
-    assert "waits: " in apart.workers[-1].find(r"(waits: .* is not there or is damaged)")
+    assert all("part-" in what and "is missing or damaged" in what for what in found.values())
+    assert "waits: " in apart.workers[-1].find(r"(waits: .* is missing or damaged)")
     for part in parts:
         part.with_name(f".{part.name}").rename(part)
     wait_for_workers(apart.url, 1)
@@ -229,8 +229,8 @@ def test_coordinators_are_killed(apart: Apart) -> None:
         apart.begin()
         apart.add()
         clients.wait_for_more()
-    # Where the coordinator has died nobody knows what has become of the calls that were on their
-    # way, and whoever followed the events is told that there are some that it has not seen.
+    # When the coordinator has died, the outcomes of calls in flight are unknown. A client that
+    # follows the events gets an error that it has missed some.
     assert clients.fates["unknown"] > 0
     validate(clients)
     follower.thread.join(PATIENCE)
@@ -347,13 +347,13 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
         ([*worker, *join, "--secret-file", str(tmp_path / "short")], "secret has 6 bytes"),
         ([*worker, *join, "--secret-file", str(tmp_path / "none")], "none can't be read"),
         ([*worker, *join], "the cluster has no secret"),
-        ([*worker, *secret], "say where it is: --join ADDRESS"),
-        ([*worker, *secret, "--join", "here"], "join is 'here', which is no address"),
+        ([*worker, *secret], "give its address: --join ADDRESS"),
+        ([*worker, *secret, "--join", "here"], "join is 'here', which is not an address"),
         (["worker", other, *secret, *join], "runs another program"),
         ([*worker, *secret, *join, "--set", "cluster_sources=4"], "number of sources"),
         (
             [*worker, *secret, *join, "--set", "cluster_name=tank"],
-            "is of cluster 'bank', not 'tank'",
+            "belongs to cluster 'bank', not 'tank'",
         ),
         (["coordinator", files, *secret, *fresh], "files.py:7: there is no file payments.csv"),
         (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
@@ -390,7 +390,7 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
     with late:
         assert late.process.wait(PATIENCE) == 1
-    assert "is of another version of the program" in late.errors.read_text()
+    assert "belongs to another version of the program" in late.errors.read_text()
 
 
 def test_strangers_at_the_ports_harm_nobody(apart: Apart) -> None:
@@ -411,7 +411,7 @@ def test_strangers_at_the_ports_harm_nobody(apart: Apart) -> None:
                         stranger.sendall(greeting + dice.randbytes(dice.randrange(1, 3_000)))
             clients.wait_for_more()
         clients.wait_for_more()
-        # Whoever belongs to it comes in all the same.
+        # A worker of the cluster is admitted all the same.
         apart.add()
         wait_for_workers(apart.url, 3)
         clients.wait_for_more()
@@ -443,14 +443,14 @@ def test_how_a_cluster_does(tmp_path: Path) -> None:
         assert sum(source["requests"] for source in found["sources"]) == 1
         assert {source["worker"] for source in found["sources"]} == {worker}
         assert {source["lag"] for source in found["sources"]} == {0}
-        assert "times the mean" in shown.stdout
+        assert "ratio to the mean" in shown.stdout
         metrics = httpx.get(f"{url}/metrics").text
         assert 'tidemill_cluster_source_lag{source="7"} 0' in metrics
         assert 'tidemill_cluster_source_skew{source="0"} ' in metrics
         wrong = command("status", "--cluster", url, "--data-dir", str(tmp_path))
         assert (wrong.returncode, "one of them" in wrong.stderr) == (1, True)
     gone = command("status", "--cluster", url)
-    assert (gone.returncode, "nobody answers" in gone.stderr) == (1, True)
+    assert (gone.returncode, "no coordinator answers" in gone.stderr) == (1, True)
     flags = ["--http", "0", "--processes", "2", "--json", "--data-dir", str(tmp_path / "other")]
     with Process(tmp_path / "json", "run", str(APP), *flags) as parent:
         url = url_of(parent)

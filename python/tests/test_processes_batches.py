@@ -87,7 +87,7 @@ def test_every_firing_is_in_one_batch(tmp_path: Path) -> None:
 
     with across_deaths(start, more) as (parent, _, count):
         assert parent.stop() == 0
-    # What waits stays when streams have other numbers.
+    # Buffered rows stay when the numbers of streams change.
     app = 'app = tm.App("batches")\n'
     (tmp_path / "batches.py").write_text(CODE.replace(app, f'{app}app.stream("other", n=int)\n'))
     with start("third", "--upgrade") as parent:

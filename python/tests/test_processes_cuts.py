@@ -28,7 +28,7 @@ def test_a_cluster_lives_with_its_cuts_apart(tmp_path: Path) -> None:
     hurt, _, fates = live(3, tmp_path, 3, [*flags(name, "coordinator"), together])
     assert hurt >= 3
     assert fates["acknowledged"] > 0
-    # Without them it would begin anew behind outputs that are there.
+    # Without the cuts, it would start from scratch although outputs exist.
     (secret := tmp_path / "secret").write_text(secrets.token_hex(32))
     for cuts in ("log", "coordinator"):
         data = tmp_path / f"data-{cuts}"

@@ -53,7 +53,7 @@ async def never(self, ctx, n: int):
 
 
 def asked(client: tm.Client, what: str, request: str, **arguments: int) -> Any:
-    """What a call that is executed once comes to, asked until that is known."""
+    """Returns the outcome of a call that is executed once, asking until it is known."""
 
     def outcome() -> list[Any]:
         try:
@@ -94,7 +94,7 @@ def test_a_function_without_end_aborts_once_and_for_all(tmp_path: Path) -> None:
             assert health(url)["generation"] == before
             begun = (tmp_path / "begun").read_text().split().count("5")
             (tmp_path / "slow").unlink()
-            # What it came to stays, though it would have ended now.
+            # The outcome stays, although the call would end now.
             kill_worker(parent)
             wait_for("another worker", lambda: len(workers_of(url)) == 2)
             assert sums(client) == [0, 1, 2, 0, 0, 0]

@@ -38,7 +38,7 @@ sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
 days = app.table("days", key="id", id=int, n=tm.column(int, default=0))
 elevens = app.table("elevens", key="id", id=int, n=tm.column(int, default=0))
 moves = app.stream("moves", time="at", at=int, id=int, to=int, n=int)
-moves.read(tm.files("in/moves"), disorder=30)
+moves.read(tm.files("in/moves"), out_of_orderness=30)
 ticks = app.stream("ticks", time="at", late="admit", at=int, id=int)
 ticks.read(tm.files("in/ticks.jsonl"))
 ticks.read(tm.files("in/tocks.jsonl"))
@@ -148,7 +148,7 @@ def make(folder: Path, rows: int = ROWS) -> None:
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
-    """What has been written."""
+    """Returns the written files."""
     found = {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
     moved = tm.App("moved")
     rows = moved.stream("rows", at=int, id=int, one=int, other=int)
@@ -165,7 +165,7 @@ def outputs(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """What one process writes."""
+    """The files that a run in one process writes."""
     folder = tmp_path_factory.mktemp("alone")
     make(folder)
     line = [sys.executable, "-m", "tidemill.cli", "run", "app.py"]
@@ -297,7 +297,7 @@ def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
         assert sources[-1]["topic"].endswith("steps.csv")
         assert parent.stop() == 0
     assert found() == wanted()
-    # What has been read is not there any more.
+    # Files that were read already are missing.
     path.write_text("id\n0\n")
     with start(tmp_path, "--http", "0") as parent:
         assert parent.process.wait(PATIENCE) == 1

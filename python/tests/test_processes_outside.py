@@ -1,5 +1,6 @@
-"""What functions on several processes ask outside: what they were told they are told again,
-whatever dies."""
+"""The questions of functions on several processes to the outside: whichever process dies, the
+answers are repeated.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ told = app.stream("told", pot=int, rate=int)
 
 
 def rate(what, n):
-    # Who is asked never says the same twice, as far as chance goes.
+    # Each answer is new, with overwhelming probability.
     said = random.SystemRandom().randrange(1 << 40)
     with open(os.path.join({folder!r}, "asked"), "a") as file:
         file.write(f"{{what}} {{n}} {{said}}\\n")
@@ -50,7 +51,7 @@ async def add(self, ctx, more: int):
 @pots.function(creates=True, emits=[told])
 async def pay(self, ctx, other: int):
     here = ctx.lookup(rate, "pay", self.id)
-    # The other one lives anywhere, and is told what was said before anybody else is.
+    # The other pot may be on any process. It receives the answer before others are asked.
     await pots[other].add(here)
     there = ctx.lookup(rate, "back", self.id)
     self.last = here + there

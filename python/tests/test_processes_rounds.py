@@ -1,4 +1,4 @@
-"""What a call sets off on several processes, some of which are killed, counts once."""
+"""All that a call triggers on several processes counts once, even if some are killed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ACCOUNTS = 24
 
 
 def troubles(url: str) -> dict[str, str]:
-    """What the processes wait for."""
+    """Returns the reports of processes that wait for something."""
     return {t["process"]: t["what"] for t in health(url).get("troubles", [])}
 
 
@@ -52,7 +52,7 @@ def test_broker_and_store_go_away_under_a_cluster(tmp_path: Path) -> None:
             clients.wait_for_more()
             # Without the store calls are answered as before, and no snapshot counts.
             control("S3", "kill")
-            # What was cut off in the midst says so first, and then where nobody answers.
+            # An interrupted request is reported first, and then the address without an answer.
             wait_for(
                 "a trouble with the store",
                 lambda: (t := troubles(url)) and all("http://127.0.0.1" in w for w in t.values()),

@@ -1,4 +1,4 @@
-"""What an app on several processes writes to topics and files, while some of them are killed."""
+"""Output of an app on several processes to topics and files, while some are killed."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def run(
 
     with start() as parent, clients_of(joined(parent)) as clients:
         kill(parent, clients, 0)
-        # All of them, in the midst.
+        # Kill all of them during calls.
         kill_all(parent)
     for _ in range(2):
         with start() as parent:
@@ -118,7 +118,7 @@ def run(
                 kill(parent, clients, 1)
             writes(url)
             accounts = dict(balances(url, ACCOUNTS))
-            # What has left is written when it has ended.
+            # All outputs are written when the run has ended.
             assert parent.stop() == 0, parent.errors.read_text()
         check(clients, accounts, *found())
 
@@ -128,7 +128,7 @@ def test_files_have_each_row_once_whoever_dies(tmp_path: Path) -> None:
 
     def found() -> tuple[Rows, Rows]:
         moved = [json.loads(line) for line in (at / "moved.jsonl").read_text().splitlines()]
-        # What a function has returned is a row for each that was acknowledged.
+        # There is a row of returned values for each acknowledged call.
         assert len(lines(at / "left.csv")) == len(moved)
         return moved, lines(at / "refused.csv")
 
@@ -181,12 +181,12 @@ def test_streams_that_do_not_leave_are_refused_by_their_line(tmp_path: Path) -> 
     with Process(tmp_path / "cwd", "run", str(path), "--processes", "1", *flags) as parent:
         assert parent.process.wait(60) == 1
         said = parent.errors.read_text()
-    assert "stream account.transfer.calls is written: that does not run" in said
+    assert "a sink of stream account.transfer.calls: that does not run" in said
     assert f"bank.py:{len(path.read_text().splitlines())}" in said
 
 
 def topic(name: str) -> list[tuple[int, str, dict[str, Any]]]:
-    """What is in a topic: of each message its partition, its row's id and its columns."""
+    """Returns the messages of a topic: the partition, the id and the columns of each row."""
     reader = tm.App("reader")
     said = reader.stream("said", partition=int, offset=int, text=str, id=str)
     meta = {"text": "value", "id": "header:tidemill-id"}

@@ -1,4 +1,4 @@
-"""What leaves an app on several processes: how large it may be, and how it is numbered."""
+"""The outputs of an app on several processes: their largest sizes, and their numbers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_too_large_aborts_its_transaction(tmp_path: Path) -> None:
         ):
             with pytest.raises(tm.Abort, match="bytes in the log, and may take 10000"):
                 call(function, **arguments)
-        # Of a reason only the beginning is told.
+        # Only the beginning of the reason is reported.
         with pytest.raises(tm.Abort, match=r"(no){2048} \.\.\.") as refused:
             call("refuse", length=100_000)
         assert len(str(refused.value)) < 5000
@@ -91,7 +91,7 @@ def test_what_is_too_large_aborts_its_transaction(tmp_path: Path) -> None:
 
 
 def test_another_size_is_as_another_version(tmp_path: Path) -> None:
-    """What was recorded would come to something else with it."""
+    """With another size, recorded epochs would have other results."""
     with start(tmp_path, "first", "cluster_message_bytes_max=10000") as parent:
         with tm.Client(url_of(parent), retries=100) as client:
             with pytest.raises(tm.Abort, match="may take 10000"):

@@ -79,7 +79,7 @@ def test_every_firing_counts_once(tmp_path: Path) -> None:
     def lines(name: str) -> list[str]:
         return (tmp_path / f"{name}.jsonl").read_text().splitlines()
 
-    # What comes in, and what a filter leaves of it, is written once and in its order.
+    # The input, and the part that passes a filter, is written once and in order.
     for name in ("firings", "same"):
         rows = [json.loads(line)["at"] for line in lines(name)]
         fired = [int(dt.datetime.fromisoformat(at).timestamp() * 1000) for at in rows]

@@ -42,7 +42,7 @@ app = tm.App("chain")
 links = app.table("links", key="id", id=int, n=tm.column(int, default=0))
 counts = app.table("counts", key="id", id=int, n=tm.column(int, default=0))
 moves = app.stream("moves", time="at", at=int, id=int, to=int, n=int)
-moves.read(tm.kafka(f"{NAME}-moves", brokers=BROKERS), disorder=DISORDER)
+moves.read(tm.kafka(f"{NAME}-moves", brokers=BROKERS), out_of_orderness=OUT_OF_ORDERNESS)
 moves.late.write(tm.files("late.csv"))
 small = moves.filter(lambda e: e.n < 50, name="small")
 small.late.keep()
@@ -65,14 +65,14 @@ def tick(tx, e):
 
 """
 
-DISORDER = 40
+OUT_OF_ORDERNESS = 40
 LINKS = 12
 ROWS = 300
 END = 1_000_000
 
 
 class Moves:
-    """Moves in the order in which they are written; what they come to in that of their times."""
+    """Moves in the order of writing, and their results in the order of their times."""
 
     def __init__(self) -> None:
         self.dice = random.Random(7)
@@ -88,7 +88,9 @@ class Moves:
             rows.append({"at": at, "id": id, "to": to, "n": self.dice.randrange(100)})
         self.all += rows
         # In blocks that are shorter than what may be out of order.
-        blocks = [rows[at : at + DISORDER // 2] for at in range(0, ROWS, DISORDER // 2)]
+        blocks = [
+            rows[at : at + OUT_OF_ORDERNESS // 2] for at in range(0, ROWS, OUT_OF_ORDERNESS // 2)
+        ]
         for block in blocks:
             self.dice.shuffle(block)
         return [row for block in blocks for row in block]
@@ -118,7 +120,9 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
     create(f"{name}-moves", 3)
     create(f"{name}-ticks", 2)
     code = CODE.replace('"CHAIN", "chain"', f'"CHAIN", "{name}"')
-    code = code.replace("DISORDER", str(DISORDER)).replace("late.csv", str(tmp_path / "late.csv"))
+    code = code.replace("OUT_OF_ORDERNESS", str(OUT_OF_ORDERNESS)).replace(
+        "late.csv", str(tmp_path / "late.csv")
+    )
     (tmp_path / "chain.py").write_text(code)
     sets = (f"cluster_name={name}", "cluster_sources=2")
     flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]
@@ -134,7 +138,7 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
         return {id: 0 if row is None else row["n"] for id, row in found.items()}
 
     def waits(url: str) -> int:
-        return int(health(url).get("parked", 0))
+        return int(health(url).get("buffered", 0))
 
     def watermark(url: str, stream: str) -> Any:
         found = {of["stream"]: of for of in health(url).get("event_time", [])}
@@ -148,7 +152,7 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
     with start("first") as parent:
         url = joined(parent)
         write(f"{name}-moves", moves.some())
-        # What is within the disorder of the newest waits.
+        # Events within the out-of-orderness of the newest are buffered.
         wait_for("events that wait", lambda: waits(url) > 0 and watermark(url, "moves"))
         kill_worker(parent)
         write(f"{name}-moves", moves.some())
@@ -171,8 +175,8 @@ def test_events_are_executed_in_the_order_of_their_times(tmp_path: Path) -> None
         end(END)
         ids = list(range(LINKS))
         wait_for("all moves", lambda: rows(url, "links", ids) == moves.come_to())
-        # What waits waited in the log, and some of the last ones do.
-        wait_for("the end", lambda: (watermark(url, "moves") or 0) >= END - DISORDER)
+        # Buffered events are in the log, and some of the last ones still wait.
+        wait_for("the end", lambda: (watermark(url, "moves") or 0) >= END - OUT_OF_ORDERNESS)
         late = [{"at": 10 + n, "id": n, "to": 0, "n": 20 * n} for n in range(5)]
         write(f"{name}-moves", late)
         end(END + 1000)
@@ -280,7 +284,7 @@ def when(step):
 
 
 steps = app.stream("steps", time="at", at=int, id=int)
-steps.read(tm.kafka("NAME-steps", brokers=BROKERS), disorder=DISORDER)
+steps.read(tm.kafka("NAME-steps", brokers=BROKERS), out_of_orderness=OUT_OF_ORDERNESS)
 of_three = steps.filter(tm.col("id") != 7, name="of_three").batches(3)
 few = steps.filter(tm.col("id") > 3, name="few").batches(time=30)
 each = steps.filter(True, name="each")
@@ -320,7 +324,7 @@ def count(tx, of_three):
 def test_intervals_of_event_time_are_batches(tmp_path: Path) -> None:
     name = f"steps-{secrets.token_hex(4)}"
     create(f"{name}-steps", 3)
-    code = INTERVALS.replace("NAME", name).replace("DISORDER", str(DISORDER))
+    code = INTERVALS.replace("NAME", name).replace("OUT_OF_ORDERNESS", str(OUT_OF_ORDERNESS))
     (tmp_path / "steps.py").write_text(code)
     sets = (f"cluster_name={name}", "cluster_sources=2")
     flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]

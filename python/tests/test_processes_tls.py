@@ -21,7 +21,7 @@ def openssl(folder: Path, *args: str) -> None:
 
 
 def authority(folder: Path, name: str) -> None:
-    """Whoever signs certificates."""
+    """Creates an authority that signs certificates."""
     openssl(
         folder,
         *("req", "-x509", *NEW, "-days", "2", "-subj", f"/CN={name}"),
@@ -69,14 +69,15 @@ def test_processes_that_show_certificates_form_a_cluster(tmp_path: Path) -> None
                 body = {"id": key, "dst": key + 1, "amount": 5, "op": key}
                 reply = httpx.post(f"{url}/call/account.transfer", json=body, timeout=30)
                 assert reply.status_code == 200, reply.text
-            # Whoever does not belong is told why, and so is the coordinator.
+            # A worker that does not belong to the cluster gets the reason, and the coordinator
+            # reports it.
             stranger = certificate(keys, "stranger", "other")
             half = ["--certificate", stranger[1]]
             mixed = [*stranger[:4], "--authority", str(keys / "authority.crt")]
             for name, flags, words in (
                 ("clear", [], "it speaks TLS"),
-                ("stranger", stranger, "not of the authority of the cluster"),
-                ("mixed", mixed, "not of the authority of the cluster"),
+                ("stranger", stranger, "not issued by the authority of the cluster"),
+                ("mixed", mixed, "not issued by the authority of the cluster"),
                 ("half", half, "cluster_certificate without cluster_key and cluster_authority"),
             ):
                 with worker(name, *flags) as refused:
@@ -86,7 +87,7 @@ def test_processes_that_show_certificates_form_a_cluster(tmp_path: Path) -> None
                 assert "Traceback" not in said, said
             told = str(httpx.get(f"{url}/health", timeout=30).json()["refused"])
             assert "does not speak TLS" in told
-            assert "it is of another authority" in told
+            assert "another authority has issued it" in told
             assert len(workers_of(url)) == 2
             # They know no other secret inside, either.
             (wrong := tmp_path / "wrong-secret").write_text("fedcba9876543210fedcba9876543210")

@@ -80,7 +80,7 @@ BAD = '{"id":1,"n":"many"}'
 
 
 def write(name: str, rows: int, first: int) -> tuple[Counter[int], int]:
-    """Writes so many payments and votes, and what can't be read; what they come to."""
+    """Writes this many payments and votes, and some invalid rows; returns the expected results."""
     app = tm.App("writer")
     good = app.stream("good", id=int, n=int)
     bad = app.stream("bad", id=int, n=str)
@@ -105,7 +105,7 @@ def write(name: str, rows: int, first: int) -> tuple[Counter[int], int]:
 
 
 def outputs(name: str) -> list[str]:
-    """What is in the topic of the outputs."""
+    """Returns the contents of the topic of the outputs."""
     app = tm.App("reader")
     said = app.stream("said", text=str)
     said.read(tm.kafka(f"{name}.outputs", brokers=brokers(), meta={"text": "value"}))
@@ -171,7 +171,7 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
         reaches(url, wanted)
         wait_for("no trouble", lambda: not troubles(joined(parent)))
         assert health(url)["sources"][3]["topic"] == f"{name}-payments/1"
-        # Who follows dead letters is told of what comes from then on.
+        # A client that follows dead letters receives those from then on.
         found: list[tm.Event] = []
         with tm.Client(url) as client:
             follow = threading.Thread(
@@ -207,15 +207,15 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
         assert parent.stop() == 0
     grow(f"{name}-payments", 4)
     grow(f"{name}.outputs", 9)
-    refused("fifth", "others may come only behind those", "--upgrade")
+    refused("fifth", "new sources may only come after the existing ones", "--upgrade")
 
 
 def test_topics_that_the_log_is_not_beside_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.py").write_text(CODE)
     app = str(tmp_path / "ledger.py")
     for more, why in (
-        ([], "is read with the log, which is elsewhere"),
-        (["--log", "kafka://127.0.0.1:1"], "is read with the log, which is elsewhere"),
+        ([], "and the log is elsewhere"),
+        (["--log", "kafka://127.0.0.1:1"], "and the log is elsewhere"),
         (["--log", f"kafka://{brokers()}"], "there is no topic ledger-payments"),
     ):
         flags = ["--data-dir", str(tmp_path / "data"), "--http", "0", *more]

@@ -120,7 +120,7 @@ def test_another_version_goes_on(tmp_path: Path) -> None:
         process.send(signal.SIGKILL)
     upgrade = ("--upgrade", "--rename", "account.balance=account.cents")
     # Only the version that has executed them can do so again.
-    assert "come behind the newest snapshot" in site.refused("second", *upgrade)
+    assert "come after the newest snapshot" in site.refused("second", *upgrade)
     with site.run("first") as process:
         with client_of(process) as client:
             client.call("account.transfer", id=7, dst=8, amount=5)

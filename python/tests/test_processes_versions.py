@@ -104,7 +104,7 @@ def test_a_history_is_told_to_be_slow(tmp_path: Path) -> None:
     app = str(tmp_path / "versions.py")
     with Process(tmp_path / "parent", "run", app, "--http", "0", *flags) as parent:
         told = parent.find(r"slow +(.*)")
-        assert told.startswith("table rows keeps a history"), told
+        assert told.startswith("table rows has a history"), told
         url = parent.find(r"http +(http://\S+)")
         (slow,) = health(url)["slow"]
         assert slow == told

@@ -147,6 +147,6 @@ def test_work_is_done_and_its_answer_counts_once(tmp_path: Path) -> None:
                 assert row["said"] in said()[row["work"]]
             else:
                 assert "the line is dead" in row["state"]
-        # What a transaction has asked for that aborted was not done.
+        # Work of aborted transactions was not done.
         placed = [line.split()[1] for line in (tmp_path / "charged").read_text().splitlines()]
         assert max(map(int, placed)) < ORDERS

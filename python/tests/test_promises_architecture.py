@@ -1,4 +1,4 @@
-"""What ARCHITECTURE.md names is where it says, and its map has all folders."""
+"""The names in ARCHITECTURE.md are where it says, and its map has all folders."""
 
 from __future__ import annotations
 

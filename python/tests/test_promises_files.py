@@ -1,4 +1,4 @@
-"""What the guide promises of files: what is read, in which order, and what is late."""
+"""The promises of the guide about files: which rows are read, in which order, or late."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Copy:
             copy.write(out)
 
     def read(self, **settings: Any) -> list[list[Any]]:
-        """What a run copies."""
+        """Returns the rows that a run copies."""
         with self.app.start(**settings) as mill:
             mill.finish()
             return kept(mill, self.copy)
@@ -97,13 +97,13 @@ def test_rows_of_a_parquet_file_are_whole_files_until_the_end(tmp_path: Path) ->
     assert not Path(f"{tmp_path / 'whole.parquet'}.parts").exists()
 
 
-def test_a_row_is_late_beyond_the_disorder(tmp_path: Path) -> None:
+def test_a_row_is_late_beyond_the_out_of_orderness(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("at,n\n10,1\n8,2\n12,3\n9,4\n10,5\n")
     ways: list[tuple[Any, list[int]]] = [("side", [2, 1, 5, 3]), ("admit", [2, 1, 4, 5, 3])]
     for late, found in ways:
         app = tm.App("disorder")
         events = app.stream("events", time="at", late=late, at=int, n=int)
-        events.read(tm.files(tmp_path / "in.csv"), disorder=2)
+        events.read(tm.files(tmp_path / "in.csv"), out_of_orderness=2)
         log = app.table("log", key="id", id=int, n=tm.column(tm.list(int), default=[]))
 
         @app.transaction(events, opaque=True)
@@ -118,7 +118,7 @@ def test_a_row_is_late_beyond_the_disorder(tmp_path: Path) -> None:
                 assert [row["n"] for row in mill.output(events.late).rows()] == dropped
     app = tm.App("strict")
     events = app.stream("events", time="at", late="error", at=int, n=int)
-    events.read(tm.files(tmp_path / "in.csv"), disorder=2)
+    events.read(tm.files(tmp_path / "in.csv"), out_of_orderness=2)
 
     @app.transaction(events)
     def see(tx: Any, e: Any) -> None:

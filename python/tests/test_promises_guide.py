@@ -1,4 +1,4 @@
-"""What the guide promises: order, faults, triggers, indexes, calls, files, settings."""
+"""The promises of the guide: order, faults, triggers, indexes, calls, files, settings."""
 
 from __future__ import annotations
 
@@ -14,34 +14,26 @@ import pytest
 import tidemill as tm
 from tidemill import config
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+REFERENCE = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
 
 
-def settings_of_the_guide() -> dict[str, str]:
-    """The table of settings: the names, and what the guide says their defaults are."""
-    table = GUIDE[GUIDE.index("| setting | default | meaning |") :].splitlines()[2:]
-    found: dict[str, str] = {}
-    for line in table:
-        if not line.startswith("|"):
-            break
-        names, default = (cell.strip() for cell in line.split("|")[1:3])
-        defaults = default.split("; ") if names.count("`") > 2 and ";" in default else None
-        for place, name in enumerate(re.findall(r"`(\w+)`", names)):
-            found[name] = defaults[place] if defaults else default
-    return found
+def settings_of_the_reference() -> dict[str, str]:
+    """The settings of one process, with the defaults that the reference shows."""
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", REFERENCE, re.M)
+    return {name: default for name, default in rows if name in config.SETTINGS}
 
 
 def value_of(default: str) -> object:
-    """The value that the guide means."""
-    default = default.split("; `tidemill run`")[0].replace("`", "")
+    """The value that the reference means."""
+    default = default.split("; `tidemill run`")[0].split(" (")[0].replace("`", "")
     units = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "hours": 3_600_000_000}
     if number := re.fullmatch(r"([\d,]+)(?: (\w+))?", default):
         return int(number[1].replace(",", "")) * units.get(number[2], 1)
     return {"none": None, "true": True, "false": False}.get(default, default)
 
 
-def test_settings_and_their_defaults_are_those_of_the_guide() -> None:
-    told = settings_of_the_guide()
+def test_settings_and_their_defaults_are_those_of_the_reference() -> None:
+    told = settings_of_the_reference()
     assert set(told) == set(config.SETTINGS)
     app = tm.App("defaults")
     app.table("t", key="id", id=int)
@@ -167,7 +159,7 @@ def test_a_trigger_runs_once_for_each_row_that_is_another_then(opaque: bool) -> 
         rows.insert(id=4, n=1)
         rows[4].delete()
         rows[1].n = 6
-        # Whoever goes and comes again is another row of the same key.
+        # A row that is deleted and inserted again is a different row of the same key.
         rows[5].delete()
         rows.upsert(id=5, n=9)
         rows[6].delete()
@@ -348,7 +340,7 @@ def test_late_rows_that_never_come_are_not_written(
         assert caught.value.help
         assert "test_promises_guide.py" in str(caught.value)
     assert app.sinks == []
-    # Whoever asks for them is told that there are none.
+    # A retained stream of late events is empty.
     events.late.keep()
     with app.start() as mill:
         mill.finish()
@@ -613,7 +605,7 @@ def test_the_streams_of_calls_can_be_written(tmp_path: Path) -> None:
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in (calls, replies, refused)
     ]
-    # What the engine has beside the parameters is its own.
+    # Columns that the engine adds to the parameters are left out.
     assert found[0] == [{"n": n} for n in (4, 5, 6)]
     assert [row["reply"] for row in found[1]] == [2, 3]
     assert found[2] == [{"n": 5, "reason": "odd"}]

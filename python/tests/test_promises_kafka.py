@@ -1,4 +1,4 @@
-"""What docs/kafka.md promises, as far as no broker is needed: it is refused before one is asked."""
+"""The promises of docs/guides/kafka.md that need no broker."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def writing(**options: Any) -> tm.Error:
 TAKEN = {
     "bootstrap.servers": "brokers=",
     "group.id": "no group is joined",
-    "enable.auto.commit": "in the data directory",
+    "enable.auto.commit": "the data directory has the position",
     "auto.offset.reset": "begin=",
-    "isolation.level": "not committed is not read",
+    "isolation.level": "uncommitted messages are not read",
     "acks": "all replicas",
     "enable.idempotence": "each once",
     "enable.gapless.guarantee": "none missing",
-    "message.timeout.ms": "waits",
+    "message.timeout.ms": "undeliverable messages wait",
     "max.in.flight.requests.per.connection": "",
     "transactional.id": "transactions=True",
     "partitioner": "the key",
@@ -65,7 +65,7 @@ def test_properties_that_promises_hang_on_can_not_be_chosen(name: str) -> None:
 
 def test_properties_that_librdkafka_does_not_know_are_named() -> None:
     assert "no.such = 1 is refused" in reading(properties={"no.such": 1}).what
-    # What is right comes as far as the broker.
+    # Valid settings reach the broker.
     assert isinstance(reading(properties={"client.id": "x"}), tm.IoError)
 
 

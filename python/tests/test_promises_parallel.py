@@ -1,4 +1,4 @@
-"""What docs/parallel.md promises: by which strategy an epoch is executed, and what is said."""
+"""The promises of docs/internals/parallel.md: which strategy executes an epoch, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import tidemill as tm
 from tidemill import _native
 
-PAGE = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/internals/parallel.md").read_text()
 GRAPHS = ["-".join(parts) for parts in itertools.product(
     ("sbfs", "sdfs", "ns"), ("op", "chain"), ("eager", "lazy")
 )]  # fmt: skip
@@ -55,7 +55,7 @@ def executed(data: Path, kind: str = "declared", rows: int = ROWS, **settings: A
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[int, int]:
-    """What the table has after serial execution."""
+    """The table after serial execution."""
     _, found = executed(tmp_path_factory.mktemp("serial"), strategy="serial")
     assert len(found) == 997 + 499
     return found

@@ -1,4 +1,4 @@
-"""What docs/processes.md promises of several processes, as far as none of them has to die."""
+"""The promises of docs/guides/processes.md that no process has to die for."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ import httpx
 import pytest
 
 import tidemill as tm
-from tidemill import config
 from tidemill.cluster import Coordinator, Worker
 
-PAGE = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
 SECRET = b"0123456789abcdef"
 PATIENCE = 60.0
 
@@ -101,26 +100,10 @@ def refused(data: Path, app: tm.App, **settings: object) -> str:
 # -- settings
 
 
-def test_the_page_has_all_settings_that_mean_something_here() -> None:
-    section = PAGE.split("\n## Settings\n")[1]
-    intro, table = section.split("| setting |")
-    listed = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?`) \|", table, re.M))))
-    assert listed == {*config.CLUSTER, "parked_bytes_max"}
-    meant = intro.split("Beside them")[1].split("mean something here")[0]
-    assert set(re.findall(r"`(\w+)(?:=\w+)?`", meant)) == {
-        name
-        for name, setting in config.SETTINGS.items()
-        if config.PROCESSES in setting.modes and not name.startswith("http_")
-    }
-    apart = intro.split("is refused. ")[1]
-    assert set(re.findall(r"`(cluster_\w+)`", apart)) == {
-        name for name, setting in config.CLUSTER.items() if config.PROCESSES not in setting.modes
-    }
-
-
 def test_what_a_process_is_told_has_the_defaults_of_the_page(tmp_path: Path) -> None:
     # Both are named where one does not fit the default of the other.
-    assert "| `cluster_lease_us`, `cluster_beat_us` | 2,000,000, 100,000 |" in PAGE
+    assert "| `cluster_lease_us` | 2,000,000 |" in PAGE
+    assert "| `cluster_beat_us` | 100,000 |" in PAGE
     said = refused(tmp_path, bank(), cluster_lease_us=299_999)
     assert "cluster_lease_us is 299999, and cluster_beat_us 100000" in said
     said = refused(tmp_path, bank(), cluster_beat_us=666_667)
@@ -142,13 +125,13 @@ def test_what_a_process_is_told_has_the_defaults_of_the_page(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"cluster_listen": "0.0.0.0:0"}, "say which: cluster_advertised"),
-        ({"cluster_listen": "here"}, "no address"),
-        ({"cluster_log": "http://x:1"}, "which is no log"),
-        ({"cluster_snapshots": "http://x"}, "which is no store"),
+        ({"cluster_listen": "0.0.0.0:0"}, "set cluster_advertised to"),
+        ({"cluster_listen": "here"}, "not an address"),
+        ({"cluster_log": "http://x:1"}, "which is not a log"),
+        ({"cluster_snapshots": "http://x"}, "which is not a store"),
         ({"cluster_certificate": "a.crt"}, "without cluster_key and cluster_authority"),
         ({"cluster_key": "a", "cluster_authority": "b"}, "without cluster_certificate"),
-        ({"fresh": True, "cluster_log": f"kafka://{NOWHERE}"}, "can't be begun anew from here"),
+        ({"fresh": True, "cluster_log": f"kafka://{NOWHERE}"}, "can't be emptied from here"),
         ({"on_fault": "stop"}, "on_fault=stop"),
     ],
 )
@@ -199,7 +182,7 @@ def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
         ({"begin": "latest"}, "leave begin= out"),
         ({"partitions": [0]}, "leave partitions= out"),
         ({"properties": {"client.id": "x"}}, "leave properties= out"),
-        ({"brokers": "127.0.0.1:2"}, "is read with the log, which is elsewhere"),
+        ({"brokers": "127.0.0.1:2"}, "and the log is elsewhere"),
     ],
 )
 def test_topics_are_read_whole_and_with_the_log(
@@ -247,7 +230,7 @@ def rows_of(cluster: Cluster, id: int) -> object:
 
 
 def ends(cluster: Cluster) -> None:
-    """Waits until all files have been read and what they come to has been written."""
+    """Waits until all files have been read and their results have been written."""
     until(lambda: cluster.status()["input_ended"])
     until(lambda: [sink["rows"] for sink in cluster.status()["sinks"]] == [2])
 
@@ -319,7 +302,7 @@ def test_a_window_of_a_procedure_is_told_to_be_slow(tmp_path: Path) -> None:
 def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
     with Cluster(bank(), tmp_path) as cluster:
         assert call(cluster, "add", id=1).json() == {"reply": 1}
-        # What it says of itself comes a moment later.
+        # Its report about itself follows a moment later.
         until(lambda: sum(source["requests"] for source in cluster.status()["sources"]) == 1)
         health = httpx.get(f"{cluster.url}/health").json()
         assert len(health["sources"]) == 8
@@ -367,7 +350,7 @@ def test_what_is_another_log_or_reads_other_files_is_refused(tmp_path: Path) -> 
     assert "the log of another app" in said
     (tmp_path / "more.csv").write_text("id\n1\n0\n2\n3\n")
     said = refused(tmp_path / "data", from_files(tmp_path, "out.csv", source="more.csv"))
-    assert "reads the files more.csv, and when its log was begun it read ids.csv" in said
+    assert "reads the files more.csv, but its log began with ids.csv" in said
     assert "--fresh" in said
     # Others that say when and how often things happen may be other ones.
     with Cluster(app, tmp_path / "data", cluster_epoch_rows_max=7) as cluster:
@@ -438,7 +421,7 @@ def test_the_old_and_the_new_authority_may_sign_meanwhile(tmp_path: Path) -> Non
         assert call(cluster, "add", id=1).json() == {"reply": 1}
     # With the new one alone the old certificate is nobody's.
     (tmp_path / "both.crt").write_text(both[1])
-    assert "not of the authority" in refused(tmp_path / "data", bank(), **old)
+    assert "not issued by the authority" in refused(tmp_path / "data", bank(), **old)
     with Cluster(bank(), tmp_path / "data", **new) as cluster:
         assert call(cluster, "add", id=1).json() == {"reply": 2}
 

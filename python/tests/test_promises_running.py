@@ -1,4 +1,4 @@
-"""What docs/running.md promises of a running engine and of one that has stopped."""
+"""The promises of docs/internals/protocol.md, for a running engine and a stopped one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import tidemill as tm
 from tidemill import _native
 from tidemill.cli.token import write
 
-RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
+RUNNING = Path(__file__).parents[2] / "docs/internals/protocol.md"
 
 #: The bytes of a request, at most.
 REQUEST_BYTES_MAX = 1 << 20
@@ -55,7 +55,7 @@ class Bank:
                 return go
 
         self.go = threading.Event()
-        # Who is let in is for some tests only.
+        # Only some tests check authentication.
         self.roles, app.roles = app.roles, {}
 
 
@@ -66,7 +66,7 @@ def ask(data: Path, request: object) -> list[dict[str, Any]]:
 
 
 def error(data: Path, request: object) -> dict[str, Any]:
-    """What is wrong with a request."""
+    """Returns the error of a request."""
     *_, last = ask(data, request)
     found: dict[str, Any] = last["error"]
     return found
@@ -196,7 +196,7 @@ def test_several_requests_follow_one_another_on_a_connection(tmp_path: Path) -> 
 
 
 def test_the_page_names_all_of_the_status(tmp_path: Path) -> None:
-    section = RUNNING.read_text().split("### status\n")[1].split("\n### ")[0]
+    section = RUNNING.read_text().split("## status\n")[1].split("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", section))
     with filled(tmp_path, 2) as mill:
         [end] = ask(tmp_path, {"do": "status"})
@@ -243,9 +243,9 @@ def test_the_newest_two_snapshots_are_kept_to_look_back_to(tmp_path: Path) -> No
         for n in (1, 2):
             [_, row, end] = ask(tmp_path, query | {"as_of": epochs[n]})
             assert (row["row"]["n"], end["as_of"]) == (n + 1, epochs[n])
-        # Functions are not in the directory, so nothing can be made again without one.
+        # Functions are not in the directory, so nothing can be replayed without one.
         said = error(tmp_path, query | {"as_of": epochs[0]})
-        assert "would have to be made again, and handler" in said["what"]
+        assert "would have to be replayed, and handler" in said["what"]
 
     look()
     with bank.app.start(data_dir=tmp_path):
@@ -281,7 +281,7 @@ def test_ten_thousand_rows_are_kept_where_nobody_says_how_many(tmp_path: Path) -
         tail = {"do": "tail", "stream": "pay", "follow": False}
         assert len(ask(tmp_path, tail | {"from": 1})) == 10_000 + 2
         [only] = ask(tmp_path, tail | {"from": 0})
-        assert "is gone" in only["error"]["what"]
+        assert "no longer retained" in only["error"]["what"]
         assert (only["first"], only["next"]) == (1, 10_001)
 
 
@@ -333,8 +333,8 @@ def test_dead_rows_are_sent_again_where_their_stream_is_pushed(
         assert f"row {one['row']}: its raw text can't be sent as it is" in said["what"]
         assert '"value"' in said["help"]
     said = error(data, replay | {"stream": "others.dead", "rows": [{"row": 0, "value": value}]})
-    assert "others is not a stream that rows are sent into" in said["what"]
-    assert "mend what others is read from" in said["help"]
+    assert "others is not a pushed stream" in said["what"]
+    assert "correct the input of others" in said["help"]
     events = mill.status()["events"]
     [end] = ask(data, replay | {"rows": [{"row": 1, "value": value}]})
     assert end["sent"] == 1
@@ -557,7 +557,7 @@ def test_so_many_calls_may_wait_and_one_more_is_refused(most: int) -> None:
                 assert int(more.headers["retry-after"]) > 0
                 assert more.json()["error"]["kind"] == "ResourceError"
                 assert "executed" not in more.json()
-            # Who asks for something else is answered.
+            # Other requests are answered.
             assert httpx.get(f"{mill.url}/openapi.json").status_code == 200
         finally:
             bank.go.set()
@@ -567,7 +567,7 @@ def test_so_many_calls_may_wait_and_one_more_is_refused(most: int) -> None:
         ]
         metrics = httpx.get(f"{mill.url}/metrics").text
         assert "\ntidemill_http_calls_refused_total 2\n" in metrics
-        # What was refused was not executed, and there is room again.
+        # The refused calls were not executed, and there is room again.
         assert post(mill, "/call/add", {"id": 7}).json() == {"reply": 1}
 
 
@@ -577,7 +577,7 @@ def test_heads_and_bodies_have_limits() -> None:
         assert post(mill, "/call/add", body.ljust(100)).json() == {"reply": 1}
         large = post(mill, "/call/add", body.ljust(101))
         assert large.status_code == 413
-        assert "at most 100 bytes" in large.json()["error"]["what"]
+        assert "more than 100 bytes" in large.json()["error"]["what"]
         assert post(mill, "/call/add", body, x="x" * 15_000).json() == {"reply": 2}
         assert post(mill, "/call/add", body, x="x" * (16 << 10)).status_code == 431
         assert mill.table("accounts")[1]["n"] == 2
@@ -754,7 +754,7 @@ def test_who_reads_too_slowly_is_told_what_is_gone() -> None:
         ids = [int(line[4:]) for line in lines if line.startswith(b"id: ")]
         *sent, last = [id for id in ids if id >= 0]
         assert sent == list(range(len(sent)))
-        # Whoever comes again with this id is told the same.
+        # A client that returns with this id gets the same answer.
         assert last == sent[-1]
         gone = lines[lines.index(b"event: gone") :]
         [data] = [line for line in gone if line.startswith(b"data: ")]

@@ -1,4 +1,4 @@
-"""What the page of values promises, of traced functions and of those with real values."""
+"""The promises of the page about values, for traced functions and for those with real values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("opaque", [False, True], ids=["traced", "opaque"]
 
 
 def outcomes(app: tm.App, stream: tm.Stream, handlers: list[tm.Handler], *rows: Any) -> list[Any]:
-    """What each handler came to: the reasons of what has aborted, then its output."""
+    """Returns the outcome of each handler: the reasons of aborts, then its output."""
     names = {stream.name for stream in app.streams}
     with app.start() as mill:
         mill.send(stream, list(rows))
@@ -710,7 +710,7 @@ def test_a_time_beyond_the_years_is_an_int_for_python() -> None:
     @app.transaction(move, opaque=True, out={"at": int})
     def look(tx: Any, e: Any) -> dict[str, Any]:
         assert e.at == table[0].at
-        # What else is in the row can be written.
+        # The other columns of the row can be written.
         table[0].n += 1
         return {"at": e.at}
 

@@ -1,4 +1,4 @@
-"""What the page of values promises of windows and ranges, and of the versions below them."""
+"""The promises of the page about values on windows and ranges, and on the versions below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .test_promises_values import BOTH, D, outcomes
 def windows(
     history: Any, over: Callable[[Any], Any], *rows: tuple[int, int | None]
 ) -> list[list[Any]]:
-    """What a window of a row says behind each write, in traced and in opaque functions."""
+    """Returns the window of a row after each write, in traced and in opaque functions."""
     found = []
     for opaque in (False, True):
         app = tm.App("windows")
@@ -182,7 +182,7 @@ def test_aggregates_follow_the_rules_of_values(opaque: bool, scan: bool) -> None
     readers = {name: reader(name) for name in aggregates}
 
     def of(**columns: Any) -> dict[str, str]:
-        """What the aggregates of these columns say, as texts."""
+        """Returns the aggregates of these columns, as texts."""
         [(name, values)] = columns.items()
         zero = {"n": 0, "d": 0, "f": 0.0}
         with app.start() as mill:

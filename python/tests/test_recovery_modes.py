@@ -1,4 +1,4 @@
-"""Weak and strong recovery come to the same; strong names a function that does something else."""
+"""Weak and strong recovery give the same results; strong names a function with other results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_strong_recovery_names_a_function_that_does_something_else(tmp_path: Pat
     app, votes = vote(hidden=True)
     with pytest.raises(tm.InternalError) as caught, app.start(**settings) as mill:
         mill.drain()
-    assert "keep came to something else when it was executed again, on row 3" in str(caught.value)
+    assert "keep gave a different result when it was executed again, on row 3" in str(caught.value)
 
 
 def test_an_unknown_kind_of_recovery_is_refused(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_tables_outside_handlers(ledger: Ledger) -> None:
     [
         (lambda app: app.table("accounts", key="id", id=int), "two tables named 'accounts'"),
         (lambda app: app.stream("payments", id=int), "two streams named 'payments'"),
-        (lambda app: app.table("t", key="id", id=int, a=complex), "is not a type of column"),
+        (lambda app: app.table("t", key="id", id=int, a=complex), "is not the type of a column"),
         (lambda app: app.table("t", key="no", id=int), "has no column 'no'"),
         (lambda app: app.table("t", key=("id", "id"), id=int), "is in the key twice"),
         (lambda app: app.table("t", key="id", id=tm.optional(int)), "neither be null nor have"),
@@ -289,13 +289,18 @@ def test_tables_outside_handlers(ledger: Ledger) -> None:
         (lambda app: app.stream("s", late="never", at=int), "late='never'"),
         (lambda app: app.stream("s", time=tm.timestamp, a=int), "is not a name"),
         (lambda app: app.stream("s", a=int).read("x.csv"), "read takes tm.files"),
-        (lambda app: app.stream("s", a=int).read(tm.files("x"), disorder="2s"), "event time"),
         (
-            lambda app: app.stream("s", time="a", a=int).read(tm.files("x"), disorder="2s"),
+            lambda app: app.stream("s", a=int).read(tm.files("x"), out_of_orderness="2s"),
+            "event time",
+        ),
+        (
+            lambda app: app.stream("s", time="a", a=int).read(tm.files("x"), out_of_orderness="2s"),
             "an int in the same unit",
         ),
         (
-            lambda app: app.stream("s", time="a", a=tm.timestamp).read(tm.files("x"), disorder=2),
+            lambda app: app.stream("s", time="a", a=tm.timestamp).read(
+                tm.files("x"), out_of_orderness=2
+            ),
             "has no unit",
         ),
         (lambda app: app.stream("s", a=int).filter(tm.col("a")), "filter takes a bool"),

@@ -1,4 +1,4 @@
-"""What procedures and functions reply: it can be sent, or nothing is done."""
+"""The replies of procedures and functions: each can be encoded, or the call has no effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tidemill as tm
 from .test_entities_nodes import is_one
 
 AT = dt.datetime(2024, 1, 2, 3, 4, 5, 6, dt.UTC)
-#: What is replied, what it comes to for a caller in Python, and in JSON; or why it is refused.
+#: Each reply, its value for a caller in Python and in JSON, or the reason of the refusal.
 REPLIES: list[tuple[Any, Any, Any]] = [
     (Decimal("1.50"), Decimal("1.50"), "1.50"),
     ([Decimal("1E+40")], [Decimal("1E+40")], ["1E+40"]),

@@ -1,4 +1,4 @@
-"""What events set off on several nodes: handlers, procedures, triggers, windows."""
+"""The effects of events on several nodes: handlers, procedures, triggers, windows."""
 
 from __future__ import annotations
 
@@ -466,7 +466,7 @@ def test_functions_of_entities_beside_tables_with_versions() -> None:
 
 
 def test_versions_and_windows_have_the_times_of_events() -> None:
-    """What has no time of its own stands where the watermark was at the cut before."""
+    """Events without a time of their own have the watermark of the cut before."""
 
     def make() -> tm.App:
         app = tm.App("times")

@@ -1,4 +1,4 @@
-"""What an upgrade would change, of apps with everything that runs as a function."""
+"""The changes that an upgrade would make, for apps with everything that runs as a function."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def prepare(folder: Path) -> None:
 
 
 def outcome(folder: Path, *flags: str) -> tuple[str, str]:
-    """What it comes to: the tables, and all that is written."""
+    """Returns the outcome: the tables, and all outputs."""
     folder.mkdir()
     prepare(folder)
     line = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--json", *flags]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What drops an error, or takes a default for what could not be read.
+# Code that drops an error, or takes a default for a value that could not be read.
 RUST = [
     # But for a parameter that a default method does not use, and text that is written into memory.
     re.compile(r"\blet _ = (?!\(?[a-z_, ]+\)?;)(?!write(ln)?!)"),
@@ -22,7 +22,7 @@ PYTHON = [
     re.compile(r"\bexcept( \(?(Base)?Exception\b.*)?:"),
     re.compile(r"\bsuppress\("),
 ]
-# What does not ship, or only to measure and to test.
+# Folders that do not ship, or only for measurements and tests.
 OTHER = {"tests", "target", "bench", "sim", "workloads", ".venv"}
 # How far above the line its reason may stand.
 ABOVE = 6

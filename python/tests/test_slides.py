@@ -71,7 +71,7 @@ def test_a_slide_is_a_transaction_of_its_own() -> None:
     with candles.app.start() as mill:
         mill.send(candles.trades, rows([181, 239, 241, 290]))
         mill.finish()
-        # What the trigger did is undone; the row is there, and the window has slid.
+        # The trigger's effects are undone. The row stays, and the window has slid.
         assert candles.found(mill) == [(300, 2, 2, 3)]
         assert [row["end"] for row in mill.table(candles.seen).rows()] == [300]
         assert mill.output(candles.follow.aborted).rows() == []
@@ -119,7 +119,7 @@ def test_slides_do_not_depend_on_cuts(seed: int, tmp_path: Path) -> None:
                 sent += more
             mill.finish()
             assert [found[:3] for found in candles.found(mill)] == wanted
-    # All that was recorded comes to the same when it is executed again.
+    # All recorded events give the same results when they are executed again.
     candles = Candles(slide, size=size)
     with candles.app.start(workers=1, **settings) as mill:
         mill.finish()
@@ -318,7 +318,7 @@ def test_a_slide_that_ends_the_process_is_one_without_its_triggers(
     assert (code, wanted[32:]) == (0, " ['no more']")
     said = [run("dies", recovery) for _ in range(5)]
     assert [code for code, _ in said] == [7, 7, 7, 7, 0], said
-    reason = "it ended the process 3 times, each time alone"
+    reason = "it ended the process 3 times, each time while nothing else was executed"
     assert said[-1][1] == f"{wanted[:32]} ['{reason}']"
     aborted = [json.loads(line) for line in (tmp_path / "life").read_text().splitlines()]
     aborted = [line for line in aborted if line["event"] == "slide aborted"]
@@ -326,7 +326,7 @@ def test_a_slide_that_ends_the_process_is_one_without_its_triggers(
         ("second", 120, "no more"),
         ("second", 120, reason),
     ]
-    # What was decided is recorded: another start comes to the same.
+    # Decisions are recorded, so another start gives the same results.
     assert run("dies", recovery)[1] == said[-1][1]
 
 

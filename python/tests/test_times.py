@@ -61,7 +61,7 @@ def texts(pattern: str, dice: random.Random) -> list[str]:
 
 
 def expected(pattern: str, text: str) -> dt.datetime | None:
-    """What strptime says, or nothing where it refuses."""
+    """Returns the result of ``strptime``, or ``None`` where it refuses."""
     try:
         at = dt.datetime.strptime(text, pattern)
     except ValueError:

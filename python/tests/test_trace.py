@@ -1,4 +1,4 @@
-"""What tracing records."""
+"""The operations that tracing records."""
 
 from __future__ import annotations
 
@@ -234,8 +234,8 @@ def test_every_declaration_knows_its_line(ledger: Ledger) -> None:
 def test_sources_and_sinks(ledger: Ledger) -> None:
     trades = ledger.app.stream("trades", time="at", at=tm.timestamp, n=int)
     days = ledger.app.stream("days", time="day", day=int)
-    trades.read(tm.files("a.csv", delimiter=";"), disorder="2s", idle="5ms")
-    days.read(tm.files("b.jsonl"), disorder=3)
+    trades.read(tm.files("a.csv", delimiter=";"), out_of_orderness="2s", idle="5ms")
+    days.read(tm.files("b.jsonl"), out_of_orderness=3)
     days.push()
     trades.late.write(tm.files("late.csv", overwrite=True))
     trades.dead.keep()
@@ -245,14 +245,14 @@ def test_sources_and_sinks(ledger: Ledger) -> None:
     assert spec["sources"] == [
         {
             "stream": "trades",
-            "disorder_us": 2_000_000,
+            "out_of_orderness_us": 2_000_000,
             "idle_us": 5_000,
             "files": {"path": "a.csv", "delimiter": ";"},
         },
-        {"stream": "days", "disorder_us": 3, "idle_us": None, "files": {"path": "b.jsonl"}},
-        {"stream": "days", "disorder_us": 0, "idle_us": None, "files": None},
-        {"stream": "payments", "disorder_us": 0, "idle_us": None, "files": None},
-        {"stream": "large", "disorder_us": 0, "idle_us": None, "files": None},
+        {"stream": "days", "out_of_orderness_us": 3, "idle_us": None, "files": {"path": "b.jsonl"}},
+        {"stream": "days", "out_of_orderness_us": 0, "idle_us": None, "files": None},
+        {"stream": "payments", "out_of_orderness_us": 0, "idle_us": None, "files": None},
+        {"stream": "large", "out_of_orderness_us": 0, "idle_us": None, "files": None},
     ]
     assert spec["sinks"][0]["stream"] == "trades.late"
     assert spec["keep"] == ["trades.dead"]

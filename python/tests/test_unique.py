@@ -36,7 +36,7 @@ CASES: list[tuple[list[Op], bool]] = [
 
 
 class Model:
-    """What operations come to."""
+    """The expected results of operations."""
 
     def __init__(self, tag: str | None = None) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
@@ -122,7 +122,7 @@ def handlers(kind: str, scripts: list[list[Op]]) -> tm.App:
 
 
 def entities(scripts: list[list[Op]]) -> tm.App:
-    """The same with entities, whose functions change them one after the other."""
+    """Returns the app with an entity, whose functions change the rows one after the other."""
     app = tm.App("people")
     tag = tm.column(str, default="new")
     person = app.entity("p", key="id", id=int, mail=tm.optional(str), tag=tag)

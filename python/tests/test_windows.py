@@ -178,7 +178,7 @@ def test_bad_windows_are_refused_where_they_are() -> None:
             return {"n": table[e.id].over(tm.last(5)).n.sum()}  # here
 
     error = refusal(without)
-    assert error.what == "table t keeps no history to read tm.last(5) over"
+    assert error.what == "table t has no history over which tm.last(5) could be read"
     assert error.help == "declare it with history=5"
 
     def no_sum() -> None:
@@ -213,12 +213,12 @@ def test_bad_windows_are_refused_where_they_are() -> None:
             over = table[e.id].over(tm.last(5))
             return {"n": over.fold(0, lambda state, v: v.n * 0.5)}  # here
 
-    assert refusal(other_state).what == "the fold begins with a int, but goes on with a float"
+    assert refusal(other_state).what == "the fold begins with a int, but its step gives a float"
 
     def nothing_kept() -> None:
         tm.App("a").table("t", key="id", id=int, history=0)  # here
 
-    assert refusal(nothing_kept).what == "table t: history=0 keeps nothing"
+    assert refusal(nothing_kept).what == "table t: history=0 retains nothing"
 
     def no_size() -> None:
         tm.sliding("0s")  # here

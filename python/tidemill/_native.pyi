@@ -1,4 +1,4 @@
-"""The compiled half of the package."""
+"""The native module of the package, written in Rust."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any

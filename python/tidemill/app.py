@@ -42,17 +42,27 @@ Summary = TypeVar("Summary", bound=Callable[..., Mapping[str, Any]])
 class App:
     """A program: shared tables, streams, and handlers that turn each event into a transaction.
 
-    >>> app = App("ledger")
-    >>> accounts = app.table("accounts", key="id", id=int, balance=int)
-    >>> payments = app.stream("payments", src=int, dst=int, amount=int)
-    >>> @app.transaction(payments)
-    ... def pay(tx, e):
-    ...     src, dst = accounts[e.src], accounts[e.dst]
-    ...     tx.require(src.balance >= e.amount, "insufficient funds")
-    ...     src.balance -= e.amount
-    ...     dst.balance += e.amount
-    >>> pay
-    <handler pay (traced)>
+    Args:
+        name: The app's name. It must not be empty. ``tidemill run`` derives the name of the
+            data directory from it.
+        seed: The seed of ``tx.random`` and ``tx.uuid``, from 0 to 2**64 - 1. The default is 0.
+            The numbers of a transaction follow from the seed and the event.
+
+    Raises:
+        ProgramError: The name is empty, or the seed is out of range.
+
+    Example:
+        >>> app = App("ledger")
+        >>> accounts = app.table("accounts", key="id", id=int, balance=int)
+        >>> payments = app.stream("payments", src=int, dst=int, amount=int)
+        >>> @app.transaction(payments)
+        ... def pay(tx, e):
+        ...     src, dst = accounts[e.src], accounts[e.dst]
+        ...     tx.require(src.balance >= e.amount, "insufficient funds")
+        ...     src.balance -= e.amount
+        ...     dst.balance += e.amount
+        >>> pay
+        <handler pay (traced)>
     """
 
     def __init__(self, name: str, *, seed: int = 0) -> None:
@@ -61,7 +71,7 @@ class App:
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ProgramError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}", "", here())
         self.name = name
-        #: What ``tx.random`` and ``tx.uuid`` are made of, beside the event.
+        #: The seed of ``tx.random`` and ``tx.uuid``; the event is the other part.
         self.seed = seed
         self.at = here()
         self.tables: dict[str, Table] = {}
@@ -78,7 +88,7 @@ class App:
         self.externals: list[External] = []
         #: The streams of the calls of procedures.
         self.calls: list[Stream] = []
-        #: By procedure: the role that its clients need.
+        #: The role that clients of a procedure need, by the procedure's name.
         self.roles: dict[str, str] = {}
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
 
@@ -96,17 +106,34 @@ class App:
         ordered: bool = False,
         **columns: object,
     ) -> Table:
-        """A table: shared state, one row for each key.
+        """Declares a table: shared state with one row for each key.
 
-        ``key`` names the key column, or several. Columns are keywords; ``schema`` takes those
-        whose names are no keywords, as a dict, a dataclass or a TypedDict. With
-        ``partition_prefix=n`` the first ``n`` key columns choose a row's partition, so that rows
-        with one prefix live together.
+        Args:
+            name: The table's name, which no other table of the app has.
+            key: The name of the key column, or several names.
+            schema: More columns with their types: a dict, a dataclass or a TypedDict. It takes
+                columns whose names are not valid keywords. The default is none.
+            partition_prefix: The number of leading key columns that choose a row's partition.
+                Rows with the same prefix are in the same partition. The default is all of them.
+            history: The versions that the table retains of each row, so that windows can read
+                them. ``"1h"`` retains an hour of event time, and ``1000`` retains that many
+                versions. ``("1h", 1000)`` retains a version as long as either of the two does.
+                Where the time of streams is an int, the time is an int in the same unit. The
+                default is no history.
+            ordered: Whether rows can be read by ranges of keys. The default is False.
+            **columns: The columns with their types, such as ``id=int``.
 
-        With ``history`` a table keeps versions of its rows, so that windows can be read over them:
-        for a time (``history="1h"``, by event time), by count (``history=1000`` of each row), or
-        as long as either wants them (``history=("1h", 1000)``; the first is an int where streams
-        have an int as time). With ``ordered=True`` rows can be read by ranges of keys.
+        Returns:
+            The table. Inside a transaction ``table[key]`` is a row.
+
+        Raises:
+            ProgramError: The name is taken, a column's type is unknown, or the key is not valid.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("ledger")
+            >>> app.table("accounts", key="id", id=int, balance=tm.column(int, default=0))
+            <table accounts: id: int, balance: int>
         """
         at = here()
         self._name("table", name, self.tables, at)
@@ -146,7 +173,7 @@ class App:
     def add_index(
         self, table: Table, columns: Sequence[str], unique: bool, name: str | None, at: str
     ) -> Index:
-        """Takes an index of a table into the app."""
+        """Adds an index of a table to the app; :meth:`Table.index` calls it."""
         owner = f"table {table.name}"
         indexed = [table.schema.find(owner, column, at) for column in columns]
         for place in indexed:
@@ -166,8 +193,8 @@ class App:
         made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
         key = [column.name for column in (made[: len(indexed)] if unique else made)]
         keeps = {"index": {"of": table.id, "columns": indexed}}
-        # Entries live with their rows where both begin alike; elsewhere, those with equal values
-        # live together.
+        # Entries are in the partition of their rows where both keys begin with the same columns.
+        # Elsewhere entries with equal values share a partition.
         prefix = table.partition_prefix
         if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
             prefix = len(indexed)
@@ -184,7 +211,7 @@ class App:
         keeps: Json,
         prefix: int | None = None,
     ) -> Table:
-        """A table that the engine keeps."""
+        """Adds a table that only the engine writes."""
         self._name("table", name, self.tables, at)
         schema = Schema(columns)
         made = Table(self, len(self.tables), name, key, schema, prefix, at, None, ordered, keeps)
@@ -205,31 +232,52 @@ class App:
         schema: object = None,
         **columns: object,
     ) -> OwnedWindow:
-        """A window that belongs to a procedure, or another function that runs with real values:
-        the last ``rows`` that it has put there, or those of the last ``time``.
+        """Declares a window of rows that belongs to one procedure or opaque handler.
 
-        It slides by ``slide`` rows, or by ``slide`` time at its multiples; without by its whole
-        size. For each value of the column ``group`` its active rows are counted (``rows``), and
-        what ``aggregates`` makes of them goes along: sums and means of ints and decimals, counts,
-        and the smallest, largest, first and last value of any column. ``sums=["weight"]`` is
-        ``aggregates=lambda rows: {"weight": rows.weight.sum()}``. All of it changes with each row
-        that comes or goes, so reading it costs no pass over the window's rows.
+        The window holds the last ``rows`` rows that its owner inserted, or the rows of the last
+        ``time``. For each value of the column ``group`` it has the number of active rows
+        (``rows``) and the aggregates. The engine updates them with each row that enters or
+        leaves, so reading them needs no pass over the window's rows.
 
-        >>> app = App("vote")
-        >>> votes, trend = app.stream("votes", candidate=int), app.stream("trend", leads=int)
-        >>> recent = app.window("recent", rows=3, slide=1, group="candidate", candidate=int)
-        >>> @app.procedure(votes, owns=[recent])
-        ... def count(tx, votes):
-        ...     for vote in votes:
-        ...         recent.insert(candidate=vote.candidate)
-        >>> @app.trigger(recent)
-        ... def lead(tx, slide):
-        ...     tx.emit(trend, leads=max(recent.groups(), key=lambda g: g.rows).candidate)
-        >>> with app.start() as mill:
-        ...     mill.send(votes, [{"candidate": c} for c in (1, 2, 2, 1, 1)])
-        ...     mill.drain()
-        ...     print(mill.output(trend).rows())
-        [{'leads': 2}, {'leads': 2}, {'leads': 1}]
+        Args:
+            name: The window's name, which no other window of the app has.
+            rows: The size as a number of rows. Give this or ``time``.
+            time: The size as a span of event time, such as ``"10s"``. Where the time of the
+                owner's stream is an int, it is an int in the same unit.
+            slide: The step by which the window slides: a number of rows, or a time. A window by
+                time slides at multiples of it. The default is the whole size.
+            group: The column whose values group the rows. The default is one group of all rows.
+            sums: The columns whose sums each group has. ``sums=["weight"]`` stands for
+                ``aggregates=lambda rows: {"weight": rows.weight.sum()}``. The default is none.
+            aggregates: A function from the rows of a group to names and aggregates. There are
+                sums and means of ints and decimals, counts, and the smallest, largest, first and
+                last value of any column. The default is none.
+            schema: More columns with their types, as in :meth:`table`. The default is none.
+            **columns: The columns with their types.
+
+        Returns:
+            The window. Its owner declares it with ``owns=[window]``.
+
+        Raises:
+            ProgramError: Both or neither of ``rows`` and ``time`` are given, the slide is larger
+                than the size, or a column can't be grouped or aggregated.
+
+        Example:
+            >>> app = App("vote")
+            >>> votes, trend = app.stream("votes", candidate=int), app.stream("trend", leads=int)
+            >>> recent = app.window("recent", rows=3, slide=1, group="candidate", candidate=int)
+            >>> @app.procedure(votes, owns=[recent])
+            ... def count(tx, votes):
+            ...     for vote in votes:
+            ...         recent.insert(candidate=vote.candidate)
+            >>> @app.trigger(recent)
+            ... def lead(tx, slide):
+            ...     tx.emit(trend, leads=max(recent.groups(), key=lambda g: g.rows).candidate)
+            >>> with app.start() as mill:
+            ...     mill.send(votes, [{"candidate": c} for c in (1, 2, 2, 1, 1)])
+            ...     mill.drain()
+            ...     print(mill.output(trend).rows())
+            [{'leads': 2}, {'leads': 2}, {'leads': 1}]
         """
         at = here()
         self._name("window", name, [w.name for w in self.windows], at)
@@ -313,26 +361,48 @@ class App:
         name: str | None = None,
         emits: Iterable[Stream] = (),
     ) -> Callable[[Callable[..., Any]], Trigger]:
-        """Makes a function run inside each transaction that emits into a stream, writes a table,
-        fills a window or slides it. It sees what the transaction has done, and when it aborts,
-        that does.
+        """Makes a function a trigger, which runs inside the transaction that causes it.
 
-        The function is called with ``tx`` and the event; for a table with ``kind`` (of
-        ``changes``: "insert", "update", "delete"), and the row ``old`` and ``new``, or None; for a
-        window that slides with ``end`` (a time), the number of ``rows`` that are active and of
-        those that ``came``; with ``changes=["insert"]`` on a window with the row that comes, before
-        it slides the window. On a stream or a window it runs at once. On a table it runs when the
-        function that has written its rows has returned, once for each row that is another then.
+        A transaction triggers it by an event into the stream, a write to the table, or a row or
+        slide of the window. The function sees everything that the transaction has done so far.
+        When the function aborts, the transaction aborts.
 
-        >>> app = App("shop")
-        >>> stock = app.table("stock", key="item", item=int, left=int)
-        >>> low = app.stream("low", item=int)
-        >>> @app.trigger(stock, changes=["update"])
-        ... def watch(tx, change):
-        ...     if change.new.left < 3 <= change.old.left:
-        ...         tx.emit(low, item=change.new.item)
-        >>> watch
-        <trigger watch>
+        The function is called with ``tx`` and one argument:
+
+        - on a stream, the event. The trigger runs at once.
+        - on a table, a change with ``kind`` (one of ``changes``), ``old`` and ``new``. Each of
+          these is a row or None. The trigger runs when the function that wrote the rows has
+          returned, once for each row that differs then.
+        - on a window that slides, the ``end`` of the window (a time), the number of active
+          ``rows``, and the number of rows that ``came`` with this slide. It runs at once.
+        - on a window with ``changes=["insert"]``, the new row, before that row slides the window.
+
+        Args:
+            on: The stream, table or window that triggers the function.
+            changes: The changes that trigger it. For a table they are any of ``"insert"``,
+                ``"update"`` and ``"delete"``, and the default is all three. For a window it is
+                ``["slide"]`` (the default) or ``["insert"]``. For a stream leave it out.
+            name: The trigger's name. The default is the function's name.
+            emits: The streams that the function emits into without naming them in its code.
+                The default is none.
+
+        Returns:
+            A decorator, which returns the :class:`Trigger`.
+
+        Raises:
+            ProgramError: ``on`` belongs to another app, ``changes`` are not valid, or the
+                function returns something.
+
+        Example:
+            >>> app = App("shop")
+            >>> stock = app.table("stock", key="item", item=int, left=int)
+            >>> low = app.stream("low", item=int)
+            >>> @app.trigger(stock, changes=["update"])
+            ... def watch(tx, change):
+            ...     if change.new.left < 3 <= change.old.left:
+            ...         tx.emit(low, item=change.new.item)
+            >>> watch
+            <trigger watch>
         """
         at = here()
         if not isinstance(on, Stream | Table | OwnedWindow):
@@ -363,12 +433,32 @@ class App:
         schema: object = None,
         **columns: object,
     ) -> Stream:
-        """A stream of events: read from files, pushed by ``mill.send``, or emitted by handlers.
+        """Declares a stream of events.
 
-        ``time`` names the column with the event time, a timestamp or an int; without it events
-        have the time at which they arrive. ``late`` says what happens to an event whose time is
-        before the newest one of its source, less the disorder: to a side stream, executed where its
-        source stood, or the end of the run.
+        Its events are read from files or topics, pushed by ``mill.send``, or emitted by handlers.
+
+        Args:
+            name: The stream's name, which no other stream of the app has.
+            time: The name of the column with the event time, a timestamp or an int. Without it
+                the time of an event is its arrival. The default is none.
+            late: The fate of a late event. An event is late if it is further behind the newest
+                event of its source than the source's ``out_of_orderness``. ``"side"`` (the
+                default) moves it to the stream ``late``, ``"admit"`` executes it where its source
+                stood, and ``"error"`` ends the run.
+            schema: More columns with their types, as in :meth:`table`. The default is none.
+            **columns: The columns with their types.
+
+        Returns:
+            The stream.
+
+        Raises:
+            ProgramError: The name is taken, a column's type is unknown, or ``time`` names no
+                column that can be a time.
+
+        Example:
+            >>> app = App("ledger")
+            >>> app.stream("payments", time="at", at=dt.datetime, amount=int)
+            <stream payments: at: timestamp, amount: int>
         """
         at = here()
         self._name("stream", name, [s.name for s in self.streams], at)
@@ -414,11 +504,39 @@ class App:
     ) -> Any:
         """Makes a function the handler of a stream: each event is one transaction.
 
-        The function is called once, now, with symbolic values, and what it does is recorded and
-        runs without Python. What can't be recorded runs as an *opaque* function, with real values;
-        ``opaque=True`` asks for that. The columns that an opaque function returns are given by
-        ``out``, and streams that it emits into by ``emits`` where its code does not name them.
-        ``owns`` are the windows that belong to it.
+        The function is *traced* now: it is called with symbolic values, and its operations are
+        recorded. The engine then executes the recording without Python. A function that can't be
+        traced runs as an *opaque* function, which is called with real values for each event.
+
+        Args:
+            stream (Stream): The stream whose events the function takes.
+            name: The handler's name. The default is the function's name.
+            opaque: Whether to skip tracing and run the function as an opaque one. The default is
+                False.
+            out: The columns that the function returns, with their types: a dict, a dataclass or
+                a TypedDict. An opaque function that returns events needs it. The default is none.
+            emits: The streams that an opaque function emits into without naming them in its code.
+                The default is none.
+            owns: The windows (:meth:`window`) that belong to the function. The default is none.
+
+        Returns:
+            A decorator, which returns the :class:`Handler`. The handler is also the stream of the
+            returned events.
+
+        Raises:
+            ProgramError: The stream belongs to another app, the name is taken, or the function
+                does something that no transaction may do.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("words")
+            >>> counts = app.table("counts", key="word", word=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", word=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.word].n += 1
+            >>> count.path
+            'traced'
         """
         at = here()
         if not isinstance(stream, Stream):
@@ -457,39 +575,55 @@ class App:
         owns: object = (),
         role: str | None = None,
     ) -> Any:
-        """Makes a function a procedure, which streams push or clients call.
+        """Makes a function a procedure, which events of streams run or clients call.
 
-        With streams, all events of a *round* are one transaction. A round is what an event of an
-        input stream sets off. The function is called with ``tx`` and, for each stream, the list of
-        its events in this round, with real values. Procedures run after whoever feeds them, so
-        that each runs once a round; of two that do not feed each other the one declared first runs
-        first. What a procedure returns, one dict or a list of them, has the columns ``out``.
-        ``owns`` are the windows that belong to it.
+        With streams, all events of a *round* are one transaction. A round is everything that one
+        event of an input stream triggers. The function is called with ``tx`` and, for each
+        stream, the list of its events in this round, with real values. A procedure runs after
+        the functions that emit into its streams, so it runs once a round. Of two procedures that
+        do not depend on each other, the one declared first runs first.
 
-        >>> app = App("shop")
-        >>> stock = app.table("stock", key="item", item=int, left=int)
-        >>> orders, paid = app.stream("orders", item=int), app.stream("paid", item=int)
-        >>> @app.procedure(orders)
-        ... def check(tx, orders):
-        ...     for order in orders:
-        ...         tx.emit(paid, item=order.item)
-        >>> check
-        <procedure check>
+        Without streams, clients *call* the procedure with ``mill.call`` or :class:`Client`. Each
+        call is one transaction, in the one order with all others. The parameters after ``tx``
+        have types, as columns have, and may have defaults. The returned value is the reply.
 
-        Without streams it is *called*, by ``mill.call``, and each call is one transaction, in the
-        one order with all others. Its parameters have types, as columns have, and may have
-        defaults; what it returns is the reply.
+        Args:
+            *streams (Stream): The streams whose events the procedure takes. The default is none.
+            name: The procedure's name. The default is the function's name.
+            out: The columns of the events that the procedure returns, as one dict or a list of
+                them. It is only for procedures with streams. The default is none.
+            emits: The streams that the function emits into without naming them in its code.
+                The default is none.
+            owns: The windows (:meth:`window`) that belong to the procedure. The default is none.
+            role: The role that the token of an HTTP client needs to call the procedure.
+                ``mill.call`` needs no role. The default is none.
 
-        >>> @app.procedure
-        ... def supply(tx, item: int, more: int = 1):
-        ...     row = stock.insert(item=item, left=more)
-        ...     return {"left": row.left}
-        >>> with app.start() as mill:
-        ...     mill.call(supply, item=7)
-        {'left': 1}
+        Returns:
+            A decorator, which returns the :class:`Handler`. ``@app.procedure`` without
+            parentheses declares a procedure that clients call.
 
-        With ``role="clerk"`` clients over HTTP need a token with that role; ``mill.call`` asks
-        nobody.
+        Raises:
+            ProgramError: A stream belongs to another app or is given twice, the name is taken, or
+                an option does not fit a procedure of this kind.
+
+        Example:
+            >>> app = App("shop")
+            >>> stock = app.table("stock", key="item", item=int, left=int)
+            >>> orders, paid = app.stream("orders", item=int), app.stream("paid", item=int)
+            >>> @app.procedure(orders)
+            ... def check(tx, orders):
+            ...     for order in orders:
+            ...         tx.emit(paid, item=order.item)
+            >>> check
+            <procedure check>
+
+            >>> @app.procedure
+            ... def supply(tx, item: int, more: int = 1):
+            ...     row = stock.insert(item=item, left=more)
+            ...     return {"left": row.left}
+            >>> with app.start() as mill:
+            ...     mill.call(supply, item=7)
+            {'left': 1}
         """
         at = here()
         if len(streams) == 1 and callable(streams[0]) and not isinstance(streams[0], Stream):
@@ -497,7 +631,7 @@ class App:
         if streams and role is not None:
             raise ProgramError(
                 "only a procedure that is called needs a role",
-                "leave role= away: streams are not called",
+                "leave out role=: clients do not call a procedure that takes streams",
                 at,
             )
         if not all(isinstance(stream, Stream) for stream in streams):
@@ -519,7 +653,7 @@ class App:
                 if out is not None:
                     raise ProgramError(
                         "a procedure that is called replies with what it returns, of any type",
-                        "leave out= away",
+                        "leave out the argument out=",
                         at,
                     )
                 return self._called(function, name, emits, owns, role, at)
@@ -541,7 +675,7 @@ class App:
         role: str | None,
         at: str,
     ) -> Handler:
-        """A procedure that clients call."""
+        """Declares a procedure that clients call."""
         chosen = str(name or getattr(function, "__name__", "procedure"))
         self._name("handler", chosen, [h.name for h in self.handlers], at)
         self._name("stream", chosen, [s.name for s in self.streams], at)
@@ -560,8 +694,11 @@ class App:
         role: str | None,
         at: str,
     ) -> tuple[Stream, Schema, Schema]:
-        """The stream of calls of what clients call, who may need a role: its columns are ``keys``
-        and the parameters. With it the columns of the parameters, and of the reply."""
+        """Declares the stream of the calls of a procedure or function.
+
+        Returns the stream, whose columns are ``keys`` and the parameters, then the columns of the
+        parameters and of the reply.
+        """
         if role is not None and (not isinstance(role, str) or not role):
             raise ProgramError(f"{owner}: a role is a text, not {role!r}", "", at)
         columns = self._columns(owner, parameters, {}, at) if parameters else Schema(())
@@ -583,35 +720,51 @@ class App:
         ordered: bool = False,
         **columns: object,
     ) -> Entity:
-        """Entities: rows that have functions, which clients call, and which call each other.
+        """Declares a kind of entity: rows with functions that clients and other entities call.
 
-        Key and columns are those of a table (:meth:`table`), which has the same name, for queries.
-        A call of a client is one transaction with all that its function calls: when anything in it
-        raises, nothing of it happens, and the caller gets the reason.
+        The rows are in a table of the same name (:meth:`table`), which queries can read. A
+        client's call is one transaction, together with all calls that its function makes. When
+        any function in it raises, the whole transaction aborts, and the caller gets the reason.
 
-        >>> app = App("trips")
-        >>> hotel = app.entity("hotel", key="id", id=str, rooms=int)
-        >>> trip = app.entity("trip", key="id", id=int, hotel=str)
-        >>> @hotel.function(creates=True)
-        ... async def build(self, ctx, rooms: int):
-        ...     self.rooms = rooms
-        >>> @hotel.function
-        ... async def reserve(self, ctx, n: int = 1):
-        ...     ctx.require(self.rooms >= n, "no rooms left")
-        ...     self.rooms -= n
-        ...     return self.rooms
-        >>> @trip.function(creates=True)
-        ... async def book(self, ctx, hotel_id: str, n: int):
-        ...     left = await hotel[hotel_id].reserve(n)
-        ...     self.hotel = hotel_id
-        ...     return left
-        >>> with app.start() as mill:
-        ...     mill.call(build, id="inn", rooms=3)
-        ...     mill.call(book, id=1, hotel_id="inn", n=2)
-        ...     mill.call(book, id=2, hotel_id="inn", n=2)
-        Traceback (most recent call last):
-        ...
-        tidemill.errors.Abort: no rooms left
+        Args:
+            name: The entity's name, which no other table or entity of the app has.
+            key: The name of the key column, or several names.
+            schema: More columns with their types, as in :meth:`table`. The default is none.
+            partition_prefix: The number of leading key columns that choose an entity's partition,
+                as in :meth:`table`. The default is all of them.
+            ordered: Whether functions can read entities by ranges of keys. The default is False.
+            **columns: The columns with their types.
+
+        Returns:
+            The kind of entity. Its functions are declared with :meth:`Entity.function`.
+
+        Raises:
+            ProgramError: The name is taken, a column's type is unknown, or the key is not valid.
+
+        Example:
+            >>> app = App("trips")
+            >>> hotel = app.entity("hotel", key="id", id=str, rooms=int)
+            >>> trip = app.entity("trip", key="id", id=int, hotel=str)
+            >>> @hotel.function(creates=True)
+            ... async def build(self, ctx, rooms: int):
+            ...     self.rooms = rooms
+            >>> @hotel.function
+            ... async def reserve(self, ctx, n: int = 1):
+            ...     ctx.require(self.rooms >= n, "no rooms left")
+            ...     self.rooms -= n
+            ...     return self.rooms
+            >>> @trip.function(creates=True)
+            ... async def book(self, ctx, hotel_id: str, n: int):
+            ...     left = await hotel[hotel_id].reserve(n)
+            ...     self.hotel = hotel_id
+            ...     return left
+            >>> with app.start() as mill:
+            ...     mill.call(build, id="inn", rooms=3)
+            ...     mill.call(book, id=1, hotel_id="inn", n=2)
+            ...     mill.call(book, id=2, hotel_id="inn", n=2)
+            Traceback (most recent call last):
+            ...
+            tidemill.errors.Abort: no rooms left
         """
         more: dict[str, Any] = {"partition_prefix": partition_prefix, "ordered": ordered}
         table = self.table(name, key=key, schema=schema, **more, **columns)  # type: ignore[arg-type]
@@ -627,7 +780,7 @@ class App:
         role: str | None,
         at: str,
     ) -> Function:
-        """Takes a function of an entity into the app."""
+        """Adds a function of an entity to the app; :meth:`Entity.function` calls it."""
         chosen, table = f"{entity.name}.{name}", entity.table
         if name.startswith("_") or name in ("exists", "delete", "create", "scan", "function"):
             raise ProgramError(f"function {chosen}: the name '{name}' is taken", "", at)
@@ -640,22 +793,22 @@ class App:
             if parameter in table.key:
                 raise ProgramError(
                     f"function {chosen}: '{parameter}' is the key of {entity.name}",
-                    f"read self.{parameter}: whoever calls gives the key",
+                    f"read self.{parameter}: the caller gives the key",
                     at,
                 )
         check_function(function, chosen, at, ("ctx", *parameters), may_be_async=True)
         for written in chain(globals_written(function), globals_changed(function)):
             raise ProgramError(
                 f"function {chosen} writes the variable '{written}' outside of itself",
-                "keep what lasts in an entity or a table: variables are not undone when a "
-                "transaction aborts, and others do not see them",
+                "store lasting state in an entity or a table: an abort does not undo variables, "
+                "and other processes do not see them",
                 at,
             )
         for waited in blocking(function):
             raise ProgramError(
-                f"function {chosen} uses {waited}, which waits, and everybody else with it",
-                "ask outside with ctx.lookup, which is logged, or have it done once the "
-                "transaction is durable with ctx.external",
+                f"function {chosen} uses {waited}, which waits, and all other transactions with it",
+                "ask an outside service with ctx.lookup, which is logged, or request the work with "
+                "ctx.external, which does it once the transaction is durable",
                 at,
             )
         keys = [table.schema.columns[place] for place in table.key_columns]
@@ -674,21 +827,36 @@ class App:
         emits: Iterable[Stream] = (),
         owns: object = (),
     ) -> Callable[[Callable[..., Any]], Handler]:
-        """Makes the clock call a function: at the multiples of ``period``, each time as one
-        transaction in the one order with all others.
+        """Makes a function a timer, which runs at the multiples of a period of the clock.
 
-        It is called with ``tx`` and a firing, whose ``at`` is the time at which it was due. Firings
-        are logged, so that they are executed again at their place after a crash. Those that could
-        not be taken in time come as one, the last. While nothing runs nothing fires; several
-        processes make up for the last one when they start.
+        Each run is one transaction, in the one order with all others. The function is called with
+        ``tx`` and a firing, whose ``at`` is the time at which it was due. Firings are logged, so
+        after a crash they are executed again at their place. Several firings that are overdue
+        become one, the last. Nothing fires while the app does not run. On several processes, a
+        start makes up for the last firing that was missed.
 
-        >>> app = App("carts")
-        >>> carts = app.table("carts", key="id", id=int, until=dt.datetime)
-        >>> by_until = carts.index("until")
-        >>> @app.every("1s")
-        ... def sweep(tx, firing):
-        ...     for cart in by_until.scan(None, firing.at, limit=100):
-        ...         cart.delete()
+        Args:
+            period: The period, such as ``"1s"``. The shortest is a millisecond.
+            name: The timer's name. The default is the function's name.
+            out: The columns that the function returns, with their types. The default is none.
+            emits: The streams that the function emits into without naming them in its code.
+                The default is none.
+            owns: The windows (:meth:`window`) that belong to the function. The default is none.
+
+        Returns:
+            A decorator, which returns the :class:`Handler`.
+
+        Raises:
+            ProgramError: The period is not a duration or is too short, or the name is taken.
+
+        Example:
+            >>> app = App("carts")
+            >>> carts = app.table("carts", key="id", id=int, until=dt.datetime)
+            >>> by_until = carts.index("until")
+            >>> @app.every("1s")
+            ... def sweep(tx, firing):
+            ...     for cart in by_until.scan(None, firing.at, limit=100):
+            ...         cart.delete()
         """
         at = here()
         try:
@@ -719,37 +887,52 @@ class App:
         at_once: int = 4,
         retries: int = 3,
     ) -> Callable[[Callable[..., Any]], External]:
-        """Makes a function one that works outside: it calls services, sends mail, charges a card.
+        """Makes a function external: it calls services, sends mail, or charges a card.
 
-        A transaction asks for it with ``tx.external``; what it asked is a row of the table
-        ``NAME.outbox``. Once that is durable the function is called, beside everything else and
-        with at most ``at_once`` calls at a time, with an id and what it was asked. What it returns,
-        a dict of the columns ``out``, comes back as an event of the stream that this is, once:
-        together with what it was asked. So the work is split in two transactions, and between them
-        anything may happen.
+        A transaction requests the work with ``tx.external``. The request is a row of the table
+        ``NAME.outbox``. Once that row is durable, the function is called with an id and the
+        columns of the request. Calls run beside the transactions. The function returns a dict of
+        the columns ``out``, or None where there are none. Request and result then arrive as one
+        event of the stream that this decorator returns, exactly once. The work thus spans two
+        transactions, and other transactions may run between them.
 
-        After a crash the function may be called again with the same id, which is thus one for
-        services to know repeated requests by (an idempotency key). When it raises it is called
-        again, ``retries`` times, after waits that grow from 0.1 to 30 seconds; then the event has
-        the text in ``error`` and nulls in ``out``. It does not use tables.
+        After a crash the function may be called again with the same id. Pass the id to services
+        as an idempotency key, by which they recognize a repeated request. The function must not
+        use tables.
 
-        >>> app = App("shop")
-        >>> orders = app.table("orders", key="item", item=int, state=str)
-        >>> @app.external(out={"paid": bool})
-        ... def charge(id, item: int, cents: int):
-        ...     return {"paid": cents < 100}
-        >>> @app.procedure
-        ... def order(tx, item: int, cents: int):
-        ...     orders.insert(item=item, state="open")
-        ...     tx.external(charge, item=item, cents=cents)
-        >>> @app.transaction(charge, opaque=True)
-        ... def charged(tx, e):
-        ...     orders[e.item].state = "paid" if e.paid else e.error or "refused"
-        >>> with app.start() as mill:
-        ...     mill.call(order, item=7, cents=50)
-        ...     summary = mill.finish()
-        ...     mill.table("orders").rows()
-        [{'item': 7, 'state': 'paid'}]
+        Args:
+            out: The columns that the function returns, with their types. The default is none.
+            name: The function's name in the app. The default is the function's own name.
+            at_once: The number of calls that run at the same time, 1 to 1000. The default is 4.
+            retries: How often a call that raised is repeated, 0 to 1000. The default is 3. The
+                waits between the calls grow from 0.1 to 30 seconds. After the last one the event
+                has the exception's text in ``error`` and nulls in the columns ``out``.
+
+        Returns:
+            A decorator, which returns the stream of results.
+
+        Raises:
+            ProgramError: A number is out of range, the name is taken, or two columns have the
+                same name.
+
+        Example:
+            >>> app = App("shop")
+            >>> orders = app.table("orders", key="item", item=int, state=str)
+            >>> @app.external(out={"paid": bool})
+            ... def charge(id, item: int, cents: int):
+            ...     return {"paid": cents < 100}
+            >>> @app.procedure
+            ... def order(tx, item: int, cents: int):
+            ...     orders.insert(item=item, state="open")
+            ...     tx.external(charge, item=item, cents=cents)
+            >>> @app.transaction(charge, opaque=True)
+            ... def charged(tx, e):
+            ...     orders[e.item].state = "paid" if e.paid else e.error or "refused"
+            >>> with app.start() as mill:
+            ...     mill.call(order, item=7, cents=50)
+            ...     summary = mill.finish()
+            ...     mill.table("orders").rows()
+            [{'item': 7, 'state': 'paid'}]
         """
         at = here()
         for what, number, least in (("at_once", at_once, 1), ("retries", retries, 0)):
@@ -773,11 +956,29 @@ class App:
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
     ) -> None:
-        """Makes procedures one transaction: all of them commit, or none does.
+        """Makes procedures one nested transaction: all of them commit, or none does.
 
-        In a round they run one after the other, each seeing what those before it have written;
-        nobody else runs in between, and what they emit leaves when all have committed. Whoever
-        emits runs before whoever takes it; pairs in ``before`` say more about the order.
+        In a round they run one after the other, and each sees the writes of those before it.
+        Nothing else runs in between. Their events are emitted when all have committed. A
+        procedure that emits into a stream runs before the procedure that takes the stream.
+
+        Args:
+            name: The name of the nested transaction, which no other one has.
+            *procedures: The procedures that belong to it.
+            before: Pairs of procedures of which the first runs before the second. The default is
+                none.
+
+        Raises:
+            ProgramError: The name is taken, or an argument is not a procedure of this app.
+
+        Example:
+            >>> app = App("trips")
+            >>> orders = app.stream("orders", hotel=int, flight=int)
+            >>> @app.procedure(orders)
+            ... def book_hotel(tx, orders): ...
+            >>> @app.procedure(orders)
+            ... def book_flight(tx, orders): ...
+            >>> app.nested("trip", book_hotel, book_flight)
         """
         at = here()
         self._name("nested transaction", name, [n["name"] for n in self.nestings], at)
@@ -801,7 +1002,21 @@ class App:
         )
 
     def summary(self, function: Summary) -> Summary:
-        """Adds what a function of the mill returns, a dict, to the summary of ``tidemill run``."""
+        """Adds fields to the summary that ``tidemill run`` prints at its end.
+
+        Args:
+            function: A function that takes the :class:`Mill` and returns a dict of the fields.
+
+        Returns:
+            The function itself, so that this is a decorator.
+
+        Example:
+            >>> app = App("counter")
+            >>> counts = app.table("counts", key="word", word=str, n=int)
+            >>> @app.summary
+            ... def words(mill):
+            ...     return {"words": len(mill.table(counts))}
+        """
         self.summaries.append(function)
         return function
 
@@ -809,7 +1024,7 @@ class App:
         if not isinstance(name, str) or not name:
             raise ProgramError(f"a {what}'s name is a text, not {name!r}", "", at)
         if name in known:
-            raise ProgramError(f"there are two {what}s named '{name}'", "", at)
+            raise ProgramError(f"there are two {what}s named '{name}'", "give one another name", at)
 
     def _columns(
         self, owner: str, schema: object, columns: Mapping[str, object], at: str
@@ -820,7 +1035,7 @@ class App:
             raise ProgramError(error.what, error.help, error.at or at) from None
 
     def add_stream(self, stream: Stream) -> int:
-        """Takes a stream into the app; gives its number."""
+        """Adds a stream to the app and returns its number."""
         self._name("stream", stream.name, [s.name for s in self.streams], stream.at)
         self.streams.append(stream)
         return len(self.streams) - 1
@@ -828,14 +1043,41 @@ class App:
     # Running.
 
     def start(self, **settings: Any) -> Mill:
-        """Starts the app in this process; use it with ``with``. All outputs are kept.
+        """Starts the app in this process; use it with ``with``.
 
-        ``settings`` are those of ``tidemill.toml``: ``workers=2``, say. With ``data_dir="folder"``
-        everything is durable: the next start with that folder goes on where this one ended, be it
-        by a crash; ``fresh=True`` empties it and starts anew, and ``upgrade=True`` lets an app that
-        has changed go on with it. Where functions come to something else than before a crash the
-        start is refused; ``accept_replay=True`` goes on with what they come to now. Without a
-        directory everything is in memory.
+        All outputs are retained in memory, for :meth:`Mill.output`. Without a data directory
+        everything else is in memory, too. With ``data_dir="folder"`` the app is durable: the next
+        start with that folder continues where this run ended, also after a crash.
+
+        Args:
+            **settings: The settings, as in ``tidemill.toml``, such as ``workers=2``. With
+                ``fresh=True`` the start empties the data directory. With ``upgrade=True`` an app
+                that has changed continues with the data of its older version. A start is refused
+                where functions give other results than they gave before a crash. With
+                ``accept_replay=True`` it continues with the new results.
+
+        Returns:
+            The running app.
+
+        Raises:
+            SettingError: A setting is unknown, out of range, or means nothing here.
+            ProgramError: The app is not complete, or a function gives other results than before.
+            ResourceError: Another process uses the data directory, or memory or disk is full.
+            IoError: A file or a connection can't be opened.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="word", word=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", word=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.word].n += 1
+            >>> with app.start(workers=1) as mill:
+            ...     mill.send(words, [{"word": "tide"}, {"word": "tide"}])
+            ...     mill.drain()
+            ...     mill.table(counts)["tide"]
+            {'word': 'tide', 'n': 2}
         """
         from tidemill.mill import Mill
 
@@ -844,12 +1086,24 @@ class App:
         if "durable" in checked and checked["durable"] != "none" and "data_dir" not in checked:
             raise SettingError(
                 f"app.start(): durable={checked['durable']!r} without a data directory",
-                'say where to keep things: data_dir="folder"',
+                'name the directory: data_dir="folder"',
             )
         return Mill(self, checked, keep_all=True, push=True)
 
     def inspect(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """How the engine will run the app; runs nothing."""
+        """Returns how the engine would execute the app, without running it.
+
+        Args:
+            settings: The settings, as in :meth:`start`. The default is none.
+
+        Returns:
+            The tables, streams, handlers and groups of the app, as ``tidemill inspect --json``
+            prints them.
+
+        Raises:
+            SettingError: A setting is unknown or out of range.
+            ProgramError: The app is not complete.
+        """
         checked = checked_settings(settings or {}, "app.inspect()")
         spec, opaques = self.spec(apart(checked)[0], keep_all=False, push=True)
         found: dict[str, Any] = json.loads(_native.inspect(json.dumps(spec), opaques))
@@ -858,9 +1112,15 @@ class App:
     def spec(
         self, settings: Mapping[str, Any], *, keep_all: bool, push: bool
     ) -> tuple[Json, list[Any]]:
-        """The app as the engine reads it, and its opaque functions.
+        """Returns the app in the form that the engine reads, and its opaque functions.
 
-        ``push`` says whether somebody will send: streams without files are then pushed.
+        Args:
+            settings: The engine's settings.
+            keep_all: Whether all outputs are retained in memory.
+            push: Whether events will be sent. Streams without sources are pushed then.
+
+        Returns:
+            The app as JSON, and the opaque functions by their numbers.
         """
         from tidemill.spec import spec
 

@@ -1,8 +1,8 @@
-"""Clients of an app over HTTP: calls that are executed once, events as they come.
+"""Clients of an app over HTTP: calls that are executed once, and subscriptions to events.
 
-:class:`Client` waits, :class:`AsyncClient` is for ``asyncio``; they have the same methods. What
-they send, and what they make of what comes, is in one place for both: steps that are told what has
-come and say what to do next.
+:class:`Client` blocks, and :class:`AsyncClient` is for ``asyncio``. They have the same methods.
+Both share the protocol, which is generators (``Steps``): they yield requests and waits, and
+receive responses.
 """
 
 from __future__ import annotations
@@ -49,62 +49,76 @@ __all__ = [
     "Reset",
 ]
 
-#: Seconds that the first try to come again waits; each waits twice as long, up to the last.
+#: The wait before the first retry, in seconds. Each further wait is twice as long.
 FIRST_WAIT = 0.05
+#: The longest wait before a retry, in seconds.
 LAST_WAIT = 2.0
-#: Seconds without a sign of life, after which whoever follows something comes again.
+#: The silence after which a subscription connects again, in seconds.
 SILENCE = 30.0
 
 
 class AccessError(SettingError):
-    """The app does not know the token, or the token has not the role that is needed."""
+    """The app does not know the token, or the token lacks the role that the procedure needs."""
 
 
 class DeadlineError(ResourceError):
-    """There was no reply in time. The call may have been executed, or may still be.
+    """There was no reply in time; the call may have been executed, or may still be executed.
 
-    ``request_id`` asks for it again: ``client.using(request_id=error.request_id).call(...)`` with
-    the same arguments gives its reply, and it is executed once.
+    To get the reply, repeat the call with the same arguments and the same id:
+    ``client.using(request_id=error.request_id).call(...)``. The call is still executed only once.
+
+    Attributes:
+        request_id: The id of the request, or None if it had none.
     """
 
     request_id: str | None = None
 
 
 class GoneError(InputError):
-    """Events that were asked for are kept no more; ``first`` is the first row that is there."""
+    """The app no longer retains the requested events.
+
+    Attributes:
+        first: The number of the first row that the app still has.
+    """
 
     first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a stream."""
+    """An event of a stream, from :meth:`Client.subscribe`."""
 
-    #: The number of its row, by which a subscription goes on behind it.
+    #: The number of its row. ``subscribe(stream, after=row)`` continues after it.
     row: int
+    #: The event's columns.
     value: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row that has changed, or gone: then ``row`` is None."""
+    """A row of a table that a cut has changed or deleted."""
 
+    #: The values of the key columns.
     key: tuple[Any, ...]
+    #: The row's columns, or None if the row was deleted.
     row: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a cut has changed in a table."""
+    """The changes of one cut to a table, from :meth:`Client.changes`."""
 
+    #: The number of the epoch that ended with the cut.
     epoch: int
+    #: The changed and deleted rows.
     changes: list[Change]
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """What was before is not known: read the table now; what comes next goes on from there."""
+    """A start without the earlier changes: read the table now. Later cuts continue from there."""
 
+    #: The number of the epoch from which the changes continue.
     epoch: int
 
 
@@ -117,13 +131,14 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Send:
-    """A request to be made, within so many seconds."""
+    """A request that a client sends."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     content: bytes | None
     params: Mapping[str, list[str]]
+    #: The timeout, in seconds.
     seconds: float
 
 
@@ -132,7 +147,7 @@ class _Sleep:
     seconds: float
 
 
-#: What comes of a request that gets no response: whether somebody may have heard it, and why.
+#: The result of a request without response: whether the app may have received it, and the reason.
 Broken = tuple[bool, str]
 Steps = Generator["_Send | _Sleep", "httpx.Response | Broken", Any]
 Item = TypeVar("Item")
@@ -143,7 +158,7 @@ def _name(of: Handler | Side | Table | str) -> str:
 
 
 def _encoded(value: object) -> object:
-    """A value as JSON has it.
+    """Returns a value in the form that JSON has for it.
 
     >>> _encoded([Decimal("1.50"), b"a", float("inf"), dt.datetime(2026, 1, 31, tzinfo=dt.UTC)])
     ['1.50', '0x61', 'inf', '2026-01-31T00:00:00+00:00']
@@ -184,7 +199,7 @@ def _encoded(value: object) -> object:
 
 
 def _waits() -> Iterator[float]:
-    """How long each try to come again waits: not all clients at once."""
+    """Yields the waits before retries, in seconds; random, so that clients spread out."""
     wait = FIRST_WAIT
     while True:
         yield wait * random.uniform(0.5, 1.0)
@@ -211,7 +226,7 @@ def _found(response: httpx.Response) -> dict[str, Any]:
 
 
 def _refusal(response: httpx.Response) -> Error:
-    """What a refusal says, as an exception."""
+    """Returns the exception for a response that is not a success."""
     said = _found(response)
     error = said.get("error") or {}
     what = str(error.get("what") or f"{response.url} answered {response.status_code}")
@@ -231,7 +246,7 @@ def _refusal(response: httpx.Response) -> Error:
 
 
 def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) -> Steps:
-    """A call: sent until there is an answer, no more time, or no more tries."""
+    """Makes a call: repeats the request until a response, the deadline, or the last retry."""
     content = json.dumps(_encoded(arguments), separators=(",", ":")).encode()
     request = options.request_id
     if request is None and options.retries > 0:
@@ -248,7 +263,7 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
         if left <= 0:
             break
         headers["tidemill-deadline-ms"] = str(max(1, int(left * 1000)))
-        # The app says itself that the time is over; a little more is for the way.
+        # The app reports the deadline itself; the extra second is for the network.
         response = yield _Send("POST", f"/call/{procedure}", headers, content, {}, left + 1.0)
         if isinstance(response, tuple):
             may_have_heard, why = response
@@ -275,16 +290,16 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
     if heard:
         error = DeadlineError(
             error.what,
-            "the call may have been executed: ask again with the same request_id and arguments"
+            "the call may have been executed: repeat it with the same request_id and arguments"
             if request is not None
-            else "the call may have been executed; with retries it could be asked for again",
+            else "the call may have been executed; with retries= a client can repeat it safely",
         )
         error.request_id = request
     raise error
 
 
 def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps:
-    """Something that may be asked for as often as one likes."""
+    """Gets a resource, with retries; a repeated request changes nothing."""
     until = time.monotonic() + options.deadline
     error: Error = IoError(f"{path}: the app did not answer", "is it running, and at this address?")
     waits = _waits()
@@ -306,7 +321,7 @@ def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps
 
 
 class _Lines:
-    """Server-sent events, from their lines.
+    """A parser of server-sent events, line by line.
 
     >>> lines = _Lines()
     >>> [lines.feed(line) for line in ("id: 7", "data: {}", "")]
@@ -319,7 +334,7 @@ class _Lines:
         self._data: list[str] = []
 
     def feed(self, line: str) -> tuple[str, str, str] | None:
-        """Takes a line; gives name, id and data when it ends an event."""
+        """Takes a line, and returns name, id and data if the line ends an event."""
         if not line:
             name, data = self._name, self._data
             self._name, self._data = "", []
@@ -336,7 +351,7 @@ class _Lines:
 
 
 class _Following(Generic[Item]):
-    """Something that is followed: how it is asked for, and what its events are."""
+    """A subscription: its requests, its position, and the conversion of its events."""
 
     def __init__(
         self,
@@ -356,17 +371,17 @@ class _Following(Generic[Item]):
         self._waits = _waits()
 
     def headers(self) -> dict[str, str]:
-        """The headers of the next connection."""
+        """Returns the headers of the next connection."""
         self.lines = _Lines()
         more = {"last-event-id": self.last} if self.last else {}
         return {"accept": "text/event-stream"} | more
 
     def params(self) -> dict[str, int]:
-        """Where to begin, unless it is where the last connection was."""
+        """Returns the first row to request, unless the last connection's position is known."""
         return {"from": self._first} if self._first is not None and not self.last else {}
 
     def take(self, line: str) -> Item | None:
-        """Takes a line; gives an event, if there is one."""
+        """Takes a line, and returns an event if the line ends one."""
         found = self.lines.feed(line)
         if self.lines.id:
             self.last = self.lines.id
@@ -384,7 +399,7 @@ class _Following(Generic[Item]):
         return self._item(name, id, data)
 
     def failed(self, error: Error | None) -> float:
-        """The connection has ended: how long to wait before the next; raises when it is enough."""
+        """Returns the wait before the next connection, in seconds; raises after the last retry."""
         self._fails += 1
         if self._fails > self._options.retries:
             raise error or IoError(f"{self.path}: the app does not answer", "is it running?")
@@ -404,7 +419,7 @@ def _cut(name: str, id: str, data: str) -> Cut | Reset:
 
 
 class _Client:
-    """What both kinds of client have."""
+    """The common part of both kinds of client."""
 
     def __init__(
         self, url: str, token: str | None, deadline: float, retries: int, verify: Any
@@ -424,11 +439,20 @@ class _Client:
         retries: int | None = None,
         request_id: str | None = None,
     ) -> Self:
-        """The same client with other options; it shares connections, and is closed with it.
+        """Returns this client with other options.
 
-        ``deadline`` is how many seconds a call may take with all its tries, ``retries`` how often
-        it is tried again, and ``request_id`` names the request, so that it may be asked for again
-        by whoever knows the name.
+        Both share their connections, and are closed together.
+
+        Args:
+            deadline: The longest time of a call with all its retries, in seconds. The default is
+                that of this client.
+            retries: The number of retries of a request. The default is that of this client.
+            request_id: The id of the next request. Another request with the same id gets the
+                reply of the first one, and is not executed again. The default is a random id for
+                each call.
+
+        Returns:
+            The client with the other options.
         """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -456,21 +480,28 @@ class _Client:
 
 
 class Client(_Client):
-    """A client of an app that is served over HTTP. Use it with ``with``, or close it.
+    """A client of an app over HTTP. Use it with ``with``, or call :meth:`close`.
 
-    >>> import tidemill as tm
-    >>> app = tm.App("counter")
-    >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-    >>> @app.procedure
-    ... def count(tx, name: str, by: int = 1):
-    ...     counts[name].n += by
-    ...     return counts[name].n
-    >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
-    ...     client.call(count, name="tides"), client.call("count", name="tides", by=2)
-    (1, 3)
+    Args:
+        url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`.
+        token: The token that authenticates the client. The default is none.
+        deadline: The longest time of a call with all its retries, in seconds. The default is 30.
+        retries: The number of retries of a request. The default is 8.
+        verify (bool or ssl.SSLContext): The certificates that HTTPS trusts. Give an
+            ``ssl.SSLContext`` that trusts a private certificate. The default is True: those of
+            public authorities.
 
-    ``token`` says who it is, where the app wants to know. ``verify`` is for HTTPS with a
-    certificate of one's own: an ``ssl.SSLContext`` that trusts it.
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("counter")
+        >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+        >>> @app.procedure
+        ... def count(tx, name: str, by: int = 1):
+        ...     counts[name].n += by
+        ...     return counts[name].n
+        >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+        ...     client.call(count, name="tides"), client.call("count", name="tides", by=2)
+        (1, 3)
     """
 
     def __init__(
@@ -488,46 +519,96 @@ class Client(_Client):
         self._http = httpx.Client(**self._settings)
 
     def call(self, procedure: Handler | str, /, **arguments: object) -> Any:
-        """Calls a procedure, and gives its reply.
+        """Calls a procedure or a function of an entity, and returns its reply.
 
-        It is tried again when the connection breaks or the app has no room, starts anew, or does
-        not answer; it is executed once all the same, because each try has the same request id.
-        When it aborts, ``tm.Abort`` is raised with the reason, or a class derived from it, as the
-        function has raised it, where there is one of that name; when there is no answer in time,
-        :class:`DeadlineError`.
+        The client repeats the request when the connection breaks, or when the app is overloaded,
+        restarts, or does not answer. The call is still executed only once, because each retry has
+        the same request id.
+
+        Args:
+            procedure: The procedure or function, or its name.
+            **arguments: The values of its parameters. For a function of an entity the key columns
+                come with them.
+
+        Returns:
+            The value that the function returned.
+
+        Raises:
+            Abort: The function aborted. The exception has the class that the function raised, if
+                this process defines a class of that name.
+            Fault: The function raised any other exception.
+            DeadlineError: There was no reply in time.
+            AccessError: The token is unknown, or lacks the role that the procedure needs.
+            ProgramError: There is no such procedure.
+            InputError: The arguments do not fit the parameters.
+            IoError: The app can't be reached.
         """
         return self._run(_call(self._options, _name(procedure), arguments))
 
     def row(self, table: Table | str, *key: object) -> dict[str, Any] | None:
-        """The row with this key, if there is one, as the last durable cut has left it."""
+        """Returns a row of a table, as the last durable cut left it.
+
+        Args:
+            table: The table, or its name.
+            *key: The values of the key columns.
+
+        Returns:
+            The row, or None if there is none.
+
+        Raises:
+            AccessError: The token is unknown, or lacks the role.
+            ProgramError: There is no such table.
+            IoError: The app can't be reached.
+        """
         row: dict[str, Any] | None = self._run(self._row(table, key))["row"]
         return row
 
     def openapi(self) -> dict[str, Any]:
-        """The document that describes the app."""
+        """Returns the OpenAPI document that describes the app's procedures, streams and tables."""
         found: dict[str, Any] = self._run(_get(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> Iterator[Event]:
-        """The events of a stream as they become durable, without end.
+        """Yields the events of a stream as they become durable, without end.
 
-        They begin behind the row ``after`` (-1: with the first one), or with what comes from now
-        on. When the connection breaks or the app starts anew, it goes on where it was: no event
-        is missing and none comes twice. :class:`GoneError` is raised when those that come next are
-        kept no more.
+        When the connection breaks or the app restarts, the subscription continues at its
+        position: no event is missing, and none comes twice.
+
+        Args:
+            stream: The stream, or its name.
+            after: The row after which the events begin; -1 begins with the first row. The default
+                is to begin with the events that come from now on.
+
+        Yields:
+            The events, in their order.
+
+        Raises:
+            GoneError: The app no longer retains the next events.
+            AccessError: The token is unknown, or lacks the role.
+            IoError: The app can't be reached, after all retries.
         """
         return self._follow(self._subscription(stream, after))
 
     def changes(self, table: Table | str) -> Iterator[Cut | Reset]:
-        """What changes in a table, cut by cut, without end.
+        """Yields the changes of a table, cut by cut, without end.
 
-        A :class:`Reset` comes first, and again whenever something may be missing: read the table
-        then (by :meth:`row`, say), and go on with what comes behind.
+        A :class:`Reset` comes first, and again whenever changes may be missing. Read the table
+        then, for example with :meth:`row`, and continue with the cuts that follow.
+
+        Args:
+            table: The table, or its name.
+
+        Yields:
+            A :class:`Cut` for each cut that changed the table, or a :class:`Reset`.
+
+        Raises:
+            AccessError: The token is unknown, or lacks the role.
+            IoError: The app can't be reached, after all retries.
         """
         return self._follow(self._following(table))
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes the client's connections."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -590,7 +671,34 @@ class Client(_Client):
 
 
 class AsyncClient(_Client):
-    """As :class:`Client`, for ``asyncio``. Use it with ``async with``, or close it."""
+    """A client of an app over HTTP for ``asyncio``. Use it with ``async with``, or close it.
+
+    The methods are those of :class:`Client`.
+
+    Args:
+        url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`.
+        token: The token that authenticates the client. The default is none.
+        deadline: The longest time of a call with all its retries, in seconds. The default is 30.
+        retries: The number of retries of a request. The default is 8.
+        verify (bool or ssl.SSLContext): The certificates that HTTPS trusts, as for
+            :class:`Client`. The default is True.
+
+    Example:
+        >>> import asyncio
+        >>> import tidemill as tm
+        >>> app = tm.App("counter")
+        >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+        >>> @app.procedure
+        ... def count(tx, name: str, by: int = 1):
+        ...     counts[name].n += by
+        ...     return counts[name].n
+        >>> async def main(url):
+        ...     async with tm.AsyncClient(url) as client:
+        ...         return await client.call(count, name="tides")
+        >>> with app.start(http_port=0) as mill:
+        ...     asyncio.run(main(mill.url))
+        1
+    """
 
     def __init__(
         self,
@@ -607,29 +715,66 @@ class AsyncClient(_Client):
         self._http = httpx.AsyncClient(**self._settings)
 
     async def call(self, procedure: Handler | str, /, **arguments: object) -> Any:
-        """Calls a procedure, as :meth:`Client.call` does."""
+        """Calls a procedure or a function of an entity, as :meth:`Client.call` does.
+
+        Args:
+            procedure: The procedure or function, or its name.
+            **arguments: The values of its parameters, and of an entity's key columns.
+
+        Returns:
+            The value that the function returned.
+
+        Raises:
+            Abort: The function aborted.
+            DeadlineError: There was no reply in time.
+            AccessError: The token is unknown, or lacks the role that the procedure needs.
+        """
         return await self._run(_call(self._options, _name(procedure), arguments))
 
     async def row(self, table: Table | str, *key: object) -> dict[str, Any] | None:
-        """The row of a table with this key, as :meth:`Client.row` gives it."""
+        """Returns a row of a table, as :meth:`Client.row` does.
+
+        Args:
+            table: The table, or its name.
+            *key: The values of the key columns.
+
+        Returns:
+            The row, or None if there is none.
+        """
         row: dict[str, Any] | None = (await self._run(self._row(table, key)))["row"]
         return row
 
     async def openapi(self) -> dict[str, Any]:
-        """The document that describes the app."""
+        """Returns the OpenAPI document that describes the app's procedures, streams and tables."""
         found: dict[str, Any] = await self._run(_get(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> AsyncIterator[Event]:
-        """The events of a stream, as :meth:`Client.subscribe` gives them."""
+        """Yields the events of a stream, as :meth:`Client.subscribe` does.
+
+        Args:
+            stream: The stream, or its name.
+            after: The row after which the events begin; -1 begins with the first row. The default
+                is to begin with the events that come from now on.
+
+        Yields:
+            The events, in their order.
+        """
         return self._follow(self._subscription(stream, after))
 
     def changes(self, table: Table | str) -> AsyncIterator[Cut | Reset]:
-        """What changes in a table, as :meth:`Client.changes` gives it."""
+        """Yields the changes of a table, as :meth:`Client.changes` does.
+
+        Args:
+            table: The table, or its name.
+
+        Yields:
+            A :class:`Cut` for each cut that changed the table, or a :class:`Reset`.
+        """
         return self._follow(self._following(table))
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Closes the client's connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -696,7 +841,7 @@ class AsyncClient(_Client):
 
 
 def _broken(error: httpx.TransportError, url: str) -> Broken:
-    """What is to be made of a connection that could not be had or kept."""
+    """Returns the result of a request whose connection could not be opened, or broke."""
     import httpx
 
     if isinstance(error, httpx.UnsupportedProtocol):

@@ -1,8 +1,8 @@
 """An app on several processes: a coordinator, and workers that own its rows.
 
-What is chosen is a setting that begins with ``cluster_``; all processes of a cluster are given the
-same, but for where they listen. ``tidemill run --processes`` starts all of them on this machine,
-``tidemill coordinator`` and ``tidemill worker`` one each.
+Its settings begin with ``cluster_``. All processes of a cluster need the same settings, except for
+the addresses at which they listen. ``tidemill run --processes`` starts all of them on this machine.
+``tidemill coordinator`` and ``tidemill worker`` start one each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def secret_of(path: Path | str) -> bytes:
-    """What is in the file of a cluster's secret."""
+    """Returns the secret in a cluster's secret file."""
     try:
         return Path(path).read_bytes().strip()
     except OSError as error:
@@ -32,24 +32,24 @@ def secret_of(path: Path | str) -> bytes:
 
 
 def folder_of(settings: Mapping[str, Any]) -> Path:
-    """Where what a cluster keeps is: beside what one process would."""
+    """Returns the folder of a cluster in the data directory, apart from that of one process."""
     return Path(settings["data_dir"]) / "cluster"
 
 
 def _made(app: App, settings: Mapping[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     engine, cluster = apart(settings)
     cluster.pop("secret_file", None)
-    # Each process has its own; what a directory is for is the cluster's business.
+    # Each process has its own data directory, and the cluster decides about its content.
     for name in ("data_dir", "durable"):
         engine.pop(name, None)
     cluster["fresh"] = bool(engine.pop("fresh", False))
-    # Others may send events into any stream, by the log.
+    # Other programs may send events into any stream through the log.
     spec, opaques = app.spec(engine, keep_all=False, push=True)
     return json.dumps(spec), opaques, cluster
 
 
 class Coordinator:
-    """The coordinator of a cluster, in this process. ``data_dir`` is where its log is."""
+    """The coordinator of a cluster, in this process. Its log is in the data directory."""
 
     def __init__(self, app: App, settings: Mapping[str, Any], secret: bytes) -> None:
         spec, opaques, cluster = _made(app, settings)
@@ -59,27 +59,28 @@ class Coordinator:
 
     @property
     def address(self) -> str:
-        """Where workers join."""
+        """The address at which workers join."""
         return self.native.address
 
     @property
     def url(self) -> str | None:
-        """Where clients are answered, if they are."""
+        """The address for HTTP clients; None without ``http_port``."""
         return None if self.native.http is None else f"{self._scheme}://{self.native.http}"
 
     def status(self) -> dict[str, Any]:
-        """Members, epochs, and for each source how many requests wait for a cut."""
+        """Returns members, epochs, and the requests of each source that wait for a cut."""
         found: dict[str, Any] = json.loads(self.native.status())
         return found
 
     def stop(self, may_come: bool = True) -> bool:
-        """Ends: waits a while for the replies that clients wait for, then for a last snapshot.
+        """Stops the coordinator.
 
-        Where all that comes was read from files, to their ends, and nothing else ``may_come``,
-        files that are written are whole then.
+        It waits a while for the replies of open requests, and then for a last snapshot. With
+        ``may_come`` False no more input can arrive, as all files were read to their ends. Written
+        files are complete then.
 
-        Whether all that was executed is in that snapshot: whoever starts the cluster again has
-        nothing to do again then.
+        Returns whether the snapshot has everything that was executed. If so, the next start has
+        nothing to execute again.
         """
         return self.native.stop(may_come)
 
@@ -91,23 +92,27 @@ class Worker:
         spec, opaques, cluster = _made(app, settings)
         cluster["dir"] = str(folder_of(settings))
         self._native = _native.Worker(spec, opaques, json.dumps(cluster), secret, join)
-        #: Its number, as the coordinator shows it.
+        #: The worker's number, as the coordinator shows it.
         self.number = self._native.number
-        #: Where other workers reach it.
+        #: The address for other workers.
         self.address = self._native.address
 
     def status(self) -> str:
-        """What it is doing, in words."""
+        """Returns the worker's state as text."""
         return self._native.status()
 
     def trouble(self) -> str | None:
-        """What it waits for that does not come: a log or a store that does not answer."""
+        """Returns the log or store that does not answer, with which the worker is stuck."""
         return self._native.trouble()
 
     def stop(self) -> None:
-        """Ends it: the others go on without it."""
+        """Stops the worker; the others continue without it."""
         self._native.stop()
 
     def wait(self, seconds: float) -> tuple[str, str] | None:
-        """Waits for its end: what ended it (``stopped``, ``refused`` or ``failed``), and why."""
+        """Waits for the worker's end.
+
+        Returns its kind (``stopped``, ``refused`` or ``failed``) and the reason, or None while the
+        worker runs.
+        """
         return self._native.wait(seconds)

@@ -65,65 +65,324 @@ _LONG, _BYTES, _ROWS = 315_576_000_000_000, 1 << 50, 1_000_000_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting; see the guide for what it means."""
+    """A setting. The reference of settings is generated from these."""
 
-    #: What its values are: a type, texts, or names with texts.
+    #: The kind of its values: a type, texts, or names with texts.
     kind: object
-    #: Where it means something.
+    #: The ways to run an app in which it means something.
     modes: tuple[str, ...]
-    #: Of an integer, the least and the greatest value.
+    #: The least and the greatest value of an integer.
     range: tuple[int, int] = (0, 0)
     #: The setting without which it means nothing.
     needs: str = ""
+    #: The value without the setting, as the reference shows it.
+    default: str = ""
+    #: One or two sentences for the reference.
+    help: str = ""
 
 
-def _int(low: int, high: int, modes: tuple[str, ...], needs: str = "") -> Setting:
-    return Setting(int, modes, (low, high), needs)
+def _int(
+    low: int, high: int, modes: tuple[str, ...], needs: str = "", *, default: str, help: str
+) -> Setting:
+    return Setting(int, modes, (low, high), needs, default, help)
 
 
 #: The engine's settings.
 SETTINGS: Final[dict[str, Setting]] = {
-    "workers": _int(0, 256, _ONE),
-    "epoch_idle": Setting(bool, _ONE),
-    "epoch_rows_max": _int(1, _ROWS, _ONE),
-    "epoch_bytes_max": _int(1, _BYTES, _ONE),
-    "epoch_us_max": _int(1, _LONG, _ONE),
-    "memory_bytes_max": _int(1, _BYTES, _ONE),
-    "parked_bytes_max": _int(1, _BYTES, MODES),
-    "strategy": Setting(str, _ONE),
-    "rerun_every": _int(0, 1 << 32, _ONE),
-    "fresh": Setting(bool, (*_ONE, *_SEVERAL)),
+    "workers": _int(0, 256, _ONE, default="0", help="Worker threads. 0: one a core."),
+    "epoch_idle": Setting(
+        bool,
+        _ONE,
+        default="true",
+        help=(
+            "Whether an epoch closes as soon as the engine is idle and input waits. Otherwise "
+            "only the bounds close it."
+        ),
+    ),
+    "epoch_rows_max": _int(
+        1,
+        _ROWS,
+        _ONE,
+        default="65,536",
+        help=(
+            "Rows that close an epoch. Rows that are read while the epoch before executes belong "
+            "to it, too."
+        ),
+    ),
+    "epoch_bytes_max": _int(
+        1,
+        _BYTES,
+        _ONE,
+        default="8 MiB",
+        help="Bytes of rows that were read and are in no epoch yet.",
+    ),
+    "epoch_us_max": _int(
+        1, _LONG, _ONE, default="5,000", help="Microseconds after which an epoch closes."
+    ),
+    "memory_bytes_max": _int(
+        1,
+        _BYTES,
+        _ONE,
+        default="8 GiB",
+        help=(
+            "Bytes of tables, buffered events and retained outputs together. Beyond it the run "
+            "ends with an error."
+        ),
+    ),
+    "buffered_bytes_max": _int(
+        1,
+        _BYTES,
+        MODES,
+        default="256 MiB",
+        help=(
+            "Bytes of events that wait for their watermark, of all workers together. Beyond it "
+            "the engine stops reading the sources that are ahead."
+        ),
+    ),
+    "strategy": Setting(
+        str,
+        _ONE,
+        default="adaptive",
+        help="How epochs execute. The outcome is the same for each strategy.",
+    ),
+    "rerun_every": _int(
+        0,
+        1 << 32,
+        _ONE,
+        default="64",
+        help=(
+            "Every n-th transaction of a Python function runs twice, and the results are "
+            "compared. 0: never."
+        ),
+    ),
+    "fresh": Setting(
+        bool,
+        (*_ONE, *_SEVERAL),
+        default="false",
+        help="Whether the start empties the data directory and replaces output files.",
+    ),
     # With durable=none it is passed over, which is what that says.
-    "data_dir": Setting(Path, MODES),
-    "durable": Setting(DURABLE, _ONE),
-    "recovery": Setting(RECOVERY, (DIRECTORY,)),
-    "snapshot_us": _int(1, _LONG, (DIRECTORY,)),
-    "log_segment_bytes": _int(1 << 16, 1 << 40, (DIRECTORY,)),
-    "poison_after": _int(2, 1_000_000, (DIRECTORY,)),
-    "accept_replay": Setting(bool, (DIRECTORY,)),
-    "clock_jump_us_max": _int(60_000_000, _LONG, (DIRECTORY, *_SEVERAL)),
-    "on_fault": Setting(ON_FAULT, MODES),
-    "deadline_us": _int(0, _LONG, MODES),
-    "tail_rows": _int(1, _ROWS, (*_ONE, *_SEVERAL)),
-    "tail_bytes": _int(1, _BYTES, (*_ONE, *_SEVERAL)),
-    "dlq_rows_max": _int(1, _ROWS, _ONE),
-    "dlq_bytes_max": _int(1, _BYTES, _ONE),
-    "http_port": _int(0, 65_535, (*_ONE, *_SEVERAL)),
-    "http_host": Setting(str, (*_ONE, *_SEVERAL), needs="http_port"),
-    "http_tokens": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
-    "http_cert": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
-    "http_key": Setting(Path, (*_ONE, *_SEVERAL), needs="http_port"),
-    "http_roles": Setting(dict, (*_ONE, *_SEVERAL), needs="http_port"),
-    "http_connections_max": _int(1, 1_000_000, (*_ONE, *_SEVERAL), "http_port"),
-    "http_calls_max": _int(1, 10_000_000, (*_ONE, *_SEVERAL), "http_port"),
-    "http_body_bytes_max": _int(1, 1 << 40, (*_ONE, *_SEVERAL), "http_port"),
-    "http_idle_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
-    "http_deadline_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
-    "http_requests_kept_us": _int(1, _LONG, (*_ONE, *_SEVERAL), "http_port"),
-    "log_to": Setting(Path, _ONE),
-    "upgrade": Setting(LOSSY, (DIRECTORY, *_SEVERAL)),
-    "renames": Setting(dict, (DIRECTORY, *_SEVERAL), needs="upgrade"),
-    "keep_cuts": Setting(bool, _ONE),
+    "data_dir": Setting(
+        Path,
+        MODES,
+        default="none; `tidemill run`: `<app>.tidemill`",
+        help="Directory of everything that outlives the process.",
+    ),
+    "durable": Setting(
+        DURABLE,
+        _ONE,
+        default="`log+snapshots`",
+        help="The content of the data directory: `log+snapshots`, `log`, or `none`.",
+    ),
+    "recovery": Setting(
+        RECOVERY,
+        (DIRECTORY,),
+        default="`weak`",
+        help=(
+            "The mode of recovery: it executes inputs again (`weak`), or each transaction as it "
+            "was logged (`strong`)."
+        ),
+    ),
+    "snapshot_us": _int(
+        1, _LONG, (DIRECTORY,), default="10,000,000", help="Microseconds between snapshots."
+    ),
+    "log_segment_bytes": _int(
+        1 << 16, 1 << 40, (DIRECTORY,), default="64 MiB", help="Bytes of one file of the input log."
+    ),
+    "poison_after": _int(
+        2,
+        1_000_000,
+        (DIRECTORY,),
+        default="3",
+        help=(
+            "Times that an event may end the process, alone and in a row, before it goes to the "
+            "dead-letter stream."
+        ),
+    ),
+    "accept_replay": Setting(
+        bool,
+        (DIRECTORY,),
+        default="false",
+        help=(
+            "Whether a start goes on when functions give other results in a replay than the log "
+            "has recorded."
+        ),
+    ),
+    "clock_jump_us_max": _int(
+        60_000_000,
+        _LONG,
+        (DIRECTORY, *_SEVERAL),
+        default="31,622,400,000,000 (366 days)",
+        help=(
+            "Microseconds by which the clock may be ahead of the last cut. A clock further ahead "
+            "is refused."
+        ),
+    ),
+    "on_fault": Setting(
+        ON_FAULT,
+        MODES,
+        default="`abort`; `tidemill run`: `stop`",
+        help=(
+            "Whether the run goes on (`abort`) or ends (`stop`) when a function fails on an event."
+        ),
+    ),
+    "deadline_us": _int(
+        0,
+        _LONG,
+        MODES,
+        default="10,000,000",
+        help=(
+            "Microseconds that a call of a Python function may take before it aborts. 0: no limit."
+        ),
+    ),
+    "tail_rows": _int(
+        1,
+        _ROWS,
+        (*_ONE, *_SEVERAL),
+        default="10,000",
+        help="Rows of each output that are retained for followers, in memory and in each snapshot.",
+    ),
+    "tail_bytes": _int(
+        1,
+        _BYTES,
+        (*_ONE, *_SEVERAL),
+        default="4 MiB",
+        help=(
+            "Bytes of each output that are retained for followers, in memory and in each snapshot."
+        ),
+    ),
+    "dlq_rows_max": _int(
+        1,
+        _ROWS,
+        _ONE,
+        default="10,000",
+        help="Rows that are retained of each stream of bad and late events.",
+    ),
+    "dlq_bytes_max": _int(
+        1,
+        _BYTES,
+        _ONE,
+        default="4 MiB",
+        help="Bytes that are retained of each stream of bad and late events.",
+    ),
+    "http_port": _int(
+        0,
+        65_535,
+        (*_ONE, *_SEVERAL),
+        default="none",
+        help="Port on which the app answers clients over HTTP. 0: any free port.",
+    ),
+    "http_host": Setting(
+        str,
+        (*_ONE, *_SEVERAL),
+        needs="http_port",
+        default="127.0.0.1",
+        help=(
+            "Address on which it listens. An address that other machines reach needs tokens and a"
+            " certificate."
+        ),
+    ),
+    "http_tokens": Setting(
+        Path,
+        (*_ONE, *_SEVERAL),
+        needs="http_port",
+        default="none",
+        help="File of the clients that are allowed. None: every process of this machine.",
+    ),
+    "http_cert": Setting(
+        Path,
+        (*_ONE, *_SEVERAL),
+        needs="http_port",
+        default="none",
+        help="Certificate (PEM) for HTTPS.",
+    ),
+    "http_key": Setting(
+        Path,
+        (*_ONE, *_SEVERAL),
+        needs="http_port",
+        default="none",
+        help="Private key (PEM) of the certificate.",
+    ),
+    "http_roles": Setting(
+        dict,
+        (*_ONE, *_SEVERAL),
+        needs="http_port",
+        default="none",
+        help="Role that a client needs, by procedure, `streams/NAME` or `tables/NAME`.",
+    ),
+    "http_connections_max": _int(
+        1,
+        1_000_000,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="1,024",
+        help="Connections of allowed clients at a time.",
+    ),
+    "http_calls_max": _int(
+        1,
+        10_000_000,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="4,096",
+        help="Calls that may wait for their replies at a time.",
+    ),
+    "http_body_bytes_max": _int(
+        1,
+        1 << 40,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="1 MiB",
+        help="Bytes of a request's body.",
+    ),
+    "http_idle_us": _int(
+        1,
+        _LONG,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="30,000,000",
+        help="Microseconds after which a silent connection is closed.",
+    ),
+    "http_deadline_us": _int(
+        1,
+        _LONG,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="30,000,000",
+        help="Microseconds within which a call is answered.",
+    ),
+    "http_requests_kept_us": _int(
+        1,
+        _LONG,
+        (*_ONE, *_SEVERAL),
+        "http_port",
+        default="24 hours",
+        help="Microseconds for which the reply to a request with an id is remembered.",
+    ),
+    "log_to": Setting(
+        Path,
+        _ONE,
+        default="none",
+        help="File that gets a JSON line for each event of the engine's life. `-`: standard error.",
+    ),
+    "upgrade": Setting(
+        LOSSY,
+        (DIRECTORY, *_SEVERAL),
+        default="false",
+        help=(
+            "Whether the start takes over the state of another version of the app. `lossy`: also "
+            "when data is lost."
+        ),
+    ),
+    "renames": Setting(
+        dict,
+        (DIRECTORY, *_SEVERAL),
+        needs="upgrade",
+        default="none",
+        help="Old names of tables and columns (`table.column`) with the new ones, for an upgrade.",
+    ),
+    "keep_cuts": Setting(
+        bool, _ONE, default="false", help="Whether the engine remembers its cuts, for tests."
+    ),
 }
 
 #: Settings of a cluster begin so.
@@ -131,31 +390,151 @@ CLUSTER_PREFIX: Final = "cluster_"
 
 #: Those settings; see the guide for what they mean.
 CLUSTER: Final[dict[str, Setting]] = {
-    "cluster_name": Setting(str, _CLUSTER),
-    "cluster_listen": Setting(str, _CLUSTER),
+    "cluster_name": Setting(
+        str, _CLUSTER, default="the app's", help="Prefix of topics and objects of the cluster."
+    ),
+    "cluster_listen": Setting(
+        str, _CLUSTER, default="127.0.0.1", help="Address on which a process listens."
+    ),
     # All processes of one machine would have the same.
-    "cluster_advertised": Setting(str, (COORDINATOR, WORKER)),
+    "cluster_advertised": Setting(
+        str,
+        (COORDINATOR, WORKER),
+        default="127.0.0.1",
+        help="Address at which the others reach it. Default: where it listens.",
+    ),
     # 'tidemill run --processes' makes one.
-    "cluster_secret_file": Setting(Path, (COORDINATOR, WORKER)),
-    "cluster_certificate": Setting(Path, _CLUSTER),
-    "cluster_key": Setting(Path, _CLUSTER),
-    "cluster_authority": Setting(Path, _CLUSTER),
-    "cluster_log": Setting(str, _CLUSTER),
-    "cluster_cuts": Setting(CUTS, _CLUSTER, needs="cluster_log"),
-    "cluster_log_options": Setting(dict, _CLUSTER, needs="cluster_log"),
-    "cluster_log_replication": _int(1, 1_000, _CLUSTER, "cluster_log"),
-    "cluster_snapshots": Setting(str, _CLUSTER),
-    "cluster_snapshots_allow_http": Setting(bool, _CLUSTER, needs="cluster_snapshots"),
-    "cluster_snapshots_timeout_us": _int(1, _LONG, _CLUSTER, "cluster_snapshots"),
-    "cluster_sources": _int(1, 4_096, _CLUSTER),
-    "cluster_lease_us": _int(1, _LONG, _CLUSTER),
-    "cluster_beat_us": _int(1, _LONG, _CLUSTER),
-    "cluster_form_us": _int(1, _LONG, _CLUSTER),
-    "cluster_epoch_rows_max": _int(1, _ROWS, _CLUSTER),
-    "cluster_together": _int(1, 100_000, _CLUSTER, "cluster_log"),
-    "cluster_message_bytes_max": _int(1, 1 << 30, _CLUSTER),
-    "cluster_snapshot_us": _int(1, _LONG, _CLUSTER),
-    "cluster_snapshot_objects_max": _int(1, 1_000_000, _CLUSTER),
+    "cluster_secret_file": Setting(
+        Path,
+        (COORDINATOR, WORKER),
+        default="",
+        help="File with the secret that all processes of the cluster share.",
+    ),
+    "cluster_certificate": Setting(
+        Path, _CLUSTER, default="", help="Certificate (PEM) for TLS between processes."
+    ),
+    "cluster_key": Setting(
+        Path, _CLUSTER, default="", help="Private key (PEM) of the certificate."
+    ),
+    "cluster_authority": Setting(
+        Path,
+        _CLUSTER,
+        default="",
+        help="Certificate (PEM) of the authority that signed the certificates of all processes.",
+    ),
+    "cluster_log": Setting(
+        str,
+        _CLUSTER,
+        default="served",
+        help="Log of the cluster: `kafka://host:port`, or one that the coordinator serves.",
+    ),
+    "cluster_cuts": Setting(
+        CUTS,
+        _CLUSTER,
+        needs="cluster_log",
+        default="log",
+        help=(
+            "Where cuts are recorded when the log is in Kafka: with it (`log`), or on the disk of"
+            " the `coordinator`."
+        ),
+    ),
+    "cluster_log_options": Setting(
+        dict,
+        _CLUSTER,
+        needs="cluster_log",
+        default="none",
+        help="Properties of librdkafka for the log.",
+    ),
+    "cluster_log_replication": _int(
+        1, 1_000, _CLUSTER, "cluster_log", default="1", help="Replicas of the log's topics."
+    ),
+    "cluster_snapshots": Setting(
+        str,
+        _CLUSTER,
+        default="in the data directory",
+        help="Where snapshots are: a directory that all reach, or `s3://bucket/prefix`.",
+    ),
+    "cluster_snapshots_allow_http": Setting(
+        bool,
+        _CLUSTER,
+        needs="cluster_snapshots",
+        default="false",
+        help="Whether keys and rows may travel unencrypted to an S3 store on another machine.",
+    ),
+    "cluster_snapshots_timeout_us": _int(
+        1,
+        _LONG,
+        _CLUSTER,
+        "cluster_snapshots",
+        default="60,000,000",
+        help="Microseconds after which a request to S3 has failed.",
+    ),
+    "cluster_sources": _int(
+        1,
+        4_096,
+        _CLUSTER,
+        default="8",
+        help="Inputs of the log. It never changes in the life of a log.",
+    ),
+    "cluster_lease_us": _int(
+        1,
+        _LONG,
+        _CLUSTER,
+        default="2,000,000",
+        help="Microseconds of silence after which a process counts as lost.",
+    ),
+    "cluster_beat_us": _int(
+        1, _LONG, _CLUSTER, default="100,000", help="Microseconds between signs of life."
+    ),
+    "cluster_form_us": _int(
+        1,
+        _LONG,
+        _CLUSTER,
+        default="10,000,000",
+        help=(
+            "Microseconds after which a generation that has not begun is given up. The next one "
+            "has twice as long."
+        ),
+    ),
+    "cluster_epoch_rows_max": _int(
+        1,
+        _ROWS,
+        _CLUSTER,
+        default="250",
+        help=(
+            "Requests of a source, or of one message, in an epoch. 2,500 where all transactions "
+            "are declared with keys from the event; fewer where rows slide a window by time "
+            "10,000 times."
+        ),
+    ),
+    "cluster_together": _int(
+        1,
+        100_000,
+        _CLUSTER,
+        "cluster_log",
+        default="1",
+        help="Replies and events in one message of Kafka.",
+    ),
+    "cluster_message_bytes_max": _int(
+        1,
+        1 << 30,
+        _CLUSTER,
+        default="900,000",
+        help="Bytes of a call, a reply or an event in the log.",
+    ),
+    "cluster_snapshot_us": _int(
+        1, _LONG, _CLUSTER, default="1,000,000", help="Microseconds between snapshots."
+    ),
+    "cluster_snapshot_objects_max": _int(
+        1,
+        1_000_000,
+        _CLUSTER,
+        default="100",
+        help=(
+            "Objects of a snapshot before it is written as a whole again. It is sooner where most"
+            " of it has changed."
+        ),
+    ),
 }
 
 #: All of them.
@@ -328,7 +707,7 @@ def placed(settings: Mapping[str, Any], app: str) -> dict[str, Any]:
 
 
 def default_data_dir(app: str) -> str:
-    """Where ``tidemill run`` keeps an app's data unless it is told."""
+    """The data directory of an app that names none."""
     return re.sub(r"[^\w.-]+", "_", app).lstrip(".") + ".tidemill"
 
 
@@ -392,10 +771,10 @@ def refuse_idle(layers: Layers, mode: str) -> None:
                     f"leave it out: it is for {_or(setting.modes)}",
                 )
             if mode == WORKER and WORKER not in setting.modes:
-                # What the coordinator's flags are a worker does not know.
+                # A worker does not know the coordinator's flags.
                 continue
             missing = _missing(name, mode, known, layers)
-            # A default that is said is no slip.
+            # Giving the default is no mistake.
             if missing and value is not False:
                 raise SettingError(
                     f"{origin}: {name} means nothing without {missing}", "say both, or neither"
@@ -412,7 +791,7 @@ def _missing(name: str, mode: str, known: set[str], layers: Layers) -> str:
         return "durable=log+snapshots"
     if name == "renames" and not last.get("upgrade"):
         return "upgrade"
-    # Who follows an output asks over HTTP, or at the socket in the data directory.
+    # Clients follow an output over HTTP, or at the socket in the data directory.
     is_kept = name.startswith(("tail_", "dlq_"))
     return "http_port" if is_kept and mode != DIRECTORY and "http_port" not in known else ""
 

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Transaction(Protocol):
-    """What a table needs of the transaction that mentions it."""
+    """The methods of a transaction that tables, indexes and windows use."""
 
     def row(self, table: Table, key: tuple[object, ...]) -> Any:
-        """A row by key."""
+        """Returns a row by its key."""
 
     def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> Any:
-        """Makes a row; over an existing one only when ``replace``."""
+        """Inserts a row; replaces an existing one only with ``replace``."""
 
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
-        """Whether a row is there."""
+        """Returns whether a row exists."""
 
     def scan(
         self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
     ) -> Any:
-        """The rows of a range of keys."""
+        """Returns the rows of a range of keys."""
 
     def find(
         self,
@@ -40,36 +40,36 @@ class Transaction(Protocol):
         end: tuple[object, ...] | None,
         limit: int | None,
     ) -> Any:
-        """The rows of a range of an index, or those that begin with ``start``."""
+        """Returns the rows of a range of an index; with no ``end``, those that match ``start``."""
 
     def window_insert(self, window: OwnedWindow, values: Mapping[str, object]) -> None:
-        """Puts a row into a window."""
+        """Inserts a row into a window."""
 
     def window_advance(self, window: OwnedWindow) -> None:
         """Slides a window by time."""
 
     def window_rows(self, window: OwnedWindow) -> Any:
-        """The active rows of a window."""
+        """Returns the active rows of a window."""
 
     def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> Any:
-        """The groups of a window's active rows, or the one that is given."""
+        """Returns the groups of a window's active rows, or the given one only."""
 
     def refuse(self, error: Exception) -> None:
-        """Notes what the function may not do, whatever it makes of the exception."""
+        """Notes an error of the function, which counts even if the function catches it."""
 
 
 class _Local(threading.local):
     transaction: Transaction | None = None
-    #: It asks a function outside (``tx.lookup``), which is not in it, and which it waits for.
+    #: Whether this thread runs a function of ``tx.lookup``, for which a transaction waits.
     asks: bool = False
 
 
-#: Of this thread.
+#: The state of this thread.
 local = _Local()
 
 
 def current(what: str) -> Transaction:
-    """The transaction that this thread is in."""
+    """Returns this thread's transaction, and raises if there is none."""
     if local.transaction is None:
         raise ProgramError(
             f"{what} outside a transaction",
@@ -81,19 +81,19 @@ def current(what: str) -> Transaction:
 
 
 def outside(what: str, may_be_asked: bool = False) -> None:
-    """Refuses what a function may not do that runs as a transaction: the engine waits for the
-    function, which would wait for the engine; and a function may run again.
+    """Refuses a call inside a function that runs as a transaction.
 
-    The transaction aborts, also when the function catches the exception. What a transaction asks
-    (``tx.lookup``) may do it where it ``may_be_asked``.
+    The engine waits for the function, so the function can't wait for the engine. It may also run
+    again. The transaction aborts, even if the function catches the exception. With
+    ``may_be_asked`` a function of ``tx.lookup`` may make the call.
     """
     running = local.transaction
     if running is None and (may_be_asked or not local.asks):
         return
     error = ProgramError(
         f"{what} is called inside a function that runs as a transaction, or that one asks",
-        "there read and write rows by their tables, emit with tx.emit, call entities, and leave "
-        "what is to be done outside to app.external",
+        "in a transaction use rows of tables, tx.emit and calls of entities, and do work outside "
+        "with app.external",
         here(),
     )
     if running is not None:
@@ -103,7 +103,7 @@ def outside(what: str, may_be_asked: bool = False) -> None:
 
 @contextmanager
 def inside(transaction: Transaction) -> Iterator[None]:
-    """This thread is in ``transaction`` for a while."""
+    """Puts this thread into a transaction for the block."""
     before = local.transaction
     local.transaction = transaction
     try:

@@ -1,4 +1,4 @@
-"""Ends calls that take too long: a thread that interrupts the thread of the call."""
+"""Deadlines of calls: a thread interrupts the threads whose calls take too long."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ if TYPE_CHECKING:
     from tidemill._native import Watched
 
 
-#: Seconds between two interruptions of one call, and between two looks at least.
+#: The time between two interruptions of one call, in seconds.
 AGAIN: Final = 0.1
+#: The shortest time between two looks at the calls, in seconds.
 LOOK_MIN: Final = 0.001
 
 
 class Overdue(BaseException):
-    """Raised in a function whose time is up. No ``except Exception`` catches it."""
+    """The exception in a function whose deadline has passed; ``except Exception`` misses it."""
 
 
 class Calls:
-    """The calls of threads, as somebody sees them who looks at them now and then.
+    """The running calls of threads, found by looking at their numbers.
 
-    Nobody tells of calls: their numbers are looked at, eight times in what a call may take. So one
-    is interrupted when its time is up, or a quarter of it later at most; looks are a millisecond
-    apart at least.
+    Calls do not report themselves, because that would cost time in each call. Instead the thread
+    looks at their numbers eight times within the limit of a call. So it interrupts a call between
+    its deadline and a quarter of the limit later. Looks are at least a millisecond apart.
     """
 
     def __init__(self) -> None:
-        # By thread: the call that was seen last, and when it is interrupted.
+        # The last seen call of each thread, and the time at which to interrupt it.
         self._seen: dict[Watched, tuple[int, float]] = {}
 
     def add(self, watched: Watched) -> None:
-        """A thread's calls are looked at from now on."""
+        """Adds a thread, whose calls are looked at from now on."""
         self._seen.setdefault(watched, (0, 0.0))
 
     def look(self, now: float) -> float | None:
-        """Interrupts those whose time is up; how long to wait before the next look, if there is
-        something to look at."""
+        """Interrupts the calls whose deadline has passed.
+
+        Returns the wait before the next look, in seconds, or None if no thread is left.
+        """
         limits = {one: one.limit() for one in self._seen}
         looks: list[float] = []
         for one, of in limits.items():
@@ -50,7 +53,7 @@ class Calls:
             if call != last:
                 self._seen[one] = (call, now + limit / 1e6)
             elif call and now >= until:
-                # Again and again: a function may catch it and go on.
+                # Repeatedly, because a function may catch the exception and continue.
                 one.interrupt(call, Overdue)
                 self._seen[one] = (call, now + AGAIN)
                 looks.append(AGAIN)
@@ -58,7 +61,7 @@ class Calls:
 
 
 class Watch:
-    """Watches the calls of threads; its own thread begins with the first one."""
+    """The thread that watches calls; it starts with the first watched thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +70,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def look(self, watched: Watched) -> None:
-        """Looks at a thread's calls from now on."""
+        """Watches a thread's calls from now on."""
         with self._lock:
             self._calls.add(watched)
             if self._thread is None:
@@ -85,5 +88,5 @@ class Watch:
             self._come.wait(wait)
 
 
-#: Watches all calls of this process.
+#: The watch of all calls of this process.
 WATCH: Final = Watch()

@@ -1,8 +1,9 @@
 """Entities: rows that have functions, and functions that call each other as if nothing could fail.
 
-A call of a client is one transaction, with all that its function calls, wherever that lives and
-however deep it goes: all of it happens, or nothing does. A call takes place where it is made, also
-one that nobody awaits; what it returns is awaited, because it may come from elsewhere.
+A client's call is one transaction, together with all calls that its function makes, on whichever
+processes the entities are. It commits as a whole or aborts as a whole. A call is executed where it
+is made, even if its reply is never awaited. Replies are awaited because on several processes they
+arrive later (:mod:`tidemill.remote`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from tidemill.types import MISSING, Schema
 if TYPE_CHECKING:
     from tidemill.app import App
 
-#: So many calls may be in one another, and in one transaction.
+#: The largest depth of nested calls.
 DEPTH_MAX = 100
+#: The largest number of calls in one transaction.
 CALLS_MAX = 100_000
 
-#: Types of values that nobody can change: they go from function to function as they are.
+#: Types of immutable values, which are passed between functions without a copy.
 FIXED = frozenset((int, str, float, bool, bytes, type(None), dec.Decimal, dt.datetime))
 
-# The types of parameters whose values are stored as they are, but for integers out of range.
+# The types of parameters whose values need no conversion, except for integers out of range.
 _AS_IS = {"int": int, "str": str, "bool": bool, "bytes": bytes}
 
 _INT_MAX = (1 << 63) - 1
@@ -43,7 +45,10 @@ Result = TypeVar("Result")
 
 
 class Reply(Generic[Result]):
-    """What a call returns: ``await`` it in an async function, elsewhere ask for ``result()``."""
+    """The reply of a call to an entity's function.
+
+    ``await`` it in an async function, and call :meth:`result` in a plain one.
+    """
 
     __slots__ = ("_value",)
 
@@ -55,16 +60,14 @@ class Reply(Generic[Result]):
         yield
 
     def result(self) -> Result:
-        """What the function has returned."""
+        """Returns the value that the called function returned."""
         return self._value
 
     def __bool__(self) -> NoReturn:
-        raise TypeError("a call was used as what it returns: await it, or ask for its result()")
+        raise TypeError("a reply was used as the value in it: await it, or call result()")
 
     def __eq__(self, other: object) -> NoReturn:
-        raise TypeError(
-            "a call was compared, not what it returns: await it, or ask for its result()"
-        )
+        raise TypeError("a reply was compared, and not the value in it: await it, or call result()")
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -73,14 +76,29 @@ class Reply(Generic[Result]):
 
 
 class Context(Tx):
-    """The transaction of a function of an entity: what ``tx`` can do, and several calls at once."""
+    """The transaction of an entity's function: its argument ``ctx``.
+
+    It has the methods of ``tx`` in other functions: ``require``, ``emit``, ``now``, ``random``,
+    ``uuid``, ``lookup`` and ``external``. In addition it has :meth:`gather`.
+    """
 
     __slots__ = ()
 
     def gather(self, *replies: Reply[Any]) -> Reply[tuple[Any, ...]]:
-        """What several calls return, in the order in which they are given. They may run side by
-        side; what they come to is as if each had waited for the one before it, and when several
-        fail the first one's reason counts."""
+        """Waits for several calls, which may run side by side.
+
+        The result is the same as if each call had waited for the one before it. When several
+        calls fail, the reason of the first one counts.
+
+        Args:
+            *replies: The calls, such as ``hotel[id].reserve(2)``.
+
+        Returns:
+            The reply, a tuple of the values that the calls returned, in the given order.
+
+        Raises:
+            TypeError: An argument is not a call.
+        """
         for reply in replies:
             if not isinstance(reply, Reply):
                 raise TypeError(f"gather takes calls, such as hotel[id].reserve(), not {reply!r}")
@@ -90,7 +108,13 @@ class Context(Tx):
 class Function(Handler):
     """A function of an entity. Clients call it by ``ENTITY.NAME``, with the key and its parameters.
 
-    Made by :meth:`Entity.function`.
+    :meth:`Entity.function` makes functions.
+
+    Attributes:
+        entity: The kind of entity to which the function belongs.
+        creates: Whether the function may run on an entity that does not exist.
+        parameters: The columns of its parameters.
+        keys: The number of key columns, which come first in a call.
     """
 
     def __init__(
@@ -111,10 +135,8 @@ class Function(Handler):
             app, function, calls, name, at, True, reply, emits, called=True, takes=takes
         )
         self.entity = entity
-        #: Whether it may run on an entity that is not there.
         self.creates = creates
         self.parameters = parameters
-        #: How many columns of a call are the key.
         self.keys = len(calls.schema) - len(parameters)
         self._shape = _native.Shape(json.dumps(calls.schema.json()))
         self._as_is = tuple(
@@ -122,7 +144,18 @@ class Function(Handler):
         )
 
     def bound(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The values of the parameters, as their types store them."""
+        """Returns the values of all parameters, converted to their types.
+
+        Args:
+            args: The positional arguments.
+            named: The arguments by name.
+
+        Returns:
+            One value for each parameter.
+
+        Raises:
+            TypeError: An argument is missing, unknown or of another type.
+        """
         columns = self.parameters.columns
         if named or len(args) != len(columns):
             args = self.filled(args, named)
@@ -134,16 +167,27 @@ class Function(Handler):
         return args
 
     def check(self, row: _native.Row) -> None:
-        """Aborts when the entity is not there."""
+        """Raises ``Abort`` if the entity does not exist."""
         if not row.exists():
             raise Abort(f"{row} does not exist")
 
     def refuse_reply(self) -> NoReturn:
-        """It returns a call."""
-        raise TypeError(f"{self.name} returns a call, not what it returns: write return await")
+        """Raises ``TypeError`` for a function that returns a reply without awaiting it."""
+        raise TypeError(f"{self.name} returns a reply, and not the value in it: write return await")
 
     def filled(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments with their defaults, in the order of the parameters."""
+        """Returns the arguments with defaults filled in, in the order of the parameters.
+
+        Args:
+            args: The positional arguments.
+            named: The arguments by name.
+
+        Returns:
+            One value for each parameter, not converted yet.
+
+        Raises:
+            TypeError: An argument is missing, unknown or given twice.
+        """
         columns = self.parameters.columns
         if len(args) > len(columns):
             raise TypeError(
@@ -177,7 +221,7 @@ class Function(Handler):
         return tuple(values)
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        """Functions are called on an entity."""
+        """Raises ``TypeError``: functions are called on an entity."""
         entity = self.entity.name
         raise TypeError(
             f"{self.name} is called on an entity: {entity}[key].{self.function.__name__}(...)"
@@ -192,16 +236,16 @@ class Graph:
 
     __slots__ = ("calls", "context", "depth", "failed", "owner", "running")
 
-    #: Calls take place where they are made.
+    #: False: calls are executed at once, in this process.
     is_remote = False
 
     def __init__(self, running: Running) -> None:
         self.running = running
         self.context = Context(running)
         self.calls = self.depth = 0
-        #: What a function has raised last.
+        #: The last exception that a function raised.
         self.failed: BaseException | None = None
-        #: Whose function runs, and on which row.
+        #: The kind of entity whose function runs, and its row.
         self.owner: tuple[Entity, _native.Row] | None = None
 
     def call(
@@ -211,9 +255,11 @@ class Graph:
         args: tuple[Any, ...],
         named: dict[str, Any] | None,
     ) -> Any:
-        """Runs a function with all that it calls; where ``named`` is None the arguments are all
-        there and as they should be. Whatever it raises aborts the transaction, also when somebody
-        catches it."""
+        """Runs a function with all calls that it makes.
+
+        With ``named`` None the arguments are complete and converted already. An exception aborts
+        the transaction, also when a caller catches it.
+        """
         running = self.running
         self.calls += 1
         if self.calls > CALLS_MAX:
@@ -236,7 +282,7 @@ class Graph:
         except Overdue:
             raise
         except BaseException as error:
-            # On its way up it is the same one.
+            # The exception passes each caller, but is recorded once.
             if error is not self.failed:
                 self.failed = error
                 running.mark(*verdict(error))
@@ -247,7 +293,7 @@ class Graph:
 
 
 def _copied(function: Function, result: object) -> object:
-    """A result that its function could still change."""
+    """Copies a result that is mutable, so that its function can't change it later."""
     if isinstance(result, Reply):
         function.refuse_reply()
     try:
@@ -257,7 +303,7 @@ def _copied(function: Function, result: object) -> object:
 
 
 class Reference:
-    """An entity, by its key: its functions are called on it, ``hotel[id].reserve(2)``."""
+    """A reference to an entity by its key: ``hotel[id].reserve(2)`` calls a function of it."""
 
     __slots__ = ("_key",)
     _entity: Entity
@@ -266,11 +312,11 @@ class Reference:
         object.__setattr__(self, "_key", key)
 
     def exists(self) -> Reply[bool]:
-        """Whether the entity is there."""
+        """Returns whether the entity exists."""
         return Reply(self._row().exists())
 
     def delete(self) -> Reply[None]:
-        """Removes the entity; nothing happens when it is not there."""
+        """Deletes the entity, if it exists."""
         self._row().delete()
         return Reply(None)
 
@@ -292,7 +338,7 @@ class Reference:
 
 
 def method(function: Function) -> Callable[..., Reply[Any]]:
-    """The function as entities are given it to call."""
+    """Returns a method of references that calls the function."""
     entity, table = function.entity, function.entity.table
 
     def call(self: Reference, /, *args: Any, **named: Any) -> Reply[Any]:
@@ -308,12 +354,12 @@ def method(function: Function) -> Callable[..., Reply[Any]]:
 
 
 def calls_entities(function: Callable[..., Any]) -> bool:
-    """Whether a function's code names an entity."""
+    """Returns whether a function's code names an entity."""
     return any(isinstance(found, Entity) for found in referenced(function))
 
 
 def graph_of(entity: Entity) -> Any:
-    """The calls of the transaction that this thread is in."""
+    """Returns the calls of this thread's transaction."""
     running = local.transaction
     if type(running) is Running:
         graph = running.graph
@@ -321,7 +367,7 @@ def graph_of(entity: Entity) -> Any:
             running.graph = graph = Graph(running)
         return graph
     if running is not None:
-        raise Untraceable(f"entities are called with real values, and {entity.name} is one")
+        raise Untraceable(f"{entity.name} is an entity, and calls of entities can't be traced")
     raise ProgramError(
         f"an entity {entity.name} is used outside a transaction",
         "from outside write mill.call(function, ...)",
@@ -330,18 +376,23 @@ def graph_of(entity: Entity) -> Any:
 
 
 class Entity:
-    """Entities of one kind: rows of a table of this name, with functions.
+    """A kind of entity: the rows of a table of the same name, with functions.
 
-    Made by :meth:`tidemill.App.entity`. Inside functions ``entity[key]`` is one of them.
+    Inside functions ``entity[key]`` is a reference to one entity, and
+    ``entity[key].its_function(...)`` calls a function of it. For several key columns write
+    ``entity[a, b]``. :meth:`tidemill.App.entity` makes kinds of entities.
+
+    Attributes:
+        table: The table of the entities, for queries. Only their functions should write it.
+        functions: The functions by name.
     """
 
     def __init__(self, app: App, table: Table) -> None:
         self.app = app
-        #: The table that holds them, for queries. Their functions write it; others should not.
         self.table = table
         self.name = table.name
         self.functions: dict[str, Function] = {}
-        # Its references: functions are methods, which are found without being looked for.
+        # The class of references. Its functions are methods, so that a call needs no lookup.
         self._reference = type(self.name, (Reference,), {"__slots__": (), "_entity": self})
 
     @overload
@@ -366,14 +417,43 @@ class Entity:
         emits: Iterable[Stream] = (),
         role: str | None = None,
     ) -> Any:
-        """Makes a function, plain or async, one of the entity: ``async def reserve(self, ctx, n:
-        int = 1)``. ``self`` is the entity's row, whose columns are read and set; ``ctx`` is the
-        transaction. Parameters have types, as columns have.
+        """Makes a function, plain or async, a function of the entity.
 
-        The entity must be there, unless ``creates=True``: then ``self`` may be a row that is
-        missing, with the defaults of its columns, and setting a column makes it. ``emits`` are
-        streams that it emits into without naming them. With ``role="clerk"`` clients over HTTP need
-        a token with that role."""
+        It is declared as ``async def reserve(self, ctx, n: int = 1)``. ``self`` is the entity's
+        row, whose columns can be read and set. ``ctx`` is the transaction (:class:`Context`). The
+        other parameters have types, as columns have, and may have defaults.
+
+        Args:
+            function: The function, where the decorator is used without parentheses.
+            name: The function's name. The default is its Python name.
+            creates: Whether the function may run on an entity that does not exist. ``self`` then
+                reads as the defaults of the columns, and setting a column inserts the row. The
+                default is False: a call aborts if the entity does not exist.
+            emits: The streams that the function emits into without naming them in its code.
+                The default is none.
+            role: The role that the token of an HTTP client needs to call the function. The
+                default is none.
+
+        Returns:
+            The :class:`Function`, or a decorator that returns it.
+
+        Raises:
+            ProgramError: The name is taken, a parameter has no type, or the function does
+                something that no transaction may do.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("bank")
+            >>> account = app.entity("account", key="id", id=int, balance=int)
+            >>> @account.function(creates=True)
+            ... async def deposit(self, ctx, amount: int):
+            ...     ctx.require(amount > 0, "nothing to deposit")
+            ...     self.balance = (self.balance if self.exists() else 0) + amount
+            ...     return self.balance
+            >>> with app.start() as mill:
+            ...     mill.call(deposit, id=1, amount=5), mill.call(deposit, id=1, amount=2)
+            (5, 7)
+        """
         at = here()
 
         def decorate(function: Callable[..., Any]) -> Function:
@@ -386,25 +466,51 @@ class Entity:
         return decorate if function is None else decorate(function)
 
     def __getitem__(self, key: object) -> Reference:
-        """The entity with this key; for several key columns ``entity[a, b]``."""
+        """Returns a reference to the entity with this key; for several columns ``entity[a, b]``."""
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.table.key):
             self.table.key_values(key)
         return cast(Reference, self._reference(values))
 
     def create(self, /, **columns: object) -> Reply[None]:
-        """Makes an entity; the transaction aborts when it is there already."""
+        """Inserts an entity; the transaction aborts if it exists already.
+
+        Args:
+            **columns: The values by column.
+
+        Returns:
+            The reply, without a value.
+
+        Raises:
+            ProgramError: A column is unknown, a value is missing, or there is no transaction.
+        """
         graph_of(self).running.insert(self.table, columns, False)
         return Reply(None)
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
-        """The entities whose keys are in a range, in key order, as rows; for functions of
-        this very kind of entity, which is ``ordered``. Where keys have a prefix that chooses the
-        partition (``partition_prefix=``) the range lies within that of ``self``."""
+        """Returns the entities of a range of keys, in key order, as rows.
+
+        Only functions of the same kind of entity can call it. The kind was declared with
+        ``ordered=True``. With ``partition_prefix=`` the range lies within the partition of
+        ``self``.
+
+        Args:
+            start: The first key of the range, inclusive. For several key columns it is a tuple of
+                the leading ones. The default is None, no bound.
+            end: The key after the range, exclusive, in the same form. The default is None.
+            limit: The largest number of rows. The default is all.
+
+        Returns:
+            A list of rows.
+
+        Raises:
+            ProgramError: The caller is another kind of function, the kind is not ordered, or the
+                range lies in several partitions.
+        """
         graph = graph_of(self)
         if graph.owner is None or graph.owner[0] is not self:
             raise ProgramError(
-                f"{self.name} is scanned by functions of {self.name} alone",
+                f"only functions of {self.name} can scan {self.name}",
                 f"write one that scans, and call it: {self.name}[key].its_name()",
                 here(),
             )
@@ -416,7 +522,7 @@ class Entity:
             last = end if isinstance(end, tuple) else () if end is None else (end,)
             if first[:prefix] != own or (end is not None and last[:prefix] != own):
                 raise ProgramError(
-                    f"a scan of {self.name} begins and ends with the partition of self: {own}",
+                    f"a scan of {self.name} must begin and end with the partition of self: {own}",
                     f"write {self.name}.scan({own}, ...)",
                     here(),
                 )
@@ -428,7 +534,7 @@ class Entity:
         return self.table.scan(start, end, limit=limit)
 
     def unknown(self, name: str) -> AttributeError:
-        """What is wrong with a name that is no function."""
+        """Returns the error for a name that no function has."""
         if name in self.table.schema.index:
             return AttributeError(
                 f"'{name}' of another {self.name} can't be read: write a function of "
@@ -442,8 +548,10 @@ class Entity:
 
 
 class OpaqueFunction(OpaqueCall):
-    """A function of an entity in the form that the engine calls: key and parameters are the columns
-    of the event."""
+    """A function of an entity in the form that the engine calls.
+
+    The columns of the event are the key and the parameters.
+    """
 
     def __init__(self, function: Callable[..., Any], handler: Handler) -> None:
         super().__init__(function, handler)

@@ -1,7 +1,8 @@
 """Errors, and the exceptions that abort a transaction.
 
-A kind of error says what the caller must do; its text says what went wrong, where, and how to
-mend it. Aborts are outcomes of transactions, not errors: outside a handler nobody raises them.
+The class of an error tells what the caller must change. Its text tells what is wrong, where, and
+how to mend it. Aborts are results of transactions, not errors: only functions of transactions and
+callers of procedures meet them.
 """
 
 from __future__ import annotations
@@ -23,11 +24,22 @@ __all__ = [
 
 
 class Error(Exception):
-    """An error of Tidemill: what went wrong, how to mend it, and the user's line to blame.
+    """An error of Tidemill, the base class of all of them.
 
-    >>> print(ProgramError("no column 'balanse'", "did you mean 'balance'?", "a.py:3"))
-    a.py:3: no column 'balanse'
-      help: did you mean 'balance'?
+    Args:
+        what: The text that tells what is wrong.
+        help: The text that tells how to mend it. The default is none.
+        at: The line in the user's code that caused it, as ``file:line``. The default is none.
+
+    Attributes:
+        what: The text that tells what is wrong.
+        help: The text that tells how to mend it, or the empty text.
+        at: The line in the user's code, or None.
+
+    Example:
+        >>> print(ProgramError("no column 'balanse'", "did you mean 'balance'?", "a.py:3"))
+        a.py:3: no column 'balanse'
+          help: did you mean 'balance'?
     """
 
     def __init__(self, what: str, help: str = "", at: str | None = None) -> None:
@@ -42,7 +54,7 @@ class Error(Exception):
 
 
 class ProgramError(Error):
-    """Mend the program: a wrong declaration, type, name or key."""
+    """An error of the program, such as a wrong declaration, type, name or key."""
 
     def __init__(self, what: str, help: str = "", at: str | None = None) -> None:
         super().__init__(what, help, at)
@@ -50,38 +62,47 @@ class ProgramError(Error):
 
 
 class SettingError(Error):
-    """Mend a setting, a flag or the configuration file."""
+    """An error in a setting, a flag or the configuration file."""
 
 
 class InputError(Error):
-    """Mend or replace the input; the program is right."""
+    """An error in the input; the program needs no change."""
 
 
 class ResourceError(Error):
-    """Free or grant something: memory, disk, a file that another process holds."""
+    """A missing resource: memory, disk space, or a file that another process holds."""
 
 
 class IoError(Error):
-    """The world failed: a file or a connection could not be read or written."""
+    """A failure outside: a file or a connection could not be read or written."""
 
 
 class InternalError(Error):
-    """Report it: Tidemill broke one of its own promises."""
+    """A fault in Tidemill itself. Please report it."""
 
 
 class Abort(Exception):
-    """Raised in a handler: the transaction has no effect but an event in the aborted stream.
+    """Aborts the transaction, when a function raises it; callers get it as an exception.
 
-    Classes of your own that derive from it have their name before the reason, and come to
-    callers as themselves. They are told apart by their names: of two with the same one, callers
-    get the one that was defined last.
+    An aborted transaction writes nothing. Its event goes to the stream ``aborted``, with the
+    reason.
 
-    >>> class NoRooms(Abort):
-    ...     pass
-    >>> aborted("NoRooms: all taken")
-    NoRooms('all taken')
-    >>> aborted("no rooms left")
-    Abort('no rooms left')
+    Callers get a class derived from it as that class, found by its name, which precedes the
+    reason. Of two classes with the same name, callers get the one that was defined last.
+
+    Args:
+        reason: The reason of the abort. The default is ``"aborted"``.
+
+    Attributes:
+        reason: The reason, a text.
+
+    Example:
+        >>> class NoRooms(Abort):
+        ...     pass
+        >>> aborted("NoRooms: all taken")
+        NoRooms('all taken')
+        >>> aborted("no rooms left")
+        Abort('no rooms left')
     """
 
     kind = "refused"
@@ -92,30 +113,30 @@ class Abort(Exception):
 
 
 class BadValue(Abort):
-    """An abort by a rule of values: overflow, null where a value is needed, division by zero."""
+    """An abort by a rule of values: overflow, division by zero, or a null where none may be."""
 
     kind = "value"
 
 
 class Fault(Abort):
-    """What a caller gets when a function failed: it raised what it did not mean to.
+    """A fault: an exception that a function did not mean to raise, as its caller gets it.
 
-    The transaction has left nothing, as with every abort; but a fault is a mistake in the program,
-    and counted apart.
+    The transaction writes nothing, as after every abort. But a fault is an error of the program,
+    and is counted separately.
     """
 
     kind = "raised"
 
 
 def aborted(reason: str) -> Abort:
-    """What a caller is told of an abort: of the class that was raised, if it is there."""
+    """Returns the abort for a reason, with the class that was raised if this process has it."""
     name, colon, text = reason.partition(": ")
     kinds = Abort.__subclasses__() if colon else []
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         if kind.__name__ == name and kind not in (BadValue, Fault):
-            # Whatever its own constructor takes.
+            # `__new__` skips its constructor, whose arguments are unknown.
             error = kind.__new__(kind)
             Abort.__init__(error, text)
             return error
@@ -123,14 +144,14 @@ def aborted(reason: str) -> Abort:
 
 
 class LookupFailed(Exception):
-    """A function that a transaction asked with ``tx.lookup`` has raised; the text says what.
+    """A function that a transaction called with ``tx.lookup`` raised an exception.
 
-    A transaction that does not catch it aborts.
+    The text is that of the exception. A transaction that does not catch it aborts.
     """
 
 
 class Untraceable(TypeError):
-    """A symbolic value was used for something that only a real value can do.
+    """A symbolic value was used where only a real value can be.
 
     A handler that raises it while it is traced runs as an opaque function instead.
     """
@@ -141,7 +162,7 @@ class Untraceable(TypeError):
 
 
 def _noted(error: Exception) -> None:
-    """Tells a recording of what it can't record, whatever the function makes of the exception."""
+    """Notes the error in the recording of this thread, so that catching it does not hide it."""
     from tidemill.context import local
 
     noted = getattr(local.transaction, "noted", None)

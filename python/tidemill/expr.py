@@ -1,8 +1,8 @@
-"""Symbolic values: what a handler computes with while it is traced, and ``tm.col``.
+"""Symbolic values: the values of a handler while it is traced, and ``tm.col``.
 
 An operator on a symbolic value appends a node to the :class:`Block` of the handler, with its type
-(by the engine's own rules) and the user's line. Where Python needs a real value, a symbolic one
-refuses and says what to write instead.
+(by the engine's own rules) and the user's line. Where Python needs a real value, the symbolic value
+raises an error that tells what to write instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidemill.errors import ProgramError, Untraceable
 from tidemill.source import here, opcode, shown, user_frame
 from tidemill.types import BOOL, FLOAT, DataType, Json, Schema, constant
 
-#: An operator as the engine's JSON has it: a name, or a name with an argument.
+#: An operator in the engine's JSON: a name, or a name with an argument.
 Op = Json
 
 
@@ -36,7 +36,7 @@ def _binary_type(op: str, left: str, right: str) -> DataType:
 
 _BRANCH_HELP = (
     "choose a value with tm.where(cond, a, b), refuse with tx.require(cond, reason), guard writes "
-    "with 'with tx.when(cond):', join conditions with & | ~; or run the function as it stands with "
+    "with 'with tx.when(cond):', join conditions with & | ~; or run the function unchanged with "
     "@app.transaction(..., opaque=True)"
 )
 
@@ -67,10 +67,13 @@ def _branch() -> NoReturn:
 
 
 class Symbolic:
-    """A value that is not known yet. Operators on it give symbolic values."""
+    """A symbolic value, which stands for a value of each event.
+
+    Operators on it give symbolic values.
+    """
 
     __slots__ = ()
-    # numpy asks this before it would loop over us.
+    # With None, numpy does not apply its operators item by item.
     __array_ufunc__ = None
 
     # Arithmetic.
@@ -157,7 +160,7 @@ class Symbolic:
     def __ge__(self, other: object) -> Symbolic:
         return node("binary", "ge", self, other)
 
-    # What only a real value can do.
+    # Operations that need a real value.
 
     def __bool__(self) -> bool:
         _branch()
@@ -228,7 +231,7 @@ class Symbolic:
         return call
 
 
-#: Methods of text that have an operator of the same meaning.
+#: The methods of texts for which the engine has an operator.
 _METHODS = {
     "lower": ("unary", "lower", 0),
     "upper": ("unary", "upper", 0),
@@ -239,7 +242,7 @@ _METHODS = {
 
 
 class Traced(Symbolic):
-    """A node of a block: typed, and bound to the handler that is traced."""
+    """A typed node of the block of the handler that is traced."""
 
     __slots__ = ("block", "id", "nullable", "ty")
 
@@ -250,7 +253,7 @@ class Traced(Symbolic):
         self.nullable = nullable
 
     def over(self, window: object) -> Any:
-        """The versions in a window of a row's column, as in ``row.price.over(tm.last(9))``."""
+        """Returns the versions of a row's column in a window: ``row.price.over(tm.last(9))``."""
         transaction: Any = current("a window is read")
         return transaction.over_value(self, window)
 
@@ -259,7 +262,7 @@ class Traced(Symbolic):
 
 
 class Deferred(Symbolic):
-    """``tm.col`` and what is computed from it: typed when it meets its stream."""
+    """An expression over ``tm.col``, which gets its type when a stream is known."""
 
     __slots__ = ("at", "build")
 
@@ -272,7 +275,23 @@ class Deferred(Symbolic):
 
 
 def col(name: str) -> Symbolic:
-    """A column of the stream that ``filter`` or ``map`` is called on."""
+    """Returns an expression for a column of the stream on which ``filter`` or ``map`` is called.
+
+    Operators and the functions of ``tm`` make further expressions of it.
+
+    Args:
+        name: The column's name.
+
+    Returns:
+        The expression.
+
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("ledger")
+        >>> payments = app.stream("payments", id=int, amount=int)
+        >>> payments.filter((tm.col("amount") > 0) & ~tm.is_null(tm.col("id")))
+        <stream payments.filter: id: int, amount: int>
+    """
     at = here()
 
     def build(block: Block) -> Traced:
@@ -282,12 +301,12 @@ def col(name: str) -> Symbolic:
 
 
 def is_symbolic(*values: object) -> bool:
-    """Whether one of these values is not known yet."""
+    """Returns whether one of the values is symbolic."""
     return any(isinstance(value, Symbolic) for value in values)
 
 
 def node(kind: str, op: Op, *operands: object) -> Symbolic:
-    """A node over operands of which at least one is symbolic."""
+    """Returns a node over operands, of which at least one is symbolic."""
     at = here()
     for operand in operands:
         if isinstance(operand, Traced):
@@ -301,7 +320,7 @@ def node(kind: str, op: Op, *operands: object) -> Symbolic:
 
 
 class Block:
-    """The nodes of one handler or stage. Equal nodes are one node."""
+    """The nodes of one handler, filter or map. Equal expressions share a node."""
 
     def __init__(self, owner: str, event: Schema) -> None:
         self.owner = owner
@@ -312,7 +331,7 @@ class Block:
         self._constants: dict[int, object] = {}
 
     def push(self, expr: Json, ty: DataType | None, nullable: bool, at: str) -> Traced:
-        """Appends a node, or finds the one that is there already."""
+        """Appends a node, or returns the equal node that exists."""
         key = json.dumps(expr)
         id = self._known.get(key)
         if id is None:
@@ -323,13 +342,13 @@ class Block:
         return Traced(self, id, ty, nullable)
 
     def column(self, name: str, at: str) -> Traced:
-        """A column of the event."""
+        """Returns a column of the event."""
         index = self.event.find(self.owner, name, at)
         column = self.event.columns[index]
         return self.push({"column": index}, column.ty, column.nullable, at)
 
     def const(self, value: object, at: str) -> Traced:
-        """A constant."""
+        """Returns a constant."""
         try:
             ty, value_json = constant(value)
         except TypeError as error:
@@ -340,7 +359,7 @@ class Block:
         except ProgramError as error:
             raise ProgramError(error.what, error.help, at) from None
         if ty == FLOAT:
-            # By their bits: decimal text need not come back as the same float.
+            # By their bits, because a float can change when it is written and read as text.
             (bits,) = struct.unpack("<Q", struct.pack("<d", value_json["float"]))
             made = self.push({"float_bits": bits}, ty, False, at)
         else:
@@ -349,13 +368,14 @@ class Block:
         return made
 
     def lift(self, value: object, at: str | None = None) -> Traced:
-        """A value as a node: itself, or a constant."""
+        """Returns a value as a node; values that are not symbolic become constants."""
         at = at or here()
         if isinstance(value, Traced):
             if value.block is not self:
                 raise ProgramError(
-                    "a value of another event is used here: it was kept from another handler",
-                    "keep what handlers share in a table",
+                    "a value of another event is used here: a variable holds it since another "
+                    "handler was traced",
+                    "store shared values in a table",
                     at,
                 )
             return value
@@ -364,7 +384,7 @@ class Block:
         return self.const(value, at)
 
     def node(self, kind: str, op: Op, operands: Sequence[object], at: str) -> Traced:
-        """An operator's node, with the type of its result."""
+        """Returns an operator's node, with the type of its result."""
         nodes = [self.lift(operand, at) for operand in operands]
         if kind == "unary":
             return self._unary(op, nodes[0], at)
@@ -374,7 +394,9 @@ class Block:
             condition = nodes[0]
             if condition.ty is not None and condition.ty != BOOL:
                 raise ProgramError(
-                    f"the condition of tm.where is {condition.ty}, not bool", "compare it", at
+                    f"the condition of tm.where is {condition.ty}, not bool",
+                    "compare it with a value",
+                    at,
                 )
             a, b = self._common(nodes[1], nodes[2], "tm.where", at)
             expr = {"where": [condition.id, a.id, b.id]}
@@ -419,7 +441,7 @@ class Block:
         return self.push(expr, ty, False, at)
 
     def _common(self, a: Traced, b: Traced, what: str, at: str) -> tuple[Traced, Traced]:
-        """Brings a constant branch to the other's type; else the branches must be of one type."""
+        """Converts a constant branch to the type of the other; raises if the types differ then."""
         if a.ty is None or b.ty is None or a.ty == b.ty:
             return a, b
         types = a.ty, b.ty
@@ -427,7 +449,7 @@ class Block:
         if a.ty != b.ty:
             raise ProgramError(
                 f"the two branches of {what} have the types {a.ty} and {b.ty}",
-                "bring them to one type with tm.cast(x, type)",
+                "convert them to one type with tm.cast(x, type)",
                 at,
             )
         return a, b
@@ -446,7 +468,7 @@ class Block:
         return node
 
     def fits(self, value: object, column: Any, owner: str, at: str) -> Traced:
-        """A value that is to be stored in a column, or the error that it does not fit."""
+        """Returns the node of a value for a column, and raises if the value does not fit."""
         node = self.lift(value, at)
         if node.ty is None:
             if not column.nullable and self._constants.get(node.id, 0) is None:
@@ -469,9 +491,9 @@ class Block:
         return node
 
     def is_const(self, node: Traced) -> bool:
-        """Whether a node is a constant."""
+        """Returns whether a node is a constant."""
         return node.id in self._constants
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the nodes in the form that the engine reads."""
         return self.nodes

@@ -1,5 +1,7 @@
-"""Work outside: a transaction asks for it, it is done when that is durable, and what it comes to is
-an event."""
+"""External functions: a transaction requests a call, which runs once the transaction is durable.
+
+The result is an event.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,16 @@ if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.table import Table
 
-#: Waits before a function is called again: the first, and the longest, in seconds.
+#: The first and the longest wait before a function is called again, in seconds.
 _WAITS = (0.1, 30.0)
 
 
 class External(Stream):
-    """The stream of what a function outside has come to: what it was asked, what it said, and
-    ``error`` where it raised. Made by :meth:`tidemill.App.external`.
+    """The stream of the results of an external function.
 
-    What it was asked and has not answered yet is in the table ``NAME.outbox``.
+    An event has the id and columns of the request, the returned columns, and ``error``, the text
+    of an exception. Requests without a result yet are in the table ``NAME.outbox``.
+    :meth:`tidemill.App.external` makes these streams.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class External(Stream):
             if taken in asked or (taken in ("id", "error") and taken in out.names):
                 raise ProgramError(
                     f"external {name}: there are two columns named '{taken}'",
-                    "beside the parameters and what is in out= there are 'id' and 'error'",
+                    "rename one: beside the parameters and out= there are 'id' and 'error'",
                     at,
                 )
         said: dict[str, object] = {}
@@ -63,7 +66,7 @@ class External(Stream):
 
         def answer(tx: Any, e: Any) -> None:
             row = self.outbox[e.id]
-            # Whoever was asked twice has answered already.
+            # A function that was called twice answers twice: only the first answer counts.
             if row.exists():
                 values = {name: row[name] for name in names}
                 row.delete()
@@ -72,7 +75,11 @@ class External(Stream):
         Handler(app, answer, self.answers, f"{name}.answer", at, True, None, [self])
 
     def external_json(self, function: int) -> Json:
-        """As the engine reads it; ``function`` is the number of its function."""
+        """Returns the outbox in the form that the engine reads.
+
+        Args:
+            function: The number of the external function.
+        """
         return {
             "outbox": self.outbox.name,
             "answers": self.answers.name,
@@ -83,8 +90,11 @@ class External(Stream):
 
 
 class Outside:
-    """A function outside in the form that the engine calls: a row of the outbox in, the columns of
-    its answer out. It may be called again with a row that it has answered."""
+    """An external function in the form that the engine calls.
+
+    It takes a row of the outbox and returns the columns of the answer. The engine may call it
+    again with a row that it has answered.
+    """
 
     def __init__(self, external: External) -> None:
         self.external = external
@@ -92,7 +102,7 @@ class Outside:
         self._needed = [c.name for c in external.said.columns if not c.nullable]
 
     def __call__(self, row: tuple[object, ...], gives_up: Callable[[], bool]) -> tuple[object, ...]:
-        """Calls it, and again when it raises, until ``gives_up``."""
+        """Calls the function, with retries while it raises, until ``gives_up`` returns true."""
         external, (wait, longest) = self.external, _WAITS
         key, *values = row
         for left in range(external.retries, -1, -1):
@@ -102,7 +112,7 @@ class Outside:
                     said = asyncio.run(said)
                 return (*self._columns(said), None)
             except Exception as error:
-                # What went wrong last is the answer, when no try is left.
+                # The last exception is the answer if no retry is left.
                 what = f"{type(error).__name__}: {error}"
             until = time.monotonic() + wait * random.uniform(0.5, 1.0)
             wait = min(wait * 2, longest)

@@ -28,18 +28,18 @@ _SINK_ONLY = ("overwrite", "null")
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Files to read, or a file to write; made by :func:`files`."""
+    """Files to read, or a file to write. :func:`files` makes these."""
 
     path: str
     options: Mapping[str, Any]
     at: str
 
     def source_json(self) -> Json:
-        """As the engine reads it, for a source."""
+        """Returns the source in the form that the engine reads."""
         return self._json("read", _SINK_ONLY)
 
     def sink_json(self) -> Json:
-        """As the engine reads it, for a sink."""
+        """Returns the sink in the form that the engine reads."""
         return self._json("written", _SOURCE_ONLY)
 
     def _json(self, use: str, others: Sequence[str]) -> Json:
@@ -70,32 +70,58 @@ def files(
     overwrite: bool | None = None,
     null: str | None = None,
 ) -> Files:
-    """Files to read from or a file to write to.
+    """Describes files to read, for :meth:`Stream.read`, or a file to write.
 
-    ``path`` is a file; for reading also a folder or a name with ``*``. The format is told by the
-    name (``.csv``, ``.tsv``, ``.jsonl``, ``.ndjson``, each with ``.gz`` or not, and ``.parquet``)
-    or by ``format``.
+    With ``follow=True`` a file is read as it grows, each row when its newline is there. Files of
+    a folder, or of a name with ``*``, are read one after another, in the order of their names. A
+    file is read to its end as soon as a later one exists. So write no more to a file then, and
+    give new files names that sort after all others. Move compressed files and Parquet files into
+    the folder when they are complete. Names that begin with a dot are ignored.
 
-    Reading and writing: ``delimiter`` and ``header`` of CSV. Reading: ``quote`` ("" for none),
-    ``unclosed`` (a quote that is not closed ends the run, or with "skip" its line is set aside),
-    ``encoding``, ``order`` (the names of the file's columns, in place of a header), ``columns``
-    (column of the stream to its name in the file), ``nulls`` (what stands for null), ``formats``
-    (timestamp column to "iso", "unix_s", "unix_ms", "unix_us" or a pattern as strptime has it),
-    ``unknown_fields`` of JSON lines and Parquet, ``record_bytes_max``, ``follow``. Writing:
-    ``overwrite``, ``null``.
-
-    With ``follow=True`` reading never ends, so the run ends by ``stop()``. A file is read as it
-    grows, each row when it has its newline. Of a folder, or a name with ``*``, the files are read
-    one after another in the order of their names, as they come: each to its end when a later one
-    is there, so write no more to a file then, and give new files names that sort behind all others.
-    Move packed files and Parquet files there when they are complete; names that begin with a dot
-    are not looked at.
-
-    A Parquet file is written when the run ends; before that, its rows are in the files of the
+    A Parquet file is written when the run ends. Until then its rows are in the files of the
     folder ``<path>.parts``.
 
-    >>> files("in/*.csv", delimiter=";").source_json()
-    {'path': 'in/*.csv', 'delimiter': ';'}
+    Args:
+        path: A file. For reading also a folder, or a name with ``*``.
+        format: The format. By default the name decides: ``.csv``, ``.tsv``, ``.jsonl`` and
+            ``.ndjson``, each also with ``.gz``, and ``.parquet``.
+        delimiter: The character between the values of CSV. The default is a comma, or a tab for
+            ``.tsv``.
+        header: Whether the first line of CSV has the names of the columns. The default is True,
+            and False with ``order``. Without names the file has the stream's columns in order.
+        quote: Reading CSV: the quote character, doubled inside a field. ``""`` makes quotes
+            ordinary characters. The default is ``"``.
+        unclosed: Reading CSV: the reaction to a quote that is not closed. ``"stop"`` (the default)
+            ends the run, and ``"skip"`` moves the line to the stream ``dead``.
+        encoding: Reading CSV or JSON lines: the encoding, such as ``"windows-1252"``. A byte order
+            mark overrides it. The default is UTF-8.
+        order: Reading CSV: the names of the file's columns, instead of a header.
+        columns: Reading: the name in the file of a column of the stream, as a dict. The default
+            is the same name.
+        nulls: Reading CSV: the texts that stand for null. The default is the empty field.
+        formats: Reading: the format of a timestamp column, as a dict. It is ``"iso"`` (the
+            default), ``"unix_s"``, ``"unix_ms"``, ``"unix_us"``, or a pattern of ``strptime``.
+        unknown_fields: Reading JSON lines or Parquet: the reaction to a field that the stream does
+            not have. ``"ignore"`` (the default) drops the field. ``"refuse"`` moves a JSON row to
+            the stream ``dead``, and refuses a Parquet file.
+        record_bytes_max: Reading: the largest size of a row, in bytes, at most 64 MiB. Longer rows
+            go to the stream ``dead``. The default is 1 MiB.
+        follow: Reading: whether to wait for more rows at the end, so that only ``mill.stop()``
+            ends the run. The default is False.
+        overwrite: Writing: whether the start replaces a file that is not empty. The default is
+            False: the start is refused.
+        null: Writing CSV: the text for null. Equal texts are quoted. The default is the empty
+            field.
+
+    Returns:
+        The description of the files.
+
+    Raises:
+        ProgramError: ``order`` is a text, or the delimiter is not one character.
+
+    Example:
+        >>> files("in/*.csv", delimiter=";").source_json()
+        {'path': 'in/*.csv', 'delimiter': ';'}
     """
     given: dict[str, Any] = {
         "format": format,

@@ -1,4 +1,4 @@
-"""What other libraries have: times of numpy, tables of pyarrow and pandas."""
+"""Data of other libraries: times of numpy, and tables of pyarrow and pandas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tidemill.errors import InputError
 
-#: Microseconds of the units that have a fixed length, and how many of the finer ones make one.
+#: The units of a fixed length, in microseconds.
 _MICROSECONDS: Final = {
     "us": 1,
     "ms": 1_000,
@@ -18,11 +18,12 @@ _MICROSECONDS: Final = {
     "D": 86_400_000_000,
     "W": 604_800_000_000,
 }
+#: The finer units: how many of them are a microsecond.
 _FINER: Final = {"ns": 10**3, "ps": 10**6, "fs": 10**9, "as": 10**12}
 
 
 def microseconds(value: Any) -> int | None:
-    """A ``datetime64``, since 1970, or a ``timedelta64`` of numpy; None for not a time.
+    """Returns a ``datetime64`` or ``timedelta64`` of numpy in microseconds; None for ``NaT``.
 
     >>> import numpy as np
     >>> microseconds(np.datetime64("1970-01-02", "ns")), microseconds(np.timedelta64("NaT"))
@@ -53,12 +54,15 @@ def microseconds(value: Any) -> int | None:
 
 
 def is_times(column: Any) -> bool:
-    """Whether a column of values is an array of numpy's times."""
+    """Returns whether a column of values is an array of numpy's times."""
     return getattr(getattr(column, "dtype", None), "kind", "") == "M" and _is_of(column, "numpy")
 
 
 def times(column: Any) -> tuple[list[int | None], int, str]:
-    """The times of an array of numpy in microseconds; with the row that is none, and why."""
+    """Returns the times of an array of numpy in microseconds.
+
+    Returns also the first row that can't be converted, or -1, and the reason.
+    """
     import numpy as np
 
     unit, count = np.datetime_data(column.dtype)
@@ -87,10 +91,10 @@ def times(column: Any) -> tuple[list[int | None], int, str]:
 
 
 def checked(owner: str, rows: Any, column: str) -> Any:
-    """Rows, or a column, with Arrow's interface, in the form in which they are to be asked for it.
+    """Returns rows or a column with Arrow's interface, after a check of their buffers.
 
-    Only who has made buffers knows how long they are: pyarrow is asked whether they are as long as
-    they should be. Whether what is in them is valid, whoever takes them finds out.
+    Only pyarrow knows the lengths of its buffers, so it checks that they are long enough. The
+    receiver checks the values in them.
     """
     if _is_of(rows, "pandas"):
         import pyarrow as pa
@@ -114,15 +118,17 @@ def checked(owner: str, rows: Any, column: str) -> Any:
                 what = f"column '{name}'{row}: it" if name else f"the data{row}"
                 raise InputError(
                     f"{owner}: {what} is not valid Arrow: {error}",
-                    "whoever has made it has made a mistake; validate(full=True) tells",
+                    "the program that made the data has a fault; validate(full=True) finds it",
                 ) from None
             first += len(chunk)
     return rows
 
 
 def _of_pandas(rows: Any) -> Any:
-    """As a frame's own interface makes it, but for an index with a name: that is a column, be it
-    kept as numbers or as their range, which pandas chooses by the values."""
+    """Converts data of pandas as its own interface does, with a named index as a column.
+
+    A named index is a column whether pandas stores it as numbers or as a range.
+    """
     import pyarrow as pa
 
     if not hasattr(rows, "columns"):

@@ -1,5 +1,7 @@
-"""Functions of expressions. They work on symbolic values while a handler is traced, and on real
-values in opaque functions; both by the engine's rules.
+"""Functions of expressions.
+
+They take symbolic values while a handler is traced, and real values in opaque functions. Both
+follow the engine's rules: a null aborts the transaction, except in ``coalesce`` and ``is_null``.
 
 >>> min(3, 2.5), length("héllo"), div(1, 3, scale=2)
 (2.5, 5, Decimal('0.33'))
@@ -26,10 +28,25 @@ def _binary(op: Any, a: object, b: object) -> Any:
 
 
 def where(cond: object, a: object, b: object) -> Any:
-    """``a`` where the condition holds, else ``b``; only that one counts.
+    """Returns ``a`` where the condition holds, and ``b`` elsewhere.
 
-    >>> where(True, 1, 2)
-    1
+    A fault in the value that is not returned does not count.
+
+    Args:
+        cond (bool): The condition.
+        a: The value where it holds.
+        b: The value where it does not hold.
+
+    Returns:
+        One of the two values.
+
+    Raises:
+        BadValue: The condition is null.
+        TypeError: The condition is not a bool.
+
+    Example:
+        >>> where(True, 1, 2)
+        1
     """
     if is_symbolic(cond, a, b):
         return node("where", None, cond, a, b)
@@ -41,10 +58,18 @@ def where(cond: object, a: object, b: object) -> Any:
 
 
 def coalesce(x: object, *others: object) -> Any:
-    """The first of the values that is not null, or null.
+    """Returns the first value that is not null, or null if all are.
 
-    >>> coalesce(None, None, 3)
-    3
+    Args:
+        x: The first value.
+        *others: The further values, in order.
+
+    Returns:
+        One of the values.
+
+    Example:
+        >>> coalesce(None, None, 3)
+        3
     """
     result = x
     if is_symbolic(x, *others):
@@ -59,17 +84,52 @@ def coalesce(x: object, *others: object) -> Any:
 
 
 def is_null(x: object) -> Any:
-    """Whether the value is null."""
+    """Returns whether a value is null.
+
+    Args:
+        x: The value.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> is_null(None), is_null(0)
+        (True, False)
+    """
     return _unary("is_null", x) if is_symbolic(x) else x is None
 
 
 def not_(x: object) -> Any:
-    """The opposite of a bool: like ``~x`` in a traced function and ``not x`` in an opaque one."""
+    """Returns the negation of a bool: ``~x`` in a traced function, ``not x`` in an opaque one.
+
+    Args:
+        x (bool): The bool.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> not_(True)
+        False
+    """
     return _unary("not", x)
 
 
 def min(a: object, b: object, *more: object) -> Any:
-    """The smallest; the first of equal ones."""
+    """Returns the smallest value; of equal ones, the first.
+
+    Args:
+        a: A value.
+        b: Another value.
+        *more: Further values.
+
+    Returns:
+        One of the values, in the type that all of them have in common.
+
+    Example:
+        >>> min(3, 2.5)
+        2.5
+    """
     result = _binary("min", a, b)
     for other in more:
         result = _binary("min", result, other)
@@ -77,7 +137,20 @@ def min(a: object, b: object, *more: object) -> Any:
 
 
 def max(a: object, b: object, *more: object) -> Any:
-    """The largest; the first of equal ones."""
+    """Returns the largest value; of equal ones, the first.
+
+    Args:
+        a: A value.
+        b: Another value.
+        *more: Further values.
+
+    Returns:
+        One of the values, in the type that all of them have in common.
+
+    Example:
+        >>> max(3, 2.5, 4)
+        4.0
+    """
     result = _binary("max", a, b)
     for other in more:
         result = _binary("max", result, other)
@@ -85,19 +158,66 @@ def max(a: object, b: object, *more: object) -> Any:
 
 
 def abs(x: object) -> Any:
-    """The absolute value."""
+    """Returns the absolute value of a number.
+
+    Args:
+        x: The number.
+
+    Returns:
+        A number of the same type.
+
+    Raises:
+        BadValue: The result does not fit the type.
+
+    Example:
+        >>> abs(-3)
+        3
+    """
     return _unary("abs", x)
 
 
 def div(a: object, b: object, scale: int) -> Any:
-    """Division of decimals and ints to a decimal of ``scale`` digits, rounded half to even."""
+    """Divides decimals and ints to a decimal, rounded half to even.
+
+    Args:
+        a: The dividend, a decimal or an int.
+        b: The divisor, a decimal or an int.
+        scale: The digits of the result after the point, 0 to 18.
+
+    Returns:
+        A decimal.
+
+    Raises:
+        BadValue: The divisor is zero, or the result is out of range.
+        ProgramError: The scale is out of range.
+
+    Example:
+        >>> div(1, 3, scale=2)
+        Decimal('0.33')
+    """
     if isinstance(scale, bool) or not isinstance(scale, int) or not 0 <= scale <= SCALE_MAX:
         raise ProgramError(f"a decimal's scale is 0 to {SCALE_MAX}, not {scale!r}", "", here())
     return _binary({"div_scale": scale}, a, b)
 
 
 def cast(x: object, to: object) -> Any:
-    """The value as another type: ``tm.cast(x, float)``, ``tm.cast(x, tm.decimal(2))``."""
+    """Converts a value to another type.
+
+    Args:
+        x: The value.
+        to: The type, such as ``float`` or ``tm.decimal(2)``.
+
+    Returns:
+        The converted value.
+
+    Raises:
+        BadValue: The value has no counterpart in the type.
+        ProgramError: The type is unknown, or no value can be converted to it.
+
+    Example:
+        >>> cast("7", int), cast(7, float)
+        (7, 7.0)
+    """
     try:
         ty = data_type(to)
     except ProgramError as error:
@@ -106,35 +226,115 @@ def cast(x: object, to: object) -> Any:
 
 
 def length(x: object) -> Any:
-    """Characters of a text, bytes of bytes, items of a list."""
+    """Returns the number of characters of a text, bytes of bytes, or items of a list.
+
+    Args:
+        x: The text, bytes or list.
+
+    Returns:
+        An int.
+
+    Example:
+        >>> length("héllo")
+        5
+    """
     return _unary("len", x)
 
 
 def lower(x: object) -> Any:
-    """The text in lower case."""
+    """Returns a text in lower case.
+
+    Args:
+        x: The text.
+
+    Returns:
+        A text.
+
+    Example:
+        >>> lower("Tide")
+        'tide'
+    """
     return _unary("lower", x)
 
 
 def upper(x: object) -> Any:
-    """The text in upper case."""
+    """Returns a text in upper case.
+
+    Args:
+        x: The text.
+
+    Returns:
+        A text.
+
+    Example:
+        >>> upper("Tide")
+        'TIDE'
+    """
     return _unary("upper", x)
 
 
 def strip(x: object) -> Any:
-    """The text without white space at its ends."""
+    """Returns a text without white space at its ends.
+
+    Args:
+        x: The text.
+
+    Returns:
+        A text.
+
+    Example:
+        >>> strip("  tide ")
+        'tide'
+    """
     return _unary("strip", x)
 
 
 def starts_with(x: object, prefix: object) -> Any:
-    """Whether a text begins with another."""
+    """Returns whether a text begins with another one.
+
+    Args:
+        x: The text.
+        prefix: The text that may be its begin.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> starts_with("tidemill", "tide")
+        True
+    """
     return _binary("starts_with", x, prefix)
 
 
 def ends_with(x: object, suffix: object) -> Any:
-    """Whether a text ends with another."""
+    """Returns whether a text ends with another one.
+
+    Args:
+        x: The text.
+        suffix: The text that may be its end.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> ends_with("tidemill", "mill")
+        True
+    """
     return _binary("ends_with", x, suffix)
 
 
 def contains(x: object, item: object) -> Any:
-    """Whether a text contains another, or a list an item."""
+    """Returns whether a text contains another one, or a list an item.
+
+    Args:
+        x: The text or list.
+        item: The other text, or the item.
+
+    Returns:
+        A bool.
+
+    Example:
+        >>> contains("tidemill", "em"), contains([1, 2], 3)
+        (True, False)
+    """
     return _binary("contains", x, item)

@@ -1,4 +1,4 @@
-"""What a declaration was given, as the engine has it: spans of time, parameters, what is kept."""
+"""The arguments of declarations, converted for the engine: spans, parameters and histories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.types import column, duration_us
 
 
 def span(given: object, what: str) -> int:
-    """A time as the engine has it; a plain int is in the unit of an int time column."""
+    """Returns a span in microseconds, or an int in the unit of an int time column."""
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     return duration_us(given, True, what)
@@ -20,7 +20,7 @@ def span(given: object, what: str) -> int:
 def parameters_of(
     function: Callable[..., Any], name: str, at: str, what: str = "procedure"
 ) -> dict[str, object]:
-    """The parameters of a procedure behind the first, with their types, as columns."""
+    """Returns the parameters of a function after its first ones, with their types, as columns."""
     firsts = {"procedure": ["tx"], "external": ["id"], "function": ["self", "ctx"]}[what]
     first = ", ".join(firsts)
     try:
@@ -37,7 +37,7 @@ def parameters_of(
     for parameter in given:
         if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
             raise ProgramError(
-                f"{what} {name}: '{parameter}' is no plain parameter",
+                f"{what} {name}: '{parameter}' is not a plain parameter",
                 f"declare it as def {name}({first}, {parameter.name}: int)",
                 at,
             )
@@ -54,7 +54,7 @@ def parameters_of(
 
 
 def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
-    """What a table keeps of its rows' versions: a time, and a number."""
+    """Returns the history of a table: a span in microseconds, and a number of versions."""
     if isinstance(given, tuple) and len(given) == 2:
         time, versions = given
     elif isinstance(given, int):
@@ -63,11 +63,13 @@ def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
         time, versions = given, None
     for kept in (time, versions):
         if isinstance(kept, bool) or (isinstance(kept, int) and kept <= 0):
-            raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+            raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
     if versions is not None and not isinstance(versions, int):
-        raise ProgramError(f"{owner}: history keeps a number of versions, not {versions!r}", "", at)
+        raise ProgramError(
+            f"{owner}: history retains a number of versions, not {versions!r}", "", at
+        )
     if time is None and versions is None:
-        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+        raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
     if time is None or isinstance(time, int):
         return time, versions
     try:
@@ -75,5 +77,5 @@ def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
     except ProgramError as error:
         raise ProgramError(error.what, error.help, at) from None
     if time_us == 0:
-        raise ProgramError(f"{owner}: history={given!r} keeps nothing", "", at)
+        raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
     return time_us, versions

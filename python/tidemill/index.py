@@ -1,4 +1,4 @@
-"""Indexes: the rows of a table by other columns than its key."""
+"""Indexes: access to the rows of a table by other columns than its key."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ if TYPE_CHECKING:
 
 
 class Index:
-    """The rows of a table by some of their columns, which the engine keeps in order.
+    """An ordered index of a table by some of its columns, which the engine maintains.
 
-    Made by :meth:`tidemill.Table.index`. It is looked into by functions that run with real values
-    (``opaque=True``, procedures, triggers). Rows with a null in one of the columns are not found.
+    ``index[value]`` is the list of the rows with this value. For several columns ``index[a, b]``
+    gives the values of the leading columns. Functions that run with real values (``opaque=True``,
+    procedures, triggers) can read an index. It does not contain rows with a null in one of its
+    columns. :meth:`tidemill.Table.index` makes indexes.
 
-    >>> import tidemill as tm
-    >>> app = tm.App("people")
-    >>> people = app.table("people", key="id", id=int, city=str)
-    >>> by_city = people.index("city")
-    >>> @app.procedure
-    ... def move(tx, id: int, city: str):
-    ...     people[id].city = city
-    ...     return [row.id for row in by_city[city]]
-    >>> with app.start() as mill:
-    ...     mill.call(move, id=7, city="Rome"), mill.call(move, id=4, city="Rome")
-    ([7], [4, 7])
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("people")
+        >>> people = app.table("people", key="id", id=int, city=str)
+        >>> by_city = people.index("city")
+        >>> @app.procedure
+        ... def move(tx, id: int, city: str):
+        ...     people[id].city = city
+        ...     return [row.id for row in by_city[city]]
+        >>> with app.start() as mill:
+        ...     mill.call(move, id=7, city="Rome"), mill.call(move, id=4, city="Rome")
+        ([7], [4, 7])
     """
 
     def __init__(
@@ -37,21 +40,34 @@ class Index:
     ) -> None:
         self.table = table
         self.columns = columns
-        #: The table in which the engine keeps it.
+        #: The table in which the engine stores the index.
         self.entries = entries
         self.unique = unique
-        #: For each key column of the table, where entries have it.
+        #: The position of each key column of the indexed table among the columns of an entry.
         self.places = tuple(entries.schema.names.index(name) for name in table.key)
 
     def __getitem__(self, key: object) -> list[Any]:
-        """The rows with these values, one for each leading column that is given, in order."""
+        """Returns the rows with these values of the leading columns, in the index's order."""
         transaction = local.transaction or current(f"{self} is read")
         found: list[Any] = transaction.find(self, self._bound(key), None, None)
         return found
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
-        """The rows whose columns are not before ``start`` and are before ``end``, in their order;
-        without bound where it is None. A bound may be a tuple of the leading columns."""
+        """Returns the rows of a range of the index, in its order.
+
+        Args:
+            start: The first value of the range, inclusive, or a tuple of values of the leading
+                columns. The default is None, no bound.
+            end: The value after the range, exclusive, in the same form. The default is None.
+            limit: The largest number of rows. The default is all.
+
+        Returns:
+            A list of rows.
+
+        Raises:
+            ProgramError: A bound has more values than the index has columns, or there is no
+                transaction.
+        """
         bounds = [() if bound is None else self._bound(bound) for bound in (start, end)]
         check_limit(limit)
         return current(f"{self} is read").find(self, bounds[0], bounds[1], limit)
@@ -60,7 +76,8 @@ class Index:
         values = key if isinstance(key, tuple) else (key,)
         if not values or len(values) > len(self.columns):
             raise ProgramError(
-                f"{self} is by ({', '.join(self.columns)}), but {len(values)} values were given",
+                f"{self} has the columns ({', '.join(self.columns)}), but {len(values)} values "
+                "were given",
                 "",
                 here(),
             )

@@ -1,4 +1,4 @@
-"""Topics of Kafka as sources and sinks."""
+"""Kafka topics as sources and sinks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BESIDE = ("key", "value", "timestamp", "partition", "offset")
 
 @dataclasses.dataclass(frozen=True)
 class Kafka:
-    """A topic to read or to write; made by :func:`kafka`."""
+    """A topic to read or to write. :func:`kafka` makes these."""
 
     topic: str
     brokers: str
@@ -42,11 +42,11 @@ class Kafka:
     at: str
 
     def source_json(self) -> Json:
-        """As the engine reads it, for a source."""
+        """Returns the source in the form that the engine reads."""
         return self._json("read", _SINK_ONLY)
 
     def sink_json(self) -> Json:
-        """As the engine reads it, for a sink."""
+        """Returns the sink in the form that the engine reads."""
         return self._json("written", _SOURCE_ONLY)
 
     def _json(self, use: str, others: Sequence[str]) -> Json:
@@ -84,39 +84,63 @@ def kafka(
     timeout: float | dt.timedelta | None = None,
     properties: Mapping[str, str | int | float | bool] | None = None,
 ) -> Kafka:
-    """A topic of Kafka to read from or to write to. It must be there.
+    """Describes a Kafka topic to read, for :meth:`Stream.read`, or to write.
 
-    ``brokers`` are some of them, as "host:port" or several; ``format`` is how values are written:
-    "json" (the default), an object with the columns as fields, "msgpack", a map of the same, or
-    "avro", a record of the same behind the id of its schema; then ``registry`` is the URL of the
-    registry of schemas, and ``registry_properties`` say more: "basic.auth.user.info" (which may be
-    in the URL, too), "bearer.auth.token", "ssl.ca.location";
-    ``properties`` are further ones of librdkafka, as ``{"security.protocol": "sasl_ssl"}``;
-    ``timeout`` (seconds) is how long brokers may take to answer at the start.
+    The topic must exist. When reading, each partition is a source of its own. When writing, every
+    row is in the topic exactly once: after a crash, rows that are there already are not appended
+    again.
 
-    Reading: each partition is a source of its own. ``partitions`` says which are read (all when
-    absent), ``begin`` where the first start begins: "earliest" (the default), "latest", or a time.
-    ``meta`` fills columns from what stands beside a value: "key", "timestamp", "partition",
-    "offset", "header:NAME", or "value" for all of it as it is. ``columns`` (column of the stream to
-    its name in the value), ``formats`` (timestamp column to "iso", "unix_s", "unix_ms", "unix_us"
-    or a pattern as strptime has it) and ``unknown_fields`` are as in :func:`tidemill.files`.
-    ``ahead_bytes`` is how much is read ahead, of each partition.
+    Args:
+        topic: The topic's name.
+        brokers: Some of the brokers, as ``"host:port"``, or a list of them.
+        format: The encoding of values. ``"json"`` (the default) is an object with the columns as
+            fields, and ``"msgpack"`` is the same as a map. ``"avro"`` is a record after the id of
+            its schema.
+        registry: Avro: the URL of the schema registry.
+        registry_properties: Avro: properties of the registry. There are
+            ``"basic.auth.user.info"`` (which may be in the URL instead), ``"bearer.auth.token"``
+            and ``"ssl.ca.location"``. The default is none.
+        partitions: Reading: the numbers of the partitions to read. The default is all.
+        begin: Reading: the position of the first start. It is ``"earliest"`` (the default),
+            ``"latest"``, or a time. A time without a zone is in UTC.
+        meta: Reading: the columns that do not come from the fields of the value, as a dict. A
+            column comes from ``"key"``, ``"timestamp"``, ``"partition"``, ``"offset"``,
+            ``"header:NAME"``, or ``"value"``, the whole value. The default is none.
+        columns: Reading: the name in the value of a column of the stream, as in
+            :func:`tidemill.files`.
+        formats: Reading: the format of a timestamp column, as in :func:`tidemill.files`.
+        unknown_fields: Reading: the reaction to a field that the stream does not have, as in
+            :func:`tidemill.files`. The default is ``"ignore"``.
+        ahead_bytes: Reading: the bytes of each partition that are read ahead, at least 64 KiB.
+            The default is 8 MiB.
+        subject: Writing Avro: the subject with which the stream's schema is registered when the
+            app starts. The default is ``TOPIC-value``.
+        schema: Writing Avro: a registered schema, by its id or as ``"latest"``, which the columns
+            must fit. The default is a schema made from the stream's columns.
+        key: Writing: the column, or columns, of the message's key, which chooses the partition.
+            The default is no key.
+        headers: Writing: the headers of each message, as a dict. The default is none.
+        transactions: Writing: whether the rows of each epoch are one Kafka transaction. A text is
+            the transactional id. Readers with ``read_committed`` then see all rows of an epoch at
+            once, and a dead process can't write any more. The default is False.
+        queue_bytes: Writing: the bytes that may wait for delivery before the app waits, at least
+            64 KiB. The default is 32 MiB.
+        timeout: The longest time that brokers may take to answer at the start, in seconds or as
+            a timedelta. The default is 30 seconds.
+        properties: More properties of librdkafka, such as
+            ``{"security.protocol": "sasl_ssl"}``. The default is none.
 
-    Writing in Avro: a schema is made of the stream's columns and registered with ``subject``
-    ("TOPIC-value" when absent) when the app starts; ``schema`` names one that is there already, by
-    its id or as "latest", and the columns have to fit it.
+    Returns:
+        The description of the topic.
 
-    Writing: ``key`` names the columns that make the message's key, which decides about its
-    partition; ``headers`` are put on each message. Every row is in the topic once: after a crash
-    what is there already is not appended again. With ``transactions=True`` the rows of each epoch
-    are one transaction of Kafka (a text is its transactional id): readers of what is committed see
-    them all at once, and a dead process can't write any more. ``queue_bytes`` is how much may wait
-    for being delivered.
+    Raises:
+        ProgramError: An argument is not valid, or means nothing with the format.
 
-    >>> kafka("payments", brokers="localhost:9092", meta={"who": "key"}).source_json()
-    {'topic': 'payments', 'brokers': 'localhost:9092', 'meta': {'who': 'key'}}
-    >>> kafka("paid", brokers="b:9092", format="avro", registry="http://r:8081").sink_json()
-    {'topic': 'paid', 'brokers': 'b:9092', 'format': 'avro', 'registry': 'http://r:8081'}
+    Example:
+        >>> kafka("payments", brokers="localhost:9092", meta={"who": "key"}).source_json()
+        {'topic': 'payments', 'brokers': 'localhost:9092', 'meta': {'who': 'key'}}
+        >>> kafka("paid", brokers="b:9092", format="avro", registry="http://r:8081").sink_json()
+        {'topic': 'paid', 'brokers': 'b:9092', 'format': 'avro', 'registry': 'http://r:8081'}
     """
     at = here()
     named = brokers if isinstance(brokers, str) else ",".join(brokers)
@@ -194,11 +218,13 @@ def _partitions(topic: str, partitions: Iterable[int] | None, at: str) -> list[i
     listed = list(partitions)
     for partition in listed:
         if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
-            raise ProgramError(f"topic {topic}: {partition!r} is no partition's number", "", at)
+            raise ProgramError(
+                f"topic {topic}: {partition!r} is not the number of a partition", "", at
+            )
     if not listed or len(set(listed)) < len(listed):
         raise ProgramError(
             f"topic {topic}: partitions={listed!r} names none, or one twice",
-            "leave it away to read all",
+            "leave out partitions= to read all of them",
             at,
         )
     return listed
@@ -209,7 +235,7 @@ def _begin(topic: str, begin: str | dt.datetime | None, at: str) -> Json:
         return begin
     if not isinstance(begin, dt.datetime):
         raise ProgramError(
-            f"topic {topic}: begin={begin!r} is no place to begin at",
+            f"topic {topic}: begin={begin!r} is not a position to begin at",
             'say "earliest", "latest" or a datetime',
             at,
         )
@@ -239,7 +265,7 @@ def _timeout(topic: str, timeout: float | dt.timedelta | None, at: str) -> int |
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, dt.timedelta) else float(timeout)
     if seconds <= 0:
-        raise ProgramError(f"topic {topic}: timeout={timeout!r} is no time to wait", "", at)
+        raise ProgramError(f"topic {topic}: timeout={timeout!r} is not positive", "", at)
     return round(seconds * 1e6)
 
 

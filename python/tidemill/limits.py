@@ -1,4 +1,4 @@
-"""How many rows a scan gives at most."""
+"""Limits on the number of rows of a scan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tidemill.source import here
 
 
 def check_limit(limit: object) -> None:
-    """Refuses what is no number of rows.
+    """Refuses a limit that is not a number of rows.
 
     >>> check_limit(3)
     """

@@ -1,4 +1,4 @@
-"""A running app, in this process."""
+"""An app that runs in this process."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
     from tidemill.app import App
     from tidemill.entity import Entity
 
-#: So long one is waited for that Ctrl-C has not let end, in microseconds.
+#: The longest wait for the end of a mill whose stop Ctrl-C interrupted, in microseconds.
 _ENDING_US = 3_000_000
 
 
 class Mill:
-    """A running app. Made by :meth:`tidemill.App.start`; use it with ``with``.
+    """A running app, made by :meth:`tidemill.App.start`. Use it with ``with``.
 
-    In memory, leaving the ``with`` block runs everything that was sent to its end. With a data
-    directory it waits until what was sent is safe and stops, so that the next start goes on;
-    :meth:`finish` is for whoever will send no more, ever. Leaving it by an exception stops after
-    what is in work. One that nobody holds any more is stopped, too, with a ``ResourceWarning``.
+    At the end of the ``with`` block, an app in memory executes everything that was sent. With a
+    data directory it waits until all sent rows are durable, and stops, so that the next start
+    continues. Call :meth:`finish` if nothing will ever be sent again. An exception in the block
+    stops the app after the current epoch. A mill without any reference left is stopped, too, with
+    a ``ResourceWarning``.
 
-    All methods may be called from any thread, but not from inside a function that runs as a
-    transaction, and not in a child process that was forked. While they wait Ctrl-C is noticed.
+    All methods may be called from any thread. They may not be called inside a function that runs
+    as a transaction, or in a forked child process: there they raise :class:`ProgramError`. Ctrl-C
+    interrupts them while they wait.
     """
 
     def __init__(
@@ -56,13 +58,13 @@ class Mill:
         self._scheme = "https" if "http_cert" in settings else "http"
         self._ended = self._ending = False
         self._durable = not in_memory(settings)
-        #: By stream: the row behind what this process has sent.
+        #: The row number after the last sent row, by stream.
         self._sent: dict[str, int] = {}
         self._lock = threading.Lock()
         _RUNNING.add(self)
 
     def _open(self, what: str) -> _native.Mill:
-        """The engine, for whoever may ask it."""
+        """Returns the engine, if this thread and process may use it."""
         outside(f"mill.{what}()")
         if os.getpid() != self._process:
             raise ProgramError(
@@ -75,29 +77,29 @@ class Mill:
         return self._native
 
     def _leave(self) -> None:
-        """Ends it for whoever has not."""
+        """Stops the engine, if the user has not."""
         if os.getpid() != self._process:
             return
         if self._ended:
             if self._ending and local.transaction is None:
-                # What it ends with is for whoever called stop() or finish(), and they were
-                # interrupted: this only lets it come to its end.
+                # Ctrl-C interrupted stop() or finish(). Their caller got the error, so this only
+                # waits for the end.
                 with contextlib.suppress(Error):
                     self._native.wait(_ENDING_US)
             return
         self._ended = True
         warnings.warn(
-            f"a mill of app {self.app.name} was let go while it ran, and is stopped: use it with "
-            "'with app.start() as mill:', or call mill.stop() or mill.finish()",
+            f"a mill of app {self.app.name} lost its last reference while it ran, and is stopped: "
+            "use 'with app.start() as mill:', or call mill.stop() or mill.finish()",
             ResourceWarning,
             stacklevel=3,
             source=self,
         )
         if local.transaction is not None or local.asks:
-            # A function runs here, which the engine waits for.
+            # A function runs in this thread, and the engine waits for it.
             self._native.abandon()
             return
-        # Whatever has ended it: nobody is left to be told.
+        # No caller is left to whom an error could be raised.
         with contextlib.suppress(Error):
             self._native.stop()
 
@@ -131,20 +133,41 @@ class Mill:
             self.give_way()
 
     def send(self, stream: Stream | str, rows: object, wait: bool = False) -> None:
-        """Sends events: a list of dicts, a dict of lists, or what has Arrow's interface.
+        """Sends events into a stream.
 
-        That is tables and batches of pyarrow, frames of pandas and polars, relations of DuckDB;
-        columns whose type is the stream's already are taken without a copy. When one row does not
-        fit, none of the call is sent, and the error names the row and its column.
+        The method waits while the engine is behind. When one row does not fit, no row of the call
+        is sent. Without ``wait=True``, a crash may lose rows that are in no cut yet. After a
+        restart :meth:`sent` returns the row from which to send again.
 
-        Waits while the engine is behind. With ``wait=True`` it returns when the rows are in a cut:
-        their transactions have been executed, or wait for their time, and where there is a data
-        directory they are on disk for good. Without it, rows may be lost in a crash until
-        then; :meth:`sent` says after a restart from which row on to send again. Many threads may
-        send with ``wait=True``; their rows go to disk together.
+        Args:
+            stream: The stream, or its name. A procedure that clients call, or a function of an
+                entity, is possible, too: then each row has the parameters of one call, and the
+                replies are dropped.
+            rows: The events: a list of dicts, a dict of lists, or an object with Arrow's
+                interface. Tables and batches of pyarrow, frames of pandas and polars, and
+                relations of DuckDB have it. Columns that have the stream's type already are taken
+                without a copy.
+            wait: Whether to wait until the rows are in a cut. Their transactions have been
+                executed then, or are buffered until their time. With a data directory the rows
+                are on disk. Rows that several threads send are written together. The default is
+                False.
 
-        Instead of a stream there may be a procedure that is called, or a function of an entity:
-        then each row is a call, its parameters, whose reply nobody waits for.
+        Raises:
+            InputError: A row does not fit. The error names the row and its column.
+            ProgramError: The stream is unknown, or is made by the app.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="word", word=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", word=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.word].n += 1
+            >>> with app.start() as mill:
+            ...     mill.send(words, {"word": ["ebb", "flow", "ebb"]}, wait=True)
+            ...     mill.table(counts).rows()
+            [{'word': 'ebb', 'n': 2}, {'word': 'flow', 'n': 1}]
         """
         native = self._open("send")
         name = self._stream_name(stream)
@@ -156,22 +179,47 @@ class Mill:
             native.acknowledge(name, behind)
 
     def call(self, procedure: Handler | str, /, **arguments: object) -> Any:
-        """Calls a procedure, and waits for its reply.
+        """Calls a procedure or a function of an entity, and waits for its reply.
 
-        The call is a transaction in the one order with all others, and what it has done is on disk,
-        where there is a data directory, before it returns. When it aborts, by ``tx.require``, say,
-        ``tm.Abort`` is raised with the reason, or a class derived from it, as the function has
-        raised it; when the function fails, by any other exception, ``tm.Fault``. Many threads may
-        call; their calls go to disk together.
+        The call is one transaction, in the one order with all others. With a data directory its
+        writes are on disk before the method returns. Calls of several threads are written
+        together. When the engine ends before the reply, an error says so. The next start then
+        shows whether the call was executed.
 
-        When the engine ends before there is a reply, an error says so: whether the call was
-        executed is then seen after the next start.
+        Args:
+            procedure: The procedure or function, or its name.
+            **arguments: The values of its parameters. For a function of an entity the key columns
+                come with them.
+
+        Returns:
+            The value that the function returned.
+
+        Raises:
+            Abort: The function aborted, for instance by ``tx.require``. The exception has the
+                class that the function raised.
+            Fault: The function raised any other exception.
+            ProgramError: The procedure is unknown, or clients can't call it.
+            InputError: The arguments do not fit the parameters.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     return counts[name].n
+            >>> with app.start() as mill:
+            ...     mill.call(count, name="tides", by=2)
+            2
         """
         native = self._open("call")
         name = procedure.name if isinstance(procedure, Handler) else procedure
         if not any(calls.name == f"{name}.calls" for calls in self.app.calls):
             raise ProgramError(
-                f"{procedure!r} can't be called", "call what @app.procedure has made", here()
+                f"{procedure!r} can't be called",
+                "give a procedure that @app.procedure declared without streams",
+                here(),
             )
         kind, value = native.call(name, [arguments])
         if kind == "aborted":
@@ -182,14 +230,24 @@ class Mill:
 
     @property
     def url(self) -> str | None:
-        """Where clients are answered over HTTP (see ``tidemill.Client``), if they are."""
+        """The address for HTTP clients (:class:`tidemill.Client`); None without ``http_port``."""
         address = self._native.address()
         return None if address is None else f"{self._scheme}://{address}"
 
     def sent(self, stream: Stream | str) -> int:
-        """How many rows of a stream the engine knows, those of runs before included.
+        """Returns the number of rows of a stream that the engine has.
 
-        After a restart whoever sends goes on behind them: they are on disk.
+        Rows of earlier runs count, too. After a restart they are on disk, and a sender continues
+        with the row of this number.
+
+        Args:
+            stream: The stream, or its name.
+
+        Returns:
+            The number of rows.
+
+        Raises:
+            ProgramError: The stream is unknown, or is made by the app.
         """
         return self._open("sent").sent(self._stream_name(stream))
 
@@ -200,57 +258,86 @@ class Mill:
             self._native.acknowledge(name, behind)
 
     def drain(self) -> None:
-        """Waits until everything sent so far is committed, and files are read to their end."""
+        """Waits until all rows sent so far are committed, and all files are read to their end."""
         self._open("drain").drain()
 
     def finish(self) -> dict[str, Any]:
-        """Ends all input for good, runs everything to the end and closes; gives the summary.
+        """Ends all input for good, executes everything that was sent, and closes the app.
 
-        With a data directory the end is recorded, too: a later start finds everything done, and
-        nothing can be sent any more.
+        With a data directory the end is recorded: a later start finds everything done, and no
+        more rows can be sent.
+
+        Returns:
+            The summary of the run, as :meth:`summary` returns it.
         """
         return self._end(self._open("finish").finish)
 
     def stop(self) -> dict[str, Any]:
-        """Ends after what is in work, without waiting for more input; gives the summary.
+        """Stops the app after the current epoch, without waiting for more input.
 
-        With a data directory it takes a snapshot, and the next start goes on from there.
+        With a data directory it takes a snapshot, and the next start continues from there.
+
+        Returns:
+            The summary of the run, as :meth:`summary` returns it.
         """
         return self._end(self._open("stop").stop)
 
     def _end(self, end: Callable[[], str]) -> dict[str, Any]:
         self._ended = self._ending = True
         summary = end()
-        # Not where Ctrl-C has ended the waiting: the engine goes on ending then.
+        # After Ctrl-C this line is not reached, because the engine still ends.
         self._ending = False
         return self._summary(summary)
 
     def give_way(self) -> dict[str, Any]:
-        """As :meth:`stop`, but a recovery gives way: the next start begins it anew.
+        """Stops the app as :meth:`stop` does, and interrupts a recovery that is in progress.
 
-        What was recorded is as safe as before.
+        The next start begins that recovery again. Everything recorded stays durable.
+
+        Returns:
+            The summary of the run, as :meth:`summary` returns it.
         """
         return self._end(self._open("give_way").give_way)
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the end of all input at most so long; whether it has come."""
+        """Waits for the end of all input.
+
+        Args:
+            seconds: The longest wait, in seconds.
+
+        Returns:
+            Whether all input has ended.
+        """
         return self._open("wait").wait(max(0, int(seconds * 1_000_000)))
 
     def status(self) -> dict[str, Any]:
-        """Where the run is: epoch, events, transactions, rate, lag; ``recovering`` while what was
-        recorded before is being executed again, ``stalled`` with the reason while the disk is full,
-        ``troubles`` with what holds sources and sinks up (brokers that are away), and the epoch of
-        the newest snapshot.
+        """Returns the state of the run.
+
+        Returns:
+            Epoch, events, transactions, rate, lag, and the epoch of the newest snapshot.
+            ``recovering`` is true while the log is replayed. ``stalled`` has the reason while the
+            disk is full. ``troubles`` has the problems of sources and sinks, such as brokers that
+            do not answer.
         """
         found: dict[str, Any] = json.loads(self._open("status").status())
         return found
 
     def summary(self) -> dict[str, Any]:
-        """What has been done so far."""
+        """Returns the summary of the run so far: counts of events, transactions and aborts."""
         return self._summary(self._open("summary").summary())
 
     def table(self, table: Table | Entity | str) -> TableView:
-        """A table, or that of an entity, as the last finished epoch left it."""
+        """Returns a view of a table, or of an entity's table.
+
+        Args:
+            table: The table or kind of entity, or its name.
+
+        Returns:
+            The view. Each of its methods reads the table as the last finished epoch left it.
+
+        Raises:
+            ProgramError: There is no such table.
+        """
         self._open("table")
         name = table if isinstance(table, str) else getattr(table, "name", None)
         if not isinstance(name, str):
@@ -260,7 +347,18 @@ class Mill:
         return TableView(self, self.app.tables[name])
 
     def output(self, stream: Side | str) -> OutputView:
-        """The events of a handler's output, its ``aborted``, a stream's ``late`` or ``dead``."""
+        """Returns a view of the retained events of an output.
+
+        Args:
+            stream: A handler, a stream that handlers emit into, ``handler.aborted``,
+                ``stream.late`` or ``stream.dead``, or the name of one.
+
+        Returns:
+            The view.
+
+        Raises:
+            ProgramError: There is no such stream, or the handler returns nothing.
+        """
         self._open("output")
         name = stream.name if isinstance(stream, Side) else stream
         known = []
@@ -284,8 +382,8 @@ class Mill:
             if known.name == name:
                 if known.origin != "input":
                     raise ProgramError(
-                        f"stream {name} is made by the app; nothing can be sent into it",
-                        "send into the stream that it comes from",
+                        f"stream {name} is made by the app, so nothing can be sent into it",
+                        "send into the input stream that it derives from",
                         here(),
                     )
                 return name
@@ -298,7 +396,12 @@ class Mill:
 
 
 class TableView:
-    """The rows of a table, as the last finished epoch left them."""
+    """A view of a table's rows, as the last finished epoch left them.
+
+    ``view[key]`` is a row as a dict, or raises ``KeyError``. ``key in view``, ``len(view)`` and
+    iteration work as with a dict of rows, in the order of the keys. :meth:`Mill.table` makes
+    views.
+    """
 
     def __init__(self, mill: Mill, table: Table) -> None:
         self._mill = mill
@@ -309,23 +412,23 @@ class TableView:
         return self._mill._open("table")
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, by key."""
+        """Returns all rows as dicts, in the order of their keys."""
         return self._native.table_rows(self._table.name)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """All rows, by key."""
+        """Returns all rows as a record batch of pyarrow, in the order of their keys."""
         return self._native.table_arrow(self._table.name)
 
     def to_pandas(self) -> pd.DataFrame:
-        """All rows, by key, as a frame of pandas."""
+        """Returns all rows as a data frame of pandas, in the order of their keys."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows, by key, as a frame of polars."""
+        """Returns all rows as a data frame of polars, in the order of their keys."""
         return _to_polars(self.to_arrow())
 
     def __getitem__(self, key: object) -> dict[str, Any]:
-        """The row with this key; ``KeyError`` when there is none."""
+        """Returns the row with this key, and raises ``KeyError`` when there is none."""
         row = self._native.table_row(self._table.name, self._table.key_values(key))
         if row is None:
             raise KeyError(key)
@@ -349,10 +452,11 @@ class TableView:
 
 
 class OutputView:
-    """The events of an output that were kept, in their order.
+    """A view of the retained events of an output, in their order.
 
-    They are kept in memory: with a data directory, those that came out since the last snapshot
-    before the start are here, and all of them in the files that the output is written to.
+    They are retained in memory. With a data directory the view has the events since the last
+    snapshot before the start; the files that the output is written to have all of them.
+    :meth:`Mill.output` makes views. They can be iterated over.
     """
 
     def __init__(self, mill: Mill, name: str) -> None:
@@ -371,19 +475,19 @@ class OutputView:
                 yield from batch
 
     def rows(self) -> list[dict[str, Any]]:
-        """All events so far."""
+        """Returns all events so far, as dicts."""
         return list(self)
 
     def to_arrow(self) -> pa.Table:
-        """All events so far."""
+        """Returns all events so far, as a table of pyarrow."""
         return self._native.output_arrow(self._name)
 
     def to_pandas(self) -> pd.DataFrame:
-        """All events so far, as a frame of pandas."""
+        """Returns all events so far, as a data frame of pandas."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> pl.DataFrame:
-        """All events so far, as a frame of polars."""
+        """Returns all events so far, as a data frame of polars."""
         return _to_polars(self.to_arrow())
 
     def __len__(self) -> int:
@@ -402,18 +506,18 @@ def _to_polars(found: pa.Table | pa.RecordBatch) -> pl.DataFrame:
 
 
 def _known(name: str, known: Iterable[str]) -> str:
-    """What a name that is not there was probably meant to be, or which there are."""
+    """Returns a hint for an unknown name: the nearest known name, or all of them."""
     names = list(known)
     near = _native.nearest(name, names)
     return f"did you mean '{near}'?" if near else f"there are {', '.join(names)}"
 
 
-#: Those that were started in this process, or in one that it was forked from.
+#: The mills that this process started, or a process from which it was forked.
 _RUNNING: weakref.WeakSet[Mill] = weakref.WeakSet()
 
 
 def _leave_all() -> None:
-    """Ends those that still run, as long as the interpreter does: their functions need it."""
+    """Stops the running mills before the interpreter ends, because their functions need it."""
     for mill in list(_RUNNING):
         mill._leave()
 

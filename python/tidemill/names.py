@@ -1,4 +1,4 @@
-"""Names that columns can't have: rows and events have them themselves."""
+"""Names that columns can't have, because rows and events have attributes with these names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.errors import ProgramError
 
 @cache
 def of_rows() -> frozenset[str]:
-    """What a row has beside its columns, be it traced or one of real values.
+    """Returns the attributes of rows, traced or with real values.
 
     >>> sorted(name for name in of_rows() if not name.startswith("_"))
     ['delete', 'exists', 'over', 'update']
@@ -23,7 +23,7 @@ def of_rows() -> frozenset[str]:
 
 @cache
 def of_events() -> frozenset[str]:
-    """What an event has beside its columns.
+    """Returns the attributes of events.
 
     >>> [name for name in of_events() if not name.startswith("_")]
     []
@@ -35,14 +35,14 @@ def of_events() -> frozenset[str]:
 
 
 def check(owner: str, what: str, columns: Iterable[str], taken: frozenset[str], at: str) -> None:
-    """Refuses columns that could not be read."""
+    """Refuses columns that an attribute would hide."""
     for column in columns:
         if column in taken:
             other = f"its_{column.strip('_')}"
             raise ProgramError(
-                f"{owner}: a column can't be named '{column}': {what} has that itself, so the "
-                "column could not be read",
-                f"name it otherwise, '{other}' say; where a file or a topic calls it so, read it "
-                f"with columns={{'{other}': '{column}'}} of tm.files or tm.kafka",
+                f"{owner}: a column can't be named '{column}': {what} has an attribute of that "
+                "name, so the column could not be read",
+                f"give it another name, such as '{other}'; if a file or topic has that name, read "
+                f"it with columns={{'{other}': '{column}'}} of tm.files or tm.kafka",
                 at,
             )

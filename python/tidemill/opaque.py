@@ -1,12 +1,12 @@
-"""Opaque handlers: functions that run with real values and find their rows by running.
+"""Opaque handlers: functions that run with real values, so only a run tells which rows they use.
 
-Rows are fresh copies. Within one transaction equal keys are one row object; what changed is
+Rows are fresh copies. Within one transaction equal keys are one row object. Changed rows are
 written back when the function has returned. On valid data the outcome is that of the traced
-function, reasons included.
+function, abort reasons included.
 
-What can differ is a fault (overflow, division by zero) in a value that is not needed: Python
-computes it where it stands, the engine only when a step asks for it. And Python's integers do not
-overflow on the way, only where they are stored.
+The two can differ in a fault (overflow, division by zero) of a value that is not needed. Python
+computes the value anyway, the engine only when a step needs it. Also, Python's integers do not
+overflow during a computation, only where they are stored.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from tidemill.stream import Handler
     from tidemill.trigger import Trigger
 
-#: Sums and products of 64-bit decimals are exact with this many digits, as they are in the engine;
-#: Python's default of 28 would round some.
+#: The decimal context of functions. With 60 digits sums and products of 64-bit decimals are exact,
+#: as in the engine. Python's default of 28 digits would round some.
 CONTEXT = dec.Context(prec=60, rounding=dec.ROUND_HALF_EVEN)
 
-#: Stands between what a function raised and where, as the engine has them.
+#: The separator between an exception's text and its place, in the form that the engine reads.
 AT = "\x1e"
 
 _MUTABLE = ("list", "any")
 
-# Values of which equal ones are of one type, so that one stands for the other.
+# Types whose equal values are always of one type, so that one can replace the other.
 _PLAIN = frozenset((int, str))
 
 
@@ -75,16 +75,18 @@ class Event:
 
 
 class Running(_native.Tx):
-    """A transaction that is running an opaque handler: what tables, streams and windows ask for.
-    What is not here is in the engine's half."""
+    """A transaction that runs an opaque handler: the methods that tables and windows use.
+
+    The native base class has the other methods.
+    """
 
     __slots__ = ("graph", "handler")
     handler: OpaqueHandler
-    #: The calls of functions in it, once there are any.
+    #: The calls of entity functions in the transaction; None before the first one.
     graph: Graph | Calls | None
 
     def over(self, row: _native.Row, table: Table, window: Window) -> Over:
-        """The versions of a row in a window."""
+        """Returns the versions of a row in a window."""
         window_json, whose = json.dumps(checked(window, table, here()).json), f"table {table.name}"
 
         def read(name: str | None, aggregate: Any) -> Any:
@@ -96,30 +98,30 @@ class Running(_native.Tx):
         return Over(read, whose, table.schema)
 
     def window_rows(self, window: OwnedWindow) -> list[Event]:
-        """The active rows of a window."""
+        """Returns the active rows of a window."""
         return [Event(window.schema.names, row) for row in self.rows_of_window(window.id)]
 
     def window_groups(self, window: OwnedWindow, group: tuple[object] | None) -> list[Event]:
-        """The groups of a window's active rows, or the one that is given."""
+        """Returns the groups of a window's active rows, or the given one only."""
         return [Event(window.names, row) for row in self.groups_of_window(window.id, group)]
 
     def refuse(self, error: Exception) -> None:
-        """Aborts with what the function may not do."""
+        """Aborts the transaction with an error of the function."""
         self.mark(*verdict(error))
 
     def fail(self, abort: Abort) -> NoReturn:
-        """Aborts. A function that catches the exception does not undo it."""
+        """Aborts the transaction, also when the function catches the exception."""
         self.mark(*verdict(abort))
         raise abort
 
 
 def settable(table: Table, name: str) -> int:
-    """The number of a column that a function sets, or what is wrong with that."""
+    """Returns the index of a column that a function sets; raises if it can't be set."""
     return table.settable(name, here())
 
 
 def check_row(of: Stream | OwnedWindow, values: Mapping[str, object]) -> None:
-    """Refuses values that are not the columns of a stream or a window."""
+    """Refuses values that do not fit the columns of a stream or a window."""
     for name in values:
         if name not in of.schema.index:
             raise TypeError(f"there is no column '{name}'; the columns are {of.schema}")
@@ -129,7 +131,7 @@ def check_row(of: Stream | OwnedWindow, values: Mapping[str, object]) -> None:
 
 
 class Tx:
-    """The transaction of an opaque handler."""
+    """The transaction of a function that runs with real values: its argument ``tx``."""
 
     __slots__ = ("_running",)
 
@@ -137,7 +139,17 @@ class Tx:
         self._running = running
 
     def require(self, cond: object, reason: object = "refused") -> None:
-        """The transaction aborts with the reason unless the condition holds."""
+        """Aborts the transaction unless a condition holds.
+
+        Args:
+            cond (bool): The condition.
+            reason: The reason of the abort. The default is ``"refused"``.
+
+        Raises:
+            Abort: The condition does not hold. The transaction aborts, also when the function
+                catches this exception.
+            TypeError: The condition is not a bool.
+        """
         if cond is True:
             return
         if cond is None or (cond is False and reason is None):
@@ -154,57 +166,99 @@ class Tx:
         self._running.fail(Abort(str(reason)))
 
     def when(self, cond: object) -> NoReturn:
-        """Refused: with real values a plain ``if`` does it."""
+        """Raises ``TypeError``: with real values write a plain ``if``."""
         raise TypeError("tx.when is for traced functions: in an opaque function write 'if'")
 
     def emit(
         self, stream: Stream, row: Mapping[str, object] | None = None, /, **columns: object
     ) -> None:
-        """Emits an event into a stream."""
+        """Emits an event into a stream.
+
+        Args:
+            stream: The stream. The function's code names it, or its declaration has it in
+                ``emits=``.
+            row: Values by column, as a dict. The default is none.
+            **columns: More values by column. They win over ``row``.
+
+        Raises:
+            TypeError: The stream is not known as one that the function emits into, a column is
+                unknown, or a value is missing.
+        """
         handler = self._running.handler
         if stream not in handler.emits:
             raise TypeError(
-                f"handler {handler.name} was not known to emit into stream {stream.name}; say "
-                f"@app.transaction(..., emits=[{stream.name}])"
+                f"handler {handler.name} does not declare that it emits into stream "
+                f"{stream.name}; write @app.transaction(..., emits=[{stream.name}])"
             )
         self._running.emit(stream, columns if row is None else {**row, **columns})
 
     def now(self) -> dt.datetime:
-        """The engine's clock: that of the cut which this transaction belongs to. It is the same
-        whenever the transaction runs, also after a crash; the machine's clock is not."""
+        """Returns the engine's clock, which is the time of the transaction's cut.
+
+        It is the same whenever the transaction runs, also after a crash. The machine's clock is
+        not.
+
+        Returns:
+            The time, in UTC.
+        """
         return cast(dt.datetime, self._running.now())
 
     def random(self) -> float:
-        """A number from 0 to below 1: a hash of the event, of who takes it, of the app's ``seed``,
-        and of how often the transaction has asked. So it is the same whenever the transaction runs,
-        and no secret."""
+        """Returns a pseudorandom number.
+
+        It is a hash of the event, the handler, the app's ``seed``, and the number of earlier
+        calls in the transaction. So it is the same whenever the transaction runs, and is no
+        secret.
+
+        Returns:
+            A number from 0 to below 1.
+        """
         return (self._running.random()[0] >> 11) / (1 << 53)
 
     def external(
         self, external: External, row: Mapping[str, object] | None = None, /, **columns: object
     ) -> str:
-        """Asks for work outside (:meth:`tidemill.App.external`), which begins when this transaction
-        is durable. Gives the id with which the function is called."""
+        """Requests work of an external function (:meth:`tidemill.App.external`).
+
+        The work begins when this transaction is durable.
+
+        Args:
+            external: The stream that ``@app.external`` returned.
+            row: The request's values by column, as a dict. The default is none.
+            **columns: More values by column. They win over ``row``.
+
+        Returns:
+            The id with which the function will be called.
+        """
         key = str(self.uuid())
         external.outbox.insert({**(row or {}), **columns, "id": key})
         return key
 
     def lookup(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """What ``function(*arguments)`` says, which may ask anybody: a service, a file, the clock.
+        """Calls a function that asks an outside service, a file or the clock.
 
-        The answer is logged with the transaction and told again, without calling the function,
-        whenever the transaction runs again, also after a crash. Answer and arguments are values of
-        msgpack: None, bools, ints, floats, texts, bytes, lists and dicts, an answer of at most a
-        mebibyte. The function only reads: it may be called more than once, and for a transaction
-        that aborts. It does not use tables. All transactions behind this one wait for it, and its
-        time counts for ``deadline_us``; what takes long, or changes something outside, is for
-        :meth:`tidemill.App.external`. When it raises, so does this, whenever the transaction runs:
-        :class:`tidemill.LookupFailed`."""
+        The answer is logged with the transaction. When the transaction runs again, also after a
+        crash, the logged answer is used and the function is not called. The function must only
+        read, because it may be called more than once, and for a transaction that aborts. It must
+        not use tables. All later transactions wait for it, and its time counts for
+        ``deadline_us``. For slow work, or for changes outside, use :meth:`tidemill.App.external`.
+
+        Args:
+            function: The function.
+            *arguments: Its arguments. They and the answer are values of msgpack: None, bools,
+                ints, floats, texts, bytes, lists and dicts.
+
+        Returns:
+            The answer, of at most a mebibyte.
+
+        Raises:
+            LookupFailed: The function raised. It is raised whenever the transaction runs.
+        """
         named = f"{function.__module__}.{function.__qualname__}"
         question = named.encode() + _native.packed(arguments)
 
         def ask() -> bytes:
-            # Asked by another thread on several processes.
+            # On several processes another thread calls this.
             outer, local.transaction = local.transaction, None
             asked, local.asks = local.asks, True
             try:
@@ -213,7 +267,7 @@ class Tx:
             except Overdue:
                 raise
             except BaseException as error:
-                # It is an answer too, and raised where it was asked for.
+                # The exception is an answer, too; the lookup raises it again.
                 return b"-" + described(error).encode()
             finally:
                 local.transaction, local.asks = outer, asked
@@ -224,15 +278,21 @@ class Tx:
         return _native.unpacked(answer[1:])
 
     def uuid(self) -> uuid.UUID:
-        """An identifier (UUID version 8), made as :meth:`random` is."""
+        """Returns an identifier (UUID version 8), from the same hash as :meth:`random`.
+
+        Returns:
+            The identifier, which is the same whenever the transaction runs.
+        """
         high, low = self._running.random()
         fields = (high << 64 | low) & ~(0xF << 76 | 0x3 << 62) | 0x8 << 76 | 0x2 << 62
         return uuid.UUID(int=fields)
 
 
 class OpaqueHandler:
-    """A user's function in the form that the engine calls: event and transaction in, nothing or
-    (kind, reason) of an abort out."""
+    """A user's function in the form that the engine calls.
+
+    It takes an event and a transaction. It returns None, or kind and reason of an abort.
+    """
 
     def __init__(self, function: Callable[..., Any], handler: Handler) -> None:
         self.names = handler.input.schema.names
@@ -245,17 +305,17 @@ class OpaqueHandler:
         self.emits = set(emits)
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
-        """Runs one transaction."""
+        """Runs one transaction, and returns kind and reason if it aborts."""
         return self._run(running, self.event(event))
 
     def event(self, values: tuple[object, ...]) -> Event:
-        """An event as the function is given it."""
+        """Returns an event in the form that the function takes."""
         return Event(self.names, values)
 
     def _run(self, running: Running, *given: object) -> tuple[str, str] | None:
         running.handler, running.graph = self, None
         outer, local.transaction = local.transaction, running
-        # A copy: whatever a function sets in it is gone with its transaction.
+        # A copy, so that a function's changes to it end with its transaction.
         context = dec.getcontext()
         dec.setcontext(CONTEXT.copy())
         try:
@@ -264,12 +324,12 @@ class OpaqueHandler:
                 self.emit_result(running, result)
             running.write_back()
         except BaseException as error:
-            # Even SystemExit: a function can abort its transaction, and nothing more.
+            # Even SystemExit: a function can only abort its transaction.
             return verdict(error)
         finally:
             dec.setcontext(context)
             local.transaction = outer
-            # It knows this very transaction, which is used again once nobody else knows it.
+            # The graph refers to `running`, which the engine reuses when nothing refers to it.
             running.graph = None
         return None
 
@@ -280,11 +340,11 @@ class OpaqueHandler:
         return _native.finished(result) if isinstance(result, Coroutine) else result
 
     def emit_result(self, running: Running, result: object) -> None:
-        """Emits what the function has returned."""
+        """Emits the events that the function returned."""
         if self.output is None:
             raise TypeError(
                 f"handler {self.name} returned {type(result).__name__}, but was declared to "
-                "return nothing; say out=dict(column=type, ...)"
+                "return nothing; declare its columns with out=dict(column=type, ...)"
             )
         for event in self._events(result):
             if not isinstance(event, Mapping):
@@ -301,7 +361,7 @@ class OpaqueProcedure(OpaqueHandler):
     def call_batch(
         self, batches: tuple[list[Event], ...], running: Running
     ) -> tuple[str, str] | None:
-        """Runs one transaction."""
+        """Runs one transaction, and returns kind and reason if it aborts."""
         return self._run(running, *batches)
 
     def _events(self, result: object) -> Iterable[object]:
@@ -309,22 +369,26 @@ class OpaqueProcedure(OpaqueHandler):
 
 
 class OpaqueCall(OpaqueHandler):
-    """A procedure that is called: its parameters are the columns of the event, and what it returns
-    is the reply."""
+    """A procedure that clients call, in the form that the engine calls.
+
+    The columns of the event are its parameters, and the returned value is the reply.
+    """
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
-        """Runs one transaction."""
+        """Runs one transaction, and returns kind and reason if it aborts."""
         return self._run(running, *event)
 
     def emit_result(self, running: Running, result: object) -> None:
-        """The reply is an event, too."""
+        """Emits the reply, which is an event, too."""
         assert self.output is not None
         running.emit_value(self.output, result)
 
 
 class OpaqueTrigger(OpaqueHandler):
-    """A trigger in the form that the engine calls. The deadline is that of the function which has
-    set it off, if one has."""
+    """A trigger in the form that the engine calls.
+
+    Its deadline is that of the function that triggered it, if a function did.
+    """
 
     def __init__(self, trigger: Trigger) -> None:
         self.output = None
@@ -335,7 +399,7 @@ class OpaqueTrigger(OpaqueHandler):
             self.of_window = self.on.schema.names
 
     def __call__(self, event: tuple[object, ...], running: Running) -> tuple[str, str] | None:
-        """Runs it in the transaction that has set it off."""
+        """Runs the trigger in the transaction that triggered it."""
         return self._run(running, self._event(event))
 
     def _event(self, event: tuple[object, ...]) -> Event:
@@ -351,7 +415,7 @@ class OpaqueTrigger(OpaqueHandler):
 
 
 def verdict(error: BaseException) -> tuple[str, str]:
-    """Kind and reason of the abort that an exception comes to; this raises nothing."""
+    """Returns kind and reason of the abort for an exception; raises nothing itself."""
     try:
         kind, reason = "raised", ""
         if isinstance(error, Abort):
@@ -362,14 +426,14 @@ def verdict(error: BaseException) -> tuple[str, str]:
             reason, place = described(error), placed(error)
             if place:
                 reason = f"{reason}{AT}{place}"
-        # What is no text for others is none here either.
+        # Characters that UTF-8 can't encode, such as lone surrogates, are replaced.
         return kind, reason.encode("utf-8", "replace").decode()
     except Exception:
         return "raised", type(error).__name__
 
 
 def described(error: BaseException) -> str:
-    """An exception as others are told it: the same on every machine, so no files and no lines."""
+    """Returns an exception's text without files and lines: it is the same on every machine."""
     text = error.what if isinstance(error, Error) else str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror
@@ -377,7 +441,7 @@ def described(error: BaseException) -> str:
 
 
 def placed(error: BaseException) -> str | None:
-    """Where in the user's files it was raised, for whoever mends them."""
+    """Returns file and line of the user's code that raised an exception, if any did."""
     place = raised_at(error)
     return f"{os.path.basename(place[0])}:{place[1]}" if place else None
 
@@ -389,7 +453,10 @@ def check_function(
     takes: Sequence[str] = ("e",),
     may_be_async: bool = False,
 ) -> None:
-    """Refuses what can't be a handler in any form; ``takes`` names what it is given beside tx."""
+    """Refuses a function that can't be a handler in any form.
+
+    ``takes`` names the arguments after the first one.
+    """
     import inspect
 
     if not inspect.isfunction(function):

@@ -1,4 +1,4 @@
-"""Windows that belong to a procedure: the last rows that it has put there."""
+"""Owned windows: the last rows that a procedure has inserted."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ if TYPE_CHECKING:
     from tidemill.table import Table
 
 
-#: What a trigger on a window gets: the time at which the window ends (0 by count), the active rows,
-#: and how many of them have just come.
+#: The columns of the event for a trigger on a window: the time at which the window ends (0 for a
+#: window by count), the number of active rows, and the number of rows that this slide activated.
 SLIDE = ("end", "rows", "came")
 
-#: So often a window by time slides at most while a row is in it: each slide is a transaction.
+#: The largest number of slides of a window by time while one row is in it. Each slide is a
+#: transaction, so more would stall the engine.
 SLIDES_MAX = 100_000
 
 
-#: What goes along with the groups of a window's active rows: from the rows of one to names and what
-#: is made of its columns.
+#: The declaration of a window's aggregates: a function from the rows of a group to aggregates by
+#: name.
 Aggregates = Callable[[Over], Mapping[str, object]]
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """What goes along with each group of a window's active rows."""
+    """An aggregate that the engine maintains for each group of a window's active rows."""
 
     of: str
-    #: The column of the window's rows; none of a count of all.
+    #: The column of the window's rows, or None for the count of all rows.
     column: Column | None
 
     def held(self, nth: int) -> list[Column]:
-        """What the engine holds of it for each group."""
+        """Returns the columns in which the engine stores the aggregate of a group."""
         if self.column is None:
             return []
         value = Column(f"#{nth}", self.column.ty, True)
@@ -63,13 +64,13 @@ def declared(
     aggregates: Aggregates | None,
     at: str,
 ) -> dict[str, Aggregate]:
-    """What goes along with each group of a window, by name."""
+    """Returns the aggregates of a window by name, and checks them."""
 
     def made(name: str | None, aggregate: Any) -> Aggregate:
         if not isinstance(aggregate, str):
             raise ProgramError(
-                f"{owner}: a fold can't go along, because nothing says how a row leaves it",
-                "fold window.rows()",
+                f"{owner}: a fold can't be an aggregate, because it can't remove a row that leaves",
+                "fold window.rows() instead",
                 at,
             )
         column = None if name is None else schema.columns[schema.find(owner, name, at)]
@@ -77,8 +78,8 @@ def declared(
             result_type(owner, column, aggregate, at)
             if aggregate in ("sum", "avg") and column.ty.kind == "float":
                 raise ProgramError(
-                    f"{owner}: column '{column.name}' is float, whose sums are not exact: what "
-                    "has come and gone would be left in them",
+                    f"{owner}: column '{column.name}' is float, whose sums are not exact: rows "
+                    "that have left the window would leave errors in them",
                     "make it a decimal, or add up window.rows()",
                     at,
                 )
@@ -91,9 +92,8 @@ def declared(
         for name, aggregate in named.items():
             if not isinstance(aggregate, Aggregate) or not name:
                 raise ProgramError(
-                    f"{owner}: aggregates= gave {aggregate!r}, and takes names and what is made "
-                    "of columns",
-                    "say aggregates=lambda rows: dict(low=rows.price.min(), n=rows.count())",
+                    f"{owner}: aggregates= gave {aggregate!r}, not a dict of names and aggregates",
+                    "write aggregates=lambda rows: dict(low=rows.price.min(), n=rows.count())",
                     at,
                 )
             found.append((name, aggregate))
@@ -111,11 +111,12 @@ def declared(
 
 
 class OwnedWindow:
-    """A window of rows that belongs to one procedure or handler, which says ``owns=[window]``.
+    """A window of rows that belongs to one procedure or handler, declared with ``owns=[window]``.
 
-    Made by :meth:`tidemill.App.window`. A row that comes is staged: nobody sees it. When a slide's
-    worth has come, the window slides: what is staged becomes active, and the oldest rows go. Only
-    its owner and the triggers in the owner's transactions see it.
+    An inserted row is staged first, and is not visible. When enough rows for a slide are staged,
+    the window slides: the staged rows become active, and the oldest rows leave. Only the owner
+    and the triggers in its transactions can use the window. ``window[value]`` is one group of the
+    active rows. :meth:`tidemill.App.window` makes windows.
     """
 
     def __init__(
@@ -140,44 +141,67 @@ class OwnedWindow:
         self.names = (group or "all", "rows", *aggregates)
         self.tables = tables
         self.at = at
-        #: What is given in hours or seconds, if anything is.
+        #: The name and value of an argument that was given as a text or timedelta, if one was.
         self.span: tuple[str, object] | None = None
         check(f"window {name}", "its row", schema.names, of_events(), at)
-        #: The number of the handler that it belongs to.
+        #: The number of the handler that owns the window; None before it is declared.
         self.owner: int | None = None
 
     def insert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
-        """Puts a row into the window, which may slide."""
+        """Inserts a row into the window, which may slide it.
+
+        Args:
+            row: Values by column, as a dict. The default is none.
+            **columns: More values by column. They win over ``row``.
+
+        Raises:
+            ProgramError: There is no transaction.
+        """
         current(f"window {self.name} is filled").window_insert(self, {**(row or {}), **columns})
 
     def advance(self) -> None:
-        """Slides a window by time as far as the transaction's time comes."""
+        """Slides a window by time up to the transaction's time, without a new row.
+
+        Raises:
+            ProgramError: There is no transaction.
+        """
         current(f"window {self.name} is advanced").window_advance(self)
 
     def rows(self) -> list[Any]:
-        """The active rows, in the order in which they came."""
+        """Returns the active rows, in the order of their insertion.
+
+        Raises:
+            ProgramError: There is no transaction.
+        """
         found: list[Any] = current(f"window {self.name} is read").window_rows(self)
         return found
 
     def groups(self) -> list[Any]:
-        """The groups of the active rows, in order: each with the column of the group, the number
-        of its ``rows``, and the aggregates. They go along with the window: to read them costs no
-        pass over its rows."""
+        """Returns the groups of the active rows, in the order of their values.
+
+        Each group has the column ``group`` of the declaration, the number of its ``rows``, and the
+        aggregates. The engine maintains them, so reading them needs no pass over the rows.
+
+        Raises:
+            ProgramError: There is no transaction.
+        """
         found: list[Any] = current(f"window {self.name} is read").window_groups(self, None)
         return found
 
     def __getitem__(self, group: object) -> Any:
-        """One group of the active rows, with ``rows`` 0 when none is in it. Where the window is not
-        grouped, all are the group ``None``."""
+        """Returns one group of the active rows; its ``rows`` are 0 if it has none.
+
+        A window that is not grouped has the single group ``None``.
+        """
         given = 0 if group is None and self.group is None else group
         return current(f"window {self.name} is read").window_groups(self, (given,))[0]
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the window in the form that the engine reads."""
         if self.owner is None:
             raise ProgramError(
-                f"window {self.name} belongs to nobody",
-                f"say @app.procedure(..., owns=[{self.name}])",
+                f"window {self.name} has no owner",
+                f"declare one: @app.procedure(..., owns=[{self.name}])",
                 self.at,
             )
         rows, state, groups, queues = (table.id for table in self.tables)
@@ -204,7 +228,7 @@ class OwnedWindow:
 
 
 def claim(windows: object, handler: int, name: str, app: App) -> None:
-    """Makes windows a handler's own."""
+    """Makes a handler the owner of windows."""
     at = here()
     for window in windows if isinstance(windows, list | tuple) else [windows]:
         if not isinstance(window, OwnedWindow) or window.app is not app:
@@ -216,6 +240,6 @@ def claim(windows: object, handler: int, name: str, app: App) -> None:
         if window.owner is not None:
             other = app.handlers[window.owner].name
             raise ProgramError(
-                f"window {window.name} belongs to {other}, and can't be {name}'s, too", "", at
+                f"window {window.name} belongs to {other}, so {name} can't own it", "", at
             )
         window.owner = handler

@@ -1,8 +1,8 @@
-"""Functions on several processes: calls are messages, and a function comes and goes.
+"""Functions on several processes: calls are messages, and a function may pause or run again.
 
-The same functions run in one process, where a call takes place as soon as it is made
-(:mod:`tidemill.entity`). Here it is made, and takes place where its entity lives; an async function
-waits for it, a plain one is begun again when it is there. What all of them come to is the same.
+In one process a call is executed as soon as it is made (:mod:`tidemill.entity`). Here the process
+that owns the entity executes it. An async function waits for the reply. A plain function runs again
+from its begin when the reply has arrived. The results are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Remote(Reply[Any]):
-    """What a call will return."""
+    """The reply of a call on another process, which may not have arrived yet."""
 
     __slots__ = ("_call", "_running")
 
@@ -36,14 +36,14 @@ class Remote(Reply[Any]):
         return self.result()
 
     def result(self) -> Any:
-        """What the function has returned; whoever asks too early is begun again."""
+        """Returns the reply; before it has arrived, ends the function to run it again later."""
         if self._running is not None:
             self._value = self._running.settled(self._call)
             self._running = None
         return self._value
 
     def calls(self) -> list[int]:
-        """The calls of which nobody knows yet what they return."""
+        """Returns the numbers of the calls whose replies have not arrived."""
         return [] if self._running is None else [self._call]
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Remote(Reply[Any]):
 
 
 class Gathered(Remote):
-    """What several calls will return."""
+    """The replies of several calls."""
 
     __slots__ = ("_replies",)
 
@@ -64,11 +64,11 @@ class Gathered(Remote):
         return self.result()
 
     def result(self) -> Any:
-        """What the functions have returned."""
+        """Returns the replies as a tuple."""
         return tuple(reply.result() for reply in self._replies)
 
     def calls(self) -> list[int]:
-        """The calls of which nobody knows yet what they return."""
+        """Returns the numbers of the calls whose replies have not arrived."""
         replies = (reply for reply in self._replies if isinstance(reply, Remote))
         return [call for reply in replies for call in reply.calls()]
 
@@ -77,12 +77,12 @@ class Gathered(Remote):
 
 
 class RemoteContext(Context):
-    """The transaction of a function of an entity."""
+    """The transaction of an entity's function on several processes."""
 
     __slots__ = ()
 
     def gather(self, *replies: Reply[Any]) -> Reply[tuple[Any, ...]]:
-        """What several calls return, in the order in which they are given."""
+        """Waits for several calls, and gives their replies in the given order."""
         for reply in replies:
             if not isinstance(reply, Reply):
                 raise TypeError(f"gather takes calls, such as hotel[id].reserve(), not {reply!r}")
@@ -90,21 +90,21 @@ class RemoteContext(Context):
 
 
 class Calls:
-    """The calls of the function that runs, as entities see them that are called in it."""
+    """The calls of the running function, in the form that entities use."""
 
     __slots__ = ()
 
-    #: Calls are made here, and take place elsewhere.
+    #: True: calls are executed on the process that owns the entity.
     is_remote = True
 
     @property
     def running(self) -> Running:
-        """The transaction that this thread is in."""
+        """This thread's transaction."""
         return cast(Running, local.transaction)
 
     @property
     def owner(self) -> tuple[Entity, _native.Row] | None:
-        """Whose function runs, and on which row."""
+        """The kind of entity whose function runs, and its row."""
         running = self.running
         handler, row = running.handler, running.own_row()
         if isinstance(handler, OpaqueFunction) and row is not None:
@@ -114,8 +114,7 @@ class Calls:
     def send(
         self, function: Function, key: tuple[Any, ...], args: tuple[Any, ...], named: dict[str, Any]
     ) -> Remote:
-        """Makes a call. Whatever is wrong with it aborts the transaction, also when somebody
-        catches it."""
+        """Sends a call. An error in it aborts the transaction, even if the function catches it."""
         running = cast(Running, local.transaction)
         try:
             if named or len(args) != len(function.parameters.columns):
@@ -130,19 +129,19 @@ CALLS = Calls()
 
 
 class Described(NamedTuple):
-    """A function, for the engine's half."""
+    """A function in the form that the native code reads."""
 
     handler: OpaqueHandler
-    #: The same when another function calls it: then that one's client says what may be emitted.
+    #: The handler for calls from another function. It may emit into the streams of all functions.
     inner: OpaqueHandler
-    #: Of a function of an entity.
+    #: The function of an entity, if it is one.
     called: Function | None
     table: Table | None
     takes_event: bool
 
 
 def remote(opaques: Iterable[object]) -> list[Described]:
-    """The app's functions, as its spec gives them, for nodes."""
+    """Returns the functions of an app's spec in the form that nodes read."""
     handlers = [opaque for opaque in opaques if isinstance(opaque, OpaqueHandler)]
     functions = [handler for handler in handlers if isinstance(handler, OpaqueFunction)]
     emits = {stream for function in functions for stream in function.emits}

@@ -1,4 +1,4 @@
-"""Where in the user's files something happens, and what their source says."""
+"""Lines of the user's files, and the analysis of their source and bytecode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @lru_cache(maxsize=1024)
 def shown(filename: str) -> str:
-    """The path as messages show it: relative when it lies under the working directory."""
+    """Returns a path for messages: relative if it is in the working directory."""
     try:
         relative = os.path.relpath(filename)
     except ValueError:
@@ -29,7 +29,7 @@ def shown(filename: str) -> str:
 
 
 def user_frame() -> FrameType | None:
-    """The innermost running frame that is not the package's own."""
+    """Returns the innermost running frame outside of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
         frame = frame.f_back
@@ -37,14 +37,14 @@ def user_frame() -> FrameType | None:
 
 
 def code_hash(function: Callable[..., Any]) -> str:
-    """What tells a function's code from other code: not its lines, nor what it calls.
+    """Returns a hash of a function's code, without its lines and the functions that it calls.
 
     >>> code_hash(lambda x: x + 1) == code_hash(lambda x: x + 1)
     True
     >>> code_hash(lambda x: x + 1) == code_hash(lambda x: x + 2)
     False
     """
-    # Another version of Python makes other code of the same lines.
+    # The version of Python counts, because each version compiles the same lines differently.
     digest = hashlib.sha256(sys.version.encode())
 
     def add(code: CodeType) -> None:
@@ -65,20 +65,20 @@ def code_hash(function: Callable[..., Any]) -> str:
 
 
 def here() -> str:
-    """The user's line that is running, as ``file:line``."""
+    """Returns the line of the user's code that is running, as ``file:line``."""
     frame = user_frame()
     return f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}" if frame else ""
 
 
 def opcode(frame: FrameType) -> str:
-    """The name of the bytecode instruction that a frame is at."""
+    """Returns the name of the bytecode instruction at which a frame is."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
 
 
 def raised_at(error: BaseException) -> tuple[str, int] | None:
-    """File and line of the innermost frame of the user's that an exception passed through.
+    """Returns file and line of the innermost frame of the user that an exception passed.
 
-    Frames of installed libraries count only when there is no other.
+    Frames of installed libraries count only if there is no other.
     """
     own: tuple[str, int] | None = None
     other: tuple[str, int] | None = None
@@ -95,13 +95,13 @@ def raised_at(error: BaseException) -> tuple[str, int] | None:
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file belongs to Python or to an installed package."""
+    """Returns whether a file belongs to Python or to an installed package."""
     standard = os.path.dirname(os.__file__) + os.sep
     return filename.startswith(("<", standard)) or "site-packages" in filename
 
 
 def returns_nothing(code: CodeType) -> bool:
-    """Whether every ``return`` of a function gives None.
+    """Returns whether every ``return`` of a function returns None.
 
     >>> def f(x):
     ...     if x:
@@ -123,7 +123,10 @@ def returns_nothing(code: CodeType) -> bool:
 
 
 def referenced(function: Callable[..., Any]) -> Iterator[object]:
-    """What a function's code names in its globals and closure, nested functions included."""
+    """Yields the objects that a function's code names in its globals and closure.
+
+    Nested functions are included.
+    """
     closure = inspect.getclosurevars(function)
     yield from closure.nonlocals.values()
     names: set[str] = set()
@@ -138,7 +141,10 @@ def referenced(function: Callable[..., Any]) -> Iterator[object]:
 
 
 def globals_written(function: Callable[..., Any]) -> Iterator[str]:
-    """The variables outside of a function that its code assigns to, nested functions included."""
+    """Yields the outer variables to which a function's code assigns.
+
+    Nested functions are included.
+    """
     code = inspect.unwrap(function).__code__
     codes = [(code, set(code.co_freevars))]
     while codes:
@@ -180,8 +186,7 @@ _CHANGING = frozenset(
 
 
 def globals_changed(function: Callable[..., Any]) -> Iterator[str]:
-    """The lists, dicts and sets outside of a function that its code changes, as far as its source
-    says."""
+    """Yields the outer lists, dicts and sets that a function's source changes."""
     plain = inspect.unwrap(function)
     try:
         tree = ast.parse(textwrap.dedent("".join(inspect.getsourcelines(plain)[0])))
@@ -208,8 +213,9 @@ def globals_changed(function: Callable[..., Any]) -> Iterator[str]:
 
 
 def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[str, int]]:
-    """The attributes that the code of a function names of a module which has none of that name, and
-    their lines; nested functions included.
+    """Yields the attributes that a function's code names but a module lacks, with their lines.
+
+    Nested functions are included.
 
     >>> import tidemill as tm
     >>> def wrong(x):
@@ -236,7 +242,7 @@ def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[
             is_module = False
 
 
-#: What waits for the world: modules, and functions of theirs where not all of them do.
+#: Functions that block on input or output: modules with their functions, or None for all of them.
 _BLOCKING = {
     "time": ("sleep",),
     "builtins": ("input", "open"),
@@ -255,8 +261,9 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def blocking(function: Callable[..., Any]) -> Iterator[str]:
-    """What the code of a function names that waits for the world, nested functions included: as the
-    code names it, modules before their functions.
+    """Yields the blocking functions that a function's code names, in the words of the code.
+
+    Nested functions are included.
 
     >>> import time
     >>> def naps():
@@ -292,12 +299,12 @@ def _is_blocking(found: object) -> bool:
         is_of = module == blocks or module.startswith(f"{blocks}.")
         if is_of and (functions is None or name in functions):
             return callable(found)
-    # Where functions are written in C their modules have other names.
+    # Functions that are written in C have other modules than their Python names suggest.
     return module in ("_io", "io", "posix", "nt") and name in ("open", "popen", "system", "waitpid")
 
 
 class Silent:
-    """A construct that tracing would get wrong without noticing."""
+    """A construct that tracing would record wrongly without an error."""
 
     def __init__(self, line: int, what: str, help: str) -> None:
         self.line = line
@@ -306,10 +313,10 @@ class Silent:
 
 
 def silent_mistakes(function: Callable[..., Any]) -> Silent | None:
-    """The first construct in a function that would be traced without an error, but wrongly.
+    """Returns the first construct of a function that would be traced wrongly without an error.
 
-    These are ``return`` inside ``with tx.when(...)`` and ``is None`` on what the event or a row
-    holds: neither calls anything that a symbolic value could refuse.
+    These are ``return`` inside ``with tx.when(...)``, and ``is None`` on a value of the event or of
+    a row. Neither calls a method in which a symbolic value could raise an error.
     """
     try:
         lines, first = inspect.getsourcelines(function)
@@ -356,7 +363,7 @@ def _walk(definition: ast.FunctionDef, parameters: list[str]) -> Iterator[Silent
                 if isinstance(inner, ast.Return):
                     yield Silent(
                         inner.lineno,
-                        "a return inside 'with tx.when(...)' would end it for every event",
+                        "a return inside 'with tx.when(...)' would apply to every event",
                         "emit the event inside the block with tx.emit, or return after the block "
                         "with tm.where(cond, a, b)",
                     )

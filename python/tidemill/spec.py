@@ -1,4 +1,4 @@
-"""The app as the engine reads it."""
+"""The app in the form that the engine reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def spec(
     app: App, settings: Mapping[str, Any], keep_all: bool, push: bool
 ) -> tuple[Json, list[Any]]:
-    """The app as the engine reads it, and its functions, by number."""
+    """Returns the app in the form that the engine reads, and its functions by number."""
     handlers: list[Json] = []
     opaques: list[Any] = []
     units.check(app)
@@ -46,7 +46,7 @@ def spec(
         opaques.append(Outside(external))
     sources = [s for s in app.sources if push or s["files"] is not None or "kafka" in s]
     served = "http_port" in settings
-    # Those that nobody here sends into: clients call, and the engine tells the time.
+    # The streams of calls, timers and external answers: clients and the engine fill them.
     others = [*(app.calls if served else ()), *(stream for stream, _ in app.timers)]
     others += [external.answers for external in app.externals]
     if push or others:
@@ -55,7 +55,7 @@ def spec(
                 sources.append(
                     {
                         "stream": stream.name,
-                        "disorder_us": 0,
+                        "out_of_orderness_us": 0,
                         "idle_us": None,
                         "files": None,
                         "at": stream.at,
@@ -94,15 +94,20 @@ def spec(
 
 
 def codes(app: App) -> dict[str, str]:
-    """What tells the code of each function from other code, by name: a start that comes to
-    something else can say whether it has changed."""
+    """Returns a hash of each function's code by its name.
+
+    With it a start that gives other results can tell whether the code has changed.
+    """
     opaque = [handler for handler in app.handlers if handler.recorder is None]
     callers: list[Handler | Trigger] = [*opaque, *app.triggers]
     return {caller.name: code_hash(caller.function) for caller in callers}
 
 
 def share_emits(app: App) -> None:
-    """Whoever calls a function may come to any other, and emits what they emit."""
+    """Adds the streams of all entity functions to each function that calls one.
+
+    A called function may call any other one, and emits into its streams.
+    """
     functions = [handler for handler in app.handlers if isinstance(handler, Function)]
     emitted = {stream for function in functions for stream in function.emits}
     opaque = [handler for handler in app.handlers if handler.recorder is None]
@@ -113,8 +118,10 @@ def share_emits(app: App) -> None:
 
 
 def with_roles(app: App, settings: Mapping[str, Any]) -> Json:
-    """The settings with the roles that procedures say, and what they write; settings overrule
-    them."""
+    """Returns the settings with the roles of procedures and of the tables that they write.
+
+    Roles in the settings win.
+    """
     roles = app.roles | settings.get("http_roles", {})
     outputs = roles_of_outputs(app, roles)
     found = {"http_roles": roles, "http_roles_default": outputs}
@@ -122,7 +129,7 @@ def with_roles(app: App, settings: Mapping[str, Any]) -> Json:
 
 
 def all_outputs(app: App) -> Iterable[str]:
-    """The streams whose events come out: what is emitted, returned, aborted, late and dead."""
+    """Yields the names of all outputs: emitted, returned, aborted, late and dead events."""
     for stream in app.streams:
         if stream.has_sides:
             yield f"{stream.name}.late"

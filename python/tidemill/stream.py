@@ -22,16 +22,23 @@ Duration = str | int | dt.timedelta
 
 
 class Side:
-    """A side of an input stream that can be written and kept: its late or its bad events."""
+    """A side stream of an input stream: its late events, or its rows that failed to decode."""
 
     def __init__(self, app: App, name: str, empty: tuple[str, str] | None = None) -> None:
         self.app = app
         self.name = name
-        #: Why it has no events, ever, and what to do; where that is so.
+        #: Why the stream can never have events, and the remedy; None where it can.
         self.empty = empty
 
     def write(self, to: Files | Kafka) -> None:
-        """Writes the events to a file or a topic."""
+        """Writes the events to a file or a topic.
+
+        Args:
+            to: The file or topic, made by :func:`tidemill.files` or :func:`tidemill.kafka`.
+
+        Raises:
+            ProgramError: The argument is neither, or the stream can never have events.
+        """
         at = here()
         if self.empty is not None:
             why, help = self.empty
@@ -42,7 +49,7 @@ class Side:
         self.app.sinks.append({"stream": self.name, kind: to.sink_json(), "at": at})
 
     def keep(self) -> None:
-        """Keeps the events in memory, for ``mill.output``."""
+        """Retains the events in memory, so that :meth:`Mill.output` has them."""
         if self.name not in self.app.kept:
             self.app.kept.append(self.name)
 
@@ -51,7 +58,10 @@ class Side:
 
 
 class Stream(Side):
-    """A stream of events. Made by :meth:`tidemill.App.stream`, ``filter``, ``map`` and handlers."""
+    """A stream of events.
+
+    :meth:`tidemill.App.stream`, :meth:`filter`, :meth:`map` and handlers make streams.
+    """
 
     def __init__(
         self,
@@ -78,13 +88,34 @@ class Stream(Side):
     # Where events come from.
 
     def read(
-        self, source: Files | Kafka, *, disorder: Duration = "0s", idle: Duration | None = None
+        self,
+        source: Files | Kafka,
+        *,
+        out_of_orderness: Duration = "0s",
+        idle: Duration | None = None,
     ) -> Stream:
-        """Reads events from files or a topic; several times for several sources.
+        """Reads events from files or a topic. Call it again for each further source.
 
-        ``disorder`` says how far behind the newest event time an event may come (in the unit of
-        the time column when that is an int); ``idle`` after how long without input the source no
-        longer holds the others back.
+        Args:
+            source: The files or topic, made by :func:`tidemill.files` or :func:`tidemill.kafka`.
+            out_of_orderness: How far an event may be behind the newest event time of its source,
+                such as ``"5s"``. Where the stream's time is an int, it is an int in the same
+                unit. The default is none. It needs event time.
+            idle: The duration without input after which the source no longer holds back the
+                watermark of the others. The default is to hold it back always.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            ProgramError: The source is not valid, or the stream is made by the app.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("ledger")
+            >>> payments = app.stream("payments", time="at", at=dt.datetime, amount=int)
+            >>> payments.read(tm.files("payments.csv"), out_of_orderness="5s")
+            <stream payments: at: timestamp, amount: int>
         """
         at = here()
         if not isinstance(source, Files | Kafka):
@@ -93,40 +124,67 @@ class Stream(Side):
                 'write tm.files("name.csv"), or tm.kafka("topic", brokers="host:9092")',
                 at,
             )
-        self._source(source, disorder, idle, at)
+        self._source(source, out_of_orderness, idle, at)
         return self
 
-    def push(self, *, disorder: Duration = "0s", idle: Duration | None = None) -> Stream:
-        """Takes events from ``mill.send``; a stream that reads no files does so by itself."""
+    def push(self, *, out_of_orderness: Duration = "0s", idle: Duration | None = None) -> Stream:
+        """Takes events from :meth:`Mill.send`, beside those that :meth:`read` reads.
+
+        A stream without sources takes events from ``mill.send`` without this call.
+
+        Args:
+            out_of_orderness: How far an event may be behind the newest event time of those that
+                were sent, as in :meth:`read`. The default is none.
+            idle: The duration without input after which the sender no longer holds back the
+                watermark of the other sources. The default is to hold it back always.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            ProgramError: The stream is pushed already, or is made by the app.
+        """
         at = here()
         if self.pushed:
             raise ProgramError(f"stream {self.name} is pushed already", "", at)
         self.pushed = True
-        self._source(None, disorder, idle, at)
+        self._source(None, out_of_orderness, idle, at)
         return self
 
     def batches(
         self, of: int | str | dt.timedelta | None = None, *, time: int | Duration | None = None
     ) -> Stream:
-        """Procedures take the stream's events in batches: so many, or those of an interval.
+        """Groups the stream's events into batches for procedures, by number or by interval.
 
-        A batch is one round, and has its last event's place in the one order. An interval of event
-        time begins at a multiple of it; without event time it begins with its first event. It may
-        be given by ``time=``, too: where the stream's time is an int, as an int in the same unit.
-        What waits when the stream has ended is a batch, too. For handlers that take each event by
-        itself derive a stream, with ``filter`` or ``map``.
+        A batch is one round. Its place in the one order is that of its last event. An interval of
+        event time begins at a multiple of its length; without event time it begins with its first
+        event. When the stream ends, the remaining events are a batch, too. Handlers that take
+        events one by one need a derived stream, made by :meth:`filter` or :meth:`map`.
 
-        >>> import tidemill as tm
-        >>> app = tm.App("sums")
-        >>> numbers = app.stream("numbers", n=int).batches(3)
-        >>> @app.procedure(numbers, out={"sum": int})
-        ... def add(tx, numbers):
-        ...     return {"sum": sum(number.n for number in numbers)}
-        >>> with app.start() as mill:
-        ...     mill.send(numbers, [{"n": n} for n in range(8)])
-        ...     summary = mill.finish()
-        ...     print(mill.output(add).rows())
-        [{'sum': 3}, {'sum': 12}, {'sum': 13}]
+        Args:
+            of: The number of events in a batch, or an interval such as ``"10s"``. Give this or
+                ``time``.
+            time: The interval of a batch. Where the stream's time is an int, it is an int in the
+                same unit.
+
+        Returns:
+            The stream itself.
+
+        Raises:
+            ProgramError: Both arguments or neither are given, or a batch would have no events.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("sums")
+            >>> numbers = app.stream("numbers", n=int).batches(3)
+            >>> @app.procedure(numbers, out={"sum": int})
+            ... def add(tx, numbers):
+            ...     return {"sum": sum(number.n for number in numbers)}
+            >>> with app.start() as mill:
+            ...     mill.send(numbers, [{"n": n} for n in range(8)])
+            ...     summary = mill.finish()
+            ...     print(mill.output(add).rows())
+            [{'sum': 3}, {'sum': 12}, {'sum': 13}]
         """
         from tidemill.units import counts_ints
 
@@ -155,20 +213,24 @@ class Stream(Side):
         return self
 
     def _source(
-        self, source: Files | Kafka | None, disorder: Duration, idle: Duration | None, at: str
+        self,
+        source: Files | Kafka | None,
+        out_of_orderness: Duration,
+        idle: Duration | None,
+        at: str,
     ) -> None:
         if self.origin != "input":
             raise ProgramError(f"stream {self.name} is made by the app and has no sources", "", at)
         self.has_source = True
         try:
-            disorder_us = self._disorder(disorder)
+            out_of_orderness_us = self._out_of_orderness(out_of_orderness)
             idle_us = None if idle is None else duration_us(idle, True, "idle")
         except ProgramError as error:
             raise ProgramError(f"stream {self.name}: {error.what}", error.help, at) from None
         self.app.sources.append(
             {
                 "stream": self.name,
-                "disorder_us": disorder_us,
+                "out_of_orderness_us": out_of_orderness_us,
                 "idle_us": idle_us,
                 "files": source.source_json() if isinstance(source, Files) else None,
                 **({"kafka": source.source_json()} if isinstance(source, Kafka) else {}),
@@ -176,27 +238,70 @@ class Stream(Side):
             }
         )
 
-    def _disorder(self, disorder: Duration) -> int:
-        if disorder == "0s":
+    def _out_of_orderness(self, out_of_orderness: Duration) -> int:
+        if out_of_orderness == "0s":
             return 0
         if self.time is None:
-            raise ProgramError("disorder needs event time", 'declare the stream with time="..."')
+            raise ProgramError(
+                "out_of_orderness needs event time", 'declare the stream with time="..."'
+            )
         column = self.schema.columns[self.schema.index[self.time]]
-        return duration_us(disorder, column.ty == TIMESTAMP, "disorder")
+        return duration_us(out_of_orderness, column.ty == TIMESTAMP, "out_of_orderness")
 
     # Steps before transactions.
 
     def filter(self, keep: object, /, *, name: str | None = None) -> Stream:
-        """The events for which a condition over ``tm.col`` holds."""
+        """Derives the stream of the events for which a condition holds.
+
+        Args:
+            keep: The condition: a bool expression over :func:`tidemill.col`, or a function from
+                an event to one.
+            name: The name of the new stream. The default is ``STREAM.filter``, with a number
+                where that name is taken.
+
+        Returns:
+            The new stream.
+
+        Raises:
+            ProgramError: The condition is not a bool, or the stream is an output.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("ledger")
+            >>> payments = app.stream("payments", id=int, amount=int)
+            >>> payments.filter(tm.col("amount") > 0, name="paid")
+            <stream paid: id: int, amount: int>
+        """
         at = here()
         block, node = self._expression(keep, at)
         if node.ty != BOOL:
-            raise ProgramError(f"filter takes a bool, not {node.ty or 'null'}", "compare it", at)
+            raise ProgramError(
+                f"filter takes a bool, not {node.ty or 'null'}", "compare it with a value", at
+            )
         stage = {"filter": {"exprs": block.json(), "keep": node.id}}
         return self._derived(name, "filter", self.schema, stage, at)
 
     def map(self, /, **columns: object) -> Stream:
-        """Events of new columns, computed over ``tm.col``. ``name=`` names the stream."""
+        """Derives a stream of events with new columns.
+
+        Args:
+            **columns: The columns, each as an expression over :func:`tidemill.col`, or a function
+                from an event to one. ``name=``, if it is a text, is the name of the new stream.
+                Its default is ``STREAM.map``, with a number where that name is taken.
+
+        Returns:
+            The new stream, which has the given columns only.
+
+        Raises:
+            ProgramError: No column is given, a column has no type, or the stream is an output.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("ledger")
+            >>> payments = app.stream("payments", id=int, amount=int)
+            >>> payments.map(id=tm.col("id"), cents=tm.col("amount") * 100)
+            <stream payments.map: id: int, cents: int>
+        """
         at = here()
         name: str | None = None
         if isinstance(columns.get("name"), str):
@@ -209,7 +314,9 @@ class Stream(Side):
         for column, expression in columns.items():
             node = self._lift(block, expression, at)
             if node.ty is None:
-                raise ProgramError(f"column '{column}' has no type", "cast it", at)
+                raise ProgramError(
+                    f"column '{column}' has no type", "give it one with tm.cast(x, type)", at
+                )
             made.append(Column(column, node.ty, node.nullable))
             nodes.append(node.id)
         stage = {"map": {"exprs": block.json(), "columns": nodes}}
@@ -249,16 +356,16 @@ class Stream(Side):
 
     @property
     def dead(self) -> Side:
-        """The rows that could not be decoded or computed, with the reason."""
+        """The stream of the rows that could not be decoded or computed, with the reason."""
         return self._side("dead")
 
     @property
     def late(self) -> Side:
-        """The events that came after their time, where ``late="side"``."""
+        """The stream of the late events, where the stream has ``late="side"``."""
         return self._side("late", self._never_late())
 
     def _never_late(self) -> tuple[str, str] | None:
-        """Why none of its events is late, and what to do; where that is so."""
+        """Returns why none of its events can be late, and the remedy; None where some can."""
         root: Stream = self
         while _is_derived(root.origin):
             root = self.app.streams[root.origin["derived"]["from"]]
@@ -276,7 +383,7 @@ class Stream(Side):
 
     @property
     def has_sides(self) -> bool:
-        """Whether it may have late and bad events."""
+        """Whether the stream can have the side streams ``late`` and ``dead``."""
         return self.origin == "input" or _is_derived(self.origin)
 
     def _side(self, which: str, empty: tuple[str, str] | None = None) -> Side:
@@ -299,11 +406,11 @@ class Stream(Side):
             )
 
     def emitted(self) -> None:
-        """From now on the stream is one that handlers emit into."""
+        """Marks the stream as one that handlers emit into."""
         self.origin = "emitted"
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the stream in the form that the engine reads."""
         time: Json = "arrival"
         if self.time is not None and self.origin == "input":
             time = {"event": {"column": self.schema.index[self.time]}}
@@ -322,7 +429,7 @@ class Stream(Side):
 
 
 def emitted_by(function: Callable[..., Any], app: App, taken: Sequence[Stream]) -> set[Stream]:
-    """The streams that a function's code names and that it may emit into."""
+    """Returns the streams that a function's code names and that it can emit into."""
     from tidemill.source import referenced
 
     return {
@@ -342,7 +449,17 @@ def _is_derived(origin: Json) -> bool:
 
 
 class Handler(Stream):
-    """A handler, and the stream of what it returns. Made by :meth:`tidemill.App.transaction`."""
+    """A handler, and the stream of the events that it returns.
+
+    :meth:`tidemill.App.transaction`, :meth:`tidemill.App.procedure` and
+    :meth:`tidemill.App.every` make handlers. The streams ``late`` and ``dead`` of its input have
+    the events that it did not get.
+
+    Attributes:
+        aborted: The stream of the events whose transaction aborted. Its last column is the
+            reason.
+        aborted_of: The same for each stream that a procedure takes, in their order.
+    """
 
     def __init__(
         self,
@@ -364,9 +481,9 @@ class Handler(Stream):
         from tidemill.source import returns_nothing
 
         self.is_procedure = more is not None
-        #: Whether it is called with parameters, and replies.
+        #: Whether clients call it with parameters and get a reply.
         self.called = called
-        #: The streams that a procedure takes beside its first one.
+        #: The streams that a procedure takes after its first one.
         self.more: tuple[Stream, ...] = tuple(more or ())
         batches = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
         given = takes or (input.schema.names if called else batches)
@@ -386,7 +503,7 @@ class Handler(Stream):
                 kind = "procedure" if self.is_procedure else "transaction"
                 also = "" if self.is_procedure else "opaque=True, "
                 raise ProgramError(
-                    f"handler {name} returns events, and an opaque function does not tell their "
+                    f"handler {name} returns events, but an opaque function does not declare their "
                     "columns",
                     f"say @app.{kind}(..., {also}out=dict(column=type, ...))",
                     at,
@@ -399,8 +516,9 @@ class Handler(Stream):
                 if not output_known:
                     raise ProgramError(
                         f"handler {name} could not be traced: {error.why}",
-                        "write it so that it can, or say which columns it returns and it runs as "
-                        "an opaque function: @app.transaction(..., out=dict(column=type, ...))",
+                        "rewrite that line, or declare the columns that it returns, so that it "
+                        "runs as an opaque function: "
+                        "@app.transaction(..., out=dict(column=type, ...))",
                         error.at,
                     ) from error.__cause__
         if self.recorder is None:
@@ -411,7 +529,7 @@ class Handler(Stream):
             schema = self._result_schema(self.recorder, out, name, at)
         for stream in self.emits:
             stream.emitted()
-        #: Without what functions of entities emit that it may call.
+        #: The streams of ``emits``, without those that called entity functions emit into.
         self.named_emits = frozenset(self.emits)
         self.has_output = schema is not None
         app.handlers.append(self)
@@ -426,16 +544,14 @@ class Handler(Stream):
             self.origin = {"output": self.index}
             self.at = at
             self.id = -1
-        #: The events whose transaction aborted, with the reason as their last column.
         self.aborted = self._aborted(f"{name}.aborted", input)
-        #: The same of each stream that a procedure takes, in their order.
         self.aborted_of = [
             self.aborted,
             *(self._aborted(f"{name}.aborted.{stream.name}", stream) for stream in self.more),
         ]
 
     def _aborted(self, name: str, input: Stream) -> Stream:
-        # A handler on an aborted stream: the first reason keeps its name.
+        # The input may itself be a stream of aborted events: its column keeps the name.
         reason = "reason"
         while reason in input.schema.index:
             reason = f"abort_{reason}"
@@ -460,17 +576,28 @@ class Handler(Stream):
 
     @property
     def path(self) -> str:
-        """How the handler runs: "traced" or "opaque"."""
+        """How the handler is executed: ``"traced"`` or ``"opaque"``."""
         return "opaque" if self.recorder is None else "traced"
 
     def write(self, to: Files | Kafka) -> None:
-        """Writes what the handler returns to a file or a topic."""
+        """Writes the returned events to a file or a topic.
+
+        Args:
+            to: The file or topic, made by :func:`tidemill.files` or :func:`tidemill.kafka`.
+
+        Raises:
+            ProgramError: The argument is neither, or the handler returns nothing.
+        """
         self._returns("written")
         super().write(to)
 
     def keep(self) -> None:
-        """Keeps what the handler returns in memory, for ``mill.output``."""
-        self._returns("kept")
+        """Retains the returned events in memory, so that :meth:`Mill.output` has them.
+
+        Raises:
+            ProgramError: The handler returns nothing.
+        """
+        self._returns("retained")
         super().keep()
 
     def _returns(self, use: str) -> None:
@@ -486,7 +613,10 @@ class Handler(Stream):
         return self.function(tx, *given)
 
     def handler_json(self, opaque: int) -> Json:
-        """As the engine reads it."""
+        """Returns the handler in the form that the engine reads.
+
+        ``opaque`` is the number of its opaque function.
+        """
         body = {"opaque": opaque} if self.recorder is None else {"declared": self.recorder.json()}
         given: dict[str, Json] = {
             "name": self.name,

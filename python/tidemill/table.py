@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 
 class Table:
-    """A table of an app. Inside a handler ``table[key]`` is a row; a missing row has its defaults.
+    """A table of an app; inside a transaction ``table[key]`` is a row.
 
-    Made by :meth:`tidemill.App.table`.
+    For several key columns write ``table[a, b]``. A row that is missing reads as the defaults of
+    its columns, and ``table[key].exists()`` tells whether it is there. Setting a column writes
+    it: ``table[key].balance -= 5``. ``del table[key]`` deletes a row. ``key in table`` tells
+    whether a row exists, in functions that run with real values.
+
+    :meth:`tidemill.App.table` makes tables.
     """
 
     def __init__(
@@ -46,21 +51,21 @@ class Table:
         self.at = at
         self.history = history
         self.ordered = ordered
-        #: What the engine keeps in it, if programs may not write it.
+        #: The index or window for which the engine writes the table; None where programs write it.
         self.keeps = keeps
-        #: The history, where it is given in hours or seconds.
+        #: The span of the history, where it was given as a text or timedelta.
         self.span: object = None
-        #: A stream whose time is an int, where one writes the table.
+        #: A stream whose time is an int and whose handlers use the table, if there is one.
         self.counts: Stream | None = None
         owner = f"table {name}"
         if keeps is None:
             check(owner, "a row", schema.names, of_rows(), at)
         self.key_columns = tuple(schema.find(owner, column, at) for column in key)
-        # How many values a key has, at hand where every row is looked for.
+        # The number of values of a key, which each access to a row compares.
         self._parts = len(key)
 
     def __getitem__(self, key: object) -> Any:
-        """The row with this key; for several key columns ``table[a, b]``."""
+        """Returns the row with this key; for several key columns ``table[a, b]``."""
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != self._parts:
             self.key_values(key)
@@ -68,7 +73,7 @@ class Table:
         return transaction.row(self, values)
 
     def __delitem__(self, key: object) -> None:
-        """Removes the row with this key, if it is there."""
+        """Deletes the row with this key, if it exists."""
         current(f"a row of table {self.name} is deleted").row(self, self.key_values(key)).delete()
 
     def __setitem__(self, key: object, value: object) -> None:
@@ -83,12 +88,24 @@ class Table:
         return transaction.contains(self, self.key_values(key))
 
     def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
-        """The rows whose keys are not before ``start`` and are before ``end``, in key order;
-        without bound where it is None. For several key columns a bound is a tuple of the leading
-        ones.
+        """Returns the rows of a range of keys, in key order.
 
-        In a handler that is traced it can be aggregated: ``accounts.scan(10, 20).balance.sum()``.
-        A function that runs with real values (``opaque=True``) gets the rows, at most ``limit``.
+        In a traced handler the result can only be aggregated:
+        ``accounts.scan(10, 20).balance.sum()``. A function that runs with real values
+        (``opaque=True``, procedures, triggers) gets a list of rows.
+
+        Args:
+            start: The first key of the range, inclusive. For several key columns it is a tuple of
+                the leading ones. The default is None, no bound.
+            end: The key after the range, exclusive, in the same form. The default is None.
+            limit: The largest number of rows. The default is all. A traced handler can't give it.
+
+        Returns:
+            The rows, or an object to aggregate them with.
+
+        Raises:
+            ProgramError: The table was not declared with ``ordered=True``, a bound has more
+                values than the key, or there is no transaction.
         """
         if not self.ordered:
             raise ProgramError(
@@ -111,17 +128,29 @@ class Table:
         return current(f"table {self.name} is read").scan(self, bounds[0], bounds[1], limit)
 
     def index(self, *columns: str, unique: bool = False, name: str | None = None) -> Index:
-        """An index: the table's rows by these columns, for functions that run with real values.
+        """Declares an index of the table's rows by other columns than the key.
 
-        The engine keeps it in a table of its own, ``TABLE.by_COLUMNS`` unless ``name`` says
-        otherwise. With ``unique=True`` no two rows may have the same there: a transaction that
-        would make a second one aborts.
+        Functions that run with real values can look rows up in it. The engine maintains it in a
+        table of its own.
+
+        Args:
+            *columns: The names of the indexed columns, at least one.
+            unique: Whether no two rows may have the same values in these columns. A transaction
+                that would insert a second such row aborts. The default is False.
+            name: The name of the index's table. The default is ``TABLE.by_COLUMNS``.
+
+        Returns:
+            The index.
+
+        Raises:
+            ProgramError: No column is given, a column is unknown or can't be indexed, or the name
+                is taken.
         """
         at = here()
         if not columns:
-            raise ProgramError(f"table {self.name}: an index is by a column or several", "", at)
+            raise ProgramError(f"table {self.name}: an index needs at least one column", "", at)
         if self.keeps is not None:
-            raise ProgramError(f"table {self.name} is kept by the engine", "", at)
+            raise ProgramError(f"table {self.name} belongs to the engine", "", at)
         return self.app.add_index(self, columns, unique, name, at)
 
     def __iter__(self) -> NoReturn:
@@ -133,19 +162,51 @@ class Table:
         )
 
     def insert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
-        """Makes a row; the transaction aborts when it is there already."""
+        """Inserts a row; the transaction aborts when the row exists already.
+
+        Args:
+            row: Values by column, as a dict. The default is none.
+            **columns: More values by column. They win over ``row``.
+
+        Returns:
+            The row. Columns without a value have their defaults.
+
+        Raises:
+            ProgramError: A column is unknown, a value is missing, or there is no transaction.
+        """
         values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is inserted")
         return transaction.insert(self, values, False)
 
     def upsert(self, row: Mapping[str, object] | None = None, /, **columns: object) -> Any:
-        """Makes a row or replaces it whole; columns that are not given get their defaults."""
+        """Inserts a row, or replaces all columns of the row that exists.
+
+        Args:
+            row: Values by column, as a dict. The default is none.
+            **columns: More values by column. They win over ``row``.
+
+        Returns:
+            The row. Columns without a value have their defaults.
+
+        Raises:
+            ProgramError: A column is unknown, a value is missing, or there is no transaction.
+        """
         values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is upserted")
         return transaction.insert(self, values, True)
 
     def key_values(self, key: object) -> tuple[object, ...]:
-        """The values of the key columns that a subscript gives."""
+        """Returns the values of the key columns that a subscript gives.
+
+        Args:
+            key: The value of the key column, or a tuple of the values of several.
+
+        Returns:
+            One value for each key column.
+
+        Raises:
+            ProgramError: The number of values differs from the number of key columns.
+        """
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.key):
             raise ProgramError(
@@ -157,7 +218,18 @@ class Table:
         return values
 
     def row_values(self, values: Mapping[str, object], at: str) -> dict[int, object]:
-        """Values of a new row by column, checked: no unknown column, none missing."""
+        """Returns the values of a new row by column index.
+
+        Args:
+            values: The values by the column's name.
+            at: The line in the user's code, for errors.
+
+        Returns:
+            The values by the column's index.
+
+        Raises:
+            ProgramError: A column is unknown, or a value is missing.
+        """
         owner = f"table {self.name}"
         found = {self.schema.find(owner, name, at): value for name, value in values.items()}
         for index, column in enumerate(self.schema.columns):
@@ -173,7 +245,18 @@ class Table:
         return found
 
     def settable(self, name: str, at: str) -> int:
-        """The index of a column outside the key."""
+        """Returns the index of a column that can be set.
+
+        Args:
+            name: The column's name.
+            at: The line in the user's code, for errors.
+
+        Returns:
+            The column's index.
+
+        Raises:
+            ProgramError: The column is unknown, or part of the key.
+        """
         index = self.schema.find(f"table {self.name}", name, at)
         if index in self.key_columns:
             raise ProgramError(
@@ -184,14 +267,14 @@ class Table:
         return index
 
     def needs_value(self, index: int) -> bool:
-        """Whether a new row must be given a value for a column outside the key."""
+        """Returns whether a new row needs a value for a column outside the key."""
         from tidemill.types import MISSING
 
         column = self.schema.columns[index]
         return index not in self.key_columns and not column.nullable and column.default is MISSING
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the table in the form that the engine reads."""
         return {
             "name": self.name,
             "key": list(self.key_columns),

@@ -1,7 +1,7 @@
-"""Tracing: a handler is called once with symbolic values, and what it does is recorded.
+"""Tracing: a handler is called once with symbolic values, and its operations are recorded.
 
-The recording is data that the engine runs without Python. Values of rows are read again after any
-write to a row of the same table, because two keys may turn out to be one row.
+The engine executes the recording without Python. After a write to a row, values of all rows of the
+same table are read again, because two keys may be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class NotTraced(Exception):
-    """A function can't be traced: the line, and why."""
+    """A function can't be traced. It has the reason (``why``) and the line (``at``)."""
 
     def __init__(self, why: str, at: str) -> None:
         super().__init__(why)
@@ -64,7 +64,7 @@ class SymbolicEvent:
 class SymbolicRow:
     """A row of a handler that is traced."""
 
-    # Names that no column has.
+    # Names that no column can have.
     __slots__ = ("_tidemill_id", "_tidemill_recorder", "_tidemill_table")
     _tidemill_id: int
     _tidemill_recorder: Recorder
@@ -90,21 +90,21 @@ class SymbolicRow:
         self._tidemill_recorder.set(self._tidemill_table, self._tidemill_id, name, value)
 
     def exists(self) -> Traced:
-        """Whether the row is there now."""
+        """Returns whether the row exists now."""
         return self._tidemill_recorder.exists(self._tidemill_table, self._tidemill_id)
 
     def over(self, window: Window) -> Over:
-        """The versions of the row in a window, up to now: ``.over(tm.last(9)).column.sum()``."""
+        """Returns the versions of the row in a window: ``.over(tm.last(9)).column.sum()``."""
         return self._tidemill_recorder.over(self._tidemill_table, self._tidemill_id, window)
 
     def update(self, row: Mapping[str, object] | None = None, /, **columns: object) -> None:
-        """Sets columns; the transaction aborts when the row is missing."""
+        """Sets columns of the row; the transaction aborts if the row does not exist."""
         self._tidemill_recorder.update(
             self._tidemill_table, self._tidemill_id, {**(row or {}), **columns}
         )
 
     def delete(self) -> None:
-        """Removes the row, if it is there."""
+        """Deletes the row, if it exists."""
         self._tidemill_recorder.write(self._tidemill_table, "delete", {"row": self._tidemill_id})
 
     def __bool__(self) -> bool:
@@ -124,7 +124,7 @@ class SymbolicRow:
 
 
 class When:
-    """``with tx.when(cond):`` what is written, required and emitted inside happens only then."""
+    """The block of ``with tx.when(cond):``, whose steps run only if the condition holds."""
 
     def __init__(self, recorder: Recorder, cond: Traced) -> None:
         self._recorder = recorder
@@ -136,53 +136,53 @@ class When:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
         stopped = isinstance(error, Abort)
         if isinstance(error, Abort):
-            # `raise tm.Abort` under a condition: for other events the function goes on.
+            # `raise tm.Abort` under a condition: for other events the function continues.
             self._recorder.abort(error)
         self._recorder.conditions.pop()
         return stopped
 
 
 class SymbolicTx:
-    """The transaction of a handler that is traced."""
+    """The transaction of a handler that is traced: its argument ``tx``."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
     def require(self, cond: object, reason: object = "refused") -> None:
-        """The transaction aborts with the reason unless the condition holds."""
+        """Records an abort with the reason, unless the condition holds."""
         self._recorder.require(cond, reason)
 
     def now(self) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable("the clock is for functions that run with real values")
 
     def random(self) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable("random numbers are for functions that run with real values")
 
     uuid = random
 
     def lookup(self, *_: object) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable("lookups are for functions that run with real values")
 
     def external(self, *_: object, **columns: object) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable("external work is for functions that run with real values")
 
     def when(self, cond: object) -> When:
-        """What happens in the block happens only where the condition holds."""
+        """Returns a block whose steps run only if the condition holds."""
         return self._recorder.when(cond)
 
     def emit(
         self, stream: Stream, row: Mapping[str, object] | None = None, /, **columns: object
     ) -> None:
-        """Emits an event into a stream."""
+        """Records the emission of an event into a stream."""
         self._recorder.emit(stream, {**(row or {}), **columns})
 
 
 class Recorder:
-    """What one call of a handler with symbolic values did."""
+    """The recording of one call of a handler with symbolic values."""
 
     def __init__(self, name: str, stream: str, event: Schema) -> None:
         self.name = name
@@ -190,25 +190,25 @@ class Recorder:
         self.rows: list[Json] = []
         self.steps: list[Json] = []
         self.conditions: list[Traced] = []
-        #: What it could not record, or was wrong: a function that catches it goes on as if nothing
-        #: had been.
+        #: The errors of the recording, which count even if the function catches them.
         self.noted: list[Exception] = []
         self.emits: set[Stream] = set()
         self.result: list[tuple[str, Traced]] | None = None
         self.result_at = ""
-        #: The windows that were read, of which tables, and where.
+        #: The windows that the function reads, with their tables and lines.
         self.windows: list[tuple[Table, Window, str]] = []
-        # Values that were read of a row's column, by their nodes.
+        # Table, row and column of the values that were read, by the number of their node.
         self._columns: dict[int, tuple[Table, int, str]] = {}
         self._vars = 0
         self._row_ids: dict[tuple[int, tuple[int, ...]], int] = {}
-        # Reads that still hold: (row, column) -> value; a write forgets its table's.
+        # The values that are still valid, by table, and by row and column. A write to a table
+        # removes those of the table.
         self._held: dict[int, dict[tuple[int, int], Traced]] = {}
 
-    # What a table asks for.
+    # Methods that tables call.
 
     def row(self, table: Table, key: tuple[object, ...]) -> SymbolicRow:
-        """A row by key."""
+        """Returns a row by its key."""
         at = here()
         nodes = self._key(table, key, at)
         known = (table.id, tuple(nodes))
@@ -219,7 +219,7 @@ class Recorder:
         return SymbolicRow(self, table, id)
 
     def _key(self, table: Table, key: tuple[object, ...], at: str) -> list[int]:
-        """The nodes of a key, or of its leading columns."""
+        """Returns the nodes of a key, or of its leading columns."""
         nodes = []
         for value, index in zip(key, table.key_columns, strict=False):
             column = table.schema.columns[index]
@@ -239,7 +239,7 @@ class Recorder:
         return nodes
 
     def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> SymbolicRow:
-        """Makes a row."""
+        """Records the insertion of a row."""
         at = here()
         given = table.row_values(values, at)
         row = self.row(table, tuple(given[column] for column in table.key_columns))
@@ -249,7 +249,7 @@ class Recorder:
         return row
 
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
-        """Refused: a truth value is needed now."""
+        """Raises ``ProgramError``, because Python needs the truth value now."""
         raise ProgramError(
             f"'key in {table.name}' needs a truth value now, and it differs from event to event",
             f"write {table.name}[key].exists() in tx.require(...), tm.where(...) or "
@@ -258,7 +258,7 @@ class Recorder:
         )
 
     def refuse(self, error: Exception) -> None:
-        """What the function may not do: it has been noted."""
+        """Does nothing: the error has been noted when it was made."""
 
     # Steps.
 
@@ -269,7 +269,7 @@ class Recorder:
         self.steps.append(step)
 
     def _condition(self) -> Traced:
-        # Outermost first, and each only where those around it hold, as nested ifs would.
+        # Outermost first. Each condition is evaluated only if those around it hold, as with `if`.
         result = self.conditions[-1]
         for outer in reversed(self.conditions[:-1]):
             at = here()
@@ -282,7 +282,7 @@ class Recorder:
         return self._vars - 1
 
     def read(self, table: Table, row: int, name: str) -> Traced:
-        """A column of a row, now."""
+        """Returns the current value of a row's column."""
         at = here()
         index = table.schema.find(f"table {table.name}", name, at)
         held = self._held.setdefault(table.id, {})
@@ -296,7 +296,7 @@ class Recorder:
         return held[row, index]
 
     def over(self, table: Table, row: int, window: Window) -> Over:
-        """The versions of a row in a window."""
+        """Returns the versions of a row in a window."""
         at = here()
         window = checked(window, table, at)
         self.windows.append((table, window, at))
@@ -308,7 +308,7 @@ class Recorder:
         return Over(read, f"table {table.name}", table.schema)
 
     def over_value(self, value: Traced, window: Window) -> OverColumn:
-        """The versions of a column that was read of a row."""
+        """Returns the versions of a row's column in a window, for a value that was read of it."""
         found = self._columns.get(value.id)
         if found is None:
             raise ProgramError(
@@ -320,7 +320,7 @@ class Recorder:
     def scan(
         self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
     ) -> Over:
-        """The rows of a range of keys."""
+        """Returns the rows of a range of keys, to be aggregated."""
         at = here()
         if limit is not None:
             raise Untraceable("a limit is for rows that are iterated over")
@@ -333,11 +333,11 @@ class Recorder:
         return Over(read, f"table {table.name}", table.schema)
 
     def find(self, index: object, *_: object) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable(f"{index} is for functions that run with real values")
 
     def window_insert(self, window: object, *_: object) -> NoReturn:
-        """Not recorded."""
+        """Raises ``Untraceable``."""
         raise Untraceable(f"{window} is for functions that run with real values")
 
     window_advance = window_rows = window_groups = window_insert
@@ -357,7 +357,7 @@ class Recorder:
         return self.block.push({"var": var}, ty, nullable, at)
 
     def exists(self, table: Table, row: int) -> Traced:
-        """Whether a row is there, now."""
+        """Returns whether a row exists now."""
         held = self._held.setdefault(table.id, {})
         if (row, -1) not in held:
             var = self._new_var()
@@ -366,7 +366,7 @@ class Recorder:
         return held[row, -1]
 
     def write(self, table: Table, kind: str, body: Json) -> None:
-        """A step that changes a row: whatever was read of its table may have changed."""
+        """Records a write. The values that were read of its table are no longer valid."""
         self._step({kind: body})
         self._held.pop(table.id, None)
 
@@ -376,28 +376,30 @@ class Recorder:
         return [[c, self.block.fits(v, columns[c], owner, at).id] for c, v in values.items()]
 
     def set(self, table: Table, row: int, name: str, value: object) -> None:
-        """Sets a column."""
+        """Records the assignment of a column."""
         at = here()
         index = table.settable(name, at)
         node = self.block.fits(value, table.schema.columns[index], f"table {table.name}", at)
         self.write(table, "set", {"row": row, "column": index, "value": node.id})
 
     def update(self, table: Table, row: int, values: Mapping[str, object]) -> None:
-        """Sets columns of a row that must be there."""
+        """Records the assignment of columns of a row that must exist."""
         at = here()
         by_column = {table.settable(name, at): value for name, value in values.items()}
         self.write(table, "update", {"row": row, "values": self._values(table, by_column, at)})
 
     def _bool(self, cond: object, what: str, at: str) -> Traced:
         if not is_symbolic(cond) and not isinstance(cond, bool):
-            raise ProgramError(f"{what} takes a bool, not {cond!r}", "compare it", at)
+            raise ProgramError(f"{what} takes a bool, not {cond!r}", "compare it with a value", at)
         node = self.block.lift(cond, at)
         if node.ty != BOOL:
-            raise ProgramError(f"{what} takes a bool, not {node.ty or 'null'}", "compare it", at)
+            raise ProgramError(
+                f"{what} takes a bool, not {node.ty or 'null'}", "compare it with a value", at
+            )
         return node
 
     def require(self, cond: object, reason: object) -> None:
-        """Aborts unless the condition holds."""
+        """Records an abort unless the condition holds."""
         at = here()
         node = self._bool(cond, "tx.require", at)
         text = self.block.lift(reason, at)
@@ -410,17 +412,17 @@ class Recorder:
         self._step({"require": {"cond": node.id, "reason": text.id}})
 
     def abort(self, error: Abort) -> None:
-        """Aborts in any case (under the conditions that hold here)."""
+        """Records an abort under the current conditions of ``tx.when``."""
         at = here()
         no, reason = self.block.const(False, at), self.block.const(error.reason, at)
         self._step({"require": {"cond": no.id, "reason": reason.id}})
 
     def when(self, cond: object) -> When:
-        """A block of steps under a condition."""
+        """Returns a block of steps under a condition."""
         return When(self, self._bool(cond, "tx.when", here()))
 
     def emit(self, stream: Stream, values: Mapping[str, object]) -> None:
-        """Emits an event."""
+        """Records the emission of an event."""
         at = here()
         stream = _stream(stream, at)
         stream.check_emittable(at)
@@ -447,13 +449,13 @@ class Recorder:
         return nodes
 
     def returned(self, result: object, at: str) -> None:
-        """What the function returned: one event, or nothing."""
+        """Records the function's result: one event, or nothing."""
         if result is None:
             return
         if not isinstance(result, Mapping):
             raise ProgramError(
                 f"handler {self.name} returns {type(result).__name__}, not a dict",
-                "return dict(column=value, ...): one output event; or nothing",
+                "return one output event as dict(column=value, ...), or nothing",
                 at,
             )
         if not result or not all(isinstance(name, str) and name for name in result):
@@ -476,11 +478,11 @@ class Recorder:
         self.steps.append({"op": op, "at": self.result_at})
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the recording in the form that the engine reads."""
         return {"exprs": self.block.json(), "rows": self.rows, "steps": self.steps}
 
     def recorded(self) -> Json:
-        """All that two recordings of one function must have in common."""
+        """Returns the parts that two recordings of one function must have in common."""
         result = [(name, node.id) for name, node in self.result or []]
         return [self.json(), result]
 
@@ -496,10 +498,10 @@ def _stream(stream: object, at: str) -> Stream:
 def record(
     function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
 ) -> Recorder:
-    """Calls a function with symbolic values; gives what it did.
+    """Calls a function with symbolic values, and returns the recording.
 
-    Raises ``ProgramError`` for what is wrong in any case, :class:`NotTraced` for what a function
-    that runs with real values could do.
+    Raises :class:`NotTraced` for a function that may still run with real values, and
+    ``ProgramError`` for an error that real values would not mend.
     """
     recorder = Recorder(name, stream, event)
     file = defined_at.rpartition(":")[0]
@@ -507,7 +509,7 @@ def record(
     if silent is not None:
         raise ProgramError(
             silent.what,
-            f"{silent.help}; or run the function as it stands with opaque=True",
+            f"{silent.help}; or run the function unchanged with opaque=True",
             f"{file}:{silent.line}",
         )
     try:
@@ -515,7 +517,7 @@ def record(
             result = function(SymbolicTx(recorder), SymbolicEvent(recorder.block))
             recorder.returned(result, defined_at)
         for hidden in recorder.noted:
-            # The function has caught it: what was recorded is not what it does with real values.
+            # The function has caught the error, so the recording is not what real values would do.
             raise hidden
     except Abort as error:
         recorder.abort(error)
@@ -537,20 +539,22 @@ def record(
         raise ProgramError(
             f"handler {name} raised while it was traced: {why}",
             _near(error)
-            or "mend it; a function that is right with real values only is declared with "
-            "@app.transaction(..., opaque=True)",
+            or "mend the function, or declare it with @app.transaction(..., opaque=True) if it is "
+            "right for real values only",
             place,
         ) from error
     return recorder
 
 
-#: What exceptions of others call values that are not known yet.
+#: The names by which exceptions of Python and libraries mention symbolic values.
 _SYMBOLIC = re.compile(r"\b(Traced|Deferred|SymbolicRow|SymbolicEvent)\b")
 
 
 def _is_limit(error: BaseException) -> bool:
-    """Whether an exception is there because values are not known yet: it says so, or comes of one
-    that does. All others are mistakes that real values would show, too."""
+    """Returns whether symbolic values caused an exception, or one of its causes.
+
+    All other exceptions are faults that real values would raise, too.
+    """
     seen: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in seen:
@@ -563,7 +567,7 @@ def _is_limit(error: BaseException) -> bool:
 
 
 def _near(error: Exception) -> str:
-    """What an attribute that is not there was probably meant to be."""
+    """Returns a hint with the attribute nearest to a missing one, if there is one."""
     if not isinstance(error, AttributeError) or not error.name:
         return ""
     near = _native.nearest(error.name, dir(error.obj))
@@ -573,7 +577,7 @@ def _near(error: Exception) -> str:
 def record_twice(
     function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
 ) -> Recorder:
-    """Records a function, and makes sure that it does the same again."""
+    """Records a function twice, and raises if the recordings differ."""
     first = record(function, name, stream, event, defined_at)
     try:
         second = record(function, name, stream, event, defined_at)
@@ -584,7 +588,7 @@ def record_twice(
     if not same:
         raise ProgramError(
             f"handler {name} did not do the same when it was traced again: it depends on something "
-            "hidden, such as random, the clock, or a variable that it changes",
+            "hidden, such as random numbers, the clock, or a variable that it changes",
             "a handler may depend on its event, on tables and on constants only",
             line or defined_at,
         )

@@ -1,4 +1,4 @@
-"""Triggers: functions that run inside the transaction that sets them off."""
+"""Triggers: functions that run inside the transaction that triggers them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from tidemill.types import Json
 if TYPE_CHECKING:
     from tidemill.app import App
 
-#: What sets a trigger off on a table, and on a window.
+#: The changes of a table that trigger a function.
 CHANGES = ("insert", "update", "delete")
+#: The changes of a window that trigger a function.
 OF_WINDOW = ("insert", "slide")
 
 
 class Trigger:
-    """A trigger. Made by :meth:`tidemill.App.trigger`."""
+    """A function that runs inside the transaction that triggers it.
+
+    :meth:`tidemill.App.trigger` makes triggers.
+    """
 
     def __init__(
         self,
@@ -38,8 +42,8 @@ class Trigger:
         check_function(function, name, at)
         if not returns_nothing(function.__code__):
             raise ProgramError(
-                f"trigger {name} returns something, and nobody takes it",
-                "emit it with tx.emit(stream, ...)",
+                f"trigger {name} returns something, but a trigger has no output",
+                "emit an event with tx.emit(stream, ...)",
                 at,
             )
         self.function = function
@@ -51,28 +55,32 @@ class Trigger:
         self.changes = usual if changes is None else tuple(changes)
         wrong = [change for change in self.changes if change not in may]
         if wrong or not self.changes or (is_window and len(self.changes) > 1):
-            meant = f"one of {', '.join(may)}" if is_window else f"of {', '.join(may)}"
+            meant = f"one of {', '.join(may)}" if is_window else f"any of {', '.join(may)}"
             raise ProgramError(
-                f"trigger {name}: changes={list(self.changes)!r}", f"they are {meant}", at
+                f"trigger {name}: changes={list(self.changes)!r}", f"give {meant}", at
             )
         if isinstance(on, Stream) and changes is not None:
             raise ProgramError(
-                f"trigger {name}: changes={list(self.changes)!r}, but on a stream events only come",
-                "leave it out",
+                f"trigger {name}: changes={list(self.changes)!r}, but a stream has no changes",
+                "leave out changes=",
                 at,
             )
         self.emits = set(emits) | emitted_by(function, app, ())
         for stream in self.emits:
             stream.check_emittable(at)
             stream.emitted()
-        #: Without what functions of entities emit that it may call.
+        #: The streams of ``emits``, without those that called entity functions emit into.
         self.named_emits = frozenset(self.emits)
         if isinstance(on, Stream) and on.id >= 0 and on.origin == "input" and not on.has_source:
-            # It is there to be emitted into.
+            # A stream with a trigger and no source must be one that handlers emit into.
             on.emitted()
 
     def json(self, function: int) -> Json:
-        """As the engine reads it."""
+        """Returns the trigger in the form that the engine reads.
+
+        Args:
+            function: The number of its function.
+        """
         if isinstance(self.on, Stream):
             on: Json = {"emitted": self.on.id}
         elif isinstance(self.on, OwnedWindow):

@@ -41,11 +41,13 @@ class DataType:
     """The type of a column or an expression."""
 
     kind: str
+    #: The digits after the point, for decimals.
     scale: int = 0
+    #: The type of the items, for lists.
     item: DataType | None = None
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the type in the form that the engine reads."""
         if self.kind == "decimal":
             return {"decimal": self.scale}
         if self.item is not None:
@@ -54,7 +56,7 @@ class DataType:
 
     @staticmethod
     def from_json(value: Json) -> DataType:
-        """The inverse of :meth:`json`."""
+        """Returns the type for its JSON form; the inverse of :meth:`json`."""
         if isinstance(value, str):
             return DataType(value)
         if "decimal" in value:
@@ -69,7 +71,7 @@ class DataType:
         return self.kind
 
     def stores_in(self, column: DataType) -> bool:
-        """Whether a value of this type may be stored in a column of type ``column``."""
+        """Returns whether a value of this type may be stored in a column of type ``column``."""
         return (
             self == column
             or (self.kind == "int" and column.kind in ("float", "decimal"))
@@ -79,7 +81,7 @@ class DataType:
 
 @dataclasses.dataclass(frozen=True)
 class ColumnType:
-    """A type with what a column adds to it: whether it may be null, and its default."""
+    """The type of a declared column: its data type, whether it may be null, and its default."""
 
     ty: DataType
     nullable: bool = False
@@ -94,12 +96,13 @@ BYTES: Final = DataType("bytes")
 TIMESTAMP: Final = DataType("timestamp")
 ANY: Final = DataType("any")
 
-#: Microseconds since 1970 (UTC); a ``datetime`` in Python.
+#: The type of points in time: microseconds since 1970 in UTC, and a ``datetime`` in Python.
+#: In declarations ``datetime.datetime`` means the same.
 timestamp: Final = TIMESTAMP
-#: Any msgpack value: None, bool, int, float, str, bytes, list, dict.
+#: The type of any value of msgpack: None, bool, int, float, str, bytes, list or dict.
 any_value: Final = ANY
 
-#: What may stand for a type in a declaration.
+#: The objects that a declaration takes as a type.
 TypeLike: TypeAlias = "type | DataType | ColumnType | types.UnionType | types.GenericAlias"
 
 _PLAIN: Final[Mapping[object, DataType]] = {
@@ -114,7 +117,7 @@ _PLAIN: Final[Mapping[object, DataType]] = {
 
 
 def column_type(given: object) -> ColumnType:
-    """What a declaration says of a column.
+    """Returns the type of a declared column.
 
     >>> column_type(int).ty == INT, column_type(int | None).nullable
     (True, True)
@@ -143,17 +146,17 @@ def column_type(given: object) -> ColumnType:
     if callable(given) and getattr(given, "__module__", "").startswith("tidemill"):
         raise ProgramError(
             f"tm.{getattr(given, '__name__', given)} is a function, not a type",
-            "call it, for example tm.decimal(2) or tm.list(int)",
+            "call it: tm.decimal(2), or tm.list(int)",
         )
     raise ProgramError(
-        f"{given!r} is not a type of column",
+        f"{given!r} is not the type of a column",
         "use int, float, bool, str, bytes, tm.timestamp, tm.decimal(2), tm.list(int), tm.any, or "
         "tm.optional of one of them",
     )
 
 
 def data_type(given: object) -> DataType:
-    """A type without null and default, for casts and items of lists."""
+    """Returns a type without null and default, for casts and for items of lists."""
     column = column_type(given)
     if column.nullable or column.default is not MISSING:
         raise ProgramError("null and defaults belong to columns, not to types inside others")
@@ -165,7 +168,22 @@ def decimal(scale: int) -> DataType: ...
 @typing.overload
 def decimal(scale: int, *, default: object) -> ColumnType: ...
 def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
-    """A decimal number with ``scale`` digits after the point: exact, 64 bits in all."""
+    """Returns the type of exact decimal numbers, which have 64 bits.
+
+    Args:
+        scale: The number of digits after the point, 0 to 18.
+        default: The column's default, an int or ``decimal.Decimal``. The default is none.
+
+    Returns:
+        The type.
+
+    Raises:
+        ProgramError: The scale is out of range.
+
+    Example:
+        >>> print(decimal(2))
+        decimal(2)
+    """
     if isinstance(scale, bool) or not isinstance(scale, int) or not 0 <= scale <= SCALE_MAX:
         raise ProgramError(f"a decimal's scale is 0 to {SCALE_MAX}, not {scale!r}")
     ty = DataType("decimal", scale)
@@ -173,20 +191,63 @@ def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
 
 
 def list_of(item: object) -> DataType:
-    """A list of values of one type."""
+    """Returns the type of lists whose items have one type. Its public name is ``tm.list``.
+
+    Args:
+        item: The type of the items.
+
+    Returns:
+        The type.
+
+    Raises:
+        ProgramError: The type of the items is unknown, or has a default.
+
+    Example:
+        >>> import tidemill as tm
+        >>> print(tm.list(int))
+        list(int)
+    """
     return DataType("list", item=data_type(item))
 
 
 def optional(given: object) -> ColumnType:
-    """A column that may be null."""
+    """Returns the type of a column that may be null; ``int | None`` means the same.
+
+    Args:
+        given: The type, such as ``int``, or the result of :func:`column`.
+
+    Returns:
+        The type of the column.
+
+    Raises:
+        ProgramError: The type is unknown.
+
+    Example:
+        >>> optional(int).nullable
+        True
+    """
     return dataclasses.replace(column_type(given), nullable=True)
 
 
 def column(given: object, *, default: object = MISSING, optional: bool = False) -> ColumnType:
-    """A column with a default: what a missing row has, and what a new row gets without a value.
+    """Returns the type of a column with a default, or of one that may be null.
 
-    >>> column(int, default=0).default
-    0
+    A row that is missing reads as the defaults. A new row has the default where no value is given.
+
+    Args:
+        given: The type, such as ``int``.
+        default: The default. The default is no default: a new row needs a value.
+        optional: Whether the column may be null. The default is False.
+
+    Returns:
+        The type of the column.
+
+    Raises:
+        ProgramError: The type is unknown.
+
+    Example:
+        >>> column(int, default=0).default
+        0
     """
     base = column_type(given)
     chosen = base.default if default is MISSING else default
@@ -204,14 +265,14 @@ class Column:
 
     @staticmethod
     def of(name: str, given: object) -> Column:
-        """From a declaration."""
+        """Returns the column of a declaration."""
         declared = column_type(given)
         made = Column(name, declared.ty, declared.nullable, declared.default)
         made.json()
         return made
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the column in the form that the engine reads."""
         default = None
         if self.default is not MISSING:
             default = default_json(self.name, self.default, self.ty)
@@ -224,7 +285,7 @@ class Column:
 
 
 def default_json(name: str, value: object, ty: DataType) -> Json:
-    """A default as the engine reads it, brought to the column's type."""
+    """Returns a default, converted to the column's type, in the form that the engine reads."""
     if ty.kind == "any" and value is not None:
         raise ProgramError(f"column '{name}': a column of type any has no default but None")
     value = _plain(value)
@@ -244,7 +305,7 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
     except TypeError as error:
         raise ProgramError(f"column '{name}': {error}") from None
     if isinstance(value, list | tuple) and found is None:
-        # Of no items, or of nulls alone: it fits every list, and nothing else.
+        # A list without items, or of nulls only, fits every list type and no other type.
         fits, kind = ty.kind == "list", "a list"
     else:
         fits, kind = found is None or found == ty, str(found)
@@ -257,7 +318,7 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
 
 
 def _floats(json: Json) -> Iterator[float]:
-    """The floats in a constant."""
+    """Yields the floats in a constant."""
     if isinstance(json, dict):
         if "float" in json:
             yield json["float"]
@@ -266,7 +327,7 @@ def _floats(json: Json) -> Iterator[float]:
 
 
 def decimal_units(value: dec.Decimal, scale: int) -> int:
-    """A decimal as a whole number of the units that ``scale`` digits after the point have.
+    """Returns a decimal as an int, in units of its last digit at the given scale.
 
     >>> decimal_units(dec.Decimal("1.50"), 2), decimal_units(dec.Decimal("0E-999999"), 2)
     (150, 0)
@@ -292,21 +353,23 @@ def decimal_units(value: dec.Decimal, scale: int) -> int:
 
 
 def checked_int(value: int) -> int:
-    """The integer, refused when it does not fit 64 bits."""
+    """Returns the integer, and raises if it does not fit 64 bits."""
     if not INT_MIN <= value <= INT_MAX:
         raise ProgramError(f"{_shown(value)} is outside the 64 bits of an int")
     return value
 
 
 def _shown(value: int) -> str:
-    """An int in an error: Python writes none of thousands of digits."""
+    """Returns an int as text for an error; Python refuses to write thousands of digits."""
     bits = value.bit_length()
     return str(value) if bits <= 256 else f"an int of {bits} bits"
 
 
 def microseconds(value: dt.datetime | dt.timedelta) -> int:
-    """A datetime since 1970 or a duration, in microseconds. Those of pandas have nanoseconds, and
-    are UTC where they have no zone."""
+    """Returns a datetime since 1970, or a duration, in microseconds.
+
+    Times of pandas have nanoseconds, and are in UTC where they have no time zone.
+    """
     if getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0):
         raise ProgramError(f"{value} is finer than microseconds")
     if isinstance(value, dt.timedelta):
@@ -324,9 +387,10 @@ def microseconds(value: dt.datetime | dt.timedelta) -> int:
 
 
 def constant(value: object) -> tuple[DataType | None, Json]:
-    """Type and JSON of a constant; ``TypeError`` when it is none that a program can hold.
+    """Returns the type and the JSON form of a constant.
 
-    The type is None for None and for an empty list, which fit every (list) type.
+    The type is None for None, which fits every type, and for an empty list, which fits every list.
+    Raises ``TypeError`` for a value that can't be part of a program.
 
     >>> constant(dec.Decimal("1.50"))
     (DataType(kind='decimal', scale=2, item=None), {'decimal': [150, 2]})
@@ -366,18 +430,20 @@ def constant(value: object) -> tuple[DataType | None, Json]:
 
 
 def _plain(value: Any) -> object:
-    """A number of numpy as Python's. Its arrays are no single values, whatever their length; its
-    times have a form of their own."""
+    """Returns a number of numpy as a number of Python, and other values unchanged.
+
+    Arrays are not numbers, whatever their length. Times of numpy are converted elsewhere.
+    """
     module, name = type(value).__module__, type(value).__name__
     if module != "numpy" or name in ("datetime64", "timedelta64") or hasattr(value, "__len__"):
         return value
     item: object = value.item()
-    # Some have none in Python, and give themselves.
+    # For some types, such as `longdouble`, `item()` returns the same object.
     return value if type(item).__module__ == "numpy" else item
 
 
 def _is_not_a_time(value: object) -> bool:
-    """Whether it is pandas' NaT, which is a datetime that equals nothing."""
+    """Returns whether a value is pandas' NaT, a datetime that equals nothing."""
     return isinstance(value, dt.datetime) and value != value
 
 
@@ -400,11 +466,11 @@ def _decimal_constant(value: dec.Decimal) -> tuple[DataType, Json]:
 
 
 def duration_us(given: object, unit_is_time: bool, what: str) -> int:
-    """A duration in microseconds: text such as "2s" or a timedelta.
+    """Returns a duration, a text such as "2s" or a timedelta, in microseconds.
 
-    For a stream whose time is a plain int there are no seconds: then an int in its unit.
+    For a stream whose time is an int the duration must be an int, in the same unit.
 
-    >>> duration_us("1.5s", True, "disorder"), duration_us(7, False, "disorder")
+    >>> duration_us("1.5s", True, "out_of_orderness"), duration_us(7, False, "out_of_orderness")
     (1500000, 7)
     """
     units = {"us": 1, "ms": 1_000, "s": 1_000_000, "m": 60_000_000, "min": 60_000_000}
@@ -435,7 +501,7 @@ def duration_us(given: object, unit_is_time: bool, what: str) -> int:
 
 
 def other_unit(owner: str, what: str, stream: str = "", at: str = "") -> ProgramError:
-    """A span of hours or seconds where time is an int, whose unit nobody but the user knows."""
+    """Returns the error for a span in hours or seconds where time is an int of unknown unit."""
     whose = f"the time of stream {stream}" if stream else "the stream's time"
     return ProgramError(f"{owner}: {whose} is an int, so {what} is an int in the same unit", "", at)
 
@@ -449,18 +515,18 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """The names of the columns, in order."""
         return tuple(self.index)
 
     def find(self, owner: str, name: str, at: str | None = None) -> int:
-        """The index of a column; an error that names the nearest one when there is none."""
+        """Returns the index of a column; the error for an unknown one names the nearest."""
         found = self.index.get(name)
         if found is None:
             raise unknown(f"{owner} has no column '{name}'", name, self.names, "columns", at)
         return found
 
     def json(self) -> Json:
-        """As the engine reads it."""
+        """Returns the columns in the form that the engine reads."""
         return [column.json() for column in self.columns]
 
     def __len__(self) -> int:
@@ -473,7 +539,7 @@ class Schema:
 def unknown(
     what: str, given: str, known: typing.Iterable[str], plural: str, at: str | None
 ) -> ProgramError:
-    """An error that says what exists instead of an unknown name."""
+    """Returns the error for an unknown name, with the nearest known name or all of them."""
     from tidemill._native import nearest
 
     names = list(known)
@@ -484,7 +550,7 @@ def unknown(
 
 
 def declared_columns(owner: str, schema: object, columns: Mapping[str, object]) -> Schema:
-    """The columns that a declaration gives: those of ``schema`` first, then the keywords."""
+    """Returns the columns of a declaration: those of ``schema`` first, then the keywords."""
     made: list[Column] = []
     for name, given in [*_schema_items(owner, schema), *columns.items()]:
         if not isinstance(name, str) or not name:

@@ -1,4 +1,4 @@
-"""In which unit time counts: spans are given in the unit of the times that they are of."""
+"""The units of time: a span must be in the unit of the time column that it is about."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def input_of(stream: Stream) -> Stream:
-    """The stream that a derived one comes from."""
+    """Returns the input stream from which a stream is derived, or the stream itself."""
     while isinstance(stream.origin, dict) and "derived" in stream.origin:
         stream = stream.app.streams[stream.origin["derived"]["from"]]
     return stream
 
 
 def counts_ints(stream: Stream) -> bool:
-    """Whether the time of a stream, or of the one that it comes from, is an int."""
+    """Returns whether the time of a stream, or of its input stream, is an int."""
     source = input_of(stream)
     if source.time is None:
         return False
@@ -32,11 +32,11 @@ def counts_ints(stream: Stream) -> bool:
 
 
 def check(app: App) -> None:
-    """Refuses spans of hours and seconds where a time is an int, which has a unit of its own."""
+    """Refuses spans in hours and seconds where a time is an int, whose unit is unknown."""
     by_stream = {s: input_of(s) for s in app.streams if counts_ints(s)}
     size = -1
     while size != len(by_stream):
-        # What handlers return and emit has the time of what they take.
+        # Returned and emitted events have the time of the handler's input.
         size = len(by_stream)
         for handler in app.handlers:
             source = _source(handler, by_stream)
@@ -77,7 +77,7 @@ def _source(handler: Handler, by_stream: dict[Stream, Stream]) -> Stream | None:
 
 
 def _touched(handler: Handler) -> Iterator[Table]:
-    """The tables that a handler reads or writes, as far as its code tells."""
+    """Yields the tables that a handler reads or writes, as far as its code shows."""
     tables = list(handler.app.tables.values())
     if handler.recorder is not None:
         recorded: list[Any] = [*handler.recorder.rows]

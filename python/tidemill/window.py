@@ -1,4 +1,4 @@
-"""Windows over the versions of a row, and what is made of them.
+"""Windows over the versions of a row, and aggregates of them.
 
 >>> sliding("10s"), last(100), tumbling("1h").needs_us
 (tm.sliding('10s'), tm.last(100), 3600000000)
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """Which versions of a row are looked at. Made by :func:`sliding`, :func:`tumbling`,
-    :func:`session` and :func:`last`."""
+    """A window: the versions of a row that an aggregate reads.
+
+    :func:`sliding`, :func:`tumbling`, :func:`session` and :func:`last` make windows. A row's
+    versions in one are ``row.over(window)``. The table's ``history`` must retain them.
+    """
 
     __slots__ = ("json", "needs_us", "needs_versions", "span", "text")
 
@@ -30,13 +33,21 @@ class Window:
     ) -> None:
         self.json = json
         self.text = text
-        #: What was given in hours or seconds, if anything was.
+        #: The size that was given as a text or timedelta, if there is one.
         self.span = next((s for s in spans if isinstance(s, str | dt.timedelta)), None)
         self.needs_us = us
         self.needs_versions = versions
 
     def check_unit(self, table: Table, at: str) -> None:
-        """Refuses hours and seconds where the time of what writes a table is an int."""
+        """Refuses a size in hours or seconds for a table whose writers have an int as time.
+
+        Args:
+            table: The table over whose rows the window is read.
+            at: The line in the user's code, for errors.
+
+        Raises:
+            ProgramError: The units differ.
+        """
         if table.counts is not None and self.span is not None:
             raise other_unit(f"{self} over table {table.name}", "its size", table.counts.name, at)
 
@@ -45,7 +56,7 @@ class Window:
 
 
 def _size(given: object, what: str) -> int:
-    """A time as the engine has it. A plain int is in the unit of an int time column."""
+    """Returns a size in microseconds, or an int in the unit of an int time column."""
     if isinstance(given, int) and not isinstance(given, bool):
         size = given
     else:
@@ -67,9 +78,31 @@ def _count(given: object, what: str) -> int:
 def sliding(
     size: str | int | dt.timedelta, *, slide: str | int | dt.timedelta | None = None
 ) -> Window:
-    """The last ``size`` of event time, up to and with the event.
+    """Returns the window of the last ``size`` of event time, up to and including the event.
 
-    With ``slide`` it is the last whole window that ended at a multiple of ``slide``.
+    Args:
+        size: The size, such as ``"10s"``. An int is in the unit of an int time column.
+        slide: If given, the window is the last complete one that ended at a multiple of it. The
+            default is none.
+
+    Returns:
+        The window.
+
+    Raises:
+        ProgramError: A size is not a duration, or is not positive.
+
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("shop")
+        >>> items = app.table("items", key="id", id=int, price=float, history="1h")
+        >>> sales = app.stream("sales", id=int, price=float)
+        >>> @app.transaction(sales)
+        ... def sell(tx, e):
+        ...     item = items[e.id]
+        ...     item.price = e.price
+        ...     return dict(id=e.id, mean=item.over(tm.sliding("10m")).price.avg())
+        >>> sell
+        <handler sell (traced)>
     """
     us = _size(size, "size")
     if slide is None:
@@ -83,9 +116,22 @@ def sliding(
 def tumbling(
     size: str | int | dt.timedelta | None = None, *, versions: int | None = None
 ) -> Window:
-    """The window that the event is in, so far: it began at the last multiple of ``size``.
+    """Returns the window that contains the event, from its begin to the event.
 
-    With ``versions=n`` each ``n``-th version of a row begins a window.
+    Args:
+        size: The size, such as ``"1h"``. Windows begin at its multiples. An int is in the unit of
+            an int time column. Give this or ``versions``.
+        versions: The size as a number of versions: each ``n``-th version of a row begins a window.
+
+    Returns:
+        The window.
+
+    Raises:
+        ProgramError: Both sizes or neither are given, or a size is not positive.
+
+    Example:
+        >>> tumbling("1h"), tumbling(versions=100)
+        (tm.tumbling('1h'), tm.tumbling(versions=100))
     """
     if (size is None) == (versions is None):
         raise ProgramError("tm.tumbling takes a size or versions=", "", here())
@@ -97,20 +143,50 @@ def tumbling(
 
 
 def session(gap: str | int | dt.timedelta) -> Window:
-    """Back from the event as long as versions are at most ``gap`` apart, within what is kept by
-    time."""
+    """Returns the session window: back from the event while versions are close together.
+
+    It reaches at most as far back as the table's ``history`` by time.
+
+    Args:
+        gap: The largest time between two versions of one session, such as ``"30s"``. An int is in
+            the unit of an int time column.
+
+    Returns:
+        The window.
+
+    Raises:
+        ProgramError: The gap is not a duration, or is not positive.
+
+    Example:
+        >>> session("30s")
+        tm.session('30s')
+    """
     us = _size(gap, "gap")
     return Window({"session": {"gap_us": us}}, f"tm.session({gap!r})", us, None, gap)
 
 
 def last(versions: int) -> Window:
-    """The last versions of a row, so many."""
+    """Returns the window of the last versions of a row.
+
+    Args:
+        versions: The number of versions.
+
+    Returns:
+        The window.
+
+    Raises:
+        ProgramError: The number is not a positive int.
+
+    Example:
+        >>> last(100)
+        tm.last(100)
+    """
     json = {"last": {"versions": _count(versions, "tm.last's argument")}}
     return Window(json, f"tm.last({versions})", None, versions)
 
 
 def checked(window: object, table: Table, at: str) -> Window:
-    """The window, if the table's history holds it."""
+    """Returns the window if the table's history covers it, and raises otherwise."""
     if not isinstance(window, Window):
         raise ProgramError(
             f"over takes a window, not {window!r}", 'write tm.sliding("10s"), tm.last(100), ...', at
@@ -119,7 +195,7 @@ def checked(window: object, table: Table, at: str) -> Window:
     if table.history is None:
         wanted = window.needs_versions or '"..."'
         raise ProgramError(
-            f"table {table.name} keeps no history to read {window} over",
+            f"table {table.name} has no history over which {window} could be read",
             f"declare it with history={wanted}",
             at,
         )
@@ -139,12 +215,12 @@ def checked(window: object, table: Table, at: str) -> Window:
     return window
 
 
-#: Makes what is asked for: the column, if it is of one, and the aggregate.
+#: Evaluates an aggregate: the column's name, or None for all rows, and the aggregate.
 Read = Callable[["str | None", Json], Any]
 
 
 class OverColumn:
-    """A column of the versions in a window, or of the rows in a range."""
+    """A column of the versions in a window, or of the rows in a range, to be aggregated."""
 
     __slots__ = ("_name", "_read")
 
@@ -153,36 +229,36 @@ class OverColumn:
         self._name = name
 
     def sum(self) -> Any:
-        """The sum; 0 of nothing."""
+        """Returns the sum; 0 if there are no values."""
         return self._read(self._name, "sum")
 
     def avg(self) -> Any:
-        """The mean; null of nothing."""
+        """Returns the mean; null if there are no values."""
         return self._read(self._name, "avg")
 
     def min(self) -> Any:
-        """The smallest; null of nothing."""
+        """Returns the smallest value; null if there are no values."""
         return self._read(self._name, "min")
 
     def max(self) -> Any:
-        """The largest; null of nothing."""
+        """Returns the largest value; null if there are no values."""
         return self._read(self._name, "max")
 
     def count(self) -> Any:
-        """How many are not null."""
+        """Returns the number of values that are not null."""
         return self._read(self._name, "count")
 
     def first(self) -> Any:
-        """The first; null of nothing."""
+        """Returns the first value, which may be null; null if there are no versions."""
         return self._read(self._name, "first")
 
     def last(self) -> Any:
-        """The last; null of nothing."""
+        """Returns the last value, which may be null; null if there are no versions."""
         return self._read(self._name, "last")
 
 
 class Over:
-    """Versions in a window, or rows of a range or a group: ``.column.sum()`` and so on."""
+    """The versions in a window, or the rows of a range or group: ``.column.sum()`` and so on."""
 
     __slots__ = ("_read", "_schema", "_whose")
 
@@ -201,13 +277,19 @@ class Over:
         return OverColumn(self._read, name)
 
     def count(self) -> Any:
-        """How many there are."""
+        """Returns the number of versions or rows."""
         return self._read(None, "count")
 
     def fold(self, start: object, step: Callable[[Any, Any], object]) -> Any:
-        """A state that begins as ``start``, a constant, and that each version, oldest first, makes
-        ``step(state, version)`` of. The function is recorded once, as handlers are; it may use the
-        state, the version's columns and constants.
+        """Folds the versions, oldest first, into a state.
+
+        Args:
+            start: The first state, a constant that is not null.
+            step: A function from a state and a version to the next state. It is traced once, as
+                handlers are. It may use the state, the version's columns and constants.
+
+        Returns:
+            The last state, of the type of ``start``.
         """
         at = here()
         return self._read(None, {"fold": fold(self._whose, self._schema, start, step, at)})
@@ -219,7 +301,7 @@ class Over:
 def fold(
     whose: str, schema: Schema, start: object, step: Callable[[Any, Any], object], at: str
 ) -> Json:
-    """A user's aggregate as the engine reads it."""
+    """Returns a user's aggregate in the form that the engine reads."""
     from tidemill.trace import SymbolicEvent
 
     block = Block(whose, schema)
@@ -230,16 +312,16 @@ def fold(
     result = block.lift(step(state, SymbolicEvent(block)), at)
     if result.ty != first.ty or result.nullable:
         raise ProgramError(
-            f"the fold begins with a {first.ty}, but goes on with "
+            f"the fold begins with a {first.ty}, but its step gives "
             f"a {'nullable ' if result.nullable else ''}{result.ty or 'null'}",
-            "bring both to one type with tm.cast(x, type), and nulls with tm.coalesce",
+            "convert both to one type with tm.cast(x, type), and replace nulls with tm.coalesce",
             at,
         )
     return {"exprs": block.json(), "start": first.id, "step": result.id, "_type": first.ty}
 
 
 def result_type(whose: str, spec: Column, aggregate: Json, at: str | None) -> tuple[DataType, bool]:
-    """The type of what is made of a column, and whether it may be null."""
+    """Returns the type of an aggregate of a column, and whether it may be null."""
     if isinstance(aggregate, dict):
         return aggregate["fold"]["_type"], False
     if aggregate == "count":
@@ -258,7 +340,7 @@ def result_type(whose: str, spec: Column, aggregate: Json, at: str | None) -> tu
 
 
 def plain(aggregate: Json) -> Json:
-    """An aggregate without what only the tracer knows."""
+    """Returns an aggregate in the form that the engine reads, without its type."""
     if not isinstance(aggregate, dict):
         return aggregate
     return {"fold": {k: v for k, v in aggregate["fold"].items() if k != "_type"}}

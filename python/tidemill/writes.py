@@ -1,7 +1,7 @@
-"""Which tables a function writes, as far as its code says, and the roles that its outputs need.
+"""The tables that a function writes, as far as its code shows, and the roles of its outputs.
 
-What runs with real values is not recorded, so its source is read: rows are found by the names that
-they are given, in the function itself and in those of the user's own that it calls.
+Functions that run with real values are not recorded, so their source is analysed. Rows are found by
+the names of variables, in the function itself and in the user's functions that it calls.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ from tidemill.trigger import Trigger
 if TYPE_CHECKING:
     from tidemill.app import App
 
-#: Methods of tables and rows that write.
+#: The methods of tables and rows that write.
 _WRITING = frozenset(["create", "delete", "insert", "update", "upsert"])
 
-#: Functions that only look at the rows that they are given.
+#: Functions that only read the rows in their arguments.
 _LOOKING = frozenset(["bool", "dict", "enumerate", "len", "list", "next", "print", "sorted", "sum"])
 
 
 @dataclass
 class Written:
-    """Tables that a function writes, and others that it may write, by name."""
+    """The tables that a function writes, and others that it may write, by name."""
 
     surely: set[str] = field(default_factory=set)
     maybe: set[str] = field(default_factory=set)
-    #: Functions of entities that it calls, and streams of what it asks outside.
+    #: The functions of entities that it calls.
     calls: list[Function] = field(default_factory=list, repr=False)
+    #: The external functions from which it requests work.
     asks: list[External] = field(default_factory=list, repr=False)
 
 
 def written(function: Callable[..., Any], own: Table | None = None) -> Written:
-    """The tables that a function writes; ``own`` is the one whose row its first parameter is.
+    """Returns the tables that a function writes.
+
+    ``own`` is the table of the row that is the function's first parameter, if it is a row.
 
     >>> import tidemill as tm
     >>> app = tm.App("bank")
@@ -75,7 +78,7 @@ def _look(
     try:
         tree = ast.parse(textwrap.dedent("".join(inspect.getsourcelines(plain)[0])))
     except (OSError, TypeError, SyntaxError):
-        # Whatever it names it may write.
+        # Without source, each table that the code names may be written.
         named = (outside.get(name) for name in (*code.co_names, *code.co_freevars))
         found.maybe |= {table.name for table in map(_table, named) if table is not None}
         return
@@ -96,14 +99,14 @@ def _nonlocals(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _table(value: object) -> Table | None:
-    """The table that something stands for."""
+    """Returns the table of a table, entity or index, and None for other objects."""
     if isinstance(value, Table):
         return value
     return value.table if isinstance(value, Entity | Index) else None
 
 
 class _Looked:
-    """The source of a function, with the names of tables and rows in it."""
+    """The analysis of a function's source, with the names of tables and rows in it."""
 
     def __init__(
         self, outside: dict[str, Any], rows: dict[str, set[Table]], found: Written
@@ -113,7 +116,7 @@ class _Looked:
         self.found = found
 
     def value(self, node: ast.expr) -> object:
-        """What a name outside of the function stands for, or an attribute of one."""
+        """Returns the object of an outer name, or of an attribute of one."""
         if isinstance(node, ast.Name):
             return self.outside.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -123,8 +126,10 @@ class _Looked:
         return None
 
     def root(self, node: ast.expr) -> set[Table]:
-        """The table that an expression begins with, or whose row it does; several, where a name
-        stands for rows of one after the other."""
+        """Returns the table with which an expression begins, or with a row of which it begins.
+
+        There are several where a variable holds rows of different tables in turn.
+        """
         while True:
             if isinstance(node, ast.Name) and node.id in self.rows:
                 return self.rows[node.id]
@@ -142,13 +147,13 @@ class _Looked:
                 return set()
 
     def row(self, node: ast.expr) -> set[Table]:
-        """The tables of which an expression is a row, or several, or the table itself."""
-        # An attribute of a row is a value of it.
+        """Returns the tables whose rows an expression gives, or that it gives itself."""
+        # An attribute of a row is a value.
         is_value = isinstance(node, ast.Attribute) and _table(self.value(node)) is None
         return set() if is_value else self.root(node)
 
     def bind(self, tree: ast.AST) -> None:
-        """Finds the names that rows are given."""
+        """Finds the variables that hold rows."""
         grown = True
         while grown:
             grown = False
@@ -162,7 +167,7 @@ class _Looked:
                         grown = True
 
     def look(self, tree: ast.AST) -> Iterator[Any]:
-        """Finds what is written; gives the functions that are called."""
+        """Finds the written tables, and yields the called functions."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Subscript):
                 if not isinstance(node.ctx, ast.Load):
@@ -189,7 +194,7 @@ class _Looked:
             if isinstance(asked := self.value(given), External):
                 self.found.asks.append(asked)
                 self.found.surely.add(asked.outbox.name)
-            # Rows that go elsewhere may be written there.
+            # Another function may write the rows in its arguments.
             if not isinstance(given, ast.Call):
                 self.found.maybe |= {table.name for table in self.row(given)}
 
@@ -205,8 +210,7 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[list[ast.expr], ast.expr]]:
 
 
 def effects(handler: Handler) -> tuple[Written, set[str]]:
-    """The tables that a function and all that it sets off write, and the streams that come of
-    it."""
+    """Returns the tables and streams that a function writes, with all that it triggers."""
     tables, streams = Written(), set[str]()
     todo: list[Handler | Trigger] = [handler]
     done: list[Handler | Trigger] = []
@@ -249,7 +253,7 @@ def _set_off(
 
 
 def _recorded(recorder: Any, app: App) -> set[str]:
-    """The tables that a traced function writes."""
+    """Returns the tables that a traced function writes."""
     by_id = {table.id: table.name for table in app.tables.values()}
     bodies = (
         step["op"].get(kind)
@@ -260,10 +264,10 @@ def _recorded(recorder: Any, app: App) -> set[str]:
 
 
 def roles_of_outputs(app: App, roles: dict[str, str]) -> dict[str, str]:
-    """The roles that clients need for what is written by functions which need roles, as
-    ``streams/NAME`` and ``tables/NAME``: one of theirs.
+    """Returns the roles for reading the outputs of functions that need roles.
 
-    What a function writes that everybody may call is for everybody.
+    The names are ``streams/NAME`` and ``tables/NAME``, and one of the roles of the functions is
+    enough. Outputs of a function that every client may call are for every client.
     """
     called = [handler for handler in app.handlers if handler.called]
     guarded = {handler.name for handler in called if roles.get(handler.name, "*") != "*"}

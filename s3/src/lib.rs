@@ -1,11 +1,11 @@
-//! The store of a cluster in a bucket of S3, or of whatever speaks its protocol.
+//! The store of a cluster in a bucket of S3, or of a server with the same protocol.
 //!
-//! An object is put on the condition that there is none of its name, which the store decides; a store that
-//! does not know such conditions is refused when it is opened. What fails in passing is tried again until a
-//! deadline. When a put was tried and nobody knows how that went, the object is read, and has been put if it
-//! has the same bytes.
+//! An object is put on the condition that there is none of its name, which the store checks. A
+//! store without such conditions is refused when it is opened. Temporary failures are retried until
+//! a deadline. If the result of a put is unknown, the object is read. It has been put if it has the
+//! same bytes.
 //!
-//! This crate must not know what an object holds.
+//! This crate must not know the content of objects.
 
 mod options;
 mod store;

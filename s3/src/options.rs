@@ -1,4 +1,4 @@
-//! Where the bucket is, and what for people goes wrong with that.
+//! The place of the bucket, and the errors for people.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,29 +7,29 @@ use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use tidemill_core::{Error, Kind, Result};
 
-/// How to reach a bucket. What is not given here is taken from the environment: `AWS_ENDPOINT`,
-/// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`; without keys, those of
-/// the machine's role are asked for.
+/// The options for a bucket. Missing ones are taken from the environment: `AWS_ENDPOINT`,
+/// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`. Without keys,
+/// those of the machine's role are requested.
 #[derive(Clone, Default)]
 pub struct S3Options {
-    /// The address of a server that is not Amazon's, as `https://host:port`.
+    /// The address of a server other than Amazon's, as `https://host:port`.
     pub endpoint: Option<String>,
-    /// The key's name.
+    /// The id of the access key.
     pub access_key_id: Option<String>,
-    /// The key.
+    /// The secret access key.
     pub secret_access_key: Option<String>,
-    /// What goes with a key that is not for long.
+    /// The session token of a temporary key.
     pub session_token: Option<String>,
     /// The region.
     pub region: Option<String>,
     /// Whether keys and objects may go unencrypted to an endpoint that is not this machine.
     pub allow_http: bool,
-    /// What has not succeeded by then has failed; 60 seconds when 0.
+    /// The time after which a call has failed, in microseconds; 0 means 60 seconds.
     pub timeout_us: u64,
 }
 
 impl std::fmt::Debug for S3Options {
-    // Without the secrets.
+    // The secrets are left out.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("S3Options")
             .field("endpoint", &self.endpoint)
@@ -39,7 +39,7 @@ impl std::fmt::Debug for S3Options {
     }
 }
 
-/// A bucket, and what all names in it begin with.
+/// A bucket, and the prefix of all names in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) bucket: String,
@@ -47,10 +47,10 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// From `s3://bucket/prefix`.
+    /// Parses `s3://bucket/prefix`.
     pub(crate) fn of(url: &str) -> Result<Place> {
         let wrong = |why: &str| {
-            Error::setting(format!("{url} is no place in S3: {why}"))
+            Error::setting(format!("{url} is not a place in S3: {why}"))
                 .help("write s3://bucket or s3://bucket/prefix")
         };
         let rest =
@@ -82,7 +82,7 @@ impl S3Options {
         self.endpoint.clone().or_else(environment).filter(|endpoint| !endpoint.is_empty())
     }
 
-    /// Where it is looked for, for people.
+    /// Returns the server's address, for people.
     pub(crate) fn at(&self) -> String {
         self.endpoint().unwrap_or_else(|| "Amazon's S3".into())
     }
@@ -98,7 +98,7 @@ impl S3Options {
             .with_allow_http(is_plain)
             .with_connect_timeout(Duration::from_secs(5))
             .with_timeout(self.timeout());
-        // Tries are counted where it is known which of them may have had an effect.
+        // The store counts tries itself, because it knows which of them may have had an effect.
         let retry = RetryConfig {
             backoff: BackoffConfig::default(),
             max_retries: 0,
@@ -128,14 +128,14 @@ impl S3Options {
             .map_err(|e| Error::setting(format!("the settings for S3 are refused: {}", chain(&e))))
     }
 
-    /// Why a bucket can't be used.
+    /// Returns the error why a bucket can't be used.
     pub(crate) fn refused(&self, place: &Place, error: &object_store::Error) -> Error {
         let (at, bucket) = (self.at(), &place.bucket);
         let text = chain(error);
         let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
         if has(&["NoSuchBucket"]) {
             return Error::new(Kind::Io, format!("{at} has no bucket {bucket}"))
-                .help("make the bucket, or name one that is there");
+                .help("create the bucket, or name an existing one");
         }
         if has(&["InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken"]) {
             return Error::new(Kind::Io, format!("{at} refuses the keys: {}", code(&text))).help(
@@ -177,13 +177,13 @@ fn is_loopback(endpoint: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// An error with its causes.
+/// Returns an error with its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
         let cause_text = cause.to_string();
-        // Some repeat their cause.
+        // Some errors repeat their cause.
         if !text.contains(&cause_text) {
             text = format!("{text}: {cause_text}");
         }
@@ -192,7 +192,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The code of an answer of S3, or all of it.
+/// Returns the code in an answer of S3, or all of it.
 fn code(text: &str) -> &str {
     let of_tag = |text| -> Option<&str> {
         let (_, rest): (&str, &str) = str::split_once(text, "<Code>")?;

@@ -1,4 +1,4 @@
-//! Putting, getting, deleting and listing.
+//! The operations of the store: put, get, delete and list.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,22 +19,23 @@ use tokio::time::{sleep, timeout};
 
 use crate::options::{Place, S3Options};
 
-/// So many requests are under way at once.
+/// The largest number of requests in flight.
 const AT_ONCE: usize = 32;
-/// So many calls wait at most; further ones are answered as failures.
+/// The largest number of calls that wait. Further ones fail.
 const WAITING: usize = 1024;
-/// Before the second try, and at most; doubled from one to the next.
+/// The time before the second try, and the longest one. It doubles with each try.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-/// So long does opening take at most.
+/// The longest time for opening.
 const OPENING: Duration = Duration::from_secs(20);
-/// So many letters of an error are told.
+/// The longest quotation of an error, in characters.
 const SAID_MAX: usize = 300;
-/// The object by which it was tried whether the store knows conditions.
+/// The object that is used to test whether the store supports conditions.
 const PROBE: &str = ".conditional";
 
-/// A store in a bucket. Its calls are answered on threads of its own, which end after it has been dropped.
+/// A store in a bucket. Its calls are answered on threads of its own, which end after it has been
+/// dropped.
 pub struct S3Store {
-    /// Always there until it is dropped.
+    /// The runtime. It is there until the store is dropped.
     runtime: Option<Runtime>,
     inner: Arc<Inner>,
 }
@@ -45,7 +46,7 @@ struct Inner {
     timeout: Duration,
     at_once: Semaphore,
     waiting: AtomicUsize,
-    /// Where it is, for people.
+    /// The server's address, for people.
     at: String,
     trouble: Trouble,
 }
@@ -54,8 +55,8 @@ impl S3Store {
     /// Opens the store at `s3://bucket/prefix`.
     ///
     /// # Errors
-    /// `Setting` when the URL or an option is wrong, or the store can't put on a condition; `Io` when it can't
-    /// be reached, has no such bucket, or refuses the keys.
+    /// `Setting` if the URL or an option is wrong, or the store does not support conditions. `Io`
+    /// if it can't be reached, has no such bucket, or refuses the keys.
     pub fn open(url: &str, options: &S3Options) -> Result<S3Store> {
         let place = Place::of(url)?;
         let client = options.client(&place)?;
@@ -75,7 +76,7 @@ impl S3Store {
             trouble: Trouble::default(),
         });
         let opening = OPENING.min(options.timeout());
-        // Driven by the runtime's own threads, so that it does not matter where this is called.
+        // The runtime's own threads drive this, so this works on any thread.
         let probing = inner.clone();
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         runtime.spawn(async move {
@@ -101,7 +102,7 @@ impl S3Store {
         }
     }
 
-    /// Has something done by the runtime. What can't wait any more is told the failure.
+    /// Runs a call on the runtime. If too many calls wait, it fails.
     fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         failure: T,
@@ -125,10 +126,10 @@ impl S3Store {
     }
 }
 
-/// Gives the answer when it is dropped, so that there is one even when the store goes before.
+/// Gives the answer when it is dropped, so that there is one even if the store is dropped first.
 struct Answer<T> {
     then: Option<Then<T>>,
-    /// The failure, until something else is known.
+    /// The answer: the failure, until the result is known.
     answer: Option<T>,
 }
 
@@ -169,7 +170,7 @@ fn is_passing(error: &S3Error) -> bool {
     )
 }
 
-/// An error in a line.
+/// Returns an error in one line.
 fn said(error: &S3Error) -> String {
     let mut text = error.to_string().replace('\n', " ");
     if let Some((end, _)) = text.char_indices().nth(SAID_MAX) {
@@ -179,7 +180,7 @@ fn said(error: &S3Error) -> String {
 }
 
 impl Inner {
-    /// Names that are none of an object's are only for the store itself.
+    /// Returns the path of a name. Names that no object can have are for the store itself.
     fn path(&self, name: &str) -> Path {
         match self.prefix.as_str() {
             "" => Path::from(name),
@@ -187,7 +188,8 @@ impl Inner {
         }
     }
 
-    /// Tries until it succeeds, or can't, or the time is over. The failure is the last one.
+    /// Tries until a call succeeds, can't succeed, or the time is over. The failure is the last
+    /// one.
     async fn patiently<T, F: Future<Output = object_store::Result<T>>>(
         &self,
         mut attempt: impl FnMut() -> F,
@@ -223,7 +225,7 @@ impl Inner {
         }
     }
 
-    /// Whether the store has a trouble, by what something came to.
+    /// Sets or clears the store's trouble, by the result of a call.
     fn judge<T>(&self, done: &object_store::Result<T>) {
         match done {
             Err(error @ (S3Error::PermissionDenied { .. } | S3Error::Unauthenticated { .. })) => {
@@ -272,7 +274,7 @@ impl Inner {
     }
 
     async fn list(&self, prefix: &str) -> Option<Vec<String>> {
-        // The store lists what is below a whole segment.
+        // The store lists names below a whole segment.
         let above = prefix.rsplit_once('/').map_or("", |(above, _)| above);
         if !(above.is_empty() || is_name(above)) {
             return Some(Vec::new());
@@ -293,14 +295,14 @@ impl Inner {
         Some(names)
     }
 
-    /// Whether the store does what is needed of it: list, and put on a condition.
+    /// Whether the store can list, and put on a condition.
     async fn probe(&self) -> object_store::Result<bool> {
         let dir = self.path("");
         self.client.list_with_delimiter((!dir.as_ref().is_empty()).then_some(&dir)).await?;
         let path = self.path(PROBE);
         for _ in 0..2 {
             match self.put_once(&path, PutPayload::from_static(b"there is one")).await {
-                // Nobody has tried it before.
+                // This is the first test in this place.
                 Ok(()) => {}
                 Err(S3Error::AlreadyExists { .. } | S3Error::Precondition { .. }) => {
                     return Ok(true)

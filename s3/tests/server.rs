@@ -1,4 +1,4 @@
-//! The store on a real S3 server. `make test-servers` starts one and runs these.
+//! Tests the store on a real S3 server. `make test-servers` starts one and runs these tests.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Time and sockets of the tests.
 
@@ -21,7 +21,7 @@ fn options() -> S3Options {
     S3Options { endpoint: Some(variable("SERVERS_S3_ENDPOINT")), ..S3Options::default() }
 }
 
-/// A place that no other test has.
+/// Returns a place that no other test has.
 fn url(name: &str) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     format!("s3://{}/{name}-{}", variable("SERVERS_S3_BUCKET"), now.as_micros())
@@ -89,7 +89,7 @@ fn server_what_is_wrong_is_said() {
     assert!(refused.contains("refuses the keys: InvalidAccessKeyId"), "{refused}");
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nobody.local_addr().unwrap();
-    // Listens, and never answers.
+    // A server that listens, and never answers.
     let endpoint = Some(format!("http://{address}"));
     let silent = S3Options { endpoint: endpoint.clone(), timeout_us: 1_000_000, ..options() };
     let refused = refusal(&url("silent"), &silent);
@@ -99,8 +99,8 @@ fn server_what_is_wrong_is_said() {
     assert!(refused.contains("can't be reached"), "{refused}");
 }
 
-/// The way to the server breaks in the midst of requests and of answers. What was put is put; what is said
-/// not to be is not there, or nobody could know.
+/// The connection breaks during requests and answers. Successful puts are stored. Failed ones are
+/// not, or their result could not be known.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_bad_line_is_survived() {
@@ -123,10 +123,10 @@ fn server_a_bad_line_is_survived() {
     assert!(line.spoiled.load(Ordering::SeqCst) > 50);
 }
 
-/// A way to the server that fails as it is told.
+/// A proxy to the server that fails as requested.
 struct Line {
     endpoint: String,
-    /// What is done to the next piece of a request: 1 loses the answer, 2 the request, 3 does nothing.
+    /// The treatment of the next piece of a request: 1 loses the answer, 2 the request, 3 nothing.
     spoil: Arc<AtomicUsize>,
     spoiled: Arc<AtomicUsize>,
 }
@@ -163,7 +163,7 @@ impl Line {
     }
 }
 
-/// Passes on what comes, as long as it may; then both ends are closed.
+/// Forwards data as long as it may, and then closes both ends.
 fn pass(mut from: TcpStream, mut to: TcpStream, mut may: impl FnMut() -> bool) {
     let mut piece = [0; 1 << 16];
     while let Ok(n) = from.read(&mut piece) {
@@ -176,7 +176,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, mut may: impl FnMut() -> bool) {
     }
 }
 
-/// Figures, for whoever reads them.
+/// Prints measurements for people.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_figures() {

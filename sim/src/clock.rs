@@ -1,19 +1,21 @@
-//! Time that passes when told.
+//! A clock that moves only on command.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 use tidemill_env::Clock;
 
-/// A clock that stands still until it is moved, or somebody sleeps: sleeping moves the clock by the
-/// time slept and returns at once. So threads that sleep side by side add up.
+/// A clock that stands still until a test moves it or a thread sleeps.
 ///
-/// Starts on 2020-09-13T12:26:40 UTC, with the monotonic clock at 0.
+/// Sleeping moves the clock by the time slept and returns at once. So the sleeps of concurrent
+/// threads add up.
+///
+/// The clock starts on 2020-09-13T12:26:40 UTC, with the monotonic clock at 0.
 pub struct SimClock {
     monotonic_ns: AtomicU64,
-    /// Wall time of the monotonic zero.
+    /// The wall time at the monotonic zero, in microseconds.
     wall_zero_us: AtomicI64,
-    /// Called after each move: who waits for a moment looks whether it has come.
+    /// Called after each move, so that those who wait for a moment can check whether it has passed.
     watchers: RwLock<Vec<Box<dyn Fn() + Send + Sync>>>,
 }
 
@@ -26,7 +28,7 @@ impl SimClock {
         }
     }
 
-    /// Lets so many microseconds pass, on both clocks.
+    /// Moves both clocks forward by `us` microseconds.
     pub fn advance_us(&self, us: u64) {
         self.monotonic_ns.fetch_add(us * 1000, Ordering::SeqCst);
         for watcher in self.watchers.read().iter() {
@@ -34,13 +36,14 @@ impl SimClock {
         }
     }
 
-    /// Sets the wall clock forward, or back where `us` is negative, as an operator does or a time
-    /// server. The monotonic clock does not notice.
+    /// Sets the wall clock forward by `us` microseconds, or back where `us` is negative, as an
+    /// operator or a time server does. The monotonic clock does not change.
     pub fn step_wall_us(&self, us: i64) {
         self.wall_zero_us.fetch_add(us, Ordering::SeqCst);
     }
 
-    /// Calls `watcher` after each move of the clock, with no lock held that reading it takes.
+    /// Calls `watcher` after each move of the clock, without holding a lock that a reader of the
+    /// clock takes.
     pub(crate) fn watch(&self, watcher: Box<dyn Fn() + Send + Sync>) {
         self.watchers.write().push(watcher);
     }

@@ -1,4 +1,4 @@
-//! Files in memory, and what goes wrong with files.
+//! A simulated disk: files in memory, and the faults of files.
 
 mod calls;
 mod faults;
@@ -22,17 +22,17 @@ use faults::{Fault, Planned, Wait};
 use state::{Event, Id, State};
 use trace::Step;
 
-/// A disk in memory that tells what was written from what was synced.
+/// A disk in memory that separates written from synced data.
 ///
-/// It keeps twice what a machine keeps once: what the programs see, and what a crash would leave.
-/// [`sync`](tidemill_env::WriteFile::sync) moves the bytes of one file from the first to the second,
-/// [`sync_dir`](tidemill_env::Disk::sync_dir) the names of one directory.
+/// It has two copies of its contents: one that the programs see, and one that a crash would leave.
+/// [`sync`](tidemill_env::WriteFile::sync) copies the bytes of one file from the first to the
+/// second, and [`sync_dir`](tidemill_env::Disk::sync_dir) the names of one directory.
 ///
-/// Every call of the [`Disk`](tidemill_env::Disk) and of its files is counted, logged, and may be
-/// made to fail or to wait.
+/// The disk counts and logs every call of [`Disk`](tidemill_env::Disk) and of its files. A test can
+/// make calls fail or wait.
 ///
-/// Harsher than most real disks, as far as their promises allow it: syncing a file does not store
-/// its name, and bytes whose sync has failed are never stored, though a later sync succeeds.
+/// It is harsher than most real disks, as far as their promises allow: syncing a file does not
+/// store its name. Bytes whose sync has failed are never stored, even if a later sync succeeds.
 pub struct SimDisk {
     shared: Arc<Shared>,
 }
@@ -46,11 +46,11 @@ struct Shared {
 #[derive(Default)]
 struct Machine {
     state: State,
-    /// Counts the crashes: handles of an earlier boot are dead.
+    /// The number of crashes: handles of an earlier boot are dead.
     boot: u64,
-    /// Files whose lock somebody holds.
+    /// The files with a lock that is held.
     locked: BTreeSet<Id>,
-    /// Directories whose lock somebody holds.
+    /// The directories with a lock that is held.
     locked_dirs: BTreeSet<PathBuf>,
     capacity: Option<u64>,
     short_writes: bool,
@@ -97,22 +97,24 @@ pub enum DiskOp {
     Sync,
 }
 
-/// A call that was made.
+/// A call of the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskCall {
-    /// What was called.
+    /// The kind of the call.
     pub op: DiskOp,
     /// The file or directory; the old name in a rename.
     pub path: PathBuf,
-    /// The bytes read or written; 0 in other calls.
+    /// The number of bytes read or written; 0 in other calls.
     pub bytes: u64,
-    /// How it failed, if it did.
+    /// The kind of the error, if the call failed.
     pub error: Option<ErrorKind>,
 }
 
 impl SimDisk {
-    /// An empty disk. The clock dates changes; the numbers choose what is left by
-    /// [`crash_torn`](SimDisk::crash_torn), and how short a write falls.
+    /// Creates an empty disk.
+    ///
+    /// `clock` dates changes. `random` decides what [`crash_torn`](SimDisk::crash_torn) leaves, and
+    /// the length of short writes.
     pub fn new(clock: Arc<SimClock>, random: SimRandom) -> SimDisk {
         SimDisk::with_state(clock, random, State::default())
     }
@@ -122,72 +124,76 @@ impl SimDisk {
         SimDisk { shared: Arc::new(Shared { machine, clock, random }) }
     }
 
-    /// The machine stops and starts again, and all that was not synced is lost: bytes, and names
-    /// created, renamed or removed. Open files fail from now on, locks are free, and faults, stalls
-    /// and a recording are forgotten.
+    /// Stops the machine and starts it again. All unsynced changes are lost: bytes, and names
+    /// created, renamed or removed.
+    ///
+    /// Open files fail from now on, and locks are free. Faults, stalls and a recording are dropped.
     pub fn crash(&self) {
         self.crash_to(Left::Synced);
     }
 
-    /// As [`crash`](SimDisk::crash), but by chance some of what was not synced is left: of the
-    /// changes of names a number of the first; of the writes any, in whole, cut short or with
-    /// sectors of 512 bytes missing, so that there may be zeros where one is missing before
-    /// another.
+    /// As [`crash`](SimDisk::crash), but some unsynced changes survive at random.
+    ///
+    /// Of the changes of names, a random number of the first ones survives. Writes survive
+    /// independently: in whole, cut short, or with sectors of 512 bytes missing. A missing sector
+    /// before a surviving one reads as zeros.
     pub fn crash_torn(&self) {
         self.crash_to(Left::Chance(self.shared.random.next_u64()));
     }
 
-    /// As [`crash`](SimDisk::crash), with a choice of what is left.
+    /// As [`crash`](SimDisk::crash), with a choice of the unsynced changes that survive.
     pub fn crash_to(&self, left: Left) {
         let mut machine = self.shared.machine.lock();
         machine.state = machine.state.after_crash(left);
         machine.restart();
     }
 
-    /// The process ends and the machine goes on: nothing is lost, and what was not synced is still
-    /// not synced. Otherwise as [`crash`](SimDisk::crash).
+    /// Ends the process while the machine goes on: nothing is lost, and unsynced changes stay
+    /// unsynced. Otherwise as [`crash`](SimDisk::crash).
     pub fn kill(&self) {
         self.shared.machine.lock().restart();
     }
 
-    /// Limits the bytes that all files may have together; `None` lifts the limit. What is there
-    /// already stays. A write that fits in part writes that part.
+    /// Limits the total bytes of all files; `None` lifts the limit. Existing bytes stay. A write
+    /// that fits in part writes that part.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.shared.machine.lock().capacity = bytes;
     }
 
-    /// The bytes that all files have together.
+    /// Returns the total bytes of all files.
     pub fn used(&self) -> u64 {
         self.shared.machine.lock().state.used()
     }
 
-    /// Lets the `nth` call from now on fail, counted from 1: of this kind, or of any with `None`,
-    /// or only [under](DiskOp::under) a path. A call that fails has no other effect, save that a
-    /// failed sync loses the bytes concerned. Several faults count side by side.
+    /// Makes the `nth` call from now on fail, counted from 1.
+    ///
+    /// `which` selects calls of a kind, or any with `None`, or only those [under](DiskOp::under) a
+    /// path. A failed call has no other effect, except that a failed sync loses the bytes
+    /// concerned. Several faults count independently.
     pub fn fail_nth(&self, which: impl Into<Which>, nth: u64, kind: ErrorKind) {
         let fault = Planned::new(which.into(), nth, false, kind);
         self.shared.machine.lock().faults.push(fault);
     }
 
-    /// As [`fail_nth`](SimDisk::fail_nth), with all further ones failing as well, until a crash or
-    /// [`clear_faults`](SimDisk::clear_faults). With any kind of call, and a crash after it: the
+    /// As [`fail_nth`](SimDisk::fail_nth), but all later calls fail as well, until a crash or
+    /// [`clear_faults`](SimDisk::clear_faults). With any kind of call and a crash after it, the
     /// machine stops before that call.
     pub fn fail_from(&self, which: impl Into<Which>, nth: u64, kind: ErrorKind) {
         let fault = Planned::new(which.into(), nth, true, kind);
         self.shared.machine.lock().faults.push(fault);
     }
 
-    /// Forgets all faults; the capacity, stalls and short writes stay.
+    /// Removes all faults; the capacity, stalls and short writes stay.
     pub fn clear_faults(&self) {
         self.shared.machine.lock().faults.clear();
     }
 
-    /// Lets the `nth` call from now on wait before it does anything, as calls of a slow disk do.
+    /// Makes the `nth` call from now on wait before it does anything, as calls of a slow disk do.
     pub fn stall_nth(&self, which: impl Into<Which>, nth: u64) -> Stall {
         self.stall(which.into(), nth, false)
     }
 
-    /// As [`stall_nth`](SimDisk::stall_nth), with all further ones waiting as well.
+    /// As [`stall_nth`](SimDisk::stall_nth), but all later calls wait as well.
     pub fn stall_from(&self, which: impl Into<Which>, nth: u64) -> Stall {
         self.stall(which.into(), nth, true)
     }
@@ -199,17 +205,16 @@ impl SimDisk {
         Stall(gate)
     }
 
-    /// Whether writes take only a part of what they are given, one byte at least: legal, and rare
-    /// on real disks.
+    /// Sets whether writes may take only a part of their bytes, at least one. This is legal, and
+    /// rare on real disks.
     pub fn set_short_writes(&self, short: bool) {
         self.shared.machine.lock().short_writes = short;
     }
 
-    /// Inverts a bit of a file: bit `bit % 8` (from the lowest) of byte `bit / 8`. Programs see it
-    /// at once; it survives a crash where the byte does.
+    /// Inverts a bit of a file: bit `bit % 8` (from the lowest) of byte `bit / 8`. Programs see the
+    /// change at once. It survives a crash if the byte does.
     ///
-    /// # Errors
-    /// `NotFound` when there is no such file, `InvalidInput` when it has no such byte.
+    /// # Errors `NotFound` when there is no such file, `InvalidInput` when it has no such byte.
     pub fn flip_bit(&self, path: &Path, bit: u64) -> io::Result<()> {
         let path = &clean(path);
         let mut machine = self.shared.machine.lock();
@@ -222,10 +227,9 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Somebody else cuts a file off behind `len` bytes. What is left is stored at once.
+    /// Truncates a file to `len` bytes, as an outsider would. The rest is stored at once.
     ///
-    /// # Errors
-    /// `NotFound` when there is no such file, `InvalidInput` when it is not longer.
+    /// # Errors `NotFound` when there is no such file, `InvalidInput` when it is not longer.
     pub fn truncate(&self, path: &Path, len: u64) -> io::Result<()> {
         let path = &clean(path);
         let mut machine = self.shared.machine.lock();
@@ -237,10 +241,9 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Somebody else exchanges two files. All changes of names are stored at once.
+    /// Exchanges two files, as an outsider would. All changes of names are stored at once.
     ///
-    /// # Errors
-    /// `NotFound` when there is no such file.
+    /// # Errors `NotFound` when there is no such file.
     pub fn swap(&self, a: &Path, b: &Path) -> io::Result<()> {
         let (a, b) = (clean(a), clean(b));
         let mut machine = self.shared.machine.lock();
@@ -250,8 +253,8 @@ impl SimDisk {
         Ok(())
     }
 
-    /// All calls since the last time that this was called, in order, failed ones included. Seeking
-    /// and flushing are no calls.
+    /// Returns all calls since the last call of this function, in order, including failed ones.
+    /// Seeking and flushing do not count as calls.
     pub fn take_calls(&self) -> Vec<DiskCall> {
         std::mem::take(&mut self.shared.machine.lock().calls)
     }
@@ -265,16 +268,15 @@ impl SimDisk {
         machine.trace = Some(Trace { base, clock, steps: Vec::new() });
     }
 
-    /// Puts a mark into the recording, if there is one, so that the images of later crashes tell
-    /// that this point had been passed: that something had been acknowledged, say.
+    /// Adds a mark to the recording, if there is one. The images of later crashes have the mark,
+    /// for example to show that something was acknowledged.
     pub fn mark(&self, number: u64) {
         self.shared.machine.lock().happens(&self.shared, Path::new(""), Event::Mark(number));
     }
 
-    /// Ends the recording; what it holds.
+    /// Ends the recording and returns it.
     ///
-    /// # Panics
-    /// When nothing is being recorded.
+    /// # Panics When nothing is being recorded.
     pub fn take_trace(&self) -> Trace {
         self.shared.machine.lock().trace.take().expect("a recording")
     }
@@ -299,7 +301,8 @@ impl Machine {
     }
 }
 
-/// One way to write each path: without `.` and `..`. (There are no links, so that `..` is plain.)
+/// Returns the canonical form of a path, without `.` and `..`. There are no links, so `..` is
+/// plain.
 fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {

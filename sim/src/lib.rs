@@ -1,21 +1,21 @@
-//! A simulated world behind the door of `env`, for tests only.
+//! A simulated environment that implements the traits of `env`, for tests only.
 //!
-//! A [`SimEnv`] is made from a seed and keeps the contracts of `env`; what the real world does
-//! rarely and at bad moments, it does when told:
+//! A [`SimEnv`] is created from a seed and fulfils the contracts of `env`. On command, it does what
+//! the real world does rarely and at bad moments:
 //!
-//! - [`SimClock`]: time passes only when told, or by sleeping; the wall clock can be set;
+//! - [`SimClock`]: time passes only on command or by sleeping; the wall clock can be set;
 //! - [`SimRandom`]: numbers from the seed;
-//! - [`SimDisk`]: files in memory, crashes, a full disk, failing, short and stalled calls, damage by
-//!   others, a log of the calls, and a [`Trace`] of all changes that gives every disk which a crash
-//!   anywhere in a run may leave;
+//! - [`SimDisk`]: files in memory, crashes, a full disk, failing, short and stalled calls, damage
+//!   by outsiders, a log of the calls, and a [`Trace`] of all changes that gives every disk which a
+//!   crash anywhere in a run may leave;
 //! - [`SimNet`]: connections in memory between simulated hosts, which can be cut and reset;
 //! - [`SimThreads`]: real threads, and a number of cores that is the same on every machine.
 //!
-//! What is not simulated: the scheduling of threads. A test that uses one thread at a time repeats
-//! exactly from its seed; one that uses several repeats as far as it does not depend on their
+//! The scheduling of threads is not simulated. A test that uses one thread at a time repeats
+//! exactly from its seed. A test with several threads repeats as far as it does not depend on their
 //! order.
 //!
-//! This crate knows `env` and nothing of the engine.
+//! Outside [`cluster`], this crate is independent of the engine.
 
 mod clock;
 pub mod cluster;
@@ -34,7 +34,7 @@ pub use net::{SimHost, SimNet};
 pub use random::SimRandom;
 pub use threads::SimThreads;
 
-/// A simulated world: its doors, with all that steers them.
+/// A simulated environment, with the handles that control it.
 ///
 /// ```
 /// use std::path::Path;
@@ -48,20 +48,21 @@ pub use threads::SimThreads;
 /// ```
 #[derive(Clone)]
 pub struct SimEnv {
-    /// Steers time.
+    /// Controls the time.
     pub clock: Arc<SimClock>,
-    /// The numbers that the code under test sees. Drawing from it changes them.
+    /// The numbers that the code under test sees. Drawing from it changes those that follow.
     pub random: Arc<SimRandom>,
-    /// The number of cores.
+    /// Controls the number of cores.
     pub threads: Arc<SimThreads>,
-    /// Crashes, faults and the log of calls.
+    /// Controls crashes and faults, and has the log of calls.
     pub disk: Arc<SimDisk>,
-    /// Further hosts, cuts.
+    /// Controls further hosts and cuts.
     pub net: Arc<SimNet>,
 }
 
 impl SimEnv {
-    /// A new world: an empty disk, no connections. Equal seeds give equal worlds.
+    /// Creates an environment with an empty disk and no connections. Equal seeds give equal
+    /// environments.
     pub fn new(seed: u64) -> SimEnv {
         let random = SimRandom::new(seed);
         let disk_random = random.fork();
@@ -75,8 +76,8 @@ impl SimEnv {
         }
     }
 
-    /// The doors, for the code under test. Its network is that of the host 127.0.0.1; give other
-    /// processes of a simulated cluster a [`SimHost`] each.
+    /// Returns the environment for the code under test. Its network is that of the host 127.0.0.1.
+    /// Give each further process of a simulated cluster its own [`SimHost`].
     pub fn env(&self) -> Env {
         Env {
             clock: self.clock.clone(),

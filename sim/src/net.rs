@@ -12,18 +12,20 @@ use tidemill_env::{Addr, Clock, Connection, Listener, Net};
 
 use crate::SimClock;
 
-/// A network in memory. Each simulated process gets a [`SimHost`] with an address of its own, and
-/// the path between any two hosts can be cut, healed and reset.
+/// A network in memory. Each simulated process gets a [`SimHost`] with its own address. The path
+/// between any two hosts can be cut, healed and reset.
 ///
-/// Bytes arrive in order, and at once: there is no simulated delay. A read or write with a timeout
-/// ends when the simulated clock has passed it, which somebody has to let happen.
+/// Bytes arrive in order and at once: there is no simulated delay. A read or write with a timeout
+/// ends when the simulated clock has passed it, so another thread must move the clock.
 pub struct SimNet {
     shared: Arc<Shared>,
 }
 
-/// The network as one host sees it. It can listen on its own address and connect to any; loopback
-/// and unspecified addresses mean the host itself. A Unix socket is a name on the host, with a port
-/// behind it that nobody is told; there is no file on the simulated disk.
+/// The network as one host sees it.
+///
+/// The host can listen on its own address and connect to any. Loopback and unspecified addresses
+/// mean the host itself. A Unix socket is a name on the host, with a hidden port behind it; the
+/// simulated disk has no file for it.
 pub struct SimHost {
     shared: Arc<Shared>,
     ip: IpAddr,
@@ -31,7 +33,7 @@ pub struct SimHost {
 
 struct Shared {
     state: Mutex<State>,
-    /// Told of every change of the state and of the clock.
+    /// Notified of every change of the state and of the clock.
     changed: Condvar,
     clock: Arc<SimClock>,
 }
@@ -39,11 +41,11 @@ struct Shared {
 #[derive(Default)]
 struct State {
     listeners: BTreeMap<SocketAddr, Waiting>,
-    /// Unix sockets of hosts: where they are in `listeners`.
+    /// The Unix sockets of hosts, with their addresses in `listeners`.
     paths: BTreeMap<(IpAddr, PathBuf), SocketAddr>,
     links: BTreeMap<u64, Link>,
     next_link: u64,
-    /// Pairs of hosts, the lower first.
+    /// The pairs of hosts that are cut, the lower address first.
     cuts: BTreeSet<(IpAddr, IpAddr)>,
     last_port: u16,
 }
@@ -54,30 +56,30 @@ struct Waiting {
     queue: VecDeque<SimConnection>,
 }
 
-/// The two sides of a connection: 0 has connected, 1 was accepted.
+/// The two sides of a connection: side 0 has connected, side 1 was accepted.
 struct Link {
     addrs: [SocketAddr; 2],
-    /// What each side has sent.
+    /// The bytes that each side has sent.
     sent: [Pipe; 2],
     reset: bool,
-    /// Which sides have been dropped.
+    /// Whether each side has been dropped.
     gone: [bool; 2],
 }
 
-/// Bytes on their way in one direction.
+/// The bytes in flight in one direction.
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// The sender has ended it.
+    /// Whether the sender has ended the stream.
     ended: bool,
-    /// The receiver wants no more.
+    /// Whether the receiver refuses more bytes.
     refused: bool,
 }
 
-/// As much as may be on its way in one direction before a write blocks.
+/// The number of bytes in flight in one direction above which a write blocks.
 const WINDOW: usize = 64 * 1024;
 
-/// Where ports are taken from when none is asked for, as most systems do.
+/// The first port for listeners that ask for none, as on most systems.
 const FIRST_PORT: u16 = 49152;
 
 fn both(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
@@ -97,7 +99,7 @@ impl SimNet {
         let weak = Arc::downgrade(&shared);
         clock.watch(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
-                // With the lock, so that it cannot come between a look at the clock and the wait.
+                // The lock keeps this from running between a look at the clock and the wait.
                 let _state = shared.state.lock();
                 shared.changed.notify_all();
             }
@@ -105,26 +107,27 @@ impl SimNet {
         SimNet { shared }
     }
 
-    /// The network as the host of this address sees it.
+    /// Returns the network as the host of this address sees it.
     pub fn host(&self, ip: IpAddr) -> SimHost {
         SimHost { shared: self.shared.clone(), ip }
     }
 
-    /// Cuts the path between two hosts, as a pulled cable does: nothing is reported to anybody.
-    /// Bytes and ends of streams that have not been read do not arrive, writes block when the
-    /// window is full, and connecting times out.
+    /// Cuts the path between two hosts, as a pulled cable does, without a report to either.
+    ///
+    /// Unread bytes and ends of streams do not arrive, writes block when the window is full, and
+    /// connecting times out.
     pub fn cut(&self, a: IpAddr, b: IpAddr) {
         self.shared.state.lock().cuts.insert(both(a, b));
     }
 
-    /// Joins the path again. What was on its way arrives.
+    /// Restores the path. Bytes in flight arrive.
     pub fn heal(&self, a: IpAddr, b: IpAddr) {
         self.shared.state.lock().cuts.remove(&both(a, b));
         self.shared.changed.notify_all();
     }
 
-    /// Breaks all connections between two hosts, cut or not: both sides fail with
-    /// `ConnectionReset`, and what was on its way is lost. New connections can be made.
+    /// Breaks all connections between two hosts, cut or not. Both sides fail with
+    /// `ConnectionReset`, and bytes in flight are lost. New connections can be made.
     pub fn reset(&self, a: IpAddr, b: IpAddr) {
         let mut state = self.shared.state.lock();
         for link in state.links.values_mut() {
@@ -143,14 +146,14 @@ impl Link {
 }
 
 impl State {
-    /// A link that a side of it asks for: it is there as long as a side is.
+    /// Returns the link of a living side. A link exists as long as one of its sides.
     fn link(&mut self, id: u64) -> &mut Link {
         self.links.get_mut(&id).expect("a link outlives its sides")
     }
 
     fn take_port(&mut self, ip: IpAddr) -> SocketAddr {
         loop {
-            // Round and round, so that a port is not taken again soon.
+            // Ports are taken in turn, so that none is reused soon.
             self.last_port = self.last_port.wrapping_add(1).max(FIRST_PORT);
             let addr = SocketAddr::new(ip, self.last_port);
             let taken = self.listeners.contains_key(&addr)
@@ -163,7 +166,7 @@ impl State {
 }
 
 impl Shared {
-    /// Waits until `step` has a result, or for so many microseconds of simulated time.
+    /// Waits until `step` has a result, or for `timeout_us` microseconds of simulated time.
     fn wait<T>(
         &self,
         timeout_us: Option<u64>,
@@ -186,7 +189,7 @@ impl Shared {
 }
 
 impl SimHost {
-    /// The address that is meant.
+    /// Resolves loopback and unspecified addresses to the host's own.
     fn resolve(&self, addr: SocketAddr) -> SocketAddr {
         if addr.ip().is_unspecified() || addr.ip().is_loopback() {
             SocketAddr::new(self.ip, addr.port())
@@ -230,7 +233,7 @@ impl Net for SimHost {
         Ok(Box::new(SimListener { shared: self.shared.clone(), addr, path }))
     }
 
-    /// When the path is cut, this sleeps through the whole timeout.
+    /// Connects to an address. When the path is cut, this sleeps through the whole timeout.
     fn connect(&self, addr: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
         check_timeout(timeout_us)?;
         let (addr, path) = match addr {
@@ -315,7 +318,7 @@ impl Drop for SimListener {
         }
         let waiting = state.listeners.remove(&self.addr);
         drop(state);
-        // Without the lock: connections that nobody has accepted take it when they end.
+        // Drop without the lock: connections that were never accepted take it when they end.
         drop(waiting);
     }
 }
@@ -327,20 +330,20 @@ struct SimConnection(Arc<Side>);
 struct Side {
     shared: Arc<Shared>,
     link: u64,
-    /// 0 or 1: see [`Link`].
+    /// The number of the side, 0 or 1: see [`Link`].
     side: usize,
     addrs: [SocketAddr; 2],
-    /// Of a Unix socket, the listener's path.
+    /// The listener's path, for a Unix socket.
     path: Option<PathBuf>,
     read_timeout_us: AtomicU64,
     write_timeout_us: AtomicU64,
 }
 
-/// No timeout: no simulated clock gets there.
+/// The value for no timeout: no simulated clock gets there.
 const NEVER: u64 = u64::MAX;
 
 impl Side {
-    /// The address of a side.
+    /// Returns the address of a side.
     fn addr(&self, side: usize) -> Addr {
         match &self.path {
             None => self.addrs[side].into(),
@@ -465,7 +468,7 @@ impl Connection for SimConnection {
 }
 
 #[cfg(test)]
-// Scoped threads, to wait on connections that the test keeps.
+// Scoped threads wait on connections that the test keeps.
 #[allow(clippy::disallowed_methods)]
 mod tests {
     use super::*;
@@ -475,7 +478,7 @@ mod tests {
     const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
     const SECOND_US: u64 = 1_000_000;
 
-    /// A connection from host A to host B, the side of A first, and a listener on B.
+    /// Returns a connection from host A to host B, the side of A first, and a listener on B.
     fn pair(sim: &SimEnv) -> (Box<dyn Connection>, Box<dyn Connection>, Box<dyn Listener>) {
         let listener = sim.net.host(B).listen(&SocketAddr::new(B, 0).into()).unwrap();
         let addr = listener.local_addr().unwrap();
@@ -485,7 +488,7 @@ mod tests {
         (near, far, listener)
     }
 
-    /// Reads with a timeout of a simulated second, while time passes.
+    /// Reads with a timeout of one simulated second, while time passes.
     fn read_for_a_second(sim: &SimEnv, connection: &mut dyn Connection) -> io::Result<u8> {
         connection.set_read_timeout(Some(SECOND_US)).unwrap();
         let mut byte = [0];
@@ -512,7 +515,7 @@ mod tests {
         elsewhere.net = Arc::new(sim.net.host(A));
         tidemill_env::contract::net(&elsewhere, Path::new("/run"));
         let state = sim.net.shared.state.lock();
-        assert!(state.links.is_empty(), "all has been cleared away");
+        assert!(state.links.is_empty(), "all links and listeners are removed");
         assert!(state.listeners.is_empty() && state.paths.is_empty());
     }
 
@@ -527,7 +530,7 @@ mod tests {
         let listener = a.listen(&everywhere).unwrap();
         assert_eq!(listener.local_addr().unwrap(), at(A, 80));
         b.connect(&at(A, 80), SECOND_US).unwrap();
-        // The loopback of B is B.
+        // The loopback address of B is B itself.
         let own = b.connect(&at(SimNet::LOCALHOST, 80), SECOND_US);
         assert_eq!(kind(own), ErrorKind::ConnectionRefused);
     }
@@ -570,7 +573,7 @@ mod tests {
         let cut = sim.net.host(A).connect(&addr, SECOND_US);
         assert_eq!(kind(cut), ErrorKind::TimedOut);
         assert_eq!(sim.clock.monotonic_ns() - before, SECOND_US * 1000);
-        // Others are not concerned.
+        // Other hosts are not affected.
         sim.net.host(B).connect(&addr, SECOND_US).unwrap();
         sim.net.heal(A, B);
         sim.net.host(A).connect(&addr, SECOND_US).unwrap();

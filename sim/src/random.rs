@@ -1,10 +1,10 @@
-//! Numbers from a seed.
+//! Random numbers from a seed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidemill_env::Random;
 
-/// The sequence SplitMix64 of a seed. Threads that share it repeat their draws only if they repeat
+/// The SplitMix64 sequence of a seed. Threads that share it repeat their draws only if they repeat
 /// their order.
 #[derive(Debug)]
 pub struct SimRandom {
@@ -15,18 +15,18 @@ pub struct SimRandom {
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl SimRandom {
-    /// The sequence of a seed.
+    /// Returns the sequence of a seed.
     pub fn new(seed: u64) -> SimRandom {
         SimRandom { state: AtomicU64::new(seed) }
     }
 
-    /// Another sequence, seeded by the next number of this one.
+    /// Returns another sequence, seeded by the next number of this one.
     pub fn fork(&self) -> SimRandom {
         SimRandom::new(self.next_u64())
     }
 
-    /// The next number, below `bound`, which must not be 0. For tests that choose: its bias is far
-    /// too small to be seen.
+    /// Returns the next number below `bound`, which must not be 0. Its bias is far too small to
+    /// matter in a test.
     pub fn below(&self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }

@@ -1,12 +1,12 @@
-//! Real threads in a simulated world.
+//! Real threads in a simulated environment.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tidemill_env::{Handle, RealThreads, Threads};
 
-/// Real threads, scheduled by the operating system. Only the number of cores is simulated: 2 to
-/// begin with, so that a test does the same on every machine.
+/// Real threads, scheduled by the operating system. Only the number of cores is simulated: it is 2
+/// at first, so that a test does the same on every machine.
 #[derive(Debug)]
 pub struct SimThreads {
     cores: AtomicUsize,
@@ -22,7 +22,7 @@ impl SimThreads {
     /// # Panics
     /// When it is 0.
     pub fn set_cores(&self, cores: usize) {
-        assert!(cores > 0, "a machine has a core");
+        assert!(cores > 0, "a machine has at least one core");
         self.cores.store(cores, Ordering::SeqCst);
     }
 }

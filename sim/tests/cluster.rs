@@ -1,15 +1,16 @@
-//! Runs of a simulated cluster, with all that goes wrong: whatever happens, the outcome is the reference's.
+//! Runs of a simulated cluster with faults of all kinds: the outcome must always be the
+//! reference's.
 
 use tidemill_function::Fault;
 use tidemill_sim::cluster::{check, World};
 
-/// What a seed comes to.
+/// Runs the cluster of a seed and checks the outcome.
 fn run(seed: u64, fault: Option<Fault>, trace: bool) -> Result<(), String> {
     let mut world = World::new(seed, fault);
     world.trace = trace;
     match world.run() {
         true => check(&world),
-        false => Err(format!("it does not come to rest: {}", world.status())),
+        false => Err(format!("the run does not end: {}", world.status())),
     }
 }
 
@@ -23,7 +24,7 @@ fn whatever_happens_the_outcome_is_the_references() {
     let seeds = named.map_or(0..number("TIDEMILL_CASES").unwrap_or(200), |seed| seed..seed + 1);
     for seed in seeds {
         if let Err(what) = run(seed, None, named.is_some()) {
-            panic!("seed {seed}: {what}\nagain, with all that happens: make seed SEED={seed}");
+            panic!("seed {seed}: {what}\nfor a trace of the run: make seed SEED={seed}");
         }
     }
 }
@@ -37,7 +38,7 @@ fn every_mistake_is_found() {
         };
         match (0..2_000).find(finds) {
             Some(seed) => println!("{fault:?}: seed {seed}"),
-            None => panic!("nobody notices {fault:?}"),
+            None => panic!("no seed detects {fault:?}"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The protocol of functions, in any order in which messages may come: the outcome is the reference's.
+//! The protocol of functions, with messages in any possible order: the outcome must be the
+//! reference's.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -11,11 +12,11 @@ use tidemill_function::{
 use tidemill_sim::cluster::script::{asked, OnNodes, Script, Told, CALLS_MAX, DEPTH_MAX};
 use tidemill_sim::cluster::{Dice, Epoch, Expected};
 
-/// Nodes and what is under way between each two of them.
+/// The nodes and the messages between each two of them.
 struct Net {
     nodes: Vec<Node<Rows>>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
-    /// What nodes ask outside, and what that has said.
+    /// The questions of nodes to the outside, and the answers so far.
     questions: Vec<(NodeId, Question)>,
     told: Told,
     events: Vec<(Tid, Path, Vec<Value>)>,
@@ -68,7 +69,7 @@ impl Net {
         }
     }
 
-    /// Executes an epoch; says whether it came to its end.
+    /// Executes an epoch; returns whether it ended.
     fn run(
         &mut self,
         number: u64,
@@ -124,7 +125,7 @@ impl Net {
     }
 }
 
-/// What a seed comes to, and what it should.
+/// Returns whether the run of a seed ended, its outcome, and the expected outcome.
 fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
     let mut dice = Dice::new(seed);
     let keys = 2 + dice.below(12) as i64;
@@ -193,7 +194,7 @@ fn any_order_of_messages_comes_to_the_reference() {
     }
 }
 
-/// The mistakes that nodes can make; the others are those of who drives them.
+/// The number of injected bugs in the nodes. The remaining ones are bugs of their drivers.
 const OF_NODES: usize = 24;
 
 #[test]
@@ -204,7 +205,7 @@ fn every_mistake_is_found() {
             outcome.map_or(true, |(ended, found, wanted)| !ended || found != wanted)
         };
         let found = (0..4_000).find(finds);
-        assert!(found.is_some(), "nobody notices {fault:?}");
+        assert!(found.is_some(), "no seed detects {fault:?}");
         println!("{fault:?}: seed {}", found.unwrap());
     }
 }

@@ -1,4 +1,5 @@
-//! Functions that make many calls, or use many rows: what they cost grows as the number of these does, not as its square.
+//! Functions that make many calls or use many rows. Their cost must grow linearly with these
+//! numbers, not quadratically.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +14,17 @@ use tidemill_txn::program::{Abort, Builder};
 use tidemill_txn::Program;
 
 const CELLS: TableId = TableId(0);
-/// The entities that wide functions call and read.
+/// The number of cells that wide functions call and read.
 const CELLS_CALLED: u32 = 64;
 
-/// What a function does so many times.
+/// The operation that a function repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
-    /// Adds one to a cell, and waits for nothing.
+    /// Adds one to a cell without waiting.
     Sends,
-    /// The same, and waits for it.
+    /// Adds one to a cell, and waits for the reply.
     Awaits,
-    /// The same, where it can't wait, and is begun again.
+    /// Adds one to a cell where it can't wait, so that the function is begun again for the reply.
     Asks,
     /// Adds one to a cell, and reads its own row, which does not change.
     SendsAndReads,
@@ -31,9 +32,9 @@ enum Does {
     Changes,
     /// Reads a row.
     Reads,
-    /// Writes one.
+    /// Writes a row.
     Writes,
-    /// Adds one to a cell, waits for nothing, and fails in the end.
+    /// Adds one to a cell without waiting, and fails at the end.
     Fails,
 }
 
@@ -48,12 +49,12 @@ const ALL: [Does; 8] = [
     Does::Fails,
 ];
 
-/// Adds one to a row; with a second argument by another call.
+/// Adds one to a row. With a second argument, it does so by another call.
 const ADD: Target = Target::Function(100);
 
 #[derive(Default)]
 struct Counts {
-    /// How often wide functions have begun, and how many of their steps they have gone through.
+    /// The number of times that wide functions have begun, and the number of their steps.
     begins: AtomicU64,
     steps: AtomicU64,
 }
@@ -140,7 +141,8 @@ struct Running {
 }
 
 impl Running {
-    /// Makes two calls that are in each other's way: the second one is soon where the first one goes by another node.
+    /// Makes two calls that conflict. The second one overtakes the first, which takes a detour over
+    /// the other node.
     fn tangle(&mut self, context: &mut dyn Context) -> Result<(), Stop> {
         if let [_, by, to] = &self.call.args.clone()[..] {
             context.call(call(ADD, int(by), &[1, int(to)]), false)?;
@@ -150,7 +152,7 @@ impl Running {
         Ok(())
     }
 
-    /// The next of its steps; whether it waits for a call.
+    /// Takes the next step; returns the call that it waits for, if any.
     fn step(&mut self, context: &mut dyn Context) -> Result<Option<Handle>, Stop> {
         let cell = 1 + self.at % i64::from(CELLS_CALLED);
         let own = int(&self.call.key[0]);
@@ -210,14 +212,14 @@ impl Activation for Running {
     }
 }
 
-/// What a request came to, and what that took.
+/// The outcome of a request, and its cost.
 #[derive(Debug)]
 struct Came {
     reply: Result<Value, Abort>,
     begins: u64,
     steps: u64,
     messages: u64,
-    /// All that cells hold.
+    /// The sum over all cells.
     held: i64,
 }
 
@@ -277,14 +279,15 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Came {
     }
 }
 
-/// What a function returns, and all that cells hold behind it and the small one.
+/// Returns the expected value of a function, and the expected sum over all cells after it and the
+/// small one.
 fn wanted(does: Does, count: i64, tangles: bool) -> (Result<Value, Abort>, i64) {
     let cells = i64::from(CELLS_CALLED);
     let returned = match does {
         Does::Awaits | Does::Asks => (0..count).map(|at| at / cells + 1).sum(),
         Does::Changes => (0..count).map(|at| at + 1).sum(),
         Does::Sends | Does::SendsAndReads | Does::Reads | Does::Writes => 0,
-        // All that it has called is undone.
+        // All its calls are undone.
         Does::Fails => return (Err(Abort::refused("enough")), 1),
     };
     let held = match does {
@@ -304,7 +307,8 @@ fn many_calls_and_rows_cost_as_much_as_there_are() {
             let (returned, held) = wanted(does, count, tangles);
             assert_eq!(came.reply, returned, "{does:?}, tangles: {tangles}");
             assert_eq!(came.held, held, "{does:?}, tangles: {tangles}");
-            // A re-run doubles all that, and so does one more begin where something has to be seen.
+            // A re-run doubles all these counts. So does one more begin, where a value has to be
+            // seen.
             let many = count as u64;
             assert!(came.begins <= 40, "{does:?}, tangles: {tangles}: {came:?}");
             assert!(came.steps <= 6 * many + 1000, "{does:?}, tangles: {tangles}: {came:?}");
@@ -318,7 +322,7 @@ fn one_call_too_many_aborts_its_transaction_alone() {
     let settings = Settings { calls_max: 2000, ..Settings::default() };
     let refused = || Err(Abort::refused("a transaction has at most 2000 calls"));
     for does in [Does::Sends, Does::Awaits, Does::Asks, Does::SendsAndReads, Does::Changes] {
-        // The request is a call, too. One that never ends is ended.
+        // The request counts as a call, too. A function without end is stopped.
         for (count, is_refused) in [(1999, false), (2000, true), (5000, true), (i64::MAX, true)] {
             let came = run(does, count, false, settings);
             match is_refused {
@@ -343,7 +347,7 @@ fn one_use_too_many_aborts_its_transaction_alone() {
     let settings = Settings { uses_max: 2000, ..Settings::default() };
     let refused = || Err(Abort::refused("a transaction has at most 2000 operations"));
     for does in ALL {
-        // Who is called reads its row and writes it.
+        // The callee reads its row and writes it.
         let each = match does {
             Does::Sends | Does::Awaits | Does::Asks | Does::Fails => 3,
             Does::SendsAndReads | Does::Changes => 4,
@@ -362,7 +366,7 @@ fn one_use_too_many_aborts_its_transaction_alone() {
 
 #[test]
 fn calls_one_after_the_other_begin_nobody_again() {
-    // Nobody keeps where it is.
+    // No function keeps its position.
     let settings = Settings { begins_max: u32::MAX, ..Settings::default() };
     for does in [Does::Sends, Does::Awaits, Does::SendsAndReads, Does::Writes, Does::Fails] {
         let came = run(does, 2000, true, settings);

@@ -1,8 +1,8 @@
-//! Numbers as bytes: little-endian, and short ones for lengths.
+//! Numbers as bytes: little-endian, and in a short form for lengths.
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// The checksum of all formats here: xxh3-64 of the parts one behind the other.
+/// Returns the checksum of all formats here: xxh3-64 of the concatenated parts.
 pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     match parts {
         [bytes] => xxhash_rust::xxh3::xxh3_64(bytes),
@@ -14,7 +14,7 @@ pub(crate) fn checksum(parts: &[&[u8]]) -> u64 {
     }
 }
 
-/// Appends a number, seven bits a byte, the lowest first; the top bit says that more follow.
+/// Appends a number with seven bits a byte, the lowest first. The top bit says that more follow.
 #[inline]
 pub(crate) fn put_short(mut number: u64, out: &mut Vec<u8>) {
     while number >= 0x80 {
@@ -24,7 +24,7 @@ pub(crate) fn put_short(mut number: u64, out: &mut Vec<u8>) {
     out.push(number as u8);
 }
 
-/// Reads such a number at `at`, which moves behind it; `None` when there is none.
+/// Reads such a number at `at`, which moves past it; `None` if there is none.
 #[inline(always)]
 pub(crate) fn take_short(bytes: &[u8], at: &mut usize) -> Option<u64> {
     let first = *bytes.get(*at)?;
@@ -52,7 +52,7 @@ fn take_longer(bytes: &[u8], at: &mut usize, first: u8) -> Option<u64> {
     None
 }
 
-/// Takes numbers and texts from the front of bytes; `None` when there are too few.
+/// Takes numbers and texts from the front of bytes; `None` if there are too few.
 pub(crate) struct Taker<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Taker<'a> {
@@ -86,7 +86,7 @@ impl<'a> Taker<'a> {
         self.array().map(u128::from_le_bytes)
     }
 
-    /// A number as [`put_short`] makes it.
+    /// Takes a number in the form of [`put_short`].
     pub(crate) fn short(&mut self) -> Option<u64> {
         let mut at = 0;
         let number = take_short(self.0, &mut at)?;
@@ -94,7 +94,7 @@ impl<'a> Taker<'a> {
         Some(number)
     }
 
-    /// Bytes behind their length.
+    /// Takes bytes after their length.
     pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let len = usize::try_from(self.u64()?).ok()?;
         self.bytes(len)
@@ -105,7 +105,7 @@ impl<'a> Taker<'a> {
     }
 }
 
-/// Appends bytes behind their length.
+/// Appends bytes after their length.
 pub(crate) fn put_counted(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
     out.extend_from_slice(bytes);

@@ -1,9 +1,8 @@
-//! Merging data objects in the background.
+//! Merging of data objects in the background.
 //!
-//! [`Snapshots::plan`] gives a [`Merge`] that is independent of the [`Snapshots`]: another thread
-//! runs it, in steps, while snapshots go on. What has come of it is handed back to
-//! [`Snapshots::adopt`], and counts from the next snapshot on. A merge that is dropped leaves
-//! nothing but a leftover.
+//! [`Snapshots::plan`] gives a [`Merge`] that is independent of the [`Snapshots`]. Another thread
+//! runs it, in steps, while snapshots continue. The result is passed to [`Snapshots::adopt`], and
+//! counts from the next snapshot on. A merge that is dropped leaves only an unused object.
 
 use std::sync::Arc;
 
@@ -20,35 +19,35 @@ use crate::DATA;
 
 /// Data objects that are being merged.
 ///
-/// Reads a window of each (32 MiB together, or a block each where that is more), and holds one
-/// block of what it writes.
+/// It reads a window of each (32 MiB together, or a block each where that is more), and holds one
+/// block of its output.
 pub struct Merge {
     store: Arc<dyn Store>,
     app: u128,
     epoch: u64,
     work: Work,
     claim: Option<Claim>,
-    /// `None` before the first step.
+    /// The merger; `None` before the first step.
     merger: Option<Merger>,
     writer: Option<DataWriter>,
-    /// Shards that are still to come, the last one first.
+    /// The remaining shards, the last one first.
     shards: Vec<usize>,
     /// The shard in which the merger is.
     shard: Option<usize>,
 }
 
-/// What has come of a [`Merge`], for [`Snapshots::adopt`].
+/// The result of a [`Merge`], for [`Snapshots::adopt`].
 pub struct Merged {
     work: Work,
-    /// `None` when no row was left.
+    /// The new object; `None` if no row was left.
     object: Option<DataObject>,
     _claim: Claim,
 }
 
 impl Snapshots {
-    /// The next merge that is worth its while, if there is one. Reads nothing.
+    /// Returns the next merge that pays off, if there is one. Reads nothing.
     ///
-    /// One at a time: a merge that is dropped, or whose result is, can be planned again.
+    /// Run one at a time. If a merge or its result is dropped, it can be planned again.
     pub fn plan(&self) -> Option<Merge> {
         let work = plan(&self.layout)?;
         let mut shards: Vec<usize> = shards_in(work.shards()).collect();
@@ -66,16 +65,16 @@ impl Snapshots {
         })
     }
 
-    /// Takes what has come of a merge into the next snapshot. `false`, and nothing changes, when
-    /// it has been overtaken: by another merge of the same objects, or by a snapshot of the whole
-    /// state.
+    /// Takes the result of a merge into the next snapshot. Returns `false`, and changes nothing, if
+    /// the result is out of date: through another merge of the same objects, or a snapshot of the
+    /// whole state.
     pub fn adopt(&mut self, merged: Merged) -> bool {
         replace(&mut self.layout, &merged.work, merged.object)
     }
 }
 
 impl Merge {
-    /// Bytes that it will read.
+    /// Returns the number of bytes that it will read.
     pub fn bytes(&self) -> u64 {
         let of = |(object, shards): &(DataObject, u64)| -> u64 {
             shards_in(*shards).map(|shard| object.shards[shard]).sum()
@@ -83,10 +82,11 @@ impl Merge {
         self.work.inputs.iter().map(of).sum()
     }
 
-    /// Merges until it has read about `bytes_max` bytes more; the result when it is complete.
+    /// Merges until it has read about `bytes_max` more bytes. Returns the result when it is
+    /// complete.
     ///
     /// # Errors
-    /// When the store fails; `Io` when an object is damaged. The merge is of no use any more then.
+    /// If the store fails; `Io` if an object is damaged. The merge is of no use any more then.
     pub fn step(&mut self, bytes_max: u64) -> Result<Option<Merged>> {
         let mut left = bytes_max;
         loop {
@@ -112,7 +112,7 @@ impl Merge {
         }
     }
 
-    /// Makes sure that the merger is in a shard; `false` when none is left.
+    /// Makes sure that the merger is in a shard. Returns `false` if none is left.
     fn enter_shard(&mut self) -> Result<bool> {
         if self.shard.is_some() {
             return Ok(true);
@@ -137,7 +137,7 @@ impl Merge {
         Ok(Merger::new(cursors.collect::<Result<_>>()?))
     }
 
-    /// Writes rows of the shard while there are bytes left; `true` at the end of the shard.
+    /// Writes rows of the shard while there are bytes left. Returns `true` at the end of the shard.
     fn merge_shard(&mut self, left: &mut u64) -> Result<bool> {
         let merger = self.merger.as_mut().expect("it has entered a shard");
         let based = self.shard.is_some_and(|shard| self.work.based >> shard & 1 == 1);
@@ -161,7 +161,7 @@ impl Merge {
 
     fn finish(&mut self) -> Result<Merged> {
         let Some(claim) = self.claim.take() else {
-            return Err(Error::internal("a merge was continued behind its end"));
+            return Err(Error::internal("a merge was continued after its end"));
         };
         let written = self.writer.take().map(DataWriter::finish).transpose()?;
         let object = written.map(|w| DataObject::new(claim.name(), self.work.level, &w));

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! header   magic "TIDEDATA", version u16, zeros (6 bytes), app u128, epoch u64        40 bytes
-//! blocks   groups of rows, one behind the other; see below
+//! blocks   groups of rows, one after the other; see below
 //! index    for each block: table and partition of its first row (u16, u16) and of its
 //!          last, place u64, length u32, number of rows u32, checksum u64              32 bytes each
 //! footer   length of the index u64, root u64, magic "TIDEEND\0"                       24 bytes
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! The two lengths are in the short form of `bytes.rs`. The root is the checksum of header and
-//! index, and so covers the whole object; manifests name it.
+//! index, so it covers the whole object. Manifests contain it.
 //!
-//! Rows are sorted by shard, table, partition and key, and no key comes twice. A block has rows of
-//! one shard, so that a shard can be read by itself. The blocks stand one behind the other, without
-//! gaps. Keys and rows are bytes: what they mean is not known here.
+//! Rows are sorted by shard, table, partition and key, and no key occurs twice. A block has rows of
+//! one shard, so that a shard can be read by itself. The blocks follow one another without gaps.
+//! Keys and rows are bytes; this module does not know their meaning.
 
 mod read;
 mod write;
@@ -38,7 +38,7 @@ const END: &[u8; 8] = b"TIDEEND\0";
 const HEADER: usize = 40;
 const ENTRY: usize = 32;
 const FOOTER: usize = 24;
-/// A block is complete when it has so many bytes.
+/// The size in bytes at which a block is complete.
 const BLOCK_BYTES: usize = 128 << 10;
 
 fn header(app: u128, epoch: u64) -> [u8; HEADER] {

@@ -1,7 +1,7 @@
 //! Changed rows on their way into a snapshot.
 //!
 //! Collecting is cheap, because the engine does it at a cut while everything waits: a row is copied
-//! behind those of its shard. Sorting is left to whoever writes the snapshot, in the background.
+//! after those of its shard. The writer of the snapshot sorts the rows, in the background.
 
 use tidemill_core::TableId;
 use tidemill_place::Partition;
@@ -13,7 +13,7 @@ use crate::shard::{shard_of, Spot, SHARDS};
 /// The rows that have changed since the snapshot before, or all rows of all tables.
 #[derive(Clone, Debug)]
 pub struct Delta {
-    /// By shard: each row behind its spot (u32), encoded as in a data object.
+    /// By shard: each row after its spot (u32), encoded as in a data object.
     shards: Vec<Vec<u8>>,
     rows: u64,
     whole: bool,
@@ -25,27 +25,29 @@ impl Default for Delta {
     }
 }
 
-/// Bits of an offset in a shard, in a sorting word.
+/// The number of bits of an offset in a shard, in a sorting word.
 const OFFSET_BITS: u32 = 42;
 const OFFSET_MASK: u128 = (1 << OFFSET_BITS) - 1;
 
 impl Delta {
-    /// No changes yet.
+    /// Creates a delta without changes.
     pub fn new() -> Delta {
         Delta { shards: vec![Vec::new(); SHARDS], rows: 0, whole: false }
     }
 
-    /// No rows yet, and what is pushed is the whole state: rows of earlier snapshots that are not
-    /// pushed are gone. For the state of another program, and for whoever lost track of changes.
+    /// Creates a delta for the whole state, without rows yet. Rows of earlier snapshots that are
+    /// not pushed are gone. It is for the state of another program, and for callers that have lost
+    /// track of changes.
     pub fn whole() -> Delta {
         Delta { whole: true, ..Delta::new() }
     }
 
-    /// Adds a row, or a deletion. Of several with one key the last one holds. Any order will do;
-    /// rows that come by partition are copied faster, and those that come by key sort faster.
+    /// Adds a row, or a deletion. Of several with the same key, the last one counts. Any order is
+    /// allowed. Rows that arrive by partition are copied faster, and those that arrive by key are
+    /// sorted faster.
     ///
     /// # Panics
-    /// When the partition does not exist.
+    /// If the partition does not exist.
     #[inline]
     pub fn push(&mut self, table: TableId, partition: Partition, key: &[u8], row: Option<&[u8]>) {
         let shard = &mut self.shards[shard_of(partition)];
@@ -54,12 +56,12 @@ impl Delta {
         self.rows += 1;
     }
 
-    /// Number of rows and deletions pushed.
+    /// Returns the number of rows and deletions pushed.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Memory that they take, in bytes.
+    /// Returns the memory that they take, in bytes.
     pub fn bytes(&self) -> usize {
         self.shards.iter().map(Vec::capacity).sum()
     }
@@ -69,7 +71,7 @@ impl Delta {
         self.whole
     }
 
-    /// The rows of a shard, sorted, each key once.
+    /// Returns the rows of a shard, sorted, each key once.
     pub(crate) fn sorted<'a>(&'a self, shard: usize, sorter: &'a mut Sorter) -> Sorted<'a> {
         let bytes = &self.shards[shard];
         sorter.sort(bytes);
@@ -77,7 +79,7 @@ impl Delta {
     }
 }
 
-/// A pushed row: its spot, its key, and all of it as it stands in a block.
+/// A pushed row: its spot, its key, and all of it in the encoding of blocks.
 struct Pushed<'a> {
     spot: Spot,
     key: &'a [u8],
@@ -100,16 +102,16 @@ fn pushed_at(bytes: &[u8], from: usize) -> Pushed<'_> {
     }
 }
 
-/// Sorts shard after shard, with memory used again.
+/// Sorts shard after shard, with reused memory.
 ///
-/// What is sorted are words of 128 bits: table and partition (22 bits), the first 8 bytes of the
-/// key behind what all keys of the table begin with (64 bits), the offset (42 bits). Words that
-/// differ in the offset only are looked at again, by the whole key. Pushed later is further behind,
+/// It sorts words of 128 bits: table and partition (22 bits), the first 8 bytes of the key after
+/// the common beginning of all keys of the table (64 bits), and the offset (42 bits). Words that
+/// differ only in the offset are compared again by the whole key. Later pushes have larger offsets,
 /// so the last of equal keys is the newest.
 #[derive(Default)]
 pub(crate) struct Sorter {
     words: Vec<u128>,
-    /// By table: where its first key begins, and how much of it all others share.
+    /// By table: the place of its first key, and the length of the beginning that all keys share.
     shared: Vec<Option<(usize, usize)>>,
 }
 
@@ -147,7 +149,7 @@ impl Sorter {
     }
 }
 
-/// The first 8 bytes, behind which zeros stand in for what is missing.
+/// Returns the first 8 bytes, with zeros for missing ones.
 #[inline(always)]
 fn head(key: &[u8]) -> u64 {
     if let Some((head, _)) = key.split_first_chunk() {
@@ -165,7 +167,8 @@ pub(crate) struct Sorted<'a> {
 }
 
 impl Sorted<'_> {
-    /// Calls `visit` with spot, whether it is a deletion, and the row as it stands in a block.
+    /// Calls `visit` with the spot, whether it is a deletion, and the row in the encoding of
+    /// blocks.
     pub(crate) fn each<E>(
         &self,
         mut visit: impl FnMut(Spot, bool, &[u8]) -> Result<(), E>,
@@ -182,7 +185,7 @@ impl Sorted<'_> {
             } else {
                 equal.clear();
                 equal.extend_from_slice(&rest[..count]);
-                // Stable: equal keys stay in the order in which they were pushed.
+                // The sort is stable: equal keys stay in the order in which they were pushed.
                 equal.sort_by(|a, b| row(*a).key.cmp(row(*b).key));
                 for (i, word) in equal.iter().enumerate() {
                     let row = row(*word);
@@ -207,8 +210,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Sorted by shard, table, partition and key, and the last of equal keys, whatever the keys
-        /// look like.
+        /// Rows are sorted by shard, table, partition and key, with the last of equal keys, for
+        /// keys of any form.
         #[test]
         fn sorts_as_a_map_does(
             rows in proptest::collection::vec(

@@ -1,7 +1,8 @@
 //! Objects as files of a directory.
 //!
-//! An object is written to a temporary file, which is synced, gets the object's name, and then the
-//! directory is synced. Temporary files are not objects; what a crash leaves of them is swept.
+//! An object is written to a temporary file, which is synced and gets the object's name. Then the
+//! directory is synced. Temporary files are not objects; a sweep removes those that a crash has
+//! left.
 
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind, Read, SeekFrom};
@@ -15,13 +16,13 @@ use tidemill_env::{Disk, WriteFile};
 
 use crate::store::{check_name, is_segment, Object, ObjectWriter, Store};
 
-/// How the names of temporary files begin. No object has such a name.
+/// The beginning of temporary files' names. No object has such a name.
 const TEMPORARY: &str = ".tmp-";
 
 /// A store in a directory of a disk. Clones are the same store.
 ///
-/// [`put_if_absent`](Store::put_if_absent) knows of the writers of this store only, not of other
-/// processes: whoever writes holds the directory alone. Readers need not.
+/// [`put_if_absent`](Store::put_if_absent) knows only the writers of this store, not other
+/// processes. So a writer must hold the directory alone. Readers need not.
 #[derive(Clone)]
 pub struct DirStore(Arc<Inner>);
 
@@ -29,14 +30,14 @@ struct Inner {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     temporaries: AtomicU64,
-    /// Directories that are known to be there.
+    /// The directories that are known to exist.
     made: Mutex<BTreeSet<PathBuf>>,
-    /// Held between looking for a name and giving it.
+    /// A lock held between the check for a name and its use.
     naming: Mutex<()>,
 }
 
 impl DirStore {
-    /// The store in the directory `root`, which need not be there yet. Touches nothing.
+    /// Creates a store in the directory `root`, which need not exist yet. Touches nothing.
     pub fn new(disk: Arc<dyn Disk>, root: impl Into<PathBuf>) -> DirStore {
         DirStore(Arc::new(Inner {
             disk,
@@ -47,12 +48,11 @@ impl DirStore {
         }))
     }
 
-    /// Removes what crashes have left of objects that were being put, and makes sure that the
-    /// objects which can be seen survive the next one. For the process that holds the directory,
-    /// before it writes.
+    /// Removes unfinished objects that crashes have left, and makes sure that the visible objects
+    /// survive the next crash. The process that holds the directory calls it before it writes.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// If the disk fails.
     pub fn sweep(&self) -> Result<()> {
         self.0.sweep(&self.0.root)
     }
@@ -60,7 +60,7 @@ impl DirStore {
 
 impl Inner {
     fn path(&self, name: &str) -> PathBuf {
-        // Not `join` of the whole: names have slashes on every system.
+        // The whole name is not joined at once, because names have slashes on every system.
         name.split('/').fold(self.root.clone(), |path, segment| path.join(segment))
     }
 
@@ -83,7 +83,7 @@ impl Inner {
         self.disk.sync_dir(dir).map_err(|e| failed("syncing", dir, &e))
     }
 
-    /// All objects in a directory and below.
+    /// Lists all objects in a directory and below.
     fn list(&self, dir: &Path, prefix: &str, objects: &mut Vec<Object>) -> Result<()> {
         let Some(paths) = found(self.disk.list(dir)).map_err(|e| failed("listing", dir, &e))?
         else {
@@ -94,7 +94,7 @@ impl Inner {
             if !is_segment(segment) {
                 continue;
             }
-            // It may have been removed since.
+            // The file may have been removed since.
             let meta =
                 found(self.disk.metadata(&path)).map_err(|e| failed("reading", &path, &e))?;
             let name = format!("{prefix}{segment}");
@@ -139,7 +139,7 @@ impl Inner {
     }
 }
 
-/// `None` instead of the error that there is no such file.
+/// Returns `None` in place of the error that there is no such file.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -151,7 +151,7 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 fn failed(doing: &str, path: &Path, error: &io::Error) -> Error {
     let what = format!("{doing} {}", path.display());
     if error.kind() == ErrorKind::StorageFull {
-        return Error::resource(format!("{what}: {error}")).help("free some room on that disk");
+        return Error::resource(format!("{what}: {error}")).help("free space on that disk");
     }
     Error::io(what, error)
 }
@@ -167,7 +167,7 @@ impl Store for DirStore {
         let mut writer = self.0.open(name)?;
         let path = writer.path.clone();
         let exists = || self.0.disk.exists(&path).map_err(|e| failed("reading", &path, &e));
-        // Before the work as well as under the lock.
+        // This is checked before the work as well as under the lock.
         if exists()? {
             return Ok(false);
         }
@@ -205,7 +205,7 @@ impl Store for DirStore {
         };
         let mut objects = Vec::new();
         self.0.list(&dir, prefix, &mut objects)?;
-        // Directories sort otherwise than names: `a-b` comes before `a/b`.
+        // Directories have another order than names: `a-b` precedes `a/b`.
         objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         Ok(objects)
     }
@@ -228,7 +228,7 @@ struct DirWriter {
     dir: PathBuf,
     /// The temporary file, while there is one.
     left: Option<PathBuf>,
-    /// `None` after a failure, and when the file is complete.
+    /// The file; `None` after a failure, and when it is complete.
     file: Option<Box<dyn WriteFile>>,
 }
 
@@ -237,7 +237,7 @@ impl DirWriter {
         self.left.as_deref().unwrap_or(&self.path)
     }
 
-    /// Does something to the file. A failure ends it: after a failed sync a later one may succeed
+    /// Does something to the file. A failure ends it: after a failed sync, a later one may succeed
     /// without having stored the bytes.
     fn with<T>(&mut self, act: impl FnOnce(&mut dyn WriteFile) -> io::Result<T>) -> Result<T> {
         let Some(file) = &mut self.file else {
@@ -328,8 +328,8 @@ mod tests {
         assert!(disk.exists(Path::new("/data/store/.DS_Store")).unwrap(), "not ours to remove");
     }
 
-    /// Whatever call fails, and however the machine stops: what was put is there, and what was not
-    /// is there as a whole or not at all.
+    /// Whichever call fails, and however the machine stops: objects that were put are there, and
+    /// others are whole or absent.
     #[test]
     fn an_object_is_whole_or_absent_wherever_it_fails() {
         let kinds = [ErrorKind::Other, ErrorKind::StorageFull];

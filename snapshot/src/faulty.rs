@@ -1,4 +1,4 @@
-//! What goes wrong with stores, for tests.
+//! A store with faults, for tests.
 
 use std::sync::Arc;
 
@@ -30,18 +30,19 @@ pub enum StoreOp {
     Delete,
 }
 
-/// How a call goes wrong.
+/// A fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails and has no effect.
+    /// The call fails and has no effect.
     Before,
-    /// It takes effect and fails all the same: the answer was lost.
+    /// The call takes effect but fails, because the answer was lost.
     After,
-    /// It claims to have put what it has not (calls that do not put fail without effect).
+    /// The call claims to have put an object, but has not. (Calls that do not put fail without
+    /// effect.)
     Lost,
 }
 
-/// A store over another one whose calls go wrong when told. Clones are the same store.
+/// A store over another one whose calls fail on request. Clones are the same store.
 #[derive(Clone)]
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
@@ -57,9 +58,9 @@ struct Plan {
 }
 
 struct Planned {
-    /// `None`: any.
+    /// The kind of call; `None` means any.
     op: Option<StoreOp>,
-    /// Calls that still succeed.
+    /// The number of calls that still succeed.
     after: u64,
     fault: Fault,
     stays: bool,
@@ -78,7 +79,7 @@ impl Stall {
         }
     }
 
-    /// Lets the call go on.
+    /// Lets the call continue.
     pub fn release(&self) {
         self.0 .0.lock().1 = true;
         self.0 .1.notify_all();
@@ -95,17 +96,17 @@ impl Stall {
 }
 
 impl FaultyStore {
-    /// A store over `inner` of which nothing goes wrong yet.
+    /// Creates a store over `inner`, without faults yet.
     pub fn new(inner: Arc<dyn Store>) -> FaultyStore {
         FaultyStore { inner, plan: Arc::default() }
     }
 
-    /// Lets the `nth` call from now on go wrong, counted from 1: of this kind, or of any.
+    /// Makes the `nth` call from now on fail, counted from 1: of this kind, or of any.
     pub fn fail_nth(&self, op: impl Into<Option<StoreOp>>, nth: u64, fault: Fault) {
         self.add(op.into(), nth, fault, false);
     }
 
-    /// As [`fail_nth`](FaultyStore::fail_nth), and all further ones as well, until
+    /// Like [`fail_nth`](FaultyStore::fail_nth), and also for all further calls, until
     /// [`clear`](FaultyStore::clear).
     pub fn fail_from(&self, op: impl Into<Option<StoreOp>>, nth: u64, fault: Fault) {
         self.add(op.into(), nth, fault, true);
@@ -124,22 +125,22 @@ impl FaultyStore {
         stall
     }
 
-    /// Forgets all faults.
+    /// Removes all faults.
     pub fn clear(&self) {
         self.plan.lock().faults.clear();
     }
 
-    /// Bytes that were given to be written so far.
+    /// Returns the number of bytes that callers have passed to be written so far.
     pub fn written(&self) -> u64 {
         self.plan.lock().written
     }
 
-    /// All calls since the last time that this was called, with the object (or prefix).
+    /// Returns all calls since the last call of this method, with the object (or prefix).
     pub fn take_calls(&self) -> Vec<(StoreOp, String)> {
         std::mem::take(&mut self.plan.lock().calls)
     }
 
-    /// Makes a call, or has it go wrong. `lost` is what a call that is lost answers.
+    /// Makes a call, or makes it fail. `lost` is the answer of a call that is lost.
     fn call<T>(
         &self,
         op: StoreOp,

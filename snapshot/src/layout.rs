@@ -1,46 +1,48 @@
-//! Which data objects make up the state, and which of them to merge: pure functions.
+//! The data objects that make up the state, and which of them to merge: pure functions.
 //!
 //! A *layout* is a list of data objects in the order in which they apply, each with the shards in
-//! which it applies. In a shard, the first object that applies is its *base*; those behind it are
-//! its *deltas*. Being the base is a matter of place, not of kind: nothing lies below a base, so its
-//! deletions delete nothing.
+//! which it applies. In a shard, the first object that applies is its *base*; those after it are
+//! its *deltas*. Being the base is a matter of place, not of kind: nothing lies below a base, so
+//! its deletions delete nothing.
 //!
 //! Two kinds of merge keep a layout small:
 //!
 //! 1. Neighbouring shards form groups of up to [`GROUP_BYTES`]. A group whose deltas have at least
-//!    as many bytes as its bases becomes a new base. What is written is at most twice the deltas,
-//!    and a delta is part of this once. (Groups, so that a small state is not 64 small objects; not
-//!    the whole state, so that a step is bounded, and a hot part does not rewrite all of it.)
+//!    as many bytes as its bases becomes a new base. At most twice the deltas' bytes are written,
+//!    and a delta is part of this once. (Because of the groups, a small state is not 64 small
+//!    objects. The whole state is never one group, so a step is bounded, and a hot part does not
+//!    rewrite all of it.)
 //! 2. [`FAN_IN`] neighbouring objects of one *level* become one of the next, except where they are
 //!    bases. A row is written once for each level; there is one for each power of `FAN_IN` in the
 //!    number of snapshots.
 //!
-//! So of `n` snapshots a changed byte is written at most 3 + log(n) times, with the logarithm to
-//! the base `FAN_IN`; and there are at most `SHARDS` objects that are a base somewhere, and
-//! `FAN_IN - 1` others of each level.
+//! So over `n` snapshots a changed byte is written at most 3 + log(n) times, with the logarithm to
+//! the base `FAN_IN`. At most `SHARDS` objects are a base somewhere, and there are at most `FAN_IN
+//! - 1` others of each level.
 
 use crate::data::Written;
 use crate::shard::{shards_in, ShardSet, SHARDS};
 
-/// So many objects of one level become one.
+/// The number of objects of one level that become one.
 pub(crate) const FAN_IN: usize = 8;
-/// So many objects of one level are merged at once.
+/// The largest number of objects of one level that are merged at once.
 const INPUTS_MAX: usize = 64;
-/// Neighbouring shards are merged together up to so many bytes; one alone may have more.
+/// The size in bytes up to which neighbouring shards are merged together. A single shard may have
+/// more.
 const GROUP_BYTES: u64 = 64 << 20;
 
-/// A data object, as a manifest names it.
+/// A data object, as a manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataObject {
-    /// Its name in the store.
+    /// The name in the store.
     pub name: String,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// The checksum that covers it.
+    /// The checksum that covers the object.
     pub root: u64,
     /// How often its rows have been merged with others of their kind.
     pub level: u8,
-    /// Bytes by shard; 0 where it does not apply (any more).
+    /// The bytes by shard; 0 where it does not apply, or no longer applies.
     pub shards: [u64; SHARDS],
 }
 
@@ -50,7 +52,7 @@ impl DataObject {
         DataObject { name: name.to_owned(), len, root, level, shards }
     }
 
-    /// The shards in which it applies.
+    /// Returns the shards in which it applies.
     pub(crate) fn live(&self) -> ShardSet {
         (0..SHARDS).filter(|shard| self.shards[*shard] > 0).fold(0, |set, s| set | 1 << s)
     }
@@ -59,22 +61,22 @@ impl DataObject {
 /// Objects to merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Work {
-    /// The objects, oldest first, each with the shards of which it gives rows.
+    /// The objects, oldest first, each with the shards of which it contributes rows.
     pub(crate) inputs: Vec<(DataObject, ShardSet)>,
-    /// The shards of which the base takes part: there, deletions have done their work.
+    /// The shards whose base takes part. There, deletions need not be written.
     pub(crate) based: ShardSet,
-    /// The level of what comes of it.
+    /// The level of the result.
     pub(crate) level: u8,
 }
 
 impl Work {
-    /// All shards that take part.
+    /// Returns all shards that take part.
     pub(crate) fn shards(&self) -> ShardSet {
         self.inputs.iter().fold(0, |set, (_, shards)| set | shards)
     }
 }
 
-/// The shards that have a base, and of each object those in which it is the base.
+/// Returns the shards that have a base, and for each object those in which it is the base.
 fn bases(layout: &[DataObject]) -> (ShardSet, Vec<ShardSet>) {
     let mut seen = 0;
     let of = layout.iter().map(|object| {
@@ -87,21 +89,21 @@ fn bases(layout: &[DataObject]) -> (ShardSet, Vec<ShardSet>) {
     (seen, of)
 }
 
-/// The shards that have rows or deletions.
+/// Returns the shards that have rows or deletions.
 pub(crate) fn occupied(layout: &[DataObject]) -> ShardSet {
     bases(layout).0
 }
 
-/// What to merge next, if anything.
+/// Returns the next merge, if there is one.
 pub(crate) fn plan(layout: &[DataObject]) -> Option<Work> {
     if layout.len() > SHARDS + INPUTS_MAX {
-        // Merging has fallen behind; a shard may have more deltas than can be open at once.
+        // Merging is too slow: a shard may have more deltas than can be open at once.
         return plan_level(layout).or_else(|| plan_base(layout));
     }
     plan_base(layout).or_else(|| plan_level(layout))
 }
 
-/// The first group of shards whose deltas outweigh their bases.
+/// Returns a merge of the first group of shards whose deltas outweigh their bases.
 fn plan_base(layout: &[DataObject]) -> Option<Work> {
     let (mut base, mut deltas) = ([0; SHARDS], [0; SHARDS]);
     let (_, bases) = bases(layout);
@@ -119,7 +121,7 @@ fn plan_base(layout: &[DataObject]) -> Option<Work> {
     Some(Work { inputs: collect(inputs), based: group, level: 0 })
 }
 
-/// All shards, in groups of neighbours.
+/// Divides all shards into groups of neighbours.
 fn groups(base: &[u64; SHARDS], deltas: &[u64; SHARDS]) -> Vec<ShardSet> {
     let (mut groups, mut group, mut bytes) = (Vec::new(), 0, 0);
     for shard in 0..SHARDS {
@@ -135,14 +137,14 @@ fn groups(base: &[u64; SHARDS], deltas: &[u64; SHARDS]) -> Vec<ShardSet> {
     groups
 }
 
-/// Neighbouring objects of one level, where they are no bases.
+/// Returns a merge of neighbouring objects of one level, where they are not bases.
 fn plan_level(layout: &[DataObject]) -> Option<Work> {
     let (_, bases) = bases(layout);
     let upper = layout.iter().zip(&bases).map(|(object, base)| (object, object.live() & !base));
-    // An object that is a base wherever it applies stands in nobody's way.
+    // An object that is a base wherever it applies does not separate others.
     let upper: Vec<_> = upper.filter(|(_, shards)| *shards != 0).collect();
     let runs = upper.chunk_by(|(a, _), (b, _)| a.level == b.level);
-    // The lowest level first: it is the cheapest.
+    // The lowest level comes first, because it is the cheapest.
     let run = runs.filter(|run| run.len() >= FAN_IN).min_by_key(|run| run[0].0.level)?;
     let run = &run[..run.len().min(INPUTS_MAX)];
     let level = run[0].0.level.saturating_add(1);
@@ -155,8 +157,8 @@ fn collect<'a>(
     inputs.filter(|(_, shards)| *shards != 0).map(|(o, shards)| (o.clone(), shards)).collect()
 }
 
-/// Puts what has come of `work` in the place of its inputs: `None` when no row is left. `false`,
-/// and nothing changes, when the layout is no longer the one for which the work was planned.
+/// Replaces the inputs of `work` by its result, which is `None` if no row is left. Returns `false`,
+/// and changes nothing, if the layout is no longer the one for which the work was planned.
 pub(crate) fn replace(layout: &mut Vec<DataObject>, work: &Work, by: Option<DataObject>) -> bool {
     let live_in = |object: &DataObject, shard: usize| object.shards[shard] > 0;
     for shard in shards_in(work.shards()) {
@@ -192,7 +194,7 @@ pub(crate) fn replace(layout: &mut Vec<DataObject>, work: &Work, by: Option<Data
 mod tests {
     use super::*;
 
-    /// An object with so many bytes in the shards of a set.
+    /// Creates an object with this many bytes in the shards of a set.
     fn object(name: &str, level: u8, live: ShardSet, bytes: u64) -> DataObject {
         let mut shards = [0; SHARDS];
         shards_in(live).for_each(|shard| shards[shard] = bytes);
@@ -222,11 +224,11 @@ mod tests {
         assert_eq!(plan(&layout), None);
         layout.push(object("e", 0, 0b0110 << 4, 30 * MB));
         let work = plan(&layout).unwrap();
-        // What has so many deltas is a group of its own.
+        // A shard with so many deltas is a group of its own.
         assert_eq!((work.shards(), work.based, work.level), (1 << 5, 1 << 5, 0));
         assert_eq!(names(&work), ["a", "b", "c", "d", "e"]);
 
-        // A snapshot came while it was merged.
+        // A snapshot is published during the merge.
         layout.push(object("f", 0, 1 << 5, 1));
         assert!(replace(&mut layout, &work, Some(object("m", 0, 1 << 5, 40 * MB))));
         let live: Vec<_> = layout.iter().map(|o| (&*o.name, o.live())).collect();
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(live, [("a", !0b1100), ("d2", 0b100), ("l1", 0b101)]);
         assert_eq!(plan(&layout), None);
 
-        // A base stands in nobody's way: seven more of the first level, with a base among them.
+        // A base does not separate others: seven more of the first level, with a base among them.
         layout.extend((0..7).map(|n| object(&format!("e{n}"), 1, 1, 1)));
         layout.insert(5, object("m", 0, 0b1000, 1));
         assert_eq!(plan(&layout).unwrap().inputs.len(), 8);

@@ -1,20 +1,19 @@
-//! Snapshots: the rows of tables after one cut, and what the engine keeps beside them, in a store
-//! of objects.
+//! Snapshots: the rows of tables after one cut, and the engine's internal state, in a store of
+//! objects.
 //!
-//! A [`Store`] keeps objects: names to bytes, put as a whole, never changed. A snapshot is a
-//! [`Manifest`], which is put last and names *data objects* with rows (see `data.rs` for their
-//! format) and one with the internal state. Objects that no manifest names do not count: they are
-//! what is left of a snapshot that was cut short, and are removed later.
+//! A [`Store`] holds objects: names to bytes, put as a whole, never changed. A snapshot is a
+//! [`Manifest`], which is put last. It names *data objects* with rows (see `data.rs` for their
+//! format) and one object with the internal state. Objects that no manifest names do not count.
+//! They are left from an interrupted snapshot, and are removed later.
 //!
-//! Each snapshot adds one data object with the rows that have changed. So that neither their number
-//! nor the time to load them grows without end, they are merged in the background (`layout.rs` says
-//! which and when).
+//! Each snapshot adds one data object with the rows that have changed. To bound their number and
+//! the time to load them, they are merged in the background (`layout.rs` says which and when).
 //!
-//! What is damaged, missing or mistaken for something else is refused by name. Nothing older is
-//! taken in its place.
+//! Objects that are damaged, missing or mistaken for others are refused by name. Nothing older
+//! replaces them.
 //!
 //! This crate moves keys and rows as bytes. It does not know transactions, tables, logs, threads or
-//! clocks: it is the engine that says when.
+//! clocks: the engine says when to take a snapshot.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -72,13 +71,13 @@ pub use store::{Object, ObjectWriter, Store};
 /// The version of all formats here: data objects and manifests.
 pub const VERSION: u16 = 1;
 
-/// Where data objects are in a store.
+/// The prefix of data objects in a store.
 const DATA: &str = "data/";
-/// Where internal states are.
+/// The prefix of internal states.
 const INTERNAL: &str = "internal/";
 
-/// What every implementation of a trait of this crate promises, as checks that panic where a
-/// promise is broken. Meant for tests.
+/// The promises of every implementation of a trait of this crate, as checks that panic if a promise
+/// is broken. For tests.
 pub mod contract {
     pub use crate::store::check as store;
 }

@@ -16,18 +16,18 @@ use crate::store::Store;
 /// A row of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedRow<'a> {
-    /// Its table.
+    /// The table.
     pub table: TableId,
-    /// Its partition.
+    /// The partition.
     pub partition: Partition,
-    /// Its key.
+    /// The key.
     pub key: &'a [u8],
     /// The row itself.
     pub row: &'a [u8],
 }
 
-/// A snapshot open for reading: the indexes of its data objects, verified. Several threads may load
-/// pieces of it at the same time.
+/// A snapshot open for reading, with the verified indexes of its data objects. Several threads may
+/// load pieces of it at the same time.
 pub struct Loader {
     objects: Vec<(Arc<DataReader>, DataObject)>,
 }
@@ -40,8 +40,8 @@ impl Loader {
     /// Reads the indexes of all data objects.
     ///
     /// # Errors
-    /// When the store fails. `Io` when an object is missing or damaged, or another one than the
-    /// manifest names; `Setting` when one is of another app or of a version to come.
+    /// If the store fails. `Io` if an object is missing, damaged, or not the one that the manifest
+    /// names. `Setting` if one belongs to another app or a later version.
     pub fn open(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Loader> {
         let open = |object: &DataObject| {
             let DataObject { name, len, root, .. } = object;
@@ -51,13 +51,13 @@ impl Loader {
         Ok(Loader { objects: manifest.objects.iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// A number that the rows do not exceed, to make room for them.
+    /// Returns an upper bound on the number of rows, to reserve memory for them.
     pub fn rows_max(&self) -> u64 {
         self.objects.iter().map(|(reader, _)| reader.rows()).sum()
     }
 
-    /// All rows in at most `count` pieces with about the same number of bytes. A partition is in
-    /// one piece only.
+    /// Divides all rows into at most `count` pieces of about the same number of bytes. A partition
+    /// is in one piece only.
     pub fn pieces(&self, count: usize) -> Vec<Piece> {
         let bytes = |shard: usize| self.objects.iter().map(|(_, o)| o.shards[shard]).sum::<u64>();
         let total: u64 = (0..SHARDS).map(bytes).sum();
@@ -66,7 +66,7 @@ impl Loader {
         let (mut from, mut before) = (0, 0);
         for shard in 0..SHARDS {
             before += bytes(shard);
-            // As many shares as the shards up to here have.
+            // The number of pieces so far reaches the share of the shards up to here.
             if before >= share * (pieces.len() as u64 + 1) && pieces.len() + 1 < count {
                 pieces.push(Piece(from..shard + 1));
                 from = shard + 1;
@@ -82,8 +82,8 @@ impl Loader {
     /// key. Reads a window of each object (32 MiB together, or a block each where that is more).
     ///
     /// # Errors
-    /// When the store fails; `Io` when an object is damaged; the error of `visit`. Rows that were
-    /// visited before were right.
+    /// If the store fails; `Io` if an object is damaged; the error of `visit`. The rows visited
+    /// before were right.
     pub fn load(
         &self,
         piece: &Piece,

@@ -1,6 +1,6 @@
-//! Manifests: what makes objects a snapshot.
+//! Manifests, which make objects a snapshot.
 //!
-//! All integers are little-endian; texts and bytes stand behind their length (u64).
+//! All integers are little-endian; texts and bytes follow their length (u64).
 //!
 //! ```text
 //! magic "TIDEMANI", version u16, app u128, epoch u64, writer u64, fingerprint u128,
@@ -21,47 +21,47 @@ use crate::store::Store;
 use crate::VERSION;
 
 const MAGIC: &[u8; 8] = b"TIDEMANI";
-/// Where manifests are in a store.
+/// The prefix of manifests in a store.
 pub(crate) const MANIFESTS: &str = "manifest/";
 
-/// What a snapshot is of, and its objects.
+/// The description of a snapshot, with its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// The app that it belongs to.
+    /// The app to which it belongs.
     pub app: u128,
-    /// What the engine says of it.
+    /// The engine's data about it.
     pub head: Head,
-    /// Who wrote it: see [`Snapshots::open`](crate::Snapshots::open).
+    /// The writer's number: see [`Snapshots::open`](crate::Snapshots::open).
     pub writer: u64,
     /// The data objects, in the order in which they apply.
     pub objects: Vec<DataObject>,
-    /// Where the internal state is.
+    /// The internal state's object.
     pub internal: Blob,
 }
 
-/// What the engine says of a snapshot.
+/// The engine's data about a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The last epoch whose effects are in it.
     pub epoch: u64,
     /// The fingerprint of program and engine.
     pub fingerprint: u128,
-    /// The program, so that a stopped engine can be read.
+    /// The program, so that the data of a stopped engine can be read.
     pub program: Vec<u8>,
-    /// How many records of the input log come before it: the number of the next one.
+    /// The number of the first record of the input log that is not in it.
     pub input_next: u64,
-    /// How many records of the cut log come before it: the number of the next one.
+    /// The number of the first record of the cut log that is not in it.
     pub cut_next: u64,
 }
 
 /// An object that is read as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
-    /// Its name in the store.
+    /// The name in the store.
     pub name: String,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
-    /// Its checksum.
+    /// The checksum.
     pub checksum: u64,
 }
 
@@ -73,15 +73,15 @@ impl Blob {
 }
 
 impl Manifest {
-    /// Its name in the store: sorted by name, manifests are sorted by epoch.
+    /// Returns the name in the store. Manifests sorted by name are sorted by epoch.
     pub fn name(&self) -> String {
         name_of(self.head.epoch)
     }
 
-    /// The internal state.
+    /// Reads the internal state.
     ///
     /// # Errors
-    /// `Io` when the object is missing or damaged, or can't be read.
+    /// `Io` if the object is missing or damaged, or can't be read.
     pub fn internal(&self, store: &dyn Store) -> Result<Vec<u8>> {
         let Blob { name, len, checksum: expected } = &self.internal;
         let bytes = store.get(name)?.ok_or_else(|| damage::missing(name, &self.name()))?;
@@ -94,7 +94,7 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// The names of all objects that it needs, with their lengths.
+    /// Returns the names of all objects that it needs, with their lengths.
     pub(crate) fn needs(&self) -> impl Iterator<Item = (&str, u64)> {
         let data = self.objects.iter().map(|object| (&*object.name, object.len));
         data.chain([(&*self.internal.name, self.internal.len)])
@@ -131,14 +131,14 @@ impl Manifest {
         out
     }
 
-    /// Reads a manifest that was found under `name`.
+    /// Decodes a manifest that was found under `name`.
     fn decode(name: &str, bytes: &[u8], app: u128) -> Result<Manifest> {
         let damaged = |why: &str| damage::damaged(name, why);
         let mut taker = Taker(bytes);
         if taker.bytes(MAGIC.len()) != Some(MAGIC) {
             return Err(damaged("it does not begin like a manifest"));
         }
-        // Before the checksum, which a later version may have elsewhere.
+        // This comes before the checksum, which a later version may have elsewhere.
         let version = taker.u16().ok_or_else(|| damaged("it is cut off"))?;
         if version > VERSION {
             return Err(damage::newer(name, version));
@@ -176,7 +176,7 @@ fn decode_fields(mut taker: Taker<'_>) -> Option<Manifest> {
     });
     let objects = objects.collect::<Option<Vec<_>>>()?;
     let head = Head { epoch, fingerprint, program, input_next, cut_next };
-    // Behind it is the checksum.
+    // The checksum follows.
     (taker.0.len() == 8).then_some(Manifest { app, head, writer, objects, internal })
 }
 
@@ -184,40 +184,40 @@ pub(crate) fn name_of(epoch: u64) -> String {
     format!("{MANIFESTS}{epoch:016x}")
 }
 
-/// The epoch whose manifest has this name; `None` when none has.
+/// Returns the epoch whose manifest has this name; `None` if it is not the name of a manifest.
 pub(crate) fn epoch_of(name: &str) -> Option<u64> {
     let epoch = u64::from_str_radix(name.strip_prefix(MANIFESTS)?, 16).ok()?;
     (name_of(epoch) == name).then_some(epoch)
 }
 
-/// The epochs of all snapshots in a store, in order. Reads names only.
+/// Returns the epochs of all snapshots in a store, in order. Reads names only.
 ///
 /// # Errors
-/// When the store fails; `Io` when something among the manifests is none.
+/// If the store fails; `Io` if an object among the manifests is not one.
 pub fn epochs(store: &dyn Store) -> Result<Vec<u64>> {
     let objects = store.list(MANIFESTS)?;
     let epochs = objects.iter().map(|object| {
         epoch_of(&object.name).ok_or_else(|| {
-            // It may be the newest one under another name: not to be passed over.
+            // It may be the newest one under another name, so it must not be ignored.
             damage::damaged(&object.name, "its name is not that of a manifest")
         })
     });
     epochs.collect()
 }
 
-/// The manifest of a snapshot, if there is one: for an operator, or for reading beside a running
-/// engine. What it names is not looked at yet.
+/// Returns the manifest of a snapshot, if there is one: for an operator, or for reading beside a
+/// running engine. Does not check the objects that it names.
 ///
 /// # Errors
-/// When the store fails. `Io` when it is damaged; `Setting` when it is of another app or of a
-/// version to come.
+/// If the store fails. `Io` if it is damaged; `Setting` if it belongs to another app or a later
+/// version.
 pub fn manifest_at(store: &dyn Store, app: u128, epoch: u64) -> Result<Option<Manifest>> {
     let name = name_of(epoch);
     store.get(&name)?.map(|bytes| Manifest::decode(&name, &bytes, app)).transpose()
 }
 
-/// Looks whether all that a manifest names is there, with the right length. Reads names only:
-/// reading the objects verifies their bytes.
+/// Checks that all objects of a manifest exist, with the right length. Reads names only: reading
+/// the objects verifies their bytes.
 pub(crate) fn check_objects(store: &dyn Store, manifest: &Manifest) -> Result<()> {
     let mut there = store.list(super::DATA)?;
     there.extend(store.list(super::INTERNAL)?);

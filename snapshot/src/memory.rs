@@ -15,7 +15,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }

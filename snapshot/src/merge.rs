@@ -1,4 +1,4 @@
-//! Several data objects as one: newest first, each key once.
+//! Several data objects as one: the newest row of each key, once.
 
 use std::cmp::Ordering;
 
@@ -6,35 +6,35 @@ use tidemill_core::Result;
 
 use crate::data::Cursor;
 
-/// Bytes that the windows of all cursors of a merge may take together, when blocks allow.
+/// The size of the windows of all cursors of a merge together, in bytes, if blocks allow.
 const WINDOWS_BYTES: u64 = 32 << 20;
-/// Bytes that are read at once at most.
+/// The largest number of bytes that are read at once.
 const WINDOW_BYTES_MAX: u64 = 1 << 20;
 
-/// How much each of so many cursors should read at once.
+/// Returns how many bytes each of this many cursors should read at once.
 pub(crate) fn window(cursors: usize) -> u64 {
     (WINDOWS_BYTES / cursors.max(1) as u64).min(WINDOW_BYTES_MAX)
 }
 
 /// Goes through the rows of several cursors in order.
 pub(crate) struct Merger {
-    /// Oldest first.
+    /// The cursors, oldest first.
     cursors: Vec<Cursor>,
-    /// Those that have rows, sorted by row; at equal keys the newest cursor comes first. It is
-    /// nearly always sorted already when the first one has gone on: objects differ in size, and the
-    /// largest gives most rows.
+    /// The cursors that have rows, sorted by row; at equal keys the newest cursor comes first. When
+    /// the first one has advanced, the order is usually still right: objects differ in size, and
+    /// the largest has most rows.
     order: Vec<usize>,
-    /// Whether the first one's row has been given.
+    /// Whether the first one's row has been returned.
     given: bool,
 }
 
 impl Merger {
-    /// Merges cursors, the oldest object's first.
+    /// Creates a merger of cursors, with the oldest object's first.
     pub(crate) fn new(cursors: Vec<Cursor>) -> Merger {
         Merger { cursors, order: Vec::new(), given: false }
     }
 
-    /// Goes before the first row of a shard, of the cursors for which `takes_part` holds.
+    /// Moves before the first row of a shard, with the cursors for which `takes_part` holds.
     pub(crate) fn begin(&mut self, shard: usize, takes_part: impl Fn(usize) -> bool) -> Result<()> {
         self.order.clear();
         self.given = false;
@@ -49,14 +49,14 @@ impl Merger {
         Ok(())
     }
 
-    /// The cursor that stands at the newest version of the next key; `None` at the end of the shard.
+    /// Returns the cursor at the newest version of the next key; `None` at the end of the shard.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<Option<&Cursor>> {
         if self.given {
             self.advance(0)?;
         }
         self.given = true;
-        // Older versions of the same key.
+        // These are older versions of the same key.
         while self.order.len() > 1 && self.is_second_equal() {
             self.advance(1)?;
         }
@@ -69,7 +69,7 @@ impl Merger {
         first.spot() == second.spot() && first.key() == second.key()
     }
 
-    /// Lets the cursor at `place` go on, and puts it where it belongs then.
+    /// Advances the cursor at `place`, and moves it to its new place.
     #[inline]
     fn advance(&mut self, place: usize) -> Result<()> {
         let Some(number) = self.order.get(place).copied() else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Names for objects to come, and which of them are being written.
+//! Names for new objects, and which of them are being written.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,23 +6,22 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Gives names that no object has or has had: a number that counts on from what is there, and the
-/// writer's own.
+/// Creates names that no object has or has had, from the next free number and the writer's own
+/// number.
 pub(crate) struct Names {
     writer: u64,
     next: AtomicU64,
     claimed: Mutex<BTreeSet<String>>,
 }
 
-/// A name that is in use as long as this is there: its object may look like a leftover, but is
-/// none.
+/// A name that is in use as long as this value exists. Its object may look unused, but is not.
 pub(crate) struct Claim {
     names: Arc<Names>,
     name: String,
 }
 
 impl Names {
-    /// Names for a writer, of a number that none of `there` has.
+    /// Creates the names of a writer, from a number that none of `there` has.
     pub(crate) fn new<'a>(writer: u64, there: impl Iterator<Item = &'a str>) -> Arc<Names> {
         let number = |name: &str| {
             let (_, last) = name.rsplit_once('/')?;

@@ -14,21 +14,21 @@ use crate::{DATA, INTERNAL};
 
 impl Snapshots {
     /// Publishes the state after one cut: that of the newest snapshot with the changes of `delta`,
-    /// and the internal state as a whole. When this returns it survives a crash of the machine, and
-    /// is the newest.
+    /// and the internal state as a whole. When this returns, the snapshot survives a crash of the
+    /// machine, and is the newest.
     ///
-    /// Sorts and writes about as many bytes as the delta has; holds one shard's sorting words and
-    /// one block beside it. Merges that have been adopted become part of it; one that is still
-    /// running is not waited for.
+    /// It sorts and writes about as many bytes as the delta has. Besides it holds one shard's
+    /// sorting words and one block. Adopted merges become part of the snapshot; a running one is
+    /// not waited for.
     ///
     /// # Errors
-    /// When the store fails or is full. Then nothing has changed here, the delta is still the
-    /// caller's, and it is *not* contained in any snapshot that counts: publish it again for the
-    /// same epoch, or add later changes to it and publish for a later one. (If the answer was
-    /// lost, the snapshot is there all the same. It is complete then, and harmless.)
+    /// If the store fails or is full. Then nothing has changed here, the delta still belongs to the
+    /// caller, and it is *not* part of any snapshot that counts. Publish it again for the same
+    /// epoch, or add later changes to it and publish for a later one. (If only the answer was lost,
+    /// the snapshot exists. It is complete then, and harmless.)
     ///
-    /// `Resource` when somebody else has published this epoch, `Internal` when the epoch is not
-    /// above the newest one.
+    /// `Resource` if another process has published this epoch, `Internal` if the epoch is not above
+    /// the newest one.
     pub fn publish(&mut self, head: Head, internal: &[u8], delta: &Delta) -> Result<Arc<Manifest>> {
         if self.newest.as_ref().is_some_and(|newest| head.epoch <= newest.head.epoch) {
             return Err(Error::internal(format!("epoch {} is in a snapshot already", head.epoch)));
@@ -54,7 +54,7 @@ impl Snapshots {
         Ok(manifest)
     }
 
-    /// Writes the rows of a delta that stands on `below`: `None` when there are none.
+    /// Writes the rows of a delta on top of `below`. Returns `None` if there are none.
     fn write_delta(
         &self,
         name: &str,
@@ -68,7 +68,7 @@ impl Snapshots {
         for shard in 0..SHARDS {
             let bare = below >> shard & 1 == 0;
             delta.sorted(shard, &mut sorter).each(|spot, deleted, row| {
-                // There is nothing that it could delete.
+                // There is nothing that the deletion could delete.
                 if deleted && bare {
                     return Ok(());
                 }
@@ -84,8 +84,8 @@ impl Snapshots {
         writer.map(DataWriter::finish).transpose()
     }
 
-    /// The manifest that is there already for this epoch: ours, of an attempt whose answer was
-    /// lost.
+    /// Returns the existing manifest of this epoch, if it is from an earlier attempt whose answer
+    /// was lost.
     fn published_before(&self, wanted: &Manifest) -> Result<Manifest> {
         let found = manifest_at(&*self.store, self.app, wanted.head.epoch)?;
         match found {
@@ -94,7 +94,7 @@ impl Snapshots {
                 Ok(found)
             }
             _ => Err(Error::resource(format!(
-                "somebody else has published the snapshot {}",
+                "another process has published the snapshot {}",
                 wanted.name()
             ))
             .help("another process writes to the same data: stop one of them")),

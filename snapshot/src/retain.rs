@@ -1,4 +1,4 @@
-//! Keeping the newest snapshots, and removing what none of them needs.
+//! Retention of the newest snapshots, and removal of objects that none of them needs.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use crate::manifest::{epochs, manifest_at, name_of};
 use crate::snapshots::Snapshots;
 use crate::{DATA, INTERNAL};
 
-/// What is left.
+/// The retained snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// The epochs of the snapshots that are kept, oldest first.
+    /// The epochs of the retained snapshots, oldest first.
     pub epochs: Vec<u64>,
     /// The first record of the input log that any of them needs.
     pub input_next: u64,
@@ -21,18 +21,18 @@ pub struct Kept {
 }
 
 impl Snapshots {
-    /// Keeps the newest `count` snapshots (at least 1) and removes all others, objects that none of
-    /// them names, and what failures and crashes have left: except what is being written now.
-    /// `None`, and nothing is removed, while there is no snapshot. Snapshots whose publishing
-    /// failed, and which are there all the same, are kept beside them.
+    /// Retains the newest `count` snapshots (at least 1). Removes all others, objects that none of
+    /// them names, and leftovers of failures and crashes, except objects that are being written.
+    /// Returns `None`, and removes nothing, while there is no snapshot. Snapshots whose publishing
+    /// failed, but which exist, are retained beside them.
     ///
     /// # Errors
-    /// When the store fails, or one of the snapshots to keep has a damaged manifest. Nothing that
-    /// is needed has been removed, and another call goes on with the rest.
+    /// If the store fails, or a retained snapshot has a damaged manifest. Nothing that is needed
+    /// has been removed, and another call continues with the rest.
     pub fn retain(&self, count: usize) -> Result<Option<Kept>> {
         let Some(newest) = &self.newest else { return Ok(None) };
-        // A manifest whose answer was lost may be there, newer than what is known here: it stays,
-        // but nothing has to give way for it, because it may not survive a crash.
+        // There may be a manifest whose answer was lost, newer than the known ones. It stays, but
+        // it displaces no other, because it may not survive a crash.
         let mut removed = epochs(&*self.store)?;
         let counted = removed.partition_point(|epoch| *epoch <= newest.head.epoch);
         let kept = removed.split_off(counted.saturating_sub(count.max(1)));
@@ -50,7 +50,7 @@ impl Snapshots {
             cut_next = cut_next.min(manifest.head.cut_next);
         }
 
-        // Manifests first: one that is there has its objects, wherever this ends.
+        // Manifests are removed first, so that an existing one always has its objects.
         for epoch in &removed {
             self.store.delete(&name_of(*epoch))?;
         }

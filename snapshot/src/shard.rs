@@ -3,7 +3,7 @@
 use tidemill_core::TableId;
 use tidemill_place::{Partition, PARTITIONS};
 
-/// Number of shards; part of the format.
+/// The number of shards; part of the format.
 pub const SHARDS: usize = 64;
 
 const PARTITIONS_PER_SHARD: u16 = PARTITIONS / SHARDS as u16;
@@ -11,13 +11,13 @@ const PARTITIONS_PER_SHARD: u16 = PARTITIONS / SHARDS as u16;
 /// A set of shards: bit `n` for shard `n`.
 pub(crate) type ShardSet = u64;
 
-/// The shard of a partition.
+/// Returns the shard of a partition.
 pub fn shard_of(partition: Partition) -> usize {
     usize::from(partition.0 / PARTITIONS_PER_SHARD)
 }
 
-/// A table and a partition as one number, ordered by table and then partition: the order of rows
-/// within a shard, before that of their keys.
+/// A table and a partition as one number, ordered by table and then partition. Rows within a shard
+/// are in this order, and then in that of their keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot(pub(crate) u32);
 
@@ -42,7 +42,7 @@ impl Spot {
         shard_of(self.partition())
     }
 
-    /// The table and the partition's place in its shard: 22 bits, in the same order.
+    /// Returns the table and the partition's place in its shard: 22 bits, in the same order.
     #[inline]
     pub(crate) fn in_shard(self) -> u32 {
         (self.0 >> 16) * u32::from(PARTITIONS_PER_SHARD)
@@ -50,7 +50,7 @@ impl Spot {
     }
 }
 
-/// The shards in a set, in order.
+/// Returns the shards in a set, in order.
 pub(crate) fn shards_in(set: ShardSet) -> impl Iterator<Item = usize> {
     (0..SHARDS).filter(move |shard| set >> shard & 1 == 1)
 }

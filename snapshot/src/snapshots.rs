@@ -1,7 +1,6 @@
-//! The snapshots of an app, to whom writes them: opening.
+//! The snapshots of an app, for their writer: opening.
 //!
-//! What is done with them has a file for each verb: `publish.rs`, `compact.rs`, `retain.rs`,
-//! `load.rs`.
+//! Each operation on them has its own file: `publish.rs`, `compact.rs`, `retain.rs`, `load.rs`.
 
 use std::sync::Arc;
 
@@ -13,30 +12,30 @@ use crate::names::Names;
 use crate::store::Store;
 use crate::{DATA, INTERNAL};
 
-/// The snapshots of an app, open for writing. Has one user at a time; what takes long beside
-/// publishing is done by a [`Merge`](crate::Merge), on another thread.
+/// The snapshots of an app, open for writing. It has one user at a time. A [`Merge`](crate::Merge)
+/// does the long work beside publishing, on another thread.
 pub struct Snapshots {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) app: u128,
     pub(crate) names: Arc<Names>,
     pub(crate) writer: u64,
     pub(crate) newest: Option<Arc<Manifest>>,
-    /// What the next manifest names, but for its own delta: the newest one's objects, and what has
-    /// been merged since.
+    /// The objects of the next manifest, except its own delta: those of the newest one, with the
+    /// merges since.
     pub(crate) layout: Vec<DataObject>,
 }
 
 impl Snapshots {
     /// Opens the snapshots of an app, at the newest one: [`newest`](Snapshots::newest).
     ///
-    /// There is one writer at a time: whoever opens has made sure that an earlier one has ended.
-    /// `writer` is a number that no other writer has or has had, from `env.random`: it keeps names
-    /// apart even so.
+    /// There is one writer at a time: the caller has made sure that an earlier one has ended.
+    /// `writer` is a number that no other writer has or has had, from `env.random`. It keeps names
+    /// apart even if the caller is wrong.
     ///
     /// # Errors
-    /// When the store fails. `Io` when the newest manifest is damaged, or names what is missing or
-    /// has another length: an older one is never taken in its place, unless somebody decides so
-    /// ([`discard_after`]). `Setting` when it is of another app or of a version to come.
+    /// If the store fails. `Io` if the newest manifest is damaged, or names objects that are
+    /// missing or have another length. An older one never replaces it, unless an operator decides
+    /// so ([`discard_after`]). `Setting` if it belongs to another app or a later version.
     pub fn open(store: Arc<dyn Store>, app: u128, writer: u64) -> Result<Snapshots> {
         let newest = newest(&*store, app)?;
         let mut there = store.list(DATA)?;
@@ -46,14 +45,14 @@ impl Snapshots {
         Ok(Snapshots { store, app, names, writer, newest: newest.map(Arc::new), layout })
     }
 
-    /// The newest snapshot, if there is any.
+    /// Returns the newest snapshot, if there is one.
     pub fn newest(&self) -> Option<&Arc<Manifest>> {
         self.newest.as_ref()
     }
 }
 
-/// The newest manifest, if there is any; all that it names is there. Changes nothing: for reading
-/// what a stopped engine has left.
+/// Returns the newest manifest, if there is one; all objects that it names exist. Changes nothing:
+/// for reading the data of a stopped engine.
 ///
 /// # Errors
 /// As [`Snapshots::open`].
@@ -62,16 +61,16 @@ pub fn newest(store: &dyn Store, app: u128) -> Result<Option<Manifest>> {
     open_at(store, app, epoch).map(Some)
 }
 
-/// The manifest of a certain snapshot; all that it names is there. Changes nothing.
+/// Returns the manifest of a certain snapshot; all objects that it names exist. Changes nothing.
 ///
 /// # Errors
-/// As [`Snapshots::open`]; `Setting` when there is no snapshot of that epoch.
+/// As [`Snapshots::open`]; `Setting` if there is no snapshot of that epoch.
 pub fn open_at(store: &dyn Store, app: u128, epoch: u64) -> Result<Manifest> {
     let Some(manifest) = manifest_at(store, app, epoch)? else {
         let there: Vec<String> = epochs(store)?.iter().map(u64::to_string).collect();
         let help = match &there[..] {
-            [] => "there is none at all".to_owned(),
-            _ => format!("there are those of the epochs {}", there.join(", ")),
+            [] => "there are no snapshots".to_owned(),
+            _ => format!("there are snapshots of the epochs {}", there.join(", ")),
         };
         return Err(Error::setting(format!("there is no snapshot of epoch {epoch}")).help(help));
     };
@@ -80,14 +79,13 @@ pub fn open_at(store: &dyn Store, app: u128, epoch: u64) -> Result<Manifest> {
 }
 
 /// Removes the manifests of all snapshots after `epoch`, so that its own is the newest. For an
-/// operator who has decided to lose what they hold, as when one of them is damaged.
+/// operator who has decided to lose their content, for example when one of them is damaged.
 ///
 /// # Errors
-/// When the store fails, or as [`open_at`]: nothing is removed when what would become the newest
-/// can't be opened.
+/// If the store fails, or as [`open_at`]: nothing is removed if the new newest one can't be opened.
 pub fn discard_after(store: &dyn Store, app: u128, epoch: u64) -> Result<()> {
     open_at(store, app, epoch)?;
-    // What is no name of a manifest goes as well: it may be a later one, renamed.
+    // An object with another name is removed, too: it may be a later manifest that was renamed.
     let is_kept = |name: &str| epoch_of(name).is_some_and(|found| found <= epoch);
     for object in store.list(MANIFESTS)?.iter().rev() {
         if !is_kept(&object.name) {

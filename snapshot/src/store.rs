@@ -1,68 +1,68 @@
 //! A store of objects: names to bytes, put as a whole, never changed.
 //!
-//! The trait is what an object store in the cloud can do as well as a directory can: it has no
-//! renames, no appends and no locks. It does not know what an object holds.
+//! The trait has only operations that both an object store in the cloud and a directory support: no
+//! renames, no appends and no locks. It does not know the content of objects.
 
 use tidemill_core::{Error, Result};
 
 /// Objects by name.
 ///
-/// **Names** are one or more segments joined by `/`; a segment is made of ASCII letters, digits,
+/// **Names** are one or more segments joined by `/`. A segment consists of ASCII letters, digits,
 /// `.`, `_` and `-`, and does not begin with a dot.
 ///
-/// **An object is there as a whole or not at all**, to whoever looks and whenever the machine
-/// stops. One that was put (the call has returned) survives a crash. Whoever puts under a name that
-/// is taken replaces the object as a whole; nobody should.
+/// **An object exists as a whole or not at all**, for every reader and whenever the machine stops.
+/// An object whose put has returned survives a crash. A put under a name that is taken replaces the
+/// object as a whole; callers should not do that.
 ///
-/// **After an error nothing is known of a change**: it may have been made or not, and it may still
-/// be made until the process ends. So names are not used again after a failure.
+/// **After an error the result of a change is unknown**: it may have been made or not, and it may
+/// still be made until the process ends. So names are not reused after a failure.
 ///
-/// Errors have the kind `Io`, or `Resource` when the store is full. They name the object.
+/// Errors have the kind `Io`, or `Resource` if the store is full. They name the object.
 pub trait Store: Send + Sync {
     /// Puts an object.
     ///
     /// # Errors
-    /// When the store fails, or is full.
+    /// If the store fails, or is full.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<()>;
 
-    /// Puts an object if there is none of that name: `false`, and nothing changes, if there is.
-    /// Of several callers at the same time one gets `true`.
+    /// Puts an object if there is none of that name. Otherwise it returns `false` and changes
+    /// nothing. Of several callers at the same time one gets `true`.
     ///
     /// # Errors
-    /// When the store fails, or is full.
+    /// If the store fails, or is full.
     fn put_if_absent(&self, name: &str, bytes: &[u8]) -> Result<bool>;
 
-    /// Puts an object piece by piece. Nothing can be seen of it before
-    /// [`finish`](ObjectWriter::finish); dropping the writer gives it up.
+    /// Puts an object piece by piece. It is invisible before [`finish`](ObjectWriter::finish).
+    /// Dropping the writer abandons the object.
     ///
     /// # Errors
-    /// When the store fails.
+    /// If the store fails.
     fn create(&self, name: &str) -> Result<Box<dyn ObjectWriter>>;
 
-    /// The bytes of an object; `None` when there is none.
+    /// Returns the bytes of an object; `None` if there is none.
     ///
     /// # Errors
-    /// When the store fails.
+    /// If the store fails.
     fn get(&self, name: &str) -> Result<Option<Vec<u8>>>;
 
-    /// `len` bytes of an object from the byte `from` on: fewer when it ends before. `None` when
+    /// Returns `len` bytes of an object from the byte `from` on: fewer if it ends before. `None` if
     /// there is no such object.
     ///
     /// # Errors
-    /// When the store fails.
+    /// If the store fails.
     fn get_range(&self, name: &str, from: u64, len: u64) -> Result<Option<Vec<u8>>>;
 
-    /// All objects whose names begin with `prefix`, sorted by name. A prefix is empty or ends with
-    /// `/`.
+    /// Returns all objects whose names begin with `prefix`, sorted by name. A prefix is empty or
+    /// ends with `/`.
     ///
     /// # Errors
-    /// When the store fails.
+    /// If the store fails.
     fn list(&self, prefix: &str) -> Result<Vec<Object>>;
 
-    /// Removes an object; one that is not there is fine.
+    /// Removes an object. A missing one is not an error.
     ///
     /// # Errors
-    /// When the store fails.
+    /// If the store fails.
     fn delete(&self, name: &str) -> Result<()>;
 }
 
@@ -71,44 +71,44 @@ pub trait ObjectWriter: Send {
     /// Takes more bytes.
     ///
     /// # Errors
-    /// When the store fails, or is full. The object can't be finished then.
+    /// If the store fails, or is full. The object can't be finished then.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
     /// Puts the object.
     ///
     /// # Errors
-    /// When the store fails now or has failed before.
+    /// If the store fails now or has failed before.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
 /// An object in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its length in bytes.
+    /// The length in bytes.
     pub len: u64,
 }
 
-/// Refuses what is no name.
+/// Refuses a text that is not a name.
 pub(crate) fn check_name(name: &str) -> Result<()> {
     if !name.is_empty() && name.split('/').all(is_segment) {
         return Ok(());
     }
-    Err(Error::internal(format!("{name:?} is no name of an object")))
+    Err(Error::internal(format!("{name:?} is not a name of an object")))
 }
 
-/// Whether a text may stand between the slashes of a name.
+/// Whether a text is a valid segment of a name.
 pub(crate) fn is_segment(segment: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
     !segment.is_empty() && !segment.starts_with('.') && segment.bytes().all(plain)
 }
 
-/// Checks what [`Store`] promises, except what a crash leaves. The store must be empty; objects are
-/// left in it.
+/// Checks the promises of a [`Store`], except those about crashes. The store must be empty; objects
+/// are left in it.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn check(store: &dyn Store) {
     assert_eq!(list(store, ""), [], "an empty list");
     assert_eq!(list(store, "a/"), []);
@@ -180,7 +180,7 @@ fn check_writers(store: &dyn Store) {
     drop(writer);
     assert_eq!(list(store, "written/"), [(name.to_owned(), 8)]);
 
-    // Two at a time, even of one name, do not mix.
+    // Two writers at a time, even of one name, do not mix.
     let mut first = store.create("written/two").expect("a writer");
     let mut second = store.create("written/two").expect("a writer");
     first.write(b"first").expect("bytes are written");

@@ -1,5 +1,5 @@
-//! Whatever happens: the newest snapshot is the state at its epoch, bit for bit. One that was
-//! published survives; one that failed harms nothing.
+//! In every history the newest snapshot is the state at its epoch, bit for bit. A published
+//! snapshot survives, and a failed one does no harm.
 
 mod common;
 
@@ -17,7 +17,7 @@ use tidemill_snapshot::{
 
 const APP: u128 = 77;
 
-/// Where the snapshots are, and what can happen there.
+/// The place of the snapshots, and the events that can happen there.
 enum World {
     /// A directory on a disk that crashes.
     Disk(SimEnv),
@@ -37,7 +37,7 @@ impl World {
         }
     }
 
-    /// Lets some call go wrong soon.
+    /// Plans a fault of some call soon.
     fn plan_fault(&self, dice: &Dice) {
         let nth = 1 + dice.below(40);
         match self {
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// The process ends, and the machine too where it can.
+    /// Ends the process, and also the machine where it can.
     fn crash(&self, dice: &Dice) {
         self.clear_faults();
         if let World::Disk(sim) = self {
@@ -78,7 +78,7 @@ impl World {
     }
 }
 
-/// What the engine would know.
+/// The engine's knowledge.
 struct Engine {
     snapshots: Snapshots,
     store: Arc<dyn Store>,
@@ -126,14 +126,14 @@ impl Engine {
     }
 
     fn publish(&mut self, states: &mut BTreeMap<u64, Model>, dice: &Dice) {
-        // Sometimes the same epoch again, whose attempt failed.
+        // Sometimes this is the same epoch again, whose attempt failed.
         if !states.contains_key(&self.epoch) || self.epoch == self.published || dice.chance(70) {
             self.epoch += 1;
             states.insert(self.epoch, self.model.clone());
         }
         let state = &states[&self.epoch];
         if *state != self.model {
-            // The attempt was of an older state: it can't be repeated.
+            // The attempt was of an older state, so it can't be repeated.
             self.epoch += 1;
             states.insert(self.epoch, self.model.clone());
         }
@@ -160,7 +160,7 @@ impl Engine {
 
     fn merge(&mut self, dice: &Dice) {
         if let Some(merged) = self.merged.take() {
-            // Or it is thrown away.
+            // Otherwise the result is dropped.
             if dice.chance(90) {
                 self.snapshots.adopt(merged);
             }
@@ -187,7 +187,7 @@ fn run(seed: u64) {
         _ => World::Faulty(FaultyStore::new(Arc::new(MemoryStore::new()))),
     };
     let shape = Shape::random(&dice);
-    // The states that snapshots were published of, whether they succeeded or not.
+    // The states whose snapshots were attempted, successful or not.
     let mut states = BTreeMap::new();
     let mut engine = Engine::open(&world, 0, &states, 0);
     for step in 1..20 + dice.below(150) {
@@ -201,7 +201,7 @@ fn run(seed: u64) {
             _ => {
                 let published = engine.published;
                 world.crash(&dice);
-                // Nobody is left to clean up.
+                // The engine ends without cleaning up.
                 std::mem::forget(engine);
                 engine = Engine::open(&world, step, &states, published);
             }
@@ -224,7 +224,7 @@ fn run(seed: u64) {
     let kept = engine.snapshots.retain(1).unwrap().unwrap();
     assert_eq!(kept.epochs, [engine.epoch]);
     engine.check();
-    // Nothing is left but what is needed.
+    // Only the needed objects are left.
     let newest = engine.snapshots.newest().unwrap();
     assert_eq!(engine.store.list("").unwrap().len(), newest.objects.len() + 2);
 }

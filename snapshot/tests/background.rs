@@ -1,5 +1,5 @@
-//! Merging beside publishing: how much is written, how many objects there are, and that nobody
-//! waits.
+//! Merging beside publishing: the bytes written, the number of objects, and that nothing waits for
+//! a merge.
 
 mod common;
 
@@ -16,14 +16,15 @@ fn head(epoch: u64) -> Head {
     Head { epoch, ..Head::default() }
 }
 
-/// Bytes of the changes, what was written for them, the most objects at any time, and the state.
+/// The bytes of the changes, the bytes written for them, the largest number of objects, and the
+/// state.
 struct Figures {
     changed: u64,
     written: u64,
     objects_max: usize,
 }
 
-/// Publishes `epochs` changes, with all merges in between, the first state apart.
+/// Publishes `epochs` changes, with all merges in between. The first state is not counted.
 fn history(epochs: u64, first: u64, change: impl Fn(&Dice, u64) -> Vec<u64>) -> Figures {
     let dice = Dice::new(epochs);
     let memory = MemoryStore::new();
@@ -63,7 +64,7 @@ fn history(epochs: u64, first: u64, change: impl Fn(&Dice, u64) -> Vec<u64>) -> 
     figures.written = counted.written() - before - manifests;
     let newest = snapshots.newest().unwrap();
     assert_eq!(contents(&store, newest).unwrap(), model);
-    // The space that is taken, before what is newest has been merged.
+    // The space in use before the newest objects have been merged.
     let there: u64 = store.list("data/").unwrap().iter().map(|object| object.len).sum();
     let least = model.len() as u64 * 50;
     assert!(there < 5 * least + (1 << 20), "{there} bytes for {least}");
@@ -90,7 +91,7 @@ fn what_is_written_stays_within_a_constant_of_what_changes() {
     check("everything", &all, 20);
     let growing = history(100, 0, |_, epoch| (epoch * 2000..(epoch + 1) * 2000).collect());
     check("growing", &growing, 100);
-    // One shard only, and most often the same keys.
+    // One shard only, and usually the same keys.
     let skewed = history(300, 50_000, |dice, _| {
         (0..4000)
             .map(|_| dice.below(50_000))
@@ -100,7 +101,7 @@ fn what_is_written_stays_within_a_constant_of_what_changes() {
     check("one shard", &skewed, 300);
 }
 
-/// Publishing goes on while a merge hangs in the store, and while it runs.
+/// Publishing continues while a merge hangs in the store, and while it runs.
 #[test]
 fn nobody_waits_for_a_merge() {
     let memory = MemoryStore::new();
@@ -134,14 +135,14 @@ fn nobody_waits_for_a_merge() {
     stall.release();
     thread.join().unwrap();
     assert!(snapshots.adopt(receive.recv().unwrap()));
-    // It is part of no snapshot yet, and is not taken for a leftover.
+    // The object is not in a snapshot yet, but it is not removed as unused.
     snapshots.retain(1).unwrap();
     let newest = snapshots.publish(head(5), b"", &Delta::new()).unwrap();
     assert_eq!(newest.objects.len(), 3, "two have become one");
     assert_eq!(contents(&store, &newest).unwrap(), model);
 }
 
-/// Many objects pile up when nobody merges, and can be dealt with later.
+/// Many objects accumulate without merging, and can be merged later.
 #[test]
 fn merging_may_fall_behind() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -161,7 +162,7 @@ fn merging_may_fall_behind() {
     assert_eq!(newest.objects.len(), 399);
     assert_eq!(contents(&store, newest).unwrap(), model);
     while let Some(mut merge) = snapshots.plan() {
-        // In steps, of which some are empty.
+        // The merge runs in steps, some of which are empty.
         let merged = (0..).find_map(|n| merge.step(n % 3 * 500).unwrap()).unwrap();
         assert!(merge.step(1).is_err(), "it is over");
         assert!(snapshots.adopt(merged));

@@ -1,5 +1,5 @@
-//! Damage is named, never passed over: each bit and each length of a small store, objects that are
-//! missing, mistaken for one another, of another app or of a version to come.
+//! Damage is reported by name, never ignored: each bit and each length of a small store, and
+//! objects that are missing, mistaken for one another, of another app or of a later version.
 
 mod common;
 
@@ -14,7 +14,7 @@ use tidemill_snapshot::{
     Snapshots, Store, StoreOp,
 };
 
-/// All that a start would read.
+/// Reads everything that a start would read.
 fn read(store: &MemoryStore) -> Result<Option<(Manifest, Model, Vec<u8>)>> {
     let store: Arc<dyn Store> = Arc::new(store.clone());
     let Some(manifest) = newest(&*store, APP)? else { return Ok(None) };
@@ -23,19 +23,19 @@ fn read(store: &MemoryStore) -> Result<Option<(Manifest, Model, Vec<u8>)>> {
     Ok(Some((manifest, rows, internal)))
 }
 
-/// A store with these objects.
+/// Creates a store with these objects.
 fn store_of(objects: &BTreeMap<String, Vec<u8>>) -> MemoryStore {
     let store = MemoryStore::new();
     objects.iter().for_each(|(name, bytes)| store.put(name, bytes).unwrap());
     store
 }
 
-/// Whether an error says which object it is about, and what to do.
+/// Whether an error names the object and gives help.
 fn names(error: &Error, object: &str) -> bool {
     error.what.contains(object) && !error.help.is_empty()
 }
 
-/// The small store must have been worth the damage.
+/// Checks that the small store has all kinds of objects.
 #[test]
 fn the_small_store_has_everything() {
     let (store, models) = small();
@@ -43,7 +43,7 @@ fn the_small_store_has_everything() {
     let (manifest, rows, internal) = read(&store).unwrap().unwrap();
     assert_eq!((rows, &internal[..]), (model, &[LAST as u8; 5][..]));
     assert_eq!(manifest.head, head(LAST));
-    // The base, what is left of the third, the merged ones, the last.
+    // The base, the rest of the third object, the merged one, and the last one.
     assert_eq!(manifest.objects.len(), 4, "{:?}", manifest.objects);
     assert_eq!(tidemill_snapshot::epochs(&store).unwrap(), [LAST - 1, LAST]);
 }
@@ -82,12 +82,12 @@ fn every_bit_and_every_length_counts() {
         try_with(name, &[bytes, &b"\0"[..]].concat());
         store.put(name, bytes).unwrap();
     }
-    // What only the older snapshot needs is not read.
+    // Objects that only the older snapshot needs are not read.
     assert!(refused > 10_000 && refused > 2 * harmless, "{refused} refused, {harmless} harmless");
 }
 
-/// All bits are covered, and none by chance only: within what the newest snapshot needs, whatever
-/// can be flipped is refused.
+/// All bits are covered, and not by chance: any flipped bit in the objects of the newest snapshot
+/// is refused.
 #[test]
 fn every_flipped_bit_of_what_is_needed_is_refused() {
     let (store, _) = small();
@@ -99,7 +99,7 @@ fn every_flipped_bit_of_what_is_needed_is_refused() {
         let live = manifest.objects.iter().find(|object| object.name == *name);
         // Blocks of shards in which the object no longer applies are not read.
         let is_whole = live.is_none_or(|object| {
-            // Header and footer, and a block with its entry in the index for each shard.
+            // The header and the footer, and for each shard a block with its entry in the index.
             let of_shard = |bytes: &u64| if *bytes > 0 { bytes + 32 } else { 0 };
             object.len == 64 + object.shards.iter().map(of_shard).sum::<u64>()
         });
@@ -143,7 +143,7 @@ fn a_missing_object_is_named_and_nothing_older_taken() {
     snapshots.publish(head(LAST), b"again", &Delta::new()).unwrap();
 }
 
-/// Damage does not spread: what is merged is verified.
+/// Damage does not spread, because merged blocks are verified.
 #[test]
 fn a_merge_refuses_what_is_damaged() {
     let memory = MemoryStore::new();
@@ -212,7 +212,7 @@ fn other_apps_and_newer_versions_are_refused() {
     }
 }
 
-/// A store that says it has put what it has not: found at the next start.
+/// A lost put of which the store says that it succeeded is found at the next start.
 #[test]
 fn what_a_store_has_lost_is_found() {
     for nth in 1.. {
@@ -233,7 +233,7 @@ fn what_a_store_has_lost_is_found() {
         let (op, lost) = calls[nth as usize - 1].clone();
         match read(&memory) {
             Ok(found) => {
-                // Without its manifest it is no snapshot.
+                // Without its manifest it is not a snapshot.
                 let (manifest, ..) = found.unwrap();
                 let is_manifest = op == StoreOp::PutIfAbsent;
                 assert_eq!(manifest.head.epoch, 1, "{op:?}");
@@ -262,7 +262,7 @@ fn a_snapshot_whose_answer_was_lost_can_be_published_again() {
     snapshots.publish(head(2), b"two", &Delta::new()).unwrap();
     assert_eq!(read(&memory).unwrap().unwrap().1.len(), 1);
 
-    // That of somebody else is another matter.
+    // A manifest of another writer is refused.
     let mut other = Snapshots::open(Arc::new(memory.clone()), APP, 2).unwrap();
     snapshots.publish(head(3), b"three", &Delta::new()).unwrap();
     let error = other.publish(head(3), b"three", &Delta::new()).unwrap_err();
@@ -274,7 +274,7 @@ fn a_snapshot_whose_answer_was_lost_can_be_published_again() {
 fn names_are_never_used_again() {
     let memory = MemoryStore::new();
     for epoch in 1..4 {
-        // A careless caller: the same writer each time.
+        // A careless caller uses the same writer number each time.
         let faulty = FaultyStore::new(Arc::new(memory.clone()));
         let mut snapshots = Snapshots::open(Arc::new(faulty.clone()), APP, 1).unwrap();
         let mut delta = Delta::new();

@@ -1,7 +1,7 @@
-//! Stores that earlier versions wrote are read for ever.
+//! Every version reads the stores of earlier versions.
 //!
 //! `golden/v1` has the snapshots that `common::small` takes. A new format gets a directory of its
-//! own, written by `cargo test -p tidemill-snapshot --test golden -- --ignored`; the old ones stay
+//! own, written by `cargo test -p tidemill-snapshot --test golden -- --ignored`. The old ones stay
 //! as they are.
 
 mod common;
@@ -33,7 +33,7 @@ fn all_versions_are_read() {
     }
 }
 
-/// (Of manifests, a test beside them says the same.)
+/// (For manifests, a unit test checks the same.)
 #[test]
 fn data_objects_have_the_format_of_the_golden_store() {
     let (golden, small) = (objects(&golden(VERSION)), objects(&small().0));

@@ -1,8 +1,8 @@
-//! Rows where they lie, for executors that ask for their slots ahead of time and come back to them.
+//! Rows in place, for executors that prefetch their slots and return to them later.
 //!
-//! What a transaction writes goes straight to the slot, after the version before has gone to the
-//! log; should the transaction abort, that version comes back. So a row is neither copied nor
-//! looked up again, and a transaction that names one row twice sees one row.
+//! A transaction writes directly to the slot, after the version before has moved to the log. If the
+//! transaction aborts, that version moves back. So a row is neither copied nor looked up again, and
+//! a transaction that names one row twice sees one row.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,49 +15,53 @@ use crate::table::{hash, Table, KEY, LINK, SNAPPED, STAMP, TAKEN};
 use crate::taking::{self, Headers};
 use crate::version::{stamp_word, PartAt, Seq, LOG_AHEAD};
 
-/// A table opened for writing rows in place: no slot moves while it is open, and the log has room
-/// for the versions that were agreed on. Everything a row's version needs is here, so that it costs
-/// no look at the table itself. Dropping it closes it.
+/// A table that is opened for writing rows in place. Dropping it closes the table.
 ///
-/// A table may be opened for several threads at once ([`Table::open_for`]). Each row is then used
-/// by one of them at a time, and what one has done to it happens before another uses it; whose turn
-/// it is, is for them to agree on. All that they see of each other's rows is a slot's header, which
-/// is read and written as a whole word at a time.
+/// While it is open, no slot moves, and the log has room for the agreed number of versions. It has
+/// everything that a row's version needs, so that a write does not touch the table itself.
+///
+/// A table may be opened for several threads at once ([`Table::open_for`]). Only one of them uses a
+/// row at a time, and its changes happen before another thread uses the row. The threads agree on
+/// the turns among themselves. Of each other's rows they see only the header of a slot, which is
+/// read and written one whole word at a time.
 #[derive(Debug)]
 pub struct Opened<'t> {
     slots: *mut u64,
-    /// Where the log's first word would be, were it one piece; and the place behind the last
-    /// version.
+    /// The address that the log's first word would have if the log were one piece, and the place
+    /// after the last version.
     log: *mut u64,
     end: usize,
-    /// The part of the log, and where it ended when it was opened.
+    /// The part of the log, and its end when it was opened.
     part: usize,
     begun: usize,
     stride: usize,
-    /// So many words of a slot are a version in the log.
+    /// The number of words of a slot that are logged for a version.
     logged: usize,
-    /// The word of a slot up to which it is asked for; 0 where the cache line of its first word has all that matters.
+    /// The word of a slot up to which it is prefetched. It is 0 if the cache line of the first word
+    /// has all that matters.
     asked_to: usize,
     slot_of: SlotOf,
     shift: u32,
     mask: usize,
     seed: u64,
     placing: Arc<Mutex<Placing>>,
-    /// Whether a version is four words in the log, and nothing is to be done but copying them.
+    /// Whether a version is four words in the log, and only has to be copied.
     is_short: bool,
-    /// Where versions that are kept go; null when none are.
+    /// The histories of the slots, for retained versions. Null if the table retains none.
     histories: *mut RowHistory,
-    /// The time of the versions that are begun now.
+    /// The time of the versions that are begun now, in microseconds.
     now_us: i64,
-    /// By how many bytes versions that are kept have grown.
+    /// The growth of the retained versions, in bytes.
     grown: isize,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
 
-/// Gives the number of a slot by how many words it is behind the first, without dividing: that is a
-/// multiple of the stride, and multiplying by the inverse of an odd number, modulo 2^64, divides what
-/// is a multiple of it.
+/// Converts the distance of a slot from the first, in words, to the number of the slot, without
+/// dividing.
+///
+/// The distance is a multiple of the stride. Multiplying by the inverse of an odd number, modulo
+/// 2^64, divides a multiple of that number.
 #[derive(Clone, Copy, Debug)]
 struct SlotOf {
     shift: u32,
@@ -68,7 +72,8 @@ impl SlotOf {
     fn new(stride: usize) -> SlotOf {
         let shift = stride.trailing_zeros();
         let odd = (stride >> shift) as u64;
-        // It is its own inverse in the lowest three bits, and each step doubles the bits that are right.
+        // The number is its own inverse in the lowest three bits. Each step doubles the number of
+        // right bits.
         let step =
             |inverse: u64| inverse.wrapping_mul(2u64.wrapping_sub(odd.wrapping_mul(inverse)));
         SlotOf { shift, inverse: (0..5).fold(odd, |inverse, _| step(inverse)) }
@@ -80,13 +85,13 @@ impl SlotOf {
     }
 }
 
-/// Words of a cache line.
+/// The number of words in a cache line.
 const LINE: usize = 8;
 
-/// Of wide rows so many words are asked for: whoever uses more waits for the rest.
+/// The most words of a wide row that are prefetched. An executor that uses more waits for the rest.
 const ASKED_MAX: usize = 2 * LINE;
 
-/// See [`Opened`].
+/// Returns the field of the same name of [`Opened`].
 fn asked_to(slots: *const u64, stride: usize, logged: usize) -> usize {
     let are_aligned = (slots as usize).is_multiple_of(LINE * 8)
         && (LINE.is_multiple_of(stride) || (stride.is_multiple_of(LINE) && logged <= LINE));
@@ -97,27 +102,27 @@ fn asked_to(slots: *const u64, stride: usize, logged: usize) -> usize {
     }
 }
 
-/// Rows that were not there when somebody asked for them.
+/// The rows that did not exist when an executor looked for them.
 #[derive(Debug)]
 struct Placing {
-    /// How many more slots may be taken before they have to move.
+    /// The number of slots that may still be taken before the slots have to move.
     room: usize,
     taken: usize,
-    /// Where they stand.
+    /// The slots of these rows.
     placed: Vec<*mut u64>,
 }
 
-// SAFETY: what the pointers lead to is lent to whoever holds this, and shared as its type says.
+// SAFETY: the pointed-to memory is lent to the holder of this value, and shared as the type says.
 unsafe impl Send for Opened<'_> {}
 
-// SAFETY: the pointers are only compared, until all threads are done with the table.
+// SAFETY: the pointers are only compared until all threads are done with the table.
 unsafe impl Send for Placing {}
 
 impl Table {
-    /// Opens the table for rows in place, of which at most `versions` new versions are begun.
+    /// Opens the table for rows in place, with room to begin `versions` new versions.
     ///
     /// # Panics
-    /// When its keys are not words, or there are values beside its slots.
+    /// If its keys are not words, or there are values beside its slots.
     pub fn open(&mut self, versions: usize) -> Opened<'_> {
         let words = self.plain_logged();
         let part = self.log_mut().reserve(versions * words);
@@ -128,7 +133,7 @@ impl Table {
     /// Opens the table for several threads: member `i` begins at most `versions[i]` new versions.
     ///
     /// # Panics
-    /// As [`Table::open`].
+    /// In the same cases as [`Table::open`].
     pub fn open_for(&mut self, versions: &[usize]) -> Vec<Opened<'_>> {
         let logged = self.plain_logged();
         let words: Vec<usize> = versions.iter().map(|versions| versions * logged).collect();
@@ -147,7 +152,7 @@ impl Table {
         let placing = Arc::new(Mutex::new(placing));
         let histories = self.histories_ptr();
         let table: *mut Table = self;
-        // SAFETY: the table is borrowed by what is returned; all pointers are made from this one.
+        // SAFETY: the result borrows the table, and all pointers are derived from this one.
         let slots = unsafe { (*table).slots_ptr() };
         let open = |part: PartAt| Opened {
             slots,
@@ -176,9 +181,9 @@ impl Table {
 
 impl Drop for Opened<'_> {
     fn drop(&mut self) {
-        // SAFETY: all words up to the end have been written, within the part's room. Openings of one
-        // table borrow it together, so whoever drops them has all of them, and nobody uses the
-        // table meanwhile.
+        // SAFETY: all words up to the end have been written, within the part's room. The openings
+        // of one table borrow it together, so their owner has all of them, and no thread uses the
+        // table now.
         unsafe {
             (*self.table).log_mut().set_end(self.part, self.end);
             (*self.table).histories_have_grown(self.grown);
@@ -187,7 +192,7 @@ impl Drop for Opened<'_> {
         let placing = placing.get_mut().unwrap_or_else(PoisonError::into_inner);
         placing.placed.sort_unstable();
         placing.placed.dedup();
-        // SAFETY: what was placed are slots, and whoever wrote to them is done.
+        // SAFETY: the placed rows are slots, and their writers are done.
         let is_there = |slot: &*mut u64| unsafe { *slot.add(STAMP) & 1 == 1 };
         placing.placed.retain(is_there);
         // SAFETY: as above.
@@ -200,18 +205,18 @@ impl Drop for Opened<'_> {
     }
 }
 
-/// A word of a slot's header, of which others may look at it meanwhile.
+/// Reads a word of a slot's header that other threads may read meanwhile.
 #[inline(always)]
 unsafe fn look(word: *const u64, order: Ordering) -> u64 {
-    // SAFETY: the caller gives a word of a slot, which is aligned. Whoever writes it meanwhile does
-    // so by `show`.
+    // SAFETY: the caller gives a word of a slot, which is aligned. A thread that writes it
+    // meanwhile uses `show`.
     unsafe { AtomicU64::from_ptr(word.cast_mut()).load(order) }
 }
 
-/// Writes a word of a slot's header that others may look at meanwhile.
+/// Writes a word of a slot's header that other threads may read meanwhile.
 #[inline(always)]
 unsafe fn show(word: *mut u64, value: u64, order: Ordering) {
-    // SAFETY: as of `look`; the slot is the caller's.
+    // SAFETY: as in `look`; the slot is the caller's.
     unsafe { AtomicU64::from_ptr(word).store(value, order) }
 }
 
@@ -222,24 +227,24 @@ impl Headers for Opened<'_> {
     }
 
     fn show(&self, slot: usize, word: usize, value: u64, order: Ordering) {
-        // SAFETY: as above. It is free, and whoever takes slots holds the lock.
+        // SAFETY: as above. The slot is free, and only the holder of the lock takes slots.
         unsafe { show(self.slot(slot).add(word), value, order) }
     }
 }
 
 impl Opened<'_> {
-    /// Whether versions of its rows are kept. If so, it wants to be [told](Opened::at_time) the time.
+    /// Whether versions of its rows are retained. If so, [`Opened::at_time`] has to set the time.
     pub fn keeps_versions(&self) -> bool {
         !self.histories.is_null()
     }
 
-    /// The time of the versions that are begun from now on.
+    /// Sets the time of the versions that are begun from now on, in microseconds.
     #[inline(always)]
     pub fn at_time(&mut self, time_us: i64) {
         self.now_us = time_us;
     }
 
-    /// Where the search for a key begins.
+    /// Returns the slot where the search for a key begins.
     #[inline(always)]
     pub fn home(&self, key: u64) -> *mut u64 {
         let slot = (hash(key, self.seed) >> self.shift) as usize;
@@ -247,7 +252,7 @@ impl Opened<'_> {
         unsafe { self.slots.add(slot * self.stride) }
     }
 
-    /// Where the search for a key begins, and its hash.
+    /// Returns the slot where the search for a key begins, and the key's hash.
     #[inline(always)]
     pub fn home_and_hash(&self, key: u64) -> (*mut u64, u64) {
         let hash = hash(key, self.seed);
@@ -255,13 +260,13 @@ impl Opened<'_> {
         (unsafe { self.slots.add((hash >> self.shift) as usize * self.stride) }, hash)
     }
 
-    /// Asks for a slot to be brought into the cache, as far as versions of it reach.
+    /// Prefetches a slot into the cache, as far as its versions reach.
     #[inline(always)]
     pub fn prefetch(&self, slot: *const u64) {
         self.each_line(slot, prefetch_address);
     }
 
-    /// Asks for a slot to be brought into the cache of whoever is going to write it.
+    /// Prefetches a slot into the cache of the thread that is going to write it.
     #[inline(always)]
     pub fn prefetch_to_write(&self, slot: *const u64) {
         self.each_line(slot, prefetch_to_write);
@@ -276,24 +281,24 @@ impl Opened<'_> {
         }
     }
 
-    /// Asks for where the versions of the row in a slot are.
+    /// Prefetches the history of the row in a slot.
     ///
     /// # Safety
-    /// The slot is one of the table's, which keeps versions.
+    /// The slot belongs to this table, which retains versions.
     #[inline(always)]
     pub unsafe fn prefetch_history(&self, slot: *const u64) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         prefetch_address(unsafe { self.history_of(slot) });
     }
 
-    /// Asks for those versions of the row in a slot that are likely to be looked at, some time after
-    /// [`Opened::prefetch_history`].
+    /// Prefetches the versions of the row in a slot that are likely to be read. Call it some time
+    /// after [`Opened::prefetch_history`].
     ///
     /// # Safety
-    /// As of [`Opened::prefetch_history`], and nobody writes a version of the row meanwhile.
+    /// As for [`Opened::prefetch_history`]. Also, no thread writes a version of the row meanwhile.
     #[inline(always)]
     pub unsafe fn prefetch_versions(&self, slot: *const u64) {
-        // SAFETY: as the caller says; the table is open, and its histories are there.
+        // SAFETY: as the caller guarantees; the table is open and has histories.
         unsafe {
             if let Some(shape) = (*self.table).shape() {
                 (*self.history_of(slot)).prefetch(shape);
@@ -301,24 +306,24 @@ impl Opened<'_> {
         }
     }
 
-    /// The history of the row in a slot.
+    /// Returns the history of the row in a slot.
     ///
     /// # Safety
-    /// As of [`Opened::prefetch_history`].
+    /// As for [`Opened::prefetch_history`].
     #[inline(always)]
     unsafe fn history_of(&self, slot: *const u64) -> *mut RowHistory {
-        // SAFETY: as the caller says; there is a history for each slot.
+        // SAFETY: as the caller guarantees; there is a history for each slot.
         unsafe { self.histories.add(self.number(slot)) }
     }
 
-    /// The row with this key, if it is there.
+    /// Returns the row with this key, if it exists.
     pub fn find(&mut self, key: u64) -> Option<RowAt> {
         let slot = self.find_slot(key);
         // SAFETY: the slot is the table's.
         (!slot.is_null()).then(|| unsafe { RowAt::at(slot, self) })
     }
 
-    /// The slot of a key, or the free one where the search for it ends.
+    /// Returns the slot of a key, or the free one where the search for it ends.
     fn search(&self, key: u64) -> *mut u64 {
         let home = (hash(key, self.seed) >> self.shift) as usize;
         self.slot(taking::search(self, home, self.mask, key))
@@ -329,35 +334,36 @@ impl Opened<'_> {
         unsafe { self.slots.add(number * self.stride) }
     }
 
-    /// The number of a slot.
+    /// Returns the number of a slot.
     #[inline(always)]
     fn number(&self, slot: *const u64) -> usize {
         // SAFETY: the slot is one of the table's.
         self.slot_of.at(unsafe { slot.offset_from(self.slots) } as usize)
     }
 
-    /// Where the slot of the row with this key begins; null when it is not there. For keys that are
-    /// not at their [home](Opened::home).
+    /// Returns the slot of the row with this key, or null if there is none. Use it for keys that
+    /// are not at their [home](Opened::home).
     #[cold]
     #[inline(never)]
     pub fn find_slot(&self, key: u64) -> *mut u64 {
         let slot = self.search(key);
-        // SAFETY: a slot has a header. A free one has no row.
+        // SAFETY: a slot has a header. A free slot has no row.
         match unsafe { RowAt::frame(slot).is(key) } {
             true => slot,
             false => std::ptr::null_mut(),
         }
     }
 
-    /// As [`Opened::find_slot`], and whether the row is there. One that is not stands in its slot
-    /// with the defaults of its columns, to be read, and written as if it were there. Null when a
-    /// column has no default, or when slots would have to move.
+    /// Finds a slot as [`Opened::find_slot`] does, and returns also whether the row exists.
+    ///
+    /// A missing row gets a slot with the defaults of its columns. It can be read and written as if
+    /// it existed. Returns null if a column has no default, or if slots would have to move.
     #[cold]
     #[inline(never)]
     pub fn find_or_place(&mut self, key: u64) -> (*mut u64, bool) {
         const NONE: (*mut u64, bool) = (std::ptr::null_mut(), false);
-        // SAFETY: a slot has a header, and behind it as many words as a missing row has. A taken slot
-        // of this key is the caller's row; one that is free is taken under the lock.
+        // SAFETY: a slot has a header, followed by as many words as a missing row has. A taken slot
+        // of this key is the caller's row. A free slot is taken under the lock.
         unsafe {
             let mut slot = self.search(key);
             let is_mine = |slot: *mut u64| taking::is_of(self, self.number(slot), key);
@@ -367,7 +373,8 @@ impl Opened<'_> {
             let Some(missing) = (*self.table).missing() else { return NONE };
             let mut placing = self.placing.lock().unwrap_or_else(PoisonError::into_inner);
             if !is_mine(slot) {
-                // Whoever places holds the lock, so this is where the key is or will be.
+                // Only the holder of the lock places rows. So this slot has the key now, or will
+                // have it.
                 slot = self.search(key);
             }
             if !is_mine(slot) {
@@ -379,7 +386,7 @@ impl Opened<'_> {
                 taking::take(self, self.number(slot), key);
             }
             placing.placed.push(slot);
-            // Others may read it meanwhile, who have found it as it is to be.
+            // Other threads may read the slot meanwhile. They find it with the final words.
             let body = std::slice::from_raw_parts_mut(slot.add(HEADER_WORDS), missing.len());
             if body != missing {
                 body.copy_from_slice(missing);
@@ -388,14 +395,15 @@ impl Opened<'_> {
         }
     }
 
-    /// Takes back everything that has been written since the table was opened: every row becomes
-    /// what it was, word for word. All openings are given at once.
+    /// Undoes everything that was written since the table was opened. Every row gets back its old
+    /// words. The caller gives all openings at once.
     pub fn roll_back(mut openings: Vec<Opened<'_>>) {
         for opened in &mut openings {
             for at in (opened.begun..opened.end).step_by(opened.logged) {
-                // SAFETY: these are the versions that were superseded meanwhile; each is what may have
-                // been written of a slot, whose key has one still. The oldest of a row is what it was:
-                // its number is the lowest. Of the row's history each has added one, if it was there.
+                // SAFETY: these are the versions that were superseded meanwhile. Each has the words
+                // of a slot that may have changed, and its key still has a slot. The oldest version
+                // of a row has the lowest number and is the original. Each version added one to the
+                // row's history, if the row existed.
                 unsafe {
                     let entry = opened.log.wrapping_add(at);
                     let slot = opened.search(*entry.add(KEY));
@@ -414,8 +422,8 @@ impl Opened<'_> {
     }
 }
 
-/// A row in its slot, or words that stand for one. It borrows nothing: whoever uses it sees to it
-/// that what it points at is still there.
+/// A row in its slot, or words that stand for one. It borrows nothing: its user makes sure that the
+/// words still exist.
 #[derive(Clone, Copy, Debug)]
 pub struct RowAt {
     /// The slot's first word.
@@ -424,27 +432,26 @@ pub struct RowAt {
 }
 
 impl RowAt {
-    /// Where the address of the row's words is among its bytes, for machine code.
+    /// The offset of the address of the row's words among its bytes, for machine code.
     pub const WORDS: usize = std::mem::offset_of!(RowAt, words);
 
-    /// The row whose slot begins at `slot`.
+    /// Returns the row whose slot begins at `slot`.
     ///
     /// # Safety
-    /// The slot is one of the table's, from [`Opened::home`] or [`Opened::find`] since the table
-    /// was opened. The table stays open, and nobody else uses it, as long as the row is used.
+    /// The slot belongs to the table, from [`Opened::home`] or [`Opened::find`] since the table was
+    /// opened. The table stays open, and no other thread uses the row, as long as it is used.
     #[inline(always)]
     pub unsafe fn at(slot: *mut u64, table: *mut Opened<'_>) -> RowAt {
         RowAt { words: slot, table: table.cast() }
     }
 
-    /// Whether this is the slot of the key, and its row is there.
+    /// Whether this is the slot of the key, and its row exists.
     ///
     /// # Safety
-    /// As of [`RowAt::at`].
+    /// As for [`RowAt::at`].
     #[inline(always)]
     pub unsafe fn is(self, key: u64) -> bool {
-        // A free slot has no row, so it needs no look of its own.
-        // SAFETY: the slot has a header.
+        // A free slot has no row, so it needs no check of its own. SAFETY: the slot has a header.
         unsafe {
             let found = look(self.words.add(KEY), Ordering::Relaxed);
             let stamp = look(self.words.add(STAMP), Ordering::Relaxed);
@@ -452,53 +459,55 @@ impl RowAt {
         }
     }
 
-    /// Whether both are one row.
+    /// Whether both are the same row.
     #[inline(always)]
     pub fn is_same(self, other: RowAt) -> bool {
         self.words == other.words
     }
 
-    /// Words that stand for a row. Only [`RowAt::word`] and [`RowAt::set`] may be used on it.
+    /// Creates a row from words that stand for one. Only [`RowAt::word`] and [`RowAt::set`] may be
+    /// used on it.
     #[inline(always)]
     pub fn frame(words: *mut u64) -> RowAt {
         RowAt { words, table: std::ptr::null_mut() }
     }
 
-    /// A word of the slot.
+    /// Returns a word of the slot.
     ///
     /// # Safety
-    /// As of [`RowAt::at`]; `at` is less than the words of a slot, or of the frame.
+    /// As for [`RowAt::at`]; `at` is less than the number of words of a slot, or of the frame.
     #[inline(always)]
     pub unsafe fn word(self, at: usize) -> u64 {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { *self.words.add(at) }
     }
 
-    /// Sets a word of the slot's columns, of a version that has begun.
+    /// Sets a word of the slot's columns, in a version that has begun.
     ///
     /// # Safety
-    /// As of [`RowAt::word`].
+    /// As for [`RowAt::word`].
     #[inline(always)]
     pub unsafe fn set(self, at: usize, word: u64) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { *self.words.add(at) = word }
     }
 
-    /// Begins a new version at `seq`, more than 0; nothing happens when one has begun already.
+    /// Begins a new version at `seq`, which is more than 0. Does nothing if one has begun at `seq`
+    /// already.
     ///
     /// # Safety
-    /// As of [`RowAt::at`]; fewer versions have been begun than the opening was made for.
+    /// As for [`RowAt::at`]; fewer versions have been begun than the opening has room for.
     #[inline(always)]
     pub unsafe fn begin(self, seq: Seq) {
-        // SAFETY: the table is open, says the caller, and a slot of `stride` words
-        // begins at `words`. The log, which is other memory, has room for the version.
+        // SAFETY: the caller guarantees that the table is open, and a slot of `stride` words begins
+        // at `words`. The log, which is other memory, has room for the version.
         unsafe {
             let stamp = *self.words.add(STAMP);
             debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
             if stamp >> 1 == seq {
                 debug_assert!(
                     seq == 0 || *self.words.add(LINK) & SNAPPED == 0,
-                    "a number is not used again behind a snapshot"
+                    "a number is not used again after a snapshot"
                 );
                 return;
             }
@@ -521,15 +530,18 @@ impl RowAt {
         }
     }
 
-    /// Puts the version before back in its place, if one has begun at `seq`; `true` when so. Once
-    /// that is done for all rows of a transaction, each that gave `true` is to be followed by a
-    /// [`RowAt::forget`]. It comes back word for word: a row that no snapshot has to take is one
-    /// again.
+    /// Puts the version before back in its place, if one has begun at `seq`. Returns whether it
+    /// did.
+    ///
+    /// After this is done for all rows of a transaction, call [`RowAt::forget`] once for each that
+    /// returned `true`. The words return as they were. So a row that did not need to be in the next
+    /// snapshot does not need to be there again.
     ///
     /// # Safety
-    /// As of [`RowAt::at`].
+    /// As for [`RowAt::at`].
     pub unsafe fn undo(self, seq: Seq) -> bool {
-        // SAFETY: the table is open; the link of a version begun while it is leads into the log.
+        // SAFETY: the table is open. The link of a version that was begun meanwhile points into the
+        // log.
         unsafe {
             if *self.words.add(STAMP) >> 1 != seq {
                 return false;
@@ -548,19 +560,19 @@ impl RowAt {
         }
     }
 
-    /// Whether the row is there.
+    /// Whether the row exists.
     ///
     /// # Safety
-    /// As of [`RowAt::at`].
+    /// As for [`RowAt::at`].
     unsafe fn is_there(self) -> bool {
         // SAFETY: a slot has a header.
         unsafe { *self.words.add(STAMP) & 1 == 1 }
     }
 
-    /// Where the row's versions are, and their shape, if any are kept.
+    /// Returns the row's history and its shape, if versions are retained.
     ///
     /// # Safety
-    /// As of [`RowAt::at`], and the shape is not used beyond that.
+    /// As for [`RowAt::at`], and the shape is not used longer than the row.
     #[inline(always)]
     unsafe fn history<'t>(self) -> Option<(*mut RowHistory, &'t Shape)> {
         // SAFETY: the table is open, and there is a history for each of its slots. The table's
@@ -575,13 +587,14 @@ impl RowAt {
         }
     }
 
-    /// The row's versions, that which has begun included; none when the table keeps none.
+    /// Returns the row's versions, including the one that has begun, or `None` if the table retains
+    /// none.
     ///
     /// # Safety
-    /// As of [`RowAt::at`], as long as the versions are used; the row is not written meanwhile.
+    /// As for [`RowAt::at`], as long as the versions are used. The row is not written meanwhile.
     #[inline(always)]
     pub unsafe fn versions<'t>(self) -> Option<Versions<'t>> {
-        // SAFETY: as the caller says; a slot has `stride` words.
+        // SAFETY: as the caller guarantees; a slot has `stride` words.
         unsafe {
             let (history, shape) = self.history()?;
             let (body, table) = (self.words.add(HEADER_WORDS), self.table);
@@ -596,10 +609,10 @@ impl RowAt {
         }
     }
 
-    /// Takes the last version from the log of the row's table.
+    /// Removes the last version from the log of the row's table.
     ///
     /// # Safety
-    /// As of [`RowAt::at`]; the version's row was undone.
+    /// As for [`RowAt::at`]; the version's row was undone.
     pub unsafe fn forget(self) {
         // SAFETY: the table is open, and its log has that version at its end.
         unsafe {
@@ -609,14 +622,14 @@ impl RowAt {
     }
 }
 
-/// Copies a slot to the log, and to the row's history, when versions are kept.
+/// Copies a slot to the log, and to the row's history if versions are retained.
 ///
 /// # Safety
-/// The slot is one of the open table's, and the entry has as many words as are logged of it.
+/// The slot belongs to the open table, and the entry has as many words as are logged of a slot.
 #[inline(never)]
 unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>) {
-    // SAFETY: as the caller says; the log, the slots and histories are different memory, and nobody
-    // else uses the row.
+    // SAFETY: as the caller guarantees; the log, the slots and the histories are different memory,
+    // and no other thread uses the row.
     unsafe {
         let stride = (*table).stride;
         std::ptr::copy_nonoverlapping(slot, entry, (*table).logged);

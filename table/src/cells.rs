@@ -1,5 +1,6 @@
-//! Words in memory that begin at a cache line, so that a slot of up to eight words whose size is a
-//! power of two never straddles two lines.
+//! Words in memory that begin at a cache line.
+//!
+//! So a slot of up to eight words whose size is a power of two never straddles two lines.
 
 use crate::pages;
 
@@ -10,7 +11,7 @@ struct Line([u64; LINE_WORDS]);
 
 const LINE_WORDS: usize = 8;
 
-/// Zeroed words, aligned to 64 bytes; whole cache lines of them.
+/// Zeroed words in whole cache lines, aligned to 64 bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     lines: Vec<Line>,
@@ -25,7 +26,7 @@ impl Clone for Cells {
 }
 
 impl Cells {
-    /// At least `len` words.
+    /// Creates at least `len` words.
     pub(crate) fn zeroed(len: usize) -> Cells {
         let mut lines = pages::with_capacity(len.div_ceil(LINE_WORDS));
         lines.resize(len.div_ceil(LINE_WORDS), Line([0; LINE_WORDS]));
@@ -34,14 +35,14 @@ impl Cells {
 
     #[inline(always)]
     pub(crate) fn words(&self) -> &[u64] {
-        // SAFETY: a line is eight words and nothing else, without padding, and a vector holds its
-        // items one after another.
+        // SAFETY: a line is eight words and nothing else, without padding. A vector holds its items
+        // one after another.
         unsafe {
             std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.lines.len() * LINE_WORDS)
         }
     }
 
-    /// The first word. Asking for it again leaves earlier pointers good.
+    /// Returns a pointer to the first word. Asking for it again leaves earlier pointers valid.
     #[inline(always)]
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u64 {
         self.lines.as_mut_ptr().cast()
@@ -59,18 +60,18 @@ impl Cells {
     }
 }
 
-/// Asks the processor to bring the line that holds `words[at]` into its cache.
+/// Asks the processor to bring the line of `words[at]` into its cache.
 #[inline(always)]
 pub fn prefetch(words: &[u64], at: usize) {
     prefetch_address(words.as_ptr().wrapping_add(at));
 }
 
-/// Asks the processor to bring the line at an address into its cache, should there be one.
+/// Asks the processor to bring the line at an address into its cache, if there is such a line.
 #[inline(always)]
 pub fn prefetch_address<T>(word: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint: it reads and writes nothing, and an address that is not mapped
-    // is ignored.
+    // SAFETY: a prefetch is a hint. It reads and writes nothing, and an unmapped address is
+    // ignored.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast());
     }
@@ -78,13 +79,14 @@ pub fn prefetch_address<T>(word: *const T) {
     let _ = word;
 }
 
-/// As [`prefetch_address`], for a line that is going to be written: no other core keeps a copy.
+/// Prefetches like [`prefetch_address`], for a line that will be written: no other core retains a
+/// copy.
 #[inline(always)]
 pub fn prefetch_to_write<T>(word: *const T) {
-    // By its name: the compiler takes its own hint to write for one to read unless it may count on a processor newer than
-    // the oldest one with 64 bits.
+    // The instruction is given by name. The compiler turns its own write hint into a read hint,
+    // unless it may rely on a newer processor than the oldest 64-bit one.
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as above; a processor with 64 bits that does not know the instruction does nothing.
+    // SAFETY: as above; a 64-bit processor that does not know the instruction does nothing.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags, readonly));
     }

@@ -1,38 +1,40 @@
-//! Which blocks of slots a snapshot has to look at.
+//! The blocks of slots that a snapshot has to scan.
 //!
-//! Whether a slot has changed since the last snapshot stands in the slot itself, where writing it
-//! costs nothing. But looking at every slot of a large table of which little has changed takes far
-//! longer than copying what has, so blocks of slots are marked. Marking while rows are written takes
-//! 6 instructions a row, which are 21 of 375 in a transaction of the ledger. So it is done at
-//! commit, from the version log (2 to 5 ns a version), and only where it pays: small tables are
-//! looked at whole, and a table of which so many rows were written that marking them took as long as
-//! looking at all slots is marked no further until the next snapshot. So it costs at most twice what
-//! it had cost to know in advance which way is cheaper.
+//! A bit in the slot itself says whether it has changed since the last snapshot, and writing it
+//! there costs nothing. But in a large table with few changes, scanning every slot takes far longer
+//! than copying the changes. So blocks of slots are marked.
+//!
+//! Marking on each write takes 6 instructions a row, which is 21 of 375 in a transaction of the
+//! ledger. So it is done at commit, from the version log (2 to 5 ns a version), and only where it
+//! pays. Small tables are scanned in full. A large table is no longer marked until the next
+//! snapshot, once marking has taken as long as scanning all slots. So the cost is at most twice
+//! that of knowing in advance which way is cheaper.
 
 use std::ops::Range;
 
-/// Words of a block: 1 KiB; half of that saves nothing. (Tests have blocks in small tables, too.)
+/// The number of words in a block: 1 KiB. Half of that saves nothing. (Tests have blocks in small
+/// tables, too.)
 pub(crate) const BLOCK_WORDS: usize = if cfg!(test) { 16 } else { 128 };
 
-/// Tables with at most so many words of slots are looked at whole: 8 MiB, in half a millisecond.
+/// The most words of slots with which a table is scanned in full: 8 MiB, in half a millisecond.
 const WHOLE_WORDS: usize = if cfg!(test) { 64 } else { 1 << 20 };
 
-/// A byte for each block of slots: 1 when a slot that begins in it may have changed.
+/// A byte for each block of slots: 1 if a slot that begins in it may have changed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DirtyBlocks {
-    /// None while all slots are to be looked at.
+    /// The marks, or empty while all slots are to be scanned.
     blocks: Vec<u8>,
-    /// How many more versions may be marked before all slots are to be looked at.
+    /// The number of versions that may still be marked before all slots are to be scanned.
     budget: usize,
 }
 
 impl DirtyBlocks {
-    /// Everything is to be looked at.
+    /// Creates marks by which all slots are to be scanned.
     pub(crate) fn all() -> DirtyBlocks {
         DirtyBlocks::default()
     }
 
-    /// Nothing is any more, of a table with `slots` slots of `stride` words.
+    /// Clears all marks, for a table with `slots` slots of `stride` words.
     pub(crate) fn clean(mut self, slots: usize, stride: usize) -> DirtyBlocks {
         let words = slots * stride;
         if words <= WHOLE_WORDS {
@@ -43,7 +45,7 @@ impl DirtyBlocks {
         DirtyBlocks { blocks: self.blocks, budget: slots }
     }
 
-    /// Whether `versions` more versions are worth marking; if not, none is from now on.
+    /// Whether `versions` more versions are worth marking. If not, none is marked from now on.
     pub(crate) fn takes(&mut self, versions: usize) -> bool {
         if self.blocks.is_empty() {
             return false;
@@ -56,7 +58,7 @@ impl DirtyBlocks {
         true
     }
 
-    /// The slot that begins at this word may have changed.
+    /// Marks the block of the slot that begins at this word.
     #[inline(always)]
     pub(crate) fn mark(&mut self, base: usize) {
         if let Some(block) = self.blocks.get_mut(base / BLOCK_WORDS) {
@@ -64,7 +66,7 @@ impl DirtyBlocks {
         }
     }
 
-    /// Runs of slots to be looked at, of `slots` slots of `stride` words.
+    /// Returns the runs of slots to scan, of `slots` slots of `stride` words.
     pub(crate) fn runs(
         &self,
         slots: usize,

@@ -1,18 +1,20 @@
-//! The versions of rows that a table keeps for windows (see [`tidemill_core::History`]).
+//! The versions of rows that a table retains for windows (see [`tidemill_core::History`]).
 //!
-//! Each row has its own, beside its slot: nothing that a write touches is shared with another row.
-//! The newest version is the slot itself, and a version comes here when it is superseded, which is
-//! when a write begins; so whoever takes a write back takes the last version from here again.
+//! Each row has its own versions, beside its slot, so that no write touches memory of another row.
+//! The newest version is the slot itself. A version enters the history when it is superseded, at
+//! the beginning of a write. So undoing a write takes the last version out of the history again.
 //!
-//! Versions of a row are numbered in their order, and numbers stay when older ones go. What is gone
-//! can't be seen: a window that reaches beyond what is kept is refused when the program is built. So
-//! versions go when that is cheap: when a row's memory is full, and some rows' at each cut.
+//! Versions of a row are numbered in their order, and the numbers stay when older versions are
+//! dropped. Dropped versions can't be seen: a window that is larger than the retention is refused
+//! when the program is built. So versions are dropped when that is cheap: when a row's memory is
+//! full, and for some rows at each cut.
 //!
-//! A window finds its first version where the last one found it, or close behind: time goes on. What it
-//! needs of a version stands in one place (see [`Shape`]), and so does all else that it needs of a row.
+//! A window finds its first version where it found the last one, or shortly after, because time
+//! goes on. All data of a version that it needs is in one place (see [`Shape`]), and so is all
+//! other data of a row.
 //!
-//! Snapshots have what is here, and the newest version beside it. Each history knows which numbers the
-//! last snapshot has, so that a version is stored once, whatever else becomes of its row.
+//! Snapshots have the histories, and the newest version beside them. Each history knows the numbers
+//! that the last snapshot has. So a version is stored once, whatever happens to its row.
 
 mod levels;
 mod row;
@@ -33,48 +35,49 @@ pub(crate) use row::RowHistory;
 pub use stored::StoredVersion;
 pub use versions::Versions;
 
-/// What is kept of each version.
+/// The layout of the stored versions.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
     history: History,
-    /// Words of a version: null bits and columns.
+    /// The number of words of a version: null bits and columns.
     body: usize,
-    /// Values beside the slot.
+    /// The number of values beside the slot.
     beside: usize,
-    /// Words of versions (after null bits) that have running sums: integers and decimals.
+    /// The words of versions (after null bits) that have running sums: integers and decimals.
     sums: Vec<usize>,
-    /// By column: which of the sums is its.
+    /// The number of each column's sum, by column.
     nth_sums: Vec<Option<u16>>,
-    /// Words whose smallest and largest are kept for blocks of versions: of every type.
+    /// The words whose extremes are stored for blocks of versions. They may have any type.
     orders: Vec<(usize, Order)>,
-    /// Where a record has its columns.
+    /// The offset of the columns in a record.
     body_at: usize,
-    /// Words of a record.
+    /// The number of words of a record.
     width: usize,
 }
 
-/// What is wanted of the versions of a table's rows, beside the versions themselves.
+/// The aggregates of versions that a program's windows use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Columns of which sums are asked for.
+    /// The columns whose sums are used.
     pub sums: BTreeSet<usize>,
-    /// Columns of which the smallest or the largest is asked for.
+    /// The columns whose smallest or largest value is used.
     pub extremes: BTreeSet<usize>,
 }
 
-/// How words of a type compare.
+/// The comparison of the words of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Signed,
     Float,
 }
 
-/// Up to where the past is final: what nobody wants of it may go.
+/// The point up to which the past is final. Versions before it may be dropped if the history does
+/// not retain them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Floor {
-    /// Versions of later transactions are kept.
+    /// The last final transaction. Versions of later transactions are retained.
     pub(crate) seq: Seq,
-    /// Nothing before this time comes any more.
+    /// The time before which nothing arrives any more, in microseconds.
     pub(crate) frontier_us: i64,
 }
 
@@ -82,27 +85,31 @@ impl Floor {
     pub(crate) const NONE: Floor = Floor { seq: 0, frontier_us: i64::MIN };
 }
 
-// A record has, one after another: the time of the version before, so that one look tells whether this
-// is the first one since some time; its own time; its stamp word; of each summed column the sum of the
-// versions before it, in two words, since the first version ever; its columns. What a window needs of
-// it stands together in front.
+// A record has these words, in this order:
+// - the time of the version before, so that one look tells whether this is the first version since
+//   some time
+// - its own time
+// - its stamp word
+// - for each summed column the sum of all versions before it, in two words
+// - its columns
+// The words that a window needs are together at the front.
 
-/// Where a record has the time of the version before.
+/// The offset of the time of the version before in a record.
 const BEFORE: usize = 0;
-/// Where a record has its time.
+/// The offset of the time in a record.
 const TIME: usize = 1;
-/// Where a record has its stamp word.
+/// The offset of the stamp word in a record.
 const STAMP_AT: usize = 2;
-/// Words of a record before its sums.
+/// The number of words of a record before its sums.
 const HEADER: usize = 3;
 
 impl Shape {
-    /// The shape of a table's versions, if it keeps any.
+    /// Returns the shape of a table's versions, if it retains any.
     pub(crate) fn of(spec: &TableSpec, layout: &Layout) -> Option<Shape> {
         let history = spec.history?;
         let (mut sums, mut orders) = (Vec::new(), Vec::new());
         for (number, column) in spec.schema.columns.iter().enumerate() {
-            // Columns that may be null are walked.
+            // Aggregates of columns that may be null are computed by a scan.
             let Some(word) = layout.plain_word(number) else { continue };
             let order = match column.ty {
                 DataType::Float => Order::Float,
@@ -119,7 +126,7 @@ impl Shape {
         Some(shape.measured(layout))
     }
 
-    /// Without the sums and extremes that nobody wants.
+    /// Removes the sums and extremes that are not wanted.
     pub(crate) fn only(mut self, wanted: &Wanted, layout: &Layout) -> Shape {
         let is_of = |columns: &BTreeSet<usize>, word: usize| {
             columns.iter().any(|column| layout.plain_word(*column) == Some(word))
@@ -140,7 +147,7 @@ impl Shape {
         self
     }
 
-    /// Which of the sums is that of a column.
+    /// Returns the number of a column's sum.
     #[inline(always)]
     fn nth_sum(&self, column: usize) -> Option<usize> {
         self.nth_sums[column].map(usize::from)
@@ -148,7 +155,7 @@ impl Shape {
 }
 
 impl Order {
-    /// A number that compares as the word does.
+    /// Returns a number that compares as the word does.
     #[inline(always)]
     pub(crate) fn rank(self, word: u64) -> u64 {
         const SIGN: u64 = 1 << 63;
@@ -165,7 +172,7 @@ impl Order {
         }
     }
 
-    /// The word of a rank.
+    /// Returns the word of a rank.
     #[inline(always)]
     pub(crate) fn word(self, rank: u64) -> u64 {
         const SIGN: u64 = 1 << 63;

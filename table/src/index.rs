@@ -1,9 +1,9 @@
-//! From key to slot, for keys that are not one word: encoded keys in a hash table.
+//! The index from key to slot, for keys that are not one word: encoded keys in a hash table.
 //!
-//! Keys of one word need no index: their slots *are* an open-addressing table (see
-//! [`crate::Table::find`]), which with prefetching is several times faster than a general hash
-//! table once the rows no longer fit into the cache (21-28 ns against 82-108 a transaction of
-//! two to four keys at ten million keys).
+//! Keys of one word need no index. Their slots *are* an open-addressing table (see
+//! [`crate::Table::find`]). With prefetching, it is several times faster than a general hash table
+//! once the rows no longer fit into the cache. At ten million keys, a transaction of two to four
+//! keys takes 21-28 ns instead of 82-108.
 
 use foldhash::fast::FixedState;
 use hashbrown::hash_table::{Entry, HashTable};
@@ -32,7 +32,7 @@ impl KeyIndex {
         self.find_hashed(key, self.hash(key))
     }
 
-    /// For [`KeyIndex::find_hashed`] and [`KeyIndex::insert_hashed`].
+    /// Returns the hash for [`KeyIndex::find_hashed`] and [`KeyIndex::insert_hashed`].
     pub(crate) fn hash(&self, key: &Key) -> u64 {
         self.hasher.hash_one(key)
     }
@@ -41,7 +41,7 @@ impl KeyIndex {
         self.table.find(hash, |&slot| self.keys[slot as usize] == *key).copied()
     }
 
-    /// Adds a key that is not there; gives its slot.
+    /// Adds a key that is not there yet. Returns its slot.
     pub(crate) fn insert(&mut self, key: Key) -> u32 {
         let hash = self.hash(&key);
         self.insert_hashed(key, hash)
@@ -56,7 +56,7 @@ impl KeyIndex {
         slot
     }
 
-    /// Adds a key and gives its slot; nothing when it is there already.
+    /// Adds a key and returns its slot, or `None` if it is there already.
     pub(crate) fn try_insert(&mut self, key: Key) -> Option<u32> {
         let hash = self.hasher.hash_one(&key);
         let (keys, hasher) = (&self.keys, &self.hasher);
@@ -73,7 +73,7 @@ impl KeyIndex {
         Some(slot)
     }
 
-    /// Room for so many more keys.
+    /// Makes room for `keys` more keys.
     pub(crate) fn reserve(&mut self, keys: usize) {
         self.keys.reserve(keys);
         let (keys_now, hasher) = (&self.keys, &self.hasher);
@@ -95,7 +95,7 @@ impl KeyIndex {
     }
 }
 
-/// Bytes that a key has beside itself.
+/// Returns the bytes of a key on the heap.
 fn beside(key: &Key) -> usize {
     if key.0.spilled() {
         key.0.capacity()

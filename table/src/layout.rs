@@ -1,48 +1,48 @@
-//! Where each column of a row lives.
+//! The layout of a row: the place of each column.
 
 use tidemill_core::{DataType, TableSpec};
 
-/// Words of a slot before its columns: key, stamp, link.
+/// The number of words of a slot before its columns: key, stamp, link.
 pub const HEADER_WORDS: usize = 3;
 
-/// Where a slot has its key, when that is one word.
+/// The word of a slot that has the key, if the key is one word.
 pub const KEY_WORD: usize = 0;
 
-/// Where a column of a row lives.
+/// The place of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In the slot's key word: the one key column of a table with word keys.
+    /// The slot's key word: the one key column of a table with word keys.
     Key,
-    /// In this word of the slot's columns; when nullable, with this bit among its null bits.
+    /// A word among the slot's columns. If the column is nullable, it also has a null bit.
     Word {
-        /// Index among the slot's column words.
+        /// The index among the slot's column words.
         word: usize,
-        /// Index among its null bits.
+        /// The index among the null bits.
         null_bit: Option<usize>,
     },
-    /// In this value beside the slot.
+    /// A value beside the slot, by its index.
     Value(usize),
 }
 
-/// How rows of a table are laid out.
+/// The layout of a table's rows.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// Where each column lives.
+    /// The place of each column.
     pub places: Vec<Place>,
-    /// Words for null bits, before the column words.
+    /// The number of words for null bits, before the column words.
     pub null_words: usize,
-    /// Column words.
+    /// The number of column words.
     pub words: usize,
-    /// Values beside the slot.
+    /// The number of values beside the slot.
     pub values: usize,
-    /// Whether the key is one column of one word, kept in the slot itself.
+    /// Whether the key is one column of one word, stored in the slot itself.
     pub word_key: bool,
-    /// Whether that, and all columns are integers that are never null.
+    /// Whether `word_key` holds, and all columns are integers that are never null.
     pub ints: bool,
 }
 
 impl Layout {
-    /// The layout of a table.
+    /// Returns the layout of a table.
     pub fn of(spec: &TableSpec) -> Layout {
         let columns = &spec.schema.columns;
         let word_key = spec.key.len() == 1 && columns[spec.key[0]].ty.is_word();
@@ -68,13 +68,14 @@ impl Layout {
         Layout { places, null_words: null_bits.div_ceil(64), words, values, word_key, ints }
     }
 
-    /// Words of a version: null bits and columns.
+    /// Returns the number of words of a version: null bits and columns.
     #[inline]
     pub fn body_words(&self) -> usize {
         self.null_words + self.words
     }
 
-    /// Where a version has a column, besides the key, of one word that is never null.
+    /// Returns the place of a column in a version's words, if it is one word, never null and not
+    /// the key.
     #[inline]
     pub(crate) fn plain_word(&self, column: usize) -> Option<usize> {
         match self.places[column] {
@@ -83,7 +84,7 @@ impl Layout {
         }
     }
 
-    /// Words of a slot.
+    /// Returns the number of words of a slot.
     #[inline]
     pub fn slot_words(&self) -> usize {
         HEADER_WORDS + self.body_words()

@@ -1,20 +1,22 @@
-//! Tables: shared, mutable, timestamped state. A table maps a key to a row, and keeps the row in
-//! versions, each bearing the sequence number (the dense rank of the stamp) that wrote it.
+//! Tables: shared, mutable, timestamped state.
 //!
-//! `table` must not know IO, clocks, or threads beyond what it is handed: a table is a plain value
-//! that one thread at a time changes.
+//! A table maps a key to a row, and stores the row in versions. Each version has the sequence
+//! number (the dense rank of the stamp) of the transaction that wrote it.
 //!
-//! The newest version of a row lives in its *slot*, together with its key and its stamp, so that
-//! one prefetched cache line answers "who wrote this last, and what". Superseded versions move to
-//! an append-only *version log* in stamp order; it is at once the history that readers of the past
-//! walk, and the set of changes since the last commit.
+//! `table` must not know IO, clocks, or threads beyond its arguments. A table is a plain value that
+//! one thread at a time changes.
 //!
-//! Who reads what is safe while newer epochs have been executed reads the table [as of](Table::as_of)
-//! an earlier transaction.
+//! The newest version of a row is in its *slot*, together with its key and its stamp. So one
+//! prefetched cache line has the last writer and the values. Superseded versions move to an
+//! append-only *version log* in stamp order. The log is both the history for readers of the past,
+//! and the set of changes since the last commit.
 //!
-//! What has changed since the last *snapshot* stands in the slots themselves: [`Table::take_changes`]
-//! copies it at a cut, [`Changed::for_each`] encodes it in the background, and [`Table::loading`]
-//! brings it back. Of a table with a history the same is done with versions.
+//! A reader that must see durable state only, while newer epochs have been executed, reads the
+//! table [as of](Table::as_of) an earlier transaction.
+//!
+//! Slots themselves mark the changes since the last *snapshot*. [`Table::take_changes`] copies
+//! these at a cut, [`Changed::for_each`] encodes the copy in the background, and [`Table::loading`]
+//! restores the rows. In a table with a history, versions are stored and restored in the same way.
 
 mod at;
 mod cells;

@@ -1,14 +1,16 @@
-//! Huge pages for memory that is looked into at random.
+//! Huge pages for memory with random access.
 //!
-//! In pages of 4 KiB the addresses of a table of gigabytes do not fit into what the processor keeps of
-//! them: nearly every slot costs a walk through the page tables besides, and asking for slots ahead of
-//! time has to wait for that, too. In pages of 2 MiB they are few.
+//! With pages of 4 KiB, the addresses of a table of gigabytes do not fit into the processor's TLB.
+//! So nearly every slot costs an additional walk through the page tables, and a prefetch has to
+//! wait for it, too. With pages of 2 MiB, there are few addresses.
 
-/// The size of a huge page.
+/// The size of a huge page, in bytes.
 const HUGE: usize = 2 << 20;
 
-/// A vector with room for so many items, in huge pages where there are enough of them and the system
-/// has some. None of it has been touched: pages get their size when they are.
+/// Creates a vector with room for `items` items, in huge pages if it is large enough and the system
+/// has some.
+///
+/// The memory has not been touched: a page gets its size when it is first touched.
 pub(crate) fn with_capacity<T>(items: usize) -> Vec<T> {
     let memory: Vec<T> = Vec::with_capacity(items);
     let bytes = memory.capacity().saturating_mul(size_of::<T>());
@@ -18,7 +20,7 @@ pub(crate) fn with_capacity<T>(items: usize) -> Vec<T> {
     memory
 }
 
-/// Asks for the huge pages that lie within this memory.
+/// Asks the system for huge pages within this memory.
 #[cfg(target_os = "linux")]
 fn ask(address: usize, bytes: usize) {
     use std::ffi::{c_int, c_void};
@@ -29,8 +31,9 @@ fn ask(address: usize, bytes: usize) {
     let from = address.next_multiple_of(HUGE);
     let to = (address + bytes) / HUGE * HUGE;
     if from < to {
-        // SAFETY: the whole pages between are the caller's. The advice changes neither what is in them
-        // nor what may be done with them, and a system that can't follow it says so, which is as good.
+        // SAFETY: the whole pages between are the caller's. The advice changes neither their
+        // contents nor their permissions. A system that can't follow it returns an error, which is
+        // harmless.
         unsafe { madvise(from as *mut c_void, to - from, MADV_HUGEPAGE) };
     }
 }

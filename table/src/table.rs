@@ -14,20 +14,24 @@ use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::pages;
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
 
-/// A slot's words: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
+/// The words of a slot: [`KEY`], [`STAMP`], [`LINK`], null bits, columns.
 pub(crate) const KEY: usize = KEY_WORD;
-/// Sequence number and presence of the newest version.
+/// The sequence number and presence of the newest version.
 pub(crate) const STAMP: usize = 1;
-/// In the high half the link to the version before; in bit 0 whether the slot is taken; in bit 1
-/// whether the last snapshot took it as it is. Whoever writes a row sets this word as a whole, and
-/// so takes the latter back at no cost.
+/// The link word of a slot.
+///
+/// The high half is the link to the version before. Bit 0 says whether the slot is taken. Bit 1
+/// says whether the last snapshot has the row as it is. A write of the row sets this word as a
+/// whole, and so clears bit 1 at no cost.
 pub(crate) const LINK: usize = 2;
 pub(crate) const TAKEN: u64 = 1;
 pub(crate) const SNAPPED: u64 = 2;
 
-/// Slots may be taken up to this share before the table grows. Lower costs memory (and at 100,000
-/// keys the cache), higher costs probes that the branch predictor misses. Dense keys meet hardly at
-/// all (see [`Table::hash`]); keys without any pattern take 1.6 to 3 probes.
+/// The share of taken slots above which the table grows.
+///
+/// A lower share costs memory, and at 100,000 keys the cache. A higher one costs probes that the
+/// branch predictor misses. Dense keys collide hardly at all (see [`Table::hash`]). Keys without
+/// any pattern take 1.6 to 3 probes.
 const LOAD_MAX: (usize, usize) = (4, 5);
 
 /// A table of rows in versions.
@@ -35,41 +39,43 @@ const LOAD_MAX: (usize, usize) = (4, 5);
 pub struct Table {
     spec: Arc<TableSpec>,
     layout: Layout,
-    /// `capacity` times `stride` words, in slots of `stride` words.
+    /// The slots: `capacity` times `stride` words.
     slots: Cells,
-    /// Words of a slot.
+    /// The number of words of a slot.
     stride: usize,
-    /// So many of them, the first, are logged of a version; the others are those of all versions of a row.
+    /// The number of leading words of a slot that are logged for a version. All versions of a row
+    /// share the others.
     logged: usize,
-    /// Number of slots, a power of two.
+    /// The number of slots, a power of two.
     capacity: usize,
-    /// How far a hash is shifted to give a slot: its high bits do.
+    /// The number of bits by which a hash is shifted, so that its high bits choose a slot.
     shift: u32,
-    /// How often slots have moved.
+    /// The number of times that slots have moved.
     moves: u64,
-    /// Slots taken, by present rows and by rows that are gone.
+    /// The number of taken slots, for present and deleted rows.
     taken: usize,
     present: usize,
     /// The values beside each slot.
     values: Vec<Value>,
     values_bytes: usize,
     keys: Option<KeyIndex>,
-    /// The column words of a row that is not there, when each column has a default in a word.
+    /// The column words of a missing row, if each column has a one-word default.
     missing: Option<Vec<u64>>,
     log: VersionLog,
-    /// Of epochs that are not [released](Table::release).
+    /// The logs of epochs that are not [released](Table::release).
     sealed: Sealed,
-    /// Whether there are snapshots: slots whose rows are gone stay until one has taken that.
+    /// Whether snapshots are taken. If so, slots of deleted rows stay until a snapshot has their
+    /// deletion.
     tracked: bool,
-    /// Where slots are that are taken and not snapped, of those written before the last commit.
+    /// The blocks with taken slots that changed since the last snapshot and before the last commit.
     dirty: DirtyBlocks,
-    /// Versions at or below this that were superseded at or below it are gone.
+    /// The sequence number at or below which superseded versions have been dropped.
     floor: Seq,
-    /// Versions of each slot's row, and what they look like; of a table that keeps any.
+    /// The versions of each slot's row, and their shape, in a table that retains any.
     histories: Vec<RowHistory>,
     shape: Option<Shape>,
     aging: Aging,
-    /// The keys of the rows that are there, of a table that is ordered.
+    /// The keys of the present rows, in an ordered table.
     order: Option<BTreeSet<Key>>,
     seed: u64,
 }
@@ -77,17 +83,19 @@ pub struct Table {
 /// A row that changed since the last commit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// Where it lives.
+    /// The partition of the row.
     pub partition: Partition,
-    /// Its key.
+    /// The key of the row.
     pub key: Key,
-    /// What it is now; `None` when it was deleted.
+    /// The row as it is now. `None` if it was deleted.
     pub row: Option<Row>,
 }
 
 impl Table {
-    /// An empty table. `seed` keeps keys chosen by an adversary from meeting in one slot; it
-    /// changes nothing that a program can see.
+    /// Creates an empty table.
+    ///
+    /// `seed` prevents an adversary from choosing keys that collide in one slot. It changes nothing
+    /// that a program can see.
     pub fn new(spec: Arc<TableSpec>, seed: u64) -> Table {
         let layout = Layout::of(&spec);
         let keys = (!layout.word_key).then(|| KeyIndex::new(seed));
@@ -121,22 +129,25 @@ impl Table {
         table
     }
 
-    /// Keeps only the sums and extremes of versions that are wanted. Without that all are kept, and
-    /// each costs every version memory.
+    /// Limits the stored sums and extremes of versions to the wanted ones. By default all are
+    /// stored, and each costs memory in every version.
     ///
     /// # Panics
-    /// When there have been rows.
+    /// If the table has had rows.
     pub fn wanting(mut self, wanted: &Wanted) -> Table {
         assert_eq!(self.taken, 0, "versions have one shape");
         self.shape = self.shape.map(|shape| shape.only(wanted, &self.layout));
         self
     }
 
-    /// Of rows that are there only these columns are ever written, and no row goes. So versions are logged
-    /// up to the last of them: a row of many columns is not copied whole for one that changes.
+    /// Declares that only these columns of existing rows are ever written, and that no row is
+    /// deleted.
+    ///
+    /// So versions are logged up to the last of these columns. A row of many columns is not copied
+    /// as a whole if one changes.
     ///
     /// # Panics
-    /// When there have been rows.
+    /// If the table has had rows.
     pub fn writing(mut self, columns: &BTreeSet<usize>) -> Table {
         assert_eq!(self.taken, 0, "versions have one shape");
         let behind = |column: &usize| match self.layout.places[*column] {
@@ -149,22 +160,22 @@ impl Table {
         self
     }
 
-    /// Words of a version in the log.
+    /// Returns the number of words of a version in the log.
     pub fn logged_words(&self) -> usize {
         self.logged
     }
 
-    /// What the table was declared as.
+    /// Returns the table's declaration.
     pub fn spec(&self) -> &Arc<TableSpec> {
         &self.spec
     }
 
-    /// How its rows are laid out.
+    /// Returns the layout of the rows.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.present
     }
@@ -174,7 +185,7 @@ impl Table {
         self.present == 0
     }
 
-    /// Memory it holds, in bytes.
+    /// Returns the memory that the table holds, in bytes.
     pub fn bytes(&self) -> usize {
         self.slots.bytes()
             + self.values.capacity() * std::mem::size_of::<Value>()
@@ -188,18 +199,21 @@ impl Table {
 
     // ---- rows as values -------------------------------------------------------------------
 
-    /// The newest version of the row with this key (one value for each key column).
+    /// Returns the newest version of the row with this key (one value for each key column).
     pub fn get(&self, key: &[Value]) -> Option<Row> {
         self.slot_of(key).and_then(|slot| self.row(slot))
     }
 
-    /// Writes a new version at `seq`: the whole row, or `None` for a deletion. The row's values fit
-    /// their columns (see `rules::store`). A second write at one `seq` replaces the first.
+    /// Writes a new version at `seq`: the whole row, or `None` for a deletion.
+    ///
+    /// The row's values fit their columns (see `rules::store`). A second write at one `seq`
+    /// replaces the first.
     pub fn put(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq) {
         self.put_at(key, row, seq, i64::MIN);
     }
 
-    /// As [`Table::put`], of a transaction at this time, for the row's history.
+    /// Writes as [`Table::put`] does, for a transaction at `time_us`. The time is for the row's
+    /// history.
     pub fn put_at(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
         let Some(slot) = self.slot_for(key, row.is_some()) else { return };
         let base = slot as usize * self.stride;
@@ -216,7 +230,7 @@ impl Table {
         let words = &mut self.slots.words_mut()[base..][..self.stride];
         let values = slot as usize * self.layout.values;
         let Some(row) = row else {
-            assert!(was.is_none(), "table {}: no row was said to go", self.spec.name);
+            assert!(was.is_none(), "table {}: no handler deletes rows", self.spec.name);
             for value in &mut self.values[values..][..self.layout.values] {
                 self.values_bytes -= value.heap_bytes();
                 *value = Value::Null;
@@ -245,24 +259,25 @@ impl Table {
         self.keeps_unlogged(base, was);
     }
 
-    /// The words of the row at `base` that are not logged, if it is there and there are such words.
+    /// Returns the words of the row at `base` that are not logged, if the row exists and has such
+    /// words.
     fn unlogged(&self, base: usize) -> Option<Vec<u64>> {
         let words = &self.slots.words()[base..][..self.stride];
         (self.logged < self.stride && words[STAMP] & 1 == 1).then(|| words[self.logged..].to_vec())
     }
 
-    /// That these are what they were: or older versions would be others than they were.
+    /// Checks that unlogged words have not changed. Otherwise older versions would change, too.
     fn keeps_unlogged(&self, base: usize, was: Option<Vec<u64>>) {
         let is = &self.slots.words()[base + self.logged..base + self.stride];
         let name = &self.spec.name;
         assert!(
             was.is_none_or(|was| was == *is),
-            "table {name}: a column is written that no handler was said to write"
+            "table {name}: a column is written that no handler was declared to write"
         );
     }
 
-    /// Begins a version of the row at `base`: of one that is there from now on, or is not. Whether it was
-    /// the other way round before.
+    /// Begins a version of the row at `base`, which exists from now on or is deleted. Returns
+    /// whether that has changed.
     fn begin_version(&mut self, base: usize, is_there: bool, seq: Seq) -> bool {
         self.supersede(base, seq);
         let words = &mut self.slots.words_mut()[base..][..self.stride];
@@ -283,7 +298,8 @@ impl Table {
         }
     }
 
-    /// The slot of a key; a new one without a row, if it has none and is to have one.
+    /// Returns the slot of a key. If the key has none and `takes` is set, returns a new slot
+    /// without a row.
     fn slot_for(&mut self, key: &[Value], takes: bool) -> Option<u32> {
         if let Some(index) = &self.keys {
             let key = Key::of(key);
@@ -297,7 +313,7 @@ impl Table {
         Some((base / self.stride) as u32)
     }
 
-    /// A new slot, taken and without a row, of a key that is not a word.
+    /// Takes a new slot without a row, for a key that is not a word.
     fn take_keyed(&mut self, key: Key, hash: u64) -> u32 {
         if self.taken == self.capacity {
             self.grow();
@@ -311,7 +327,7 @@ impl Table {
         slot
     }
 
-    /// The row in a slot, if it is there.
+    /// Returns the row in a slot, if it exists.
     fn row(&self, slot: u32) -> Option<Row> {
         let stride = self.stride;
         let words = &self.slots.words()[slot as usize * stride..][..stride];
@@ -342,13 +358,13 @@ impl Table {
         }
     }
 
-    /// The row whose slot has this key and these column words; of a table of plain rows.
+    /// Returns the row whose slot has this key and these column words, in a table of plain rows.
     pub fn row_of(&self, key: u64, body: &[u64]) -> Row {
         self.make_row(key, body, &[])
     }
 
-    /// Appends the encoding of the row whose slot has this key and these column words; of a table of plain
-    /// rows.
+    /// Appends the encoding of the row whose slot has this key and these column words, in a table
+    /// of plain rows.
     pub fn encode_row(&self, key: u64, body: &[u64], out: &mut Vec<u8>) {
         for (place, column) in self.layout.places.iter().zip(&self.spec.schema.columns) {
             match place {
@@ -366,14 +382,14 @@ impl Table {
         }
     }
 
-    /// The column words of a row, null bits first; of a table of plain rows.
+    /// Returns the column words of a row, null bits first, in a table of plain rows.
     pub fn words_of(&self, row: &[Value]) -> Vec<u64> {
         let mut body = vec![0; self.layout.body_words()];
         self.write_words(row, &mut body);
         body
     }
 
-    /// The same, over words that are all 0.
+    /// Writes the column words of a row over words that are all 0.
     pub fn write_words(&self, row: &[Value], body: &mut [u64]) {
         for (place, value) in self.layout.places.iter().zip(row) {
             if let Place::Word { word, null_bit } = place {
@@ -386,13 +402,13 @@ impl Table {
         }
     }
 
-    /// Whether rows are so many integers, never null, found by one of them.
+    /// Whether rows are `columns` integers, never null, with one of them as the key.
     #[inline]
     pub fn has_int_rows(&self, columns: usize) -> bool {
         self.layout.ints && self.layout.places.len() == columns
     }
 
-    /// The columns of a row with this key and these column words; of a table of integers.
+    /// Reads the columns of a row with this key and these column words, in a table of integers.
     pub fn read_ints(&self, key: i64, body: &[u64], row: &mut [i64]) {
         for (place, int) in self.layout.places.iter().zip(row) {
             *int = match place {
@@ -402,7 +418,7 @@ impl Table {
         }
     }
 
-    /// The column words of a row of integers.
+    /// Writes the column words of a row of integers.
     pub fn write_ints(&self, row: &[i64], body: &mut [u64]) {
         for (place, int) in self.layout.places.iter().zip(row) {
             if let Place::Word { word, .. } = place {
@@ -413,32 +429,33 @@ impl Table {
 
     // ---- rows as words --------------------------------------------------------------------
 
-    /// The hash of a word key.
+    /// Returns the hash of a word key.
     #[inline(always)]
     pub fn hash(&self, key: u64) -> u64 {
         hash(key, self.seed)
     }
 
-    /// Asks for the slot of a key with this hash to be brought into the cache.
+    /// Prefetches the slot of a key with this hash into the cache.
     #[inline(always)]
     pub fn prefetch(&self, hash: u64) {
         prefetch(self.slots.words(), self.home(hash) * self.stride);
     }
 
-    /// Asks for the slot that begins at `base` to be brought into the cache.
+    /// Prefetches the slot that begins at `base` into the cache.
     #[inline(always)]
     pub fn prefetch_at(&self, base: usize) {
         prefetch(self.slots.words(), base);
     }
 
-    /// The slot where the search for a key with this hash begins: less than `capacity`.
+    /// Returns the slot where the search for a key with this hash begins. It is less than
+    /// `capacity`.
     #[inline(always)]
     fn home(&self, hash: u64) -> usize {
         (hash >> self.shift) as usize
     }
 
-    /// Where the slot of a word key begins, if the key has one. Its row may be gone. The place
-    /// holds until slots move (see [`Table::moves`]).
+    /// Returns the place of a word key's slot, if it has one. Its row may be deleted. The place is
+    /// valid until slots move (see [`Table::moves`]).
     #[inline(always)]
     pub fn find(&self, key: u64, hash: u64) -> Option<usize> {
         let (words, mask) = (self.slots.words().as_ptr(), self.capacity - 1);
@@ -446,7 +463,7 @@ impl Table {
         loop {
             let base = slot * self.stride;
             // SAFETY: `slot` is less than `capacity`: `home` gives as many bits as `capacity` has,
-            // and what follows is masked. There are `capacity` slots of `stride` words (see
+            // and later values are masked. There are `capacity` slots of `stride` words (see
             // `resize`), and a slot has at least its header's words.
             let (found, link) = unsafe { (*words.add(base + KEY), *words.add(base + LINK)) };
             if (found == key) & (link & TAKEN != 0) {
@@ -459,14 +476,14 @@ impl Table {
         }
     }
 
-    /// How often slots have moved: a place found before the last move is void.
+    /// Returns how often slots have moved. A place found before the last move is invalid.
     #[inline(always)]
     pub fn moves(&self) -> u64 {
         self.moves
     }
 
-    /// Takes a slot for a word key that has none; gives where it begins. Slots may move: every
-    /// place found before is void.
+    /// Takes a slot for a word key that has none, and returns its place. Slots may move, so every
+    /// place found before is invalid.
     pub fn take(&mut self, key: u64, hash: u64) -> usize {
         if (self.taken + 1) * LOAD_MAX.1 > self.capacity * LOAD_MAX.0 {
             self.grow();
@@ -484,20 +501,22 @@ impl Table {
         base
     }
 
-    /// Whether the row in the slot at `base` is there.
+    /// Whether the row in the slot at `base` exists.
     #[inline(always)]
     pub fn is_present(&self, base: usize) -> bool {
         self.slots.words()[base + STAMP] & 1 == 1
     }
 
-    /// The column words of the slot at `base` (null bits first).
+    /// Returns the column words of the slot at `base` (null bits first).
     #[inline(always)]
     pub fn body(&self, base: usize) -> &[u64] {
         &self.slots.words()[base + HEADER_WORDS..base + self.stride]
     }
 
-    /// Begins a new version at `seq` of the row at `base`, present from now on: the old version
-    /// moves to the log. Gives the column words, still those of the old version, to be changed.
+    /// Begins a new version at `seq` of the row at `base`, which exists from now on. The old
+    /// version moves to the log.
+    ///
+    /// Returns the column words, still those of the old version, to be changed.
     #[inline(always)]
     pub fn write(&mut self, base: usize, seq: Seq) -> &mut [u64] {
         debug_assert_eq!(self.layout.values, 0, "values beside the slot go through `put`");
@@ -510,8 +529,10 @@ impl Table {
         body
     }
 
-    /// Writes a new version at `seq` of the row with this key: its column words, or `None` for a deletion;
-    /// of a table of plain rows without a history. What was said of [`Table::put`] holds.
+    /// Writes a new version at `seq` of the row with this key: its column words, or `None` for a
+    /// deletion.
+    ///
+    /// The table has plain rows and no history. The rules of [`Table::put`] hold.
     pub fn put_words(&mut self, key: u64, body: Option<&[u64]>, seq: Seq) {
         debug_assert!(self.has_plain_rows() && self.shape.is_none());
         let hash = self.hash(key);
@@ -531,11 +552,11 @@ impl Table {
                 words[HEADER_WORDS..].copy_from_slice(body);
                 self.keeps_unlogged(base, was);
             }
-            None => assert!(was.is_none(), "table {}: no row was said to go", self.spec.name),
+            None => assert!(was.is_none(), "table {}: no handler deletes rows", self.spec.name),
         }
     }
 
-    /// Moves the newest version to the log, unless it bears this very `seq`.
+    /// Moves the newest version to the log, unless it has this very `seq`.
     #[inline(always)]
     fn supersede(&mut self, base: usize, seq: Seq) {
         let stride = self.stride;
@@ -543,7 +564,7 @@ impl Table {
         let stamp = slot[STAMP];
         debug_assert!(stamp >> 1 <= seq, "versions are written in stamp order");
         if stamp >> 1 == seq && seq != 0 {
-            // Its number may be that of the last commit, and a snapshot may have come since.
+            // The number may be that of the last commit, and a snapshot may have been taken since.
             slot[LINK] &= !SNAPPED;
             self.dirty.mark(base);
             return;
@@ -568,7 +589,8 @@ impl Table {
         self.slots.as_mut_ptr()
     }
 
-    /// Words of a slot, number of slots less one, how far hashes are shifted, and the hash's seed.
+    /// Returns the words of a slot, the number of slots minus one, the shift of hashes, and their
+    /// seed.
     pub(crate) fn slots_shape(&self) -> (usize, usize, u32, u64) {
         (self.stride, self.capacity - 1, self.shift, self.seed)
     }
@@ -578,17 +600,17 @@ impl Table {
         self.layout.word_key && self.layout.values == 0
     }
 
-    /// How many slots may be taken before they have to move.
+    /// Returns how many slots may be taken before the slots have to move.
     pub(crate) fn room(&self) -> usize {
         (self.capacity * LOAD_MAX.0 / LOAD_MAX.1).saturating_sub(self.taken)
     }
 
-    /// Slots have been taken.
+    /// Records that slots have been taken.
     pub(crate) fn have_taken(&mut self, slots: usize) {
         self.taken += slots;
     }
 
-    /// Rows with these keys have come that were not there.
+    /// Records that rows with these keys exist from now on.
     pub(crate) fn have_come(&mut self, keys: Vec<u64>) {
         self.present += keys.len();
         if self.order.is_some() {
@@ -596,7 +618,7 @@ impl Table {
         }
     }
 
-    /// The column words of a row that is not there; `None` when a column has no default in a word.
+    /// Returns the column words of a missing row, or `None` if a column has no one-word default.
     pub fn missing(&self) -> Option<&[u64]> {
         self.missing.as_deref()
     }
@@ -608,14 +630,14 @@ impl Table {
 
     // ---- growth ---------------------------------------------------------------------------
 
-    /// Makes room for `rows` more rows, so that slots do not move while they come.
+    /// Makes room for `rows` more rows, so that slots do not move while they are added.
     pub fn reserve(&mut self, rows: usize) {
         if self.room_for(self.taken + rows) > self.capacity {
             self.resize(self.room_for(self.taken - self.gone() + rows));
         }
     }
 
-    /// Slots needed for this many taken ones.
+    /// Returns the number of slots needed for `taken` taken ones.
     fn room_for(&self, taken: usize) -> usize {
         let slots = match self.keys {
             Some(_) => taken,
@@ -624,14 +646,14 @@ impl Table {
         slots.next_power_of_two().max(16)
     }
 
-    /// Whether nobody can reach any version in this slot: its row is gone and so is its history,
-    /// and no snapshot has yet to be told.
+    /// Whether no reader can reach a version in this slot: its row is deleted, its history is
+    /// empty, and no snapshot has yet to record the deletion.
     fn is_gone(&self, words: &[u64], history: Option<&RowHistory>) -> bool {
         let known = if self.tracked { TAKEN | SNAPPED } else { TAKEN };
         words[STAMP] & 1 == 0
             && words[STAMP] >> 1 <= self.floor
             && words[LINK] & known == known
-            // A version may bear the last commit's number and have come behind it.
+            // A version may have the last commit's number, although it was written after it.
             && !self.log.has((words[LINK] >> 32) as u32, words[KEY])
             && history.is_none_or(RowHistory::is_empty)
     }
@@ -641,17 +663,17 @@ impl Table {
         slots.filter(|(slot, words)| self.is_gone(words, self.histories.get(*slot))).count()
     }
 
-    /// Room for one more; slots that are gone are dropped, so that keys that come and go do not
-    /// fill the table.
+    /// Makes room for at least one more row. Drops slots of deleted rows, so that keys that are
+    /// added and deleted do not fill the table.
     fn grow(&mut self) {
         let kept = self.taken - self.gone();
-        // Growing only by what was dropped would soon have to be repeated.
+        // If it grew only by the dropped slots, it would soon have to grow again.
         self.resize(self.room_for(kept + kept / 2 + 1));
     }
 
     fn resize(&mut self, capacity: usize) {
         let (stride, beside) = (self.stride, self.layout.values);
-        // The log keeps in 32 bits where a slot begins.
+        // The log stores the place of a slot in 32 bits.
         assert!(capacity * stride <= 1 << 32, "table {} is full: 32 GiB of slots", self.spec.name);
         let old = std::mem::replace(&mut self.slots, Cells::zeroed(capacity * stride));
         let mut old_values = std::mem::take(&mut self.values);
@@ -711,7 +733,7 @@ impl Table {
 
     // ---- commit, changes, hashes ----------------------------------------------------------
 
-    /// The rows written since the last commit, by partition and key.
+    /// Returns the rows written since the last commit, by partition and key.
     pub fn changes(&self) -> Vec<Change> {
         let slot = |at: u32| {
             let key = self.log.entry(at, self.logged, self.layout.values).key;
@@ -735,14 +757,15 @@ impl Table {
         changes
     }
 
-    /// Number of versions superseded since the last commit.
+    /// Returns the number of versions superseded since the last commit.
     pub fn superseded(&self) -> usize {
         self.log.len(self.logged)
     }
 
-    /// Everything up to `seq` is final, and no reader needs older versions.
+    /// Makes everything up to `seq` final: no reader needs older versions.
     ///
-    /// With the number that a recovered state had, it is also what makes the numbers go on there.
+    /// After a recovery, call it with the number of the recovered state, from which the numbers
+    /// continue.
     pub fn commit(&mut self, seq: Seq) {
         self.mark_written();
         self.floor = seq;
@@ -759,22 +782,22 @@ impl Table {
         }
     }
 
-    /// The key of a word.
+    /// Returns the key of a word.
     fn key_of(&self, word: u64) -> Key {
         Key::of([&word_value(&self.spec.schema.columns[self.spec.key[0]].ty, word)])
     }
 
-    /// All rows, by key.
+    /// Returns all rows, by key.
     pub fn rows(&self) -> Vec<Row> {
         self.newest().rows()
     }
 
-    /// See [`AsOf::select`].
+    /// Selects rows as [`AsOf::select`] does.
     pub fn select(&self, limit: usize, keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
         self.newest().select(limit, keep)
     }
 
-    /// The hash of each partition that has rows; their sum is [`Table::state_hash`].
+    /// Returns the hash of each partition that has rows. Their sum is [`Table::state_hash`].
     pub fn partition_hashes(&self) -> BTreeMap<Partition, u128> {
         let (mut hashes, mut bytes) = (BTreeMap::new(), Vec::new());
         for (slot, row) in self.newest().unordered() {
@@ -785,23 +808,24 @@ impl Table {
         hashes
     }
 
-    /// See [`AsOf::state_hash`].
+    /// Returns the hash of the newest state: see [`AsOf::state_hash`].
     pub fn state_hash(&self) -> u128 {
         self.newest().state_hash()
     }
 }
 
-/// The hash of a word key: one folded multiplication. Its high bits, which choose the slot, are for
-/// keys close to each other those of a multiplication by the golden ratio: they fall far apart and
-/// evenly.
+/// Returns the hash of a word key: one folded multiplication.
+///
+/// Its high bits choose the slot. For keys close to each other, they are those of a multiplication
+/// by the golden ratio, so the slots are far apart and evenly spread.
 #[inline(always)]
 pub(crate) fn hash(key: u64, seed: u64) -> u64 {
     let wide = u128::from(key ^ seed) * 0x9E37_79B9_7F4A_7C15u128;
     (wide as u64) ^ (wide >> 64) as u64
 }
 
-/// The hash of one row of a table; [`Table::state_hash`] is the sum over its rows. `scratch` is
-/// overwritten.
+/// Returns the hash of one row of a table. [`Table::state_hash`] is the sum over its rows.
+/// `scratch` is overwritten.
 pub fn row_hash(table: &str, row: &[Value], scratch: &mut Vec<u8>) -> u128 {
     scratch.clear();
     encode::value(&Value::str(table), scratch);
@@ -809,8 +833,8 @@ pub fn row_hash(table: &str, row: &[Value], scratch: &mut Vec<u8>) -> u128 {
     encode::hash128(scratch)
 }
 
-/// The hash of what a table keeps of the versions of one row: of the key, and of each version's
-/// number, time and columns.
+/// Returns the hash of the retained versions of one row: of the key, and of each version's number,
+/// time and columns.
 fn history_hash(
     table: &str,
     key: &Key,
@@ -828,7 +852,7 @@ fn history_hash(
     encode::hash128(scratch)
 }
 
-/// The column words of a row that is not there, when each column has a default in a word.
+/// Returns the column words of a missing row, if each column has a one-word default.
 fn missing(spec: &TableSpec) -> Option<Vec<u64>> {
     let layout = Layout::of(spec);
     let none = vec![Value::Null; spec.key.len()];
@@ -843,7 +867,7 @@ fn missing(spec: &TableSpec) -> Option<Vec<u64>> {
     Some(words)
 }
 
-/// The word of a key value: -0.0 is 0.0.
+/// Returns the word of a key value. -0.0 becomes 0.0.
 fn key_word(value: &Value) -> Option<u64> {
     match value {
         Value::Float(f) if *f == 0.0 => Some(0),
@@ -851,7 +875,7 @@ fn key_word(value: &Value) -> Option<u64> {
     }
 }
 
-/// The value of a word of type `ty`.
+/// Returns the value of a word of type `ty`.
 #[inline]
 pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     use tidemill_core::DataType;

@@ -8,31 +8,34 @@ use crate::table::{LINK, STAMP};
 /// The dense rank of a transaction in the one order, from 1. 0 is the initial state.
 pub type Seq = u64;
 
-/// No older version.
+/// The link of a version without an older one.
 pub(crate) const NO_LINK: u32 = u32::MAX;
 
-/// A version's stamp word: the sequence number and whether the row is there.
+/// Returns a version's stamp word: the sequence number, and whether the row exists.
 #[inline(always)]
 pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
     seq << 1 | u64::from(present)
 }
 
-/// Superseded versions. Each entry is the slot as it was, word for word: its key (or, in a table
-/// whose keys are not words, the slot's number), stamp, link and columns; the values beside it stand
+/// The superseded versions of a table.
+///
+/// Each entry is the slot as it was, word for word: its key, stamp, link and columns. In a table
+/// whose keys are not words, the slot's number stands for the key. The values beside the slot are
 /// in `values`. A link is the place of an entry's first word.
 ///
-/// With its key, although that is known from elsewhere: a slot of four words is copied in two
-/// instructions, and leaving words out would take more. Words at a slot's end that no write changes are
-/// left out ([`Table::writing`](crate::Table::writing)): all entries of a table have as many words.
+/// An entry has its key, although it is known from elsewhere: a slot of four words is copied in two
+/// instructions, and leaving words out would take more. Words at a slot's end that no write changes
+/// are left out ([`Table::writing`](crate::Table::writing)). All entries of a table have the same
+/// number of words.
 ///
-/// The log is in parts, one for each thread that writes versions at a time; those of a part are in
-/// stamp order. A part begins at a place where none before it can reach.
+/// The log is in parts, one for each thread that writes versions at a time. The entries of a part
+/// are in stamp order. A part begins at a place that no part before it can reach.
 ///
-/// The link of a version that was committed before the log was last cleared is stale. Nobody
-/// follows it: whoever reads the past stops at such a version at the latest.
+/// The link of a version that was committed before the log was last cleared is stale. No reader
+/// follows it, because a reader of the past stops at such a version at the latest.
 #[derive(Clone, Debug)]
 pub(crate) struct VersionLog {
-    /// At least one; in order of their bases.
+    /// The parts in order of their bases, at least one.
     parts: Vec<Part>,
     /// Emptied parts.
     spare: Vec<Part>,
@@ -41,16 +44,17 @@ pub(crate) struct VersionLog {
 
 #[derive(Clone, Debug, Default)]
 struct Part {
-    /// The place of its first word.
+    /// The place of the first word.
     base: usize,
     words: Vec<u64>,
-    /// Beside each entry.
+    /// The values beside each entry.
     values: Vec<Value>,
 }
 
 impl Part {
-    /// Room for so many words, and a little more, in a part that is empty: the next epoch is seldom just as long,
-    /// and memory that grows is copied, whatever was in it.
+    /// Makes room for `words` words and a little more, in an empty part.
+    ///
+    /// The next epoch seldom has the same length, and growing memory is copied, whatever was in it.
     fn make_room(&mut self, words: usize) {
         if self.words.capacity() < words {
             self.words = Vec::new();
@@ -59,8 +63,8 @@ impl Part {
     }
 }
 
-/// How far ahead of its end the log asks for memory, in words. It is read and written so seldom
-/// that each epoch finds it gone from the caches.
+/// The distance from its end at which the log prefetches memory, in words. The log is used so
+/// seldom that each epoch finds it evicted from the caches.
 pub(crate) const LOG_AHEAD: usize = 64;
 
 impl Default for VersionLog {
@@ -74,18 +78,18 @@ impl VersionLog {
         self.parts.iter().map(|part| part.words.len()).sum()
     }
 
-    /// Number of entries, of `stride` words each.
+    /// Returns the number of entries, of `stride` words each.
     pub(crate) fn len(&self, stride: usize) -> usize {
         self.words() / stride
     }
 
-    /// Their links.
+    /// Returns the links of the entries.
     pub(crate) fn links(&self, stride: usize) -> impl Iterator<Item = u32> + '_ {
         let of = move |part: &Part| (part.base..part.base + part.words.len()).step_by(stride);
         self.parts.iter().flat_map(of).map(|at| at as u32)
     }
 
-    /// The first word of each entry's slot.
+    /// Returns the first word of each entry's slot.
     pub(crate) fn keys(&self, stride: usize) -> impl Iterator<Item = u64> + '_ {
         let entries = self.parts.iter().flat_map(move |part| part.words.chunks_exact(stride));
         entries.map(|words| words[KEY_WORD])
@@ -113,12 +117,12 @@ impl VersionLog {
         self.parts.last_mut().expect("a log has a part")
     }
 
-    /// The last part, with room for so many more words.
+    /// Returns the last part, with room for `words` more words.
     pub(crate) fn reserve(&mut self, words: usize) -> PartAt {
         let number = self.parts.len() - 1;
         let part = self.last();
         part.words.reserve(words);
-        // Links are 32 bits.
+        // Links have 32 bits.
         assert!(
             part.base + part.words.len() + words < NO_LINK as usize,
             "an epoch has 2^32 words of versions"
@@ -126,9 +130,11 @@ impl VersionLog {
         PartAt::of(number, part)
     }
 
-    /// Parts with room for so many words each: the last ones, if they have it, because an epoch may be executed
-    /// in pieces; else parts behind the last one. A last one that is empty is the first of them: its memory has
-    /// been used.
+    /// Returns parts with room for so many words each.
+    ///
+    /// They are the last parts, if these have the room, because an epoch may be executed in pieces.
+    /// Otherwise new parts are appended. An empty last part is reused first, because its memory has
+    /// been used before.
     pub(crate) fn reserve_parts(&mut self, words: &[usize]) -> Vec<PartAt> {
         let first = match self.have_room(words) {
             true => self.parts.len() - words.len(),
@@ -147,7 +153,7 @@ impl VersionLog {
         })
     }
 
-    /// Appends parts with room for so many words each; gives the number of the first.
+    /// Appends parts with room for so many words each. Returns the number of the first.
     fn add_parts(&mut self, words: &[usize]) -> usize {
         let unused = self.parts.pop_if(|part| part.words.is_empty() && !words.is_empty());
         self.spare.extend(unused);
@@ -163,25 +169,27 @@ impl VersionLog {
         first
     }
 
-    /// Memory that was used is better than memory that is new, which is dear.
+    /// Takes the largest spare part. Memory that was used before is better than new memory, which
+    /// is expensive.
     fn largest_spare(&mut self) -> Part {
         let parts = self.spare.iter().enumerate();
         let largest = parts.max_by_key(|(_, part)| part.words.capacity());
         largest.map(|(at, _)| at).map_or_else(Part::default, |at| self.spare.swap_remove(at))
     }
 
-    /// What was written by pointer belongs to a part: it ends at this place.
+    /// Ends a part at this place, after words were written by pointer.
     ///
     /// # Safety
-    /// All words up to there have been written, within the room that was reserved.
+    /// All words up to this place have been written, within the room that was reserved.
     pub(crate) unsafe fn set_end(&mut self, part: usize, end: usize) {
         let part = &mut self.parts[part];
         debug_assert!(end - part.base <= part.words.capacity());
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { part.words.set_len(end - part.base) }
     }
 
-    /// Appends the version that a slot is about to lose: its words as far as they are logged; gives its link.
+    /// Appends the version that a slot is about to lose: its words, as far as they are logged.
+    /// Returns its link.
     pub(crate) fn push(&mut self, slot: &[u64]) -> u32 {
         let part = self.last();
         let at = part.base + part.words.len();
@@ -200,7 +208,7 @@ impl VersionLog {
         &self.parts[after.unwrap_or(0)]
     }
 
-    /// The entry at a link, of `stride` words and with so many values beside it.
+    /// Returns the entry at a link. It has `stride` words, and `values` values beside it.
     pub(crate) fn entry(&self, at: u32, stride: usize, values: usize) -> Entry<'_> {
         let part = self.part(at as usize);
         let at = at as usize - part.base;
@@ -214,14 +222,15 @@ impl VersionLog {
         }
     }
 
-    /// Whether the link of the slot with this first word leads to one of its versions. Of a stale
-    /// link it may say so by chance.
+    /// Whether the link of the slot with this first word points to one of its versions. For a stale
+    /// link, the answer may be true by chance.
     pub(crate) fn has(&self, link: u32, key: u64) -> bool {
         let part = self.part(link as usize);
         part.words.get(link as usize - part.base + KEY_WORD) == Some(&key)
     }
 
-    /// Slots of a table whose keys are not words have moved: `moved[old] = new`.
+    /// Renumbers the slots of a table whose keys are not words, after they moved:
+    /// `moved[old] = new`.
     pub(crate) fn remap(&mut self, moved: &[u32], stride: usize) {
         for entry in self.parts.iter_mut().flat_map(|p| p.words.chunks_exact_mut(stride)) {
             entry[KEY_WORD] = u64::from(moved[entry[KEY_WORD] as usize]);
@@ -229,14 +238,14 @@ impl VersionLog {
     }
 }
 
-/// A part of the log, to be written by pointer. Reserving again leaves the pointers of other parts
-/// good.
+/// A part of the log that is written by pointer. Reserving again leaves the pointers of other parts
+/// valid.
 #[derive(Debug)]
 pub(crate) struct PartAt {
     pub(crate) number: usize,
-    /// Where place 0 of the log would be if the part began there.
+    /// The address that place 0 of the log would have if all of the log were in this part.
     pub(crate) origin: *mut u64,
-    /// The place behind the last word.
+    /// The place after the last word.
     pub(crate) end: usize,
 }
 
@@ -261,8 +270,8 @@ pub(crate) struct Entry<'a> {
 mod tests {
     use super::*;
 
-    /// An epoch that is executed in pieces has one part for each thread, as long as they have room; then others behind
-    /// them; and the next one begins with the largest.
+    /// An epoch that is executed in pieces has one part for each thread, as long as they
+    /// have room. Then it has others after them. The next epoch begins with the largest.
     #[test]
     fn pieces_of_an_epoch_go_on_in_the_parts_that_there_are() {
         let mut log = VersionLog::default();
@@ -270,10 +279,10 @@ mod tests {
             let parts = log.reserve_parts(&[words, words]);
             for PartAt { number, origin, end } in &parts {
                 for at in *end..end + words {
-                    // SAFETY: the part has room for so many words more.
+                    // SAFETY: the part has room for so many more words.
                     unsafe { *origin.wrapping_add(at) = at as u64 }
                 }
-                // SAFETY: they have been written.
+                // SAFETY: the words have been written.
                 unsafe { log.set_end(*number, end + words) }
             }
             parts.iter().map(|part| part.number).collect()

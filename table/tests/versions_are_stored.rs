@@ -1,5 +1,5 @@
-//! A table that comes back from its snapshots keeps the versions that it kept, and snapshots have each
-//! version once and no longer than they have to.
+//! A table that is restored from its snapshots retains the same versions. Snapshots have each
+//! version once, and no longer than necessary.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidemill_table::{Changed, StoredVersion, Table};
 
 type Objects = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What snapshots have of a table.
+/// The entries of a table in its snapshots.
 #[derive(Clone, Debug, Default)]
 struct Stored {
     rows: Objects,
@@ -28,7 +28,7 @@ impl Stored {
                 let before = self.versions.insert(key.into(), version.into());
                 assert!(before.is_none(), "a version is stored once");
             }
-            None => assert!(self.versions.remove(key).is_some(), "only what is there goes"),
+            None => assert!(self.versions.remove(key).is_some(), "only stored versions go"),
         });
     }
 
@@ -47,7 +47,7 @@ impl Stored {
     }
 }
 
-/// Keys that are words, and keys that are texts beside values of all kinds.
+/// Returns a table with word keys, or with text keys and values of all kinds beside the slots.
 fn spec(is_text: bool, history: History) -> Arc<TableSpec> {
     let columns = match is_text {
         false => vec![
@@ -91,12 +91,12 @@ fn encoded<'a>(values: impl IntoIterator<Item = &'a Value>) -> Vec<u8> {
 #[derive(Clone, Debug)]
 enum Step {
     Write(i64, Option<i64>),
-    /// Ends an epoch for good, or until it is released; the frontier is so far behind.
+    /// The end of an epoch, final or until it is released. The frontier is so far in the past.
     Commit(i64),
     Seal(i64),
     Release,
     Take,
-    /// Takes, and goes on with what is stored.
+    /// A snapshot, and a restart with the stored entries.
     Restart,
 }
 
@@ -121,7 +121,7 @@ fn histories() -> impl Strategy<Value = History> {
     })
 }
 
-/// How many versions a table has in memory.
+/// Returns how many versions a table has in memory.
 fn held(table: &Table, is_text: bool) -> usize {
     let of = |k| table.versions(&[key(is_text, k)]).map_or(0, |v| v.end() - v.first());
     (0..12).map(of).sum::<u64>() as usize
@@ -170,7 +170,7 @@ proptest! {
                 prop_assert_eq!(table.state_hash(), twin.state_hash());
             }
         }
-        // What is old goes from memory, and then from what is stored.
+        // Old versions are dropped from memory, and then from the stored entries.
         for table in [&mut table, &mut twin] {
             table.frontier(time_us + 100);
             table.commit(seq);
@@ -187,7 +187,7 @@ proptest! {
     }
 }
 
-/// Whatever is missing or does not belong to the rows is refused, and says what it is.
+/// Versions that are missing or do not belong to the rows are refused, with the reason.
 #[test]
 fn versions_that_do_not_fit_are_refused() {
     let spec = spec(false, History { time_us: Some(100), versions: None });
@@ -212,16 +212,16 @@ fn versions_that_do_not_fit_are_refused() {
         stored
     };
     refused(&without(&keys[2]), &spec, "there is no version before number 3");
-    refused(&without(&keys[4]), &spec, "its newest version is another row");
+    refused(&without(&keys[4]), &spec, "its newest version differs from the row");
     let mut cut_off = whole.clone();
     cut_off.versions.insert(keys[0][..4].to_vec(), Vec::new());
-    refused(&cut_off, &spec, "a version of it is cut off");
+    refused(&cut_off, &spec, "one of its versions is truncated");
     let mut damaged = whole.clone();
     damaged.versions.get_mut(&keys[1]).unwrap().pop();
     refused(&damaged, &spec, "damaged");
     let none = Arc::new(TableSpec { history: None, ..TableSpec::clone(&spec) });
-    refused(&whole, &none, "the table keeps none");
-    // The oldest may have gone.
+    refused(&whole, &none, "the table retains none");
+    // The oldest may have been dropped.
     assert_eq!(without(&keys[0]).load(&spec, 1).unwrap().newest().histories().count(), 1);
     let version = StoredVersion::of(&keys[1], &whole.versions[&keys[1]]).unwrap();
     let of_row = encoded(&row(false, 7, 2));

@@ -1,9 +1,9 @@
-//! Transactions: the program (operations and expressions), the reference executor that defines
-//! what it means, and the executors that do the same thing fast.
+//! Transactions: programs (operations and expressions), the reference executor that defines their
+//! meaning, and the fast executors.
 //!
 //! `txn` must not know IO, async, clocks, timely or Python. [`reference`](mod@reference) is a slow,
-//! obvious, serial executor of the one guarantee; every other path is tested against it, bit for
-//! bit, and it is the best documentation of the semantics.
+//! obvious, serial executor. Tests compare every other path with it, bit for bit. It is the best
+//! documentation of the semantics.
 
 pub mod execute;
 pub mod order;

@@ -1,34 +1,34 @@
-//! Threads, as an executor is handed them: this crate starts none of its own.
+//! The threads that an executor receives. This crate starts none of its own.
 
 mod members;
 
 pub use members::Members;
 
-/// Threads that work on one epoch together. Whoever calls is one of them.
+/// Threads that execute an epoch together. The calling thread is one of them.
 ///
-/// Between two calls they may wait in whatever way suits them; within one, all of them run at once,
-/// so that members may wait for one another.
+/// Between two calls they may wait in any way. Within a call all of them run at the same time, so
+/// that members may wait for one another.
 pub trait Pool: Send + Sync {
-    /// How many there are, the caller included; at least 1.
+    /// Returns the number of threads, the caller included; at least 1.
     fn threads(&self) -> usize;
 
-    /// Calls `work` once on every member, with its number: the caller is 0. Returns when all are
+    /// Calls `work` once on every member with its number; the caller is 0. Returns when all are
     /// done.
     ///
     /// # Panics
-    /// When a member panicked; all of them have ended by then.
+    /// If a member panicked. All members have ended by then.
     fn run(&self, work: &(dyn Fn(usize) + Sync));
 
-    /// Called over and over by a member that has waited for another one for a while: lets somebody
-    /// else have the core.
+    /// Yields the core to other threads. A member calls this repeatedly after it has waited for
+    /// another member for a while.
     fn pause(&self);
 
-    /// Nanoseconds from some beginning. Strategies are chosen by what it says and work is shared out;
-    /// nothing that a program can see depends on it.
+    /// Returns nanoseconds since an arbitrary start. They guide the choice of strategies and the
+    /// division of work. Nothing that a program can see depends on them.
     fn now_ns(&self) -> u64;
 }
 
-/// The caller alone, without a clock.
+/// A pool of only the calling thread, without a clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
@@ -48,8 +48,7 @@ impl Pool for Alone {
     }
 }
 
-/// Looks at a condition over and over until it holds: a few hundred times in a row, because it will
-/// soon, and then with pauses.
+/// Waits until a condition holds. It spins first, because most waits are short, and then pauses.
 #[inline]
 pub(crate) fn wait(pool: &dyn Pool, mut holds: impl FnMut() -> bool) {
     const SPINS: u32 = 2000;

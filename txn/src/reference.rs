@@ -3,17 +3,22 @@
 //! > The outcome — table contents, outputs, aborts — is a function of the program, the initial
 //! > state, the inputs and the recorded cuts.
 //!
-//! This file is the definition, with that of a single transaction in `reference/work.rs`; every fast path
-//! is tested against it, bit for bit. What it shares with them: the rules of values
-//! (`tidemill_core::rules`), the meaning of a map or filter ([`crate::program::Stage::apply`]), which streams
-//! share a watermark ([`Groups`]), whose turn it is in a round ([`crate::program::rounds`]), what a
-//! transaction is from inside (`program/inside.rs`: triggers, windows of its own, what may be written), which windows
-//! slide because time goes on (`program/firing.rs`), and
-//! how a closure is called on copies of its rows. All else is its own: expressions are walked from the root each
-//! time, tables are ordered maps, an abort restores a copy of all of them, the order is a sort by stamp,
-//! and watermarks are computed from the events seen so far. So it catches what goes wrong in slots,
-//! versions, histories, indexes, compiled programs, merging, parking and batching; what it can't catch is
-//! a mistake in what is shared, for which there are tests beside it.
+//! This file is the definition, together with `reference/work.rs` for a single transaction. Tests
+//! compare every fast path with it, bit for bit. It shares these parts with the fast paths:
+//!
+//! - the rules of values (`tidemill_core::rules`)
+//! - the meaning of map and filter ([`crate::program::Stage::apply`])
+//! - the groups of streams that share a watermark ([`Groups`])
+//! - the order of turns in a round ([`crate::program::rounds`])
+//! - the inside of a transaction (`program/inside.rs`): triggers, its own windows, permitted writes
+//! - the windows that slide as time passes (`program/firing.rs`)
+//! - the call of a closure on copies of its rows
+//!
+//! All else is its own. It walks expressions from the root each time, and its tables are ordered
+//! maps. An abort restores a copy of all tables. The order is a sort by stamp, and watermarks are
+//! computed from all events so far. So it finds errors in slots, versions, histories, indexes,
+//! compiled programs, merging, buffering and batching. It can't find an error in a shared part;
+//! these have tests of their own.
 
 mod alone;
 mod batches;
@@ -46,74 +51,73 @@ use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
 use crate::program::{reasons, Answers, Body, Moment, Origin, Program, Until, WindowId};
 
-/// One row of a source, decoded.
+/// A decoded row of a source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputRow {
-    /// Its place in the source; rows that could not be decoded leave a gap.
+    /// The row's number in the source. Rows that could not be decoded leave gaps.
     pub offset: u64,
-    /// Its values.
+    /// The row's values.
     pub values: Vec<Value>,
 }
 
-/// A cut, as far as it is an input of the outcome; watermarks follow from it.
+/// The part of a cut that the outcome depends on. Watermarks follow from it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CutAt {
-    /// Per source: the offset of the first row beyond the cut.
+    /// Per source: the offset of the first row after the cut.
     pub offsets: Vec<u64>,
-    /// The clock in microseconds.
+    /// The clock, in microseconds.
     pub clock_us: i64,
-    /// Sources held idle.
+    /// Sources that count as idle.
     pub idle: Vec<SourceId>,
     /// Sources that have ended.
     pub ended: Vec<SourceId>,
-    /// Per stream: event time goes no further at this cut, though rows may. None where it goes as far as they do.
+    /// Per stream: an upper bound on the watermark at this cut. `None` if only the rows decide it.
     pub watermarks_max: Option<Vec<Position>>,
 }
 
-/// A version of a row: its number among the versions of the row, its time, and the row.
+/// A version of a row: its number among the row's versions, its time, and the row.
 pub type Version = (u64, i64, Row);
 
-/// What a run comes to.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Per table: its rows by key.
     pub tables: Vec<BTreeMap<Key, Row>>,
-    /// Per table: the versions of its rows by key, oldest first. In the end these are what the
-    /// history keeps.
+    /// Per table: the versions of its rows by key, oldest first. After the run, these are the
+    /// versions that the history retains.
     pub histories: Vec<BTreeMap<Key, Vec<Version>>>,
     /// Per stream: its output events in order, with their stamps.
     pub outputs: BTreeMap<StreamId, Vec<(Stamp, Row)>>,
-    /// Per stream (input or derived): the events that came too late.
+    /// Per stream (input or derived): the late events.
     pub late: BTreeMap<StreamId, Vec<Row>>,
-    /// Events that a map or filter could not compute: its stream, the offset, the reason.
+    /// Events that a map or filter could not compute: the stream, the offset, the reason.
     pub dead: Vec<(StreamId, u64, String)>,
     /// Per cut: the watermark of each stream.
     pub watermarks: Vec<Vec<Position>>,
-    /// Transactions, aborted ones included.
+    /// The number of transactions, aborted ones included.
     pub transactions: u64,
-    /// Aborted transactions.
+    /// The number of aborted transactions.
     pub aborts: u64,
-    /// The first late event of a stream that wants an error, when there was one: the run ends
-    /// there.
+    /// The first late event of a stream with `late="error"`, if there was one. The run ends there.
     pub late_error: Option<(StreamId, u64)>,
 }
 
-/// An event that is ready, with its columns on each stream that it is on.
+/// A ready event, with its columns on each of its streams.
 struct Coming {
     stamp: Stamp,
     source: SourceId,
     offset: u64,
     views: Vec<(StreamId, Vec<Value>)>,
-    /// The streams on which a batch ends with it.
+    /// The streams that have a batch which ends with this event.
     closes: Vec<StreamId>,
 }
 
-/// Runs a program over its sources with these cuts.
+/// Runs a program over its sources, with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
     run_told(program, sources, cuts, &Answers::default())
 }
 
-/// The same, when what was asked of outside is known.
+/// Like [`run`], with known answers from outside.
 pub fn run_told(
     program: &Program,
     sources: &[Vec<InputRow>],
@@ -135,7 +139,7 @@ pub fn run_told(
     for (index, cut) in cuts.iter().enumerate() {
         let epoch = index as u64 + 1;
         clock = cut.clock_us.max(clock.saturating_add(1));
-        // What has come since the last cut.
+        // The rows since the last cut.
         let mut fresh: Vec<(SourceId, &InputRow)> = Vec::new();
         for (source, rows) in sources.iter().enumerate() {
             while taken[source] < rows.len() && rows[taken[source]].offset < cut.offsets[source] {
@@ -154,7 +158,7 @@ pub fn run_told(
             *mark = max.unwrap_or(come).min(come).max(*mark);
             is_held[group] = *mark < come;
         }
-        // Each event's place, if it is ready now.
+        // The place of each event that is ready now.
         let mut ready: Vec<(Stamp, SourceId, &InputRow)> = Vec::new();
         for (source, row) in fresh {
             let stream = program.sources[source.index()].stream;
@@ -179,7 +183,8 @@ pub fn run_told(
                 _ => time_us,
             };
             let at = Position { time_us, source, offset: row.offset };
-            // Only behind a source that did not hold the watermark back can a row be late that is not by its own source.
+            // A row can be late without being late by its own source, but only if that source did
+            // not hold the watermark back.
             if at >= before[group] && (!is_late || spec.late == Late::Admit) {
                 waiting.push((at, row));
                 continue;
@@ -219,13 +224,13 @@ pub fn run_told(
                 end(program, program.root_stream(stream), sources, cut),
                 groups.event_time[group],
             ) {
-                // Where it was idle, time may have gone on without it.
+                // Time may have advanced while the stream was idle.
                 (Some(end), _) => Stamp::admitted(end.max(before[group]), admission),
                 (None, true) => Stamp::admitted(before[group], admission),
                 (None, false) => Stamp::of(Position { time_us: clock, source, offset }),
             }
         };
-        // A stream in event time is over when everything up to its end has come.
+        // A stream in event time is over when everything up to its end has arrived.
         let is_over = |stream: StreamId| {
             let root = program.root_stream(stream);
             let mut own = program.sources.iter().enumerate().filter(|(_, of)| of.stream == root);
@@ -263,13 +268,14 @@ fn time(value: &Value) -> i64 {
     }
 }
 
-/// The newest time of the rows of a source before one of them.
+/// Returns the newest time of a source's rows before one of them.
 fn newest(sources: &[Vec<InputRow>], source: SourceId, before: u64, column: usize) -> Option<i64> {
     let rows = sources[source.index()].iter().filter(|row| row.offset < before);
     rows.map(|row| time(&row.values[column])).max()
 }
 
-/// The time before which a row of a source is late: the newest time of the rows before it, less the disorder.
+/// Returns the time before which a row of a source is late: the newest time of the rows before it,
+/// less the out-of-orderness.
 fn own_watermark(
     program: &Program,
     sources: &[Vec<InputRow>],
@@ -277,11 +283,11 @@ fn own_watermark(
     row: u64,
     column: usize,
 ) -> Option<i64> {
-    let disorder_us = program.sources[source.index()].disorder_us;
-    newest(sources, source, row, column).map(|newest| newest.saturating_sub(disorder_us))
+    let out_of_orderness_us = program.sources[source.index()].out_of_orderness_us;
+    newest(sources, source, row, column).map(|newest| newest.saturating_sub(out_of_orderness_us))
 }
 
-/// The place behind all rows of a stream in event time up to a cut.
+/// Returns the place after all rows of a stream in event time up to a cut.
 fn end(
     program: &Program,
     stream: StreamId,
@@ -300,8 +306,8 @@ fn end(
     own.filter_map(end).max()
 }
 
-/// The place before which everything of a group has come, as the events up to the cut have it. It is no further than the
-/// events that have come, but that intervals in which streams end are over.
+/// Returns the place before which everything of a group has arrived, given the events up to the
+/// cut. It is not after the received events, except that intervals in which streams end are over.
 fn watermark(
     program: &Program,
     groups: &Groups,
@@ -309,7 +315,7 @@ fn watermark(
     sources: &[Vec<InputRow>],
     cut: &CutAt,
 ) -> Position {
-    // What may still come holds it back, and nothing else does.
+    // Only sources that may still send hold the watermark back.
     let mut held = Vec::new();
     let mut free = Vec::new();
     let (mut has_source, mut all_ended) = (false, true);
@@ -328,7 +334,7 @@ fn watermark(
             free.extend(newest.map(|time_us| Position { time_us, source, offset }));
         } else {
             held.push(newest.map_or(Position::MIN, |t| Position {
-                time_us: t.saturating_sub(spec.disorder_us),
+                time_us: t.saturating_sub(spec.out_of_orderness_us),
                 source,
                 offset,
             }));
@@ -348,11 +354,11 @@ fn watermark(
 
 struct Machine<'a> {
     program: &'a Program,
-    /// In which order procedures run in a round.
+    /// The order of procedures in a round.
     turns: Turns,
     /// The clock of the cut.
     clock_us: i64,
-    /// The events of batches that are not whole yet.
+    /// The events of incomplete batches.
     open: batches::Open,
     answers: &'a Answers,
     outcome: Outcome,
@@ -363,12 +369,12 @@ impl<'a> Machine<'a> {
         Moment { now_us: self.clock_us, stamp: stamp.clone(), step, answers: self.answers }
     }
 
-    /// The streams that an event of an input stream is on, with its columns there. Where a stage
-    /// can't compute, the event does not come to that stream or those behind it, and is noted as
-    /// dead.
+    /// Returns the streams that an event of an input stream is on, with its columns there. If a
+    /// stage can't compute, the event does not get to that stream or those derived from it, and
+    /// counts as dead.
     fn views(&mut self, root: StreamId, row: &InputRow) -> Vec<(StreamId, Vec<Value>)> {
         let mut views = vec![(root, row.values.clone())];
-        // Derived streams are declared after what they come from.
+        // Derived streams are declared after their origin.
         for (index, stream) in self.program.streams.iter().enumerate() {
             let Origin::Derived { from, stage } = &stream.origin else { continue };
             let Some((_, values)) = views.iter().find(|(s, _)| s == from) else { continue };
@@ -382,7 +388,7 @@ impl<'a> Machine<'a> {
         views
     }
 
-    /// Takes from the histories what they do not keep.
+    /// Removes the versions that the histories do not retain.
     fn forget(&mut self, frontiers_us: &[i64]) {
         for (index, table) in self.program.tables.iter().enumerate() {
             let history = table.history.unwrap_or_default();
@@ -393,7 +399,7 @@ impl<'a> Machine<'a> {
                     from.is_some_and(|from| *time >= from)
                         || history.versions.is_some_and(|kept| number + kept >= len)
                 });
-                // Where nothing may be kept of a row, nobody knows how many versions there were.
+                // Without retained versions of a row, their number is unknown.
                 let base = versions.first().map_or(0, |version| version.0);
                 if history.versions.is_none() {
                     versions.iter_mut().for_each(|version| version.0 -= base);
@@ -409,8 +415,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// One input event: its transactions in the handlers' declaration order, each with its cascade;
-    /// then the procedures of its round, in the order of their turns.
+    /// Executes one input event. First its transactions run in the handlers' declaration order,
+    /// each with its cascade. Then the procedures of its round run, in the order of their turns.
     fn event(&mut self, event: Coming) {
         let Coming { stamp, views, .. } = &event;
         let mut agenda = Agenda::default();
@@ -437,7 +443,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A handler takes an event: now, or, with all others of the round, when it is its turn.
+    /// Gives an event to a handler: a procedure takes it in its turn with the round's other events,
+    /// others at once.
     fn hand(
         &mut self,
         handler: usize,
@@ -452,7 +459,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Something was emitted: an output, and whatever it sets off.
+    /// Records an emitted event and executes what it triggers.
     fn emit(&mut self, stream: StreamId, row: &[Value], stamp: &Stamp, agenda: &mut Agenda) {
         let outputs = self.outcome.outputs.entry(stream).or_default();
         outputs.push((stamp.clone(), row.into()));
@@ -461,7 +468,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The procedures of a turn, as one transaction.
+    /// Executes the procedures of a turn as one transaction.
     fn turn(&mut self, number: usize, mut given: Given, stamp: &Stamp, agenda: &mut Agenda) {
         let turn = self.turns.all[number].clone();
         let before = self.outcome.tables.clone();
@@ -516,7 +523,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Windows slide whose time has come, each in a transaction of its owner and with all that this sets off.
+    /// Slides the windows that are due, each in a transaction of its owner and with all that this
+    /// triggers.
     fn fire(&mut self, windows: &[WindowId], until: Until) {
         loop {
             let tables = &self.outcome.tables;
@@ -556,7 +564,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// One transaction, and depth first everything that its outputs set off.
+    /// Executes one transaction, and depth first everything that its outputs trigger.
     fn transact(&mut self, index: usize, stamp: &Stamp, event: &[Value], agenda: &mut Agenda) {
         let handler = &self.program.handlers[index];
         let before = self.outcome.tables.clone();
@@ -590,7 +598,7 @@ impl<'a> Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// The rows that a transaction has written and left there are versions now. A deletion is none.
+    /// Appends a version of each row that a transaction has written and not deleted.
     fn append(&mut self, written: BTreeSet<(TableId, Key)>, time_us: i64) {
         for (table, key) in written {
             let table = table.index();

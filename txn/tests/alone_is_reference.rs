@@ -1,5 +1,5 @@
-//! A declared transaction on rows that others hold is the reference, bit for bit: whatever the handler, the event, and
-//! what is there.
+//! A declared transaction on rows from other owners equals the reference, bit for bit, for any
+//! handler, event and rows.
 
 mod random;
 
@@ -16,7 +16,8 @@ use tidemill_txn::reference;
 type Held = BTreeMap<(TableId, Key), Arc<[Value]>>;
 type Written = Vec<((TableId, Key), Option<Vec<Value>>)>;
 
-/// Runs an event's transaction on what is there, which it changes; says whether it was one of these.
+/// Runs an event's transaction on the given rows, which it changes. Returns whether it is declared
+/// with known rows.
 fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> bool {
     let Some(alone) = Alone::of(program, handler) else {
         assert_eq!(reference::mentions(program, handler, event), None);
@@ -31,7 +32,7 @@ fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> 
     let given = mentions.iter().zip(&are);
     let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
     let wanted = reference::alone(program, handler, event, given);
-    // Rows in some order, and words as they are: there are floats that equal none.
+    // Compares rows in a fixed order, as debug text, because NaN equals no float.
     let shown = |rows: Written| format!("{:?}", rows.into_iter().collect::<BTreeMap<_, _>>());
     let row_of = |n: u32| (mentions[n as usize].0, mentions[n as usize].1.clone());
     match (came, wanted) {
@@ -56,7 +57,7 @@ fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> 
     true
 }
 
-/// Events of a handler's stream: some of what sources have, whatever is in it, and some of garbage.
+/// Runs events of a handler's stream: some from sources, and some of random values.
 fn run(seed: u64, plain: bool) -> usize {
     let mut dice = Dice(seed);
     let shape = Shape { plain, orderly: false, histories: false, words: false };

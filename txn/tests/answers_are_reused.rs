@@ -1,5 +1,5 @@
-//! What transactions are told from outside is told again: to runs of the same epoch, whatever the strategy,
-//! and to the next execution, which asks nobody.
+//! Transactions get the same answers from outside in all runs of an epoch, whatever the strategy.
+//! The next execution also gets them, without asking again.
 
 mod drive;
 mod pool;
@@ -22,7 +22,7 @@ use tidemill_txn::program::{Abort, Answers, Ask, Asked, Builder, Opaque, Program
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
-/// Adds up what outside says about what a row has: the clock there never says the same twice.
+/// Adds up the answers about a row's value. The clock outside never gives the same answer twice.
 struct Asks {
     clock: Arc<AtomicI64>,
 }

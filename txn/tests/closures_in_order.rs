@@ -1,5 +1,4 @@
-//! What a closure does to rows with entries in unique indexes, or that triggers look at, is done in the order of its
-//! program, as everywhere.
+//! A closure's writes take effect in program order, also on rows with unique indexes or triggers.
 
 #[allow(dead_code)]
 mod drive;
@@ -20,7 +19,7 @@ use tidemill_txn::program::{Abort, Builder, On, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
-/// Tells of each row that has changed, and of each event what a row is then.
+/// Emits each changed row and, for each event, the current value of a row.
 struct Tells(StreamId);
 
 impl Opaque for Tells {
@@ -48,24 +47,24 @@ fn program() -> (Arc<Program>, StreamId) {
     b.native("swap", input, &rows, &[said], |tx| {
         let (one, other) = (tx.get(0, 1), tx.get(1, 1));
         match tx.event(0) {
-            // A row takes what another has, and that something else in the end.
+            // A row takes the value of another row, which then takes a third value.
             0 => {
                 tx.set(1, 1, one);
                 tx.set(0, 1, other);
             }
-            // By way of something that nobody has.
+            // The swap goes through a value that no row has.
             1 => {
                 tx.set(0, 1, 1000);
                 tx.emit(0, &[1]);
                 tx.set(1, 1, one);
                 tx.set(0, 1, other);
             }
-            // The later row first.
+            // The later row is written first.
             2 => {
                 tx.set(1, 1, other + 100);
                 tx.set(0, 1, one + 100);
             }
-            // They come.
+            // The rows are new.
             _ => {
                 tx.set(0, 1, tx.event(1) * 10);
                 tx.set(1, 1, tx.event(2) * 10);
@@ -96,7 +95,7 @@ fn closures_act_in_the_order_of_their_program() {
     let people: Vec<Vec<Value>> = wanted.tables[0].values().map(|row| row.to_vec()).collect();
     assert_eq!(people, [[1, 120], [2, 110]].map(|row| row.map(Value::Int).to_vec()));
     let told: Vec<Value> = wanted.outputs[&told].iter().map(|(_, row)| row[0].clone()).collect();
-    // The rows that come; what is there in the midst of the swap, then both rows; the later row first.
+    // The new rows; the value midway through the swap, then both rows; the later row first.
     assert_eq!(told, [1, 2, 1000, 1, 2, 2, 1].map(Value::Int));
     for strategy in Strategy::all() {
         let pool = Threads::new(2);

@@ -1,5 +1,5 @@
-//! What strong recovery logs of each transaction is enough to execute it again, without anything being set
-//! off, to the same outcome; and what does something else then is found.
+//! Strong recovery logs enough of each transaction to replay it with the same outcome, without
+//! firing any triggers. It detects a transaction that behaves differently in the replay.
 
 mod drive;
 mod pool;
@@ -28,8 +28,8 @@ fn one_thread() -> &'static Threads {
     POOL.get_or_init(|| Threads::new(1))
 }
 
-/// Runs a program with logged transactions; where there are commands, they are followed. Gives those of
-/// each epoch.
+/// Runs a program with logged transactions and returns the commands of each epoch. It follows given
+/// commands.
 fn run(
     program: &Arc<Program>,
     sources: &[Vec<InputRow>],
@@ -78,7 +78,7 @@ proptest! {
     }
 }
 
-/// Counts how often it is called, which nobody knows.
+/// Counts its calls, which no input decides.
 struct Forgetful(AtomicI64);
 
 impl Opaque for Forgetful {
@@ -134,7 +134,7 @@ fn a_function_that_does_something_else_is_named() {
         followed = Some(put_commands(&commands.into_inner()));
         said = told.into_inner();
     }
-    let said = said.expect("it does something else");
-    assert!(said.contains("forgetful came to something else"), "{said}");
+    let said = said.expect("it gives a different result");
+    assert!(said.contains("forgetful gave a different result"), "{said}");
     assert!(said.contains("row 0 of source source"), "{said}");
 }

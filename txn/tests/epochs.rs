@@ -1,12 +1,17 @@
 //! Programs and epochs as text, through one function: `t1: read a, write b`.
 //!
-//! One line is one transaction, in the order of the lines; `---` is a cut. Keys are letters of one
-//! table with a value that is 0 at first. Steps: `read k` adds the value to what was read so far;
-//! `write k` sets it to that sum plus one; `require k >= n`; `insert k` (aborts when it is there);
-//! `delete k`; `emit k` emits the value.
+//! Each line is one transaction, in the order of the lines; `---` is a cut. Keys are letters of one
+//! table with a value that is 0 at first. These are the steps:
 //!
-//! Every executor runs every text, and must say the same as the reference. These texts are to
-//! survive redesigns: they name no type of the engine.
+//! - `read k` adds the value to the sum of reads so far;
+//! - `write k` sets it to that sum plus one;
+//! - `require k >= n` aborts unless it holds;
+//! - `insert k` aborts if the row exists;
+//! - `delete k` removes the row;
+//! - `emit k` emits the value.
+//!
+//! Every executor runs every text, and must give the same result as the reference. The texts name
+//! no type of the engine, so that they survive redesigns.
 
 use std::sync::Arc;
 
@@ -99,7 +104,7 @@ fn parse(text: &str) -> (Program, Vec<CutAt>) {
         count += 1;
     }
     ends.push(count);
-    // A source has come up to its one row, or not; what has not come is not waited for.
+    // A source has delivered its one row, or it is idle.
     let cuts = ends.iter().map(|&end| CutAt {
         offsets: (0..count).map(|i| u64::from(i < end)).collect(),
         clock_us: 0,

@@ -1,5 +1,6 @@
-//! Rounds and lists do what the serial executor does: the same outputs with the same stamps, the same versions
-//! of every row, the same counts; also where they have to give up, and where each has a part of an epoch.
+//! Rounds and lists give the same results as the serial executor: outputs with their stamps,
+//! versions of every row, and counts. This holds even if they give up, or execute only parts of
+//! epochs.
 
 mod pool;
 
@@ -14,8 +15,8 @@ use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Builder, NativeTx, Program};
 use tidemill_txn::schedule::Strategy;
 
-/// Moves money between rows of two tables, which may be one row, may be missing, may not have
-/// enough; asks for a balance, which is only read; and adds where it may overflow.
+/// Makes a program that moves money between rows of two tables, reads balances, and adds with
+/// possible overflow. The rows may be the same, missing, or lack the money.
 fn program(declared_moves: bool) -> Program {
     let mut b = Builder::new("t");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -52,7 +53,7 @@ fn program(declared_moves: bool) -> Program {
             if tx.get(0, 1) < 0 {
                 return Err("too little");
             }
-            // Behind everything that has to be taken back.
+            // After everything that must be undone.
             assert!(x != 41, "nobody moves 41");
             Ok(())
         };
@@ -127,13 +128,14 @@ fn shown(epoch: &Epoch, outcome: &Outcome) -> Vec<String> {
     shown
 }
 
-/// Every row as of these transactions, and as it is.
+/// Returns every row as of these transactions, and as it is now.
 fn versions(tables: &[Table], seqs: impl Iterator<Item = u64>) -> Vec<String> {
     let of = |seq: u64| tables.iter().map(move |t| format!("{:?}", t.as_of(seq).unwrap().rows()));
     seqs.flat_map(of).chain(tables.iter().map(|t| format!("{:?}", t.rows()))).collect()
 }
 
-/// How many of four epochs were executed by the strategy; by what is chosen from, if they were so in part.
+/// Returns how many of four epochs the strategy executed. For the adaptive strategy, it counts
+/// epochs of which a part ran in parallel.
 fn check(
     strategy: Strategy,
     declared: bool,
@@ -147,7 +149,7 @@ fn check(
     let (mut expected, mut found) = (tables(&program), tables(&program));
     let mut serial = Serial::new(program.clone(), 0);
     let executor = Executor::new(program.clone(), strategy, 0);
-    // What is chosen from has a part of each epoch then, each in turn, and lists have little room.
+    // Then each option executes a part of each epoch in turn, and lists have little room.
     let plans_anything = strategy == Strategy::Adaptive || (seed / 4).is_multiple_of(2);
     let mut executor = if plans_anything { executor.planning_anything() } else { executor };
     let mut in_place = 0;
@@ -158,7 +160,7 @@ fn check(
         let count = threads.threads();
         let case = format!("{strategy} {declared} {count} threads, {keys} keys, seed {seed}");
         assert_eq!(shown(&epoch, &a), shown(&epoch, &b), "{case}");
-        // A graph leaves the last version of a row only.
+        // A graph leaves only the last version of a row.
         let len = if strategy == Strategy::Adaptive { 1 } else { 20 };
         let seqs = || (a.seq - events as u64..=a.seq).rev().step_by(events / 20).take(len);
         assert_eq!(versions(&expected, seqs()), versions(&found, seqs()), "{case}");
@@ -186,13 +188,13 @@ fn they_do_what_the_serial_executor_does() {
                 in_place += check(strategy, seed % 2 == 0, threads, keys, events, seed);
             }
         }
-        // Few have to give up: those that run out of room for rows that were missing.
+        // Few epochs are given up: those with too little room for missing rows.
         assert!(in_place > 400, "only {in_place} of 480 epochs were executed in {strategy}");
     }
 }
 
-/// A transaction that sends as many events as its own event says, and one more elsewhere; it aborts when that is -1, behind
-/// what it has sent, and panics when it is -2.
+/// Makes a program whose transaction sends as many events as its own event says, and one more
+/// elsewhere. At -1 it aborts after sending, and at -2 it panics.
 fn sending() -> Program {
     let mut b = Builder::new("t");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -221,8 +223,9 @@ fn sending() -> Program {
     b.finish().unwrap()
 }
 
-/// Outputs that are written to their places at once are those of the serial executor: where transactions abort, and where they
-/// suddenly send more or less than one event, in vain; then they are executed once more, and for a while nothing is foreseen.
+/// Outputs written to their places at once equal those of the serial executor, even with aborts and
+/// with transactions that suddenly send more or less than one event. Then the epoch is executed
+/// again, and for a while no places are predicted.
 #[test]
 fn outputs_that_have_places() {
     const EVENTS: usize = 400;
@@ -256,11 +259,11 @@ fn outputs_that_have_places() {
                     let rows = rows.iter().map(|row| &row[..]);
                     Run { batch: Batch::from_rows(run.batch.schema().clone(), rows), ..run.clone() }
                 };
-                // What was parked of a stream comes in a run of its own.
-                let parked = 30;
+                // Buffered events of a stream are in a run of their own.
+                let buffered = 30;
                 let runs = usual.runs.iter().map(with_times);
                 let runs = runs.flat_map(|run| {
-                    [run.slice(parked, run.times.len() - parked), run.slice(0, parked)]
+                    [run.slice(buffered, run.times.len() - buffered), run.slice(0, buffered)]
                 });
                 let epoch = Epoch::rank(&program, runs.collect());
                 let a = serial.run(&mut expected, &epoch).unwrap();

@@ -1,5 +1,5 @@
-//! Rows and events as integers come to what they come to as values: the reference makes them of values,
-//! executors do better where rows are words.
+//! Rows and events of integers give the same results as their values. The reference converts them
+//! from values; executors store rows as words if possible.
 
 mod drive;
 mod pool;
@@ -20,11 +20,11 @@ use tidemill_txn::program::{Abort, Builder, On, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
-/// The tables: of integers, with the key behind, with an index, with a unique one, with a trigger, with
-/// nulls, with other columns, and an index.
+/// The number of tables: of integers, with the key as last column, with an index, with a unique
+/// index, with a trigger, with nulls, with other columns, and an index.
 const TABLES: usize = 8;
 
-/// Uses a row of a table as integers, in one way or another.
+/// Uses a row of a table as integers, in various ways.
 struct Uses {
     output: StreamId,
 }
@@ -61,7 +61,7 @@ impl Opaque for Uses {
     }
 }
 
-/// Counts what has changed.
+/// Counts changes.
 struct Counts;
 
 impl Opaque for Counts {

@@ -1,5 +1,5 @@
-//! Windows that belong to a handler, beside their definition: what is active is found anew among all rows
-//! that have ever come.
+//! Windows that belong to a handler, compared with their definition. The test finds the active rows
+//! again among all rows so far.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ fn int(value: &Value) -> i64 {
     }
 }
 
-/// Puts each event into the window, and says what is active then, and what goes along with its groups: of
-/// all that there are, and of each that there may be.
+/// Puts each event into the window. Then it emits the active rows and the aggregates of their
+/// groups: of all existing groups, and of each possible one.
 struct Owner([StreamId; 3]);
 
 impl Opaque for Owner {
@@ -42,7 +42,7 @@ impl Opaque for Owner {
     }
 }
 
-/// Says that the window has slid.
+/// Reports that the window has slid.
 struct Slid(StreamId);
 
 impl Opaque for Slid {
@@ -52,10 +52,10 @@ impl Opaque for Slid {
     }
 }
 
-/// Keys of groups are below.
+/// The number of groups, whose keys are below it.
 const GROUPS: i64 = 3;
 
-/// What goes along with each group: of ints, decimals and floats, some of which may be null.
+/// Returns the aggregates of each group: of ints, decimals and floats, some of which are nullable.
 fn along() -> Vec<(String, Aggregate, &'static str)> {
     use Aggregate::{Avg, Count, First, Last, Max, Min, Sum};
     let all = [Count, Sum, Avg, Min, Max, First, Last];
@@ -68,7 +68,7 @@ fn along() -> Vec<(String, Aggregate, &'static str)> {
     made
 }
 
-/// The columns of a window's rows.
+/// Returns the columns of a window's rows.
 fn columns() -> Vec<Column> {
     let mut columns = vec![Column::new("k", DataType::Int), Column::new("v", DataType::Int)];
     let nullable = [("o", DataType::Int), ("d", DataType::Decimal(2)), ("f", DataType::Float)];
@@ -80,7 +80,7 @@ fn columns() -> Vec<Column> {
     columns
 }
 
-/// A program whose one handler has a window, with all that can go along with its groups.
+/// Makes a program whose one handler has a window, with all possible aggregates.
 fn program(extent: Extent, group: Option<&str>) -> (Program, [StreamId; 4]) {
     let mut b = Builder::new("windows");
     let ints = |names: &[&str]| names.iter().map(|name| Column::new(name, DataType::Int)).collect();
@@ -111,7 +111,7 @@ fn program(extent: Extent, group: Option<&str>) -> (Program, [StreamId; 4]) {
     (b.finish().unwrap(), [active, groups, each, slides])
 }
 
-/// What goes along with these rows, by the rules.
+/// Returns the aggregates of these rows, by the rules of values.
 fn straight(group: i64, rows: &[&Given]) -> Vec<Value> {
     let mut shown = vec![Value::Int(group), Value::Int(rows.len() as i64)];
     for (_, of, column) in along() {
@@ -141,7 +141,7 @@ fn straight(group: i64, rows: &[&Given]) -> Vec<Value> {
     shown
 }
 
-/// A row that comes: when, its group, and its values.
+/// An input row: its time, its group, and its values.
 #[derive(Clone, Debug)]
 struct Given {
     at: i64,
@@ -165,7 +165,7 @@ impl Given {
     }
 }
 
-/// The rows that are active when the last of `rows` has come.
+/// Returns the active rows after the last of `rows`.
 fn active(extent: Extent, rows: &[Given]) -> &[Given] {
     match extent {
         Extent::Rows { size, slide } => {
@@ -184,14 +184,15 @@ fn active(extent: Extent, rows: &[Given]) -> &[Given] {
     }
 }
 
-/// When windows end that hold rows, or did the time before; how many, and how many of them have just come.
+/// Returns the ends of windows that hold rows, or held rows one slide before. Each has the number
+/// of rows, and the number of new ones.
 fn ends(rows: &[Given], size_us: i64, slide_us: i64) -> Vec<Vec<i64>> {
     let mut slides = Vec::new();
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return slides };
     let count =
         |from: i64, to: i64| rows.iter().filter(|r| from <= r.at && r.at < to).count() as i64;
     let mut end = first.at.div_euclid(slide_us) * slide_us + slide_us;
-    // No window is empty behind the end of the input.
+    // After the end of the input, no window is empty.
     while end <= last.at || count(end - size_us, end) > 0 {
         let (held, before) =
             (count(end - size_us, end), count(end - slide_us - size_us, end - slide_us));
@@ -211,7 +212,7 @@ fn extents() -> impl Strategy<Value = Extent> {
     prop_oneof![by_count, by_time]
 }
 
-/// Rows that come, but for when.
+/// Generates input rows, all but their times.
 fn givens() -> impl Strategy<Value = Given> {
     let large = prop_oneof![4 => -5..5i64, 1 => Just(i64::MAX / 100), 1 => Just(i64::MIN / 100)];
     let float = prop_oneof![
@@ -238,7 +239,7 @@ proptest! {
         let mut now = from;
         let mut rows: Vec<Given> = Vec::new();
         for (step, given) in events {
-            // Now and then nothing comes for long.
+            // Sometimes no row arrives for a long time.
             now += if step == 5 { 40 } else { step };
             rows.push(Given { at: now, ..given });
         }
@@ -255,7 +256,7 @@ proptest! {
             let active = active(extent, &rows[..come]);
             wanted.extend(active.iter().map(|row| row.values()[1..].to_vec()));
             for k in 0..GROUPS {
-                // Without groups all are one, whichever is asked for.
+                // Without a group column all rows are one group, whichever is requested.
                 let own: Vec<&Given> =
                     active.iter().filter(|row| group.is_none() || row.k == k).collect();
                 let shown = straight(if group.is_none() { 0 } else { k }, &own);
@@ -293,7 +294,7 @@ proptest! {
                 prop_assert_eq!(&slid, &ends(&rows, size_us, slide_us));
             }
         }
-        // What the tables hold is bounded by the window.
+        // The window bounds the size of its tables.
         let held = |table: TableId| outcome.tables[table.index()].len();
         let window = &program.windows[0];
         if let Extent::Rows { size, slide } = extent {
@@ -452,11 +453,11 @@ fn windows_that_were_written_before_there_were_aggregates_are_read() {
     window.insert("sums".into(), vec![1].into());
     let read: Program = serde_json::from_value(written).unwrap();
     assert_eq!(read.windows[0].queues, OwnedWindow::NO_QUEUES);
-    // To be compared with what there is now, not to be run.
+    // Old programs are read for comparison with new ones, not to be run.
     assert!(read.check().is_err());
 }
 
-/// A trigger that aborts undoes what it did, and the window has slid all the same; what came is there.
+/// A trigger's abort undoes its writes, but the window has slid all the same, with its new rows.
 #[test]
 fn a_slide_whose_trigger_aborts_is_one_without_it() {
     struct Fills;
@@ -497,6 +498,6 @@ fn a_slide_whose_trigger_aborts_is_one_without_it() {
     let outcome = reference::run(&program, &[input], &[cut]);
     let ends: Vec<i64> = outcome.outputs[&slides].iter().map(|(_, row)| int(&row[0])).collect();
     assert_eq!((ends, outcome.aborts), (vec![10, 30], 1));
-    // What has left the window is gone, and what is in it is there.
+    // Rows that have left the window are gone, and its own rows are there.
     assert_eq!(outcome.tables[program.windows[0].rows.index()].len(), 2);
 }

@@ -1,6 +1,6 @@
-//! The serial executor is the reference, bit for bit: random programs, sources, disorder, equal
-//! times, idle sources, late events and cuts; over words, over values, and both mixed; with tables
-//! that come back from snapshots at some of the cuts.
+//! The serial executor equals the reference, bit for bit. Random cases cover programs, sources,
+//! events out of order, equal times, idle sources, late events and cuts. They cover words, values,
+//! and both mixed, with tables restored from snapshots at some cuts.
 
 mod drive;
 mod random;
@@ -18,16 +18,16 @@ use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome, Version};
 
-/// How declared transactions and closures over words are executed.
+/// The execution of declared transactions and closures over words.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Fast,
-    /// Declared ones without machine code.
+    /// Declared transactions run without machine code.
     Interpreted,
     General,
 }
 
-/// The serial executor, on its fast paths or without them.
+/// Runs the serial executor, on its fast paths or without them.
 fn run_serial(
     program: &Arc<Program>,
     sources: &[Vec<InputRow>],
@@ -54,8 +54,9 @@ type Effects = (
     BTreeMap<StreamId, Vec<Row>>,
 );
 
-/// What must not depend on where cuts fall. Stamps of events in event time do not, but that one at the end of a stream
-/// says in which epoch that was. Late events of several sources are told of as they come.
+/// Returns the part of an outcome that must not depend on the places of cuts. Stamps of events in
+/// event time do not, except that a stamp at the end of a stream holds its epoch. Late events of
+/// several sources are in order of arrival.
 fn without_cuts(outcome: &Outcome) -> Effects {
     let mut outputs = outcome.outputs.clone();
     for (stamp, _) in outputs.values_mut().flatten() {
@@ -105,7 +106,7 @@ proptest! {
     }
 }
 
-/// Nor would it be if event time were never held back.
+/// Checks that random programs hold event time back.
 #[test]
 fn event_time_is_held_back_in_random_programs() {
     let mut held = 0;
@@ -121,7 +122,7 @@ fn event_time_is_held_back_in_random_programs() {
     assert!(held > 20, "only {held} of 300");
 }
 
-/// The comparison above would be worth little if random programs never took the fast paths.
+/// Checks that random programs take the fast paths.
 #[test]
 fn random_programs_take_every_path() {
     let (mut words, mut values, mut native, mut opaque) = (0, 0, 0, 0);
@@ -184,8 +185,9 @@ fn a_function_without_end_aborts() {
     same(&wanted, &got);
 }
 
-/// A row's versions are read by their times: so a transaction that comes later is at no earlier time. In one of these programs
-/// the last batch of a stream comes when the watermark has passed it, because the stream was idle.
+/// Versions are read by their times, so a later transaction must not have an earlier time. In one
+/// of these programs the last batch of a stream arrives after the watermark has passed it, because
+/// the stream was idle.
 #[test]
 fn no_version_is_older_than_the_one_before() {
     for seed in (0..200).chain([12_348_786_332_914_754_269]) {

@@ -1,4 +1,4 @@
-//! Every strategy is the reference, bit for bit, on any number of threads.
+//! Every strategy equals the reference, bit for bit, on any number of threads.
 
 mod drive;
 mod pool;
@@ -23,19 +23,19 @@ use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Tx, Window}
 use tidemill_txn::reference::{self, InputRow};
 use tidemill_txn::schedule::{Arm, Strategy as Executed};
 
-/// Pools of one to eight threads.
+/// Returns pools of one to eight threads.
 fn pools() -> &'static [Threads] {
     static POOLS: OnceLock<Vec<Threads>> = OnceLock::new();
     POOLS.get_or_init(|| (1..=8).map(Threads::new).collect())
 }
 
-/// Runs one case with every strategy, each on one of the pools; gives how many transactions were executed in
-/// parallel.
+/// Runs one case with every strategy, each on one of the pools. Returns how many transactions were
+/// executed in parallel.
 fn check(seed: u64, strategies: &[Executed]) -> usize {
     check_within(seed, strategies, None)
 }
 
-/// The same, where graphs are given up that take more than so much work.
+/// Like [`check`], with a limit of work at which graphs are given up.
 fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize {
     let mut dice = Dice(seed);
     let histories = dice.chance(30);
@@ -75,7 +75,7 @@ fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize
         let threads = pool.threads();
         let told = std::panic::catch_unwind(|| same(&wanted, &got));
         assert!(told.is_ok(), "{strategy} on {threads} threads, seed {seed}");
-        // What functions write is told by hashes that have the numbers of transactions in them.
+        // Hashes report the writes of functions. They include the numbers of transactions.
         let written = written.into_inner();
         let wanted = sums.get_or_insert_with(|| written.clone());
         assert_eq!(*wanted, written, "{strategy} on {threads} threads, seed {seed}");
@@ -95,7 +95,7 @@ proptest! {
 proptest! {
     #![proptest_config(cases(40))]
 
-    /// Wherever a graph is given up, nothing of it is left.
+    /// Wherever a graph is given up, it leaves nothing behind.
     #[test]
     fn graphs_are_given_up_anywhere(seed: u64, limit in 0..4_000u64) {
         let graphs = |strategy: &Executed| {
@@ -106,7 +106,7 @@ proptest! {
     }
 }
 
-/// The comparison above would be worth little if random programs were never in graphs.
+/// Checks that random programs are executed in graphs.
 #[test]
 fn random_programs_are_in_graphs() {
     let strategy = ["ns-op-eager".parse().unwrap()];
@@ -114,7 +114,7 @@ fn random_programs_are_in_graphs() {
     assert!(in_parallel > 800, "{in_parallel} transactions in graphs");
 }
 
-/// Nor would it be worth much of what adaptive chooses from, if that were serial execution only.
+/// Checks that random programs are executed by all options of the adaptive strategy.
 #[test]
 fn random_programs_are_in_rounds_and_lists() {
     for strategy in ["adaptive", "rounds", "blocks", "lists"] {
@@ -130,14 +130,14 @@ struct TooMuch;
 impl Opaque for TooMuch {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         if event[0] == Value::Int(150) {
-            // As `panic!`, without telling the world of each.
+            // Like `panic!`, without a message on the console.
             std::panic::resume_unwind(Box::new("this event is too much"));
         }
         tx.put(TableId(0), &[event[1].clone(), event[0].clone()])
     }
 }
 
-/// An epoch of 300 events on 7 keys for a function, and a table of two columns for it.
+/// Makes an epoch of 300 events on 7 keys for a function, and a table of two columns for it.
 fn three_hundred(function: Arc<dyn Opaque>) -> (Arc<tidemill_txn::Program>, Epoch) {
     let mut b = Builder::new("one function");
     let ints = |names: [&str; 2]| names.map(|name| Column::new(name, DataType::Int)).to_vec();
@@ -161,7 +161,7 @@ fn three_hundred(function: Arc<dyn Opaque>) -> (Arc<tidemill_txn::Program>, Epoc
     (program, epoch)
 }
 
-/// A function that panics aborts, as a closure that does, and the epoch goes on.
+/// A function that panics aborts, like a closure, and the epoch continues.
 #[test]
 fn a_function_that_panics_aborts() {
     let (program, epoch) = three_hundred(Arc::new(TooMuch));
@@ -186,8 +186,8 @@ fn a_function_that_panics_aborts() {
     }
 }
 
-/// Transfers between few rows, a third of which abort because of what others did or did not do:
-/// most of what is executed on guesses has to be taken back.
+/// Transfers between few rows, a third of which abort depending on other transfers. Most
+/// speculative executions have to be undone.
 #[test]
 fn aborts_that_depend_on_aborts() {
     let mut b = Builder::new("transfers");
@@ -259,7 +259,7 @@ fn aborts_that_depend_on_aborts() {
     }
 }
 
-/// A function that does something else each time.
+/// A function that behaves differently each time.
 #[derive(Default)]
 struct Counter(AtomicI64);
 
@@ -270,7 +270,7 @@ impl Opaque for Counter {
     }
 }
 
-/// As many calls are compared as there would be in serial execution, and all of these are told.
+/// As many calls are compared as in serial execution, and all differences are reported.
 #[test]
 fn functions_that_are_none_are_told() {
     let (program, epoch) = three_hundred(Arc::new(Counter::default()));
@@ -285,8 +285,8 @@ fn functions_that_are_none_are_told() {
     }
 }
 
-/// Follows pointers, and bends them: where it comes to is seldom where it would have come to before
-/// the epoch. Now and then it makes a row, or counts those of a range.
+/// Follows pointers and changes them. Its path is rarely the same as on the state before the epoch.
+/// Sometimes it creates a row, or counts those of a range.
 struct Bender;
 
 impl Opaque for Bender {
@@ -319,7 +319,8 @@ impl Opaque for Bender {
     }
 }
 
-/// Hints that are wrong more often than not: most is settled in the end, or waits for all before.
+/// Most hints are wrong here. So most transactions are settled at the end, or wait for all earlier
+/// ones.
 #[test]
 fn functions_that_go_astray() {
     let mut b = Builder::new("astray");
@@ -338,7 +339,7 @@ fn functions_that_go_astray() {
         exprs.push(Expr::Binary(Binary::Lt, x, ten))
     });
     b.opaque("bend", rare, Arc::new(Bender));
-    // The same by declared operations, with a window.
+    // The same accesses by declared operations, with a window.
     let mut h = b.handler("follow", input);
     let k = h.column("k");
     let row = h.row(table, &[k]);
@@ -392,7 +393,7 @@ fn functions_that_go_astray() {
     }
 }
 
-/// Adds up by one of the event's columns, and counts how often it was called.
+/// Adds to a row given by one of the event's columns, and counts its calls.
 struct Adds {
     column: usize,
     calls: AtomicI64,
@@ -417,8 +418,8 @@ fn adds(column: usize, has_one_lock: bool) -> Arc<Adds> {
     Arc::new(Adds { column, calls: AtomicI64::new(0), has_one_lock })
 }
 
-/// What a function has come to on the committed state counts where nobody before it has written what it
-/// read: then it is called once.
+/// A function's result on the committed state counts if no earlier transaction has written what it
+/// read. Then the function is called once.
 #[test]
 fn functions_on_rows_of_their_own_are_called_once() {
     for (column, rows, least, most) in [(0, 300, 300, 300), (1, 7, 300 + 293, 600)] {
@@ -437,7 +438,7 @@ fn functions_on_rows_of_their_own_are_called_once() {
     }
 }
 
-/// Adaptive puts functions into a graph, unless they can run one at a time only.
+/// The adaptive strategy puts functions into a graph, unless they can only run one at a time.
 #[test]
 fn adaptive_has_graphs_for_functions() {
     let pool = &pools()[1];

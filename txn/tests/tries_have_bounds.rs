@@ -1,5 +1,5 @@
-//! What adaptive tries has a bound, whatever the program and whatever clocks say: told in counted work, so that it is
-//! the same on every machine.
+//! The tries of the adaptive strategy have a bound, whatever the program and the clock. The test
+//! counts work, so it gives the same result on every machine.
 
 mod pool;
 
@@ -17,7 +17,7 @@ use tidemill_txn::program::{Abort, Aggregate, Builder, Opaque, Tx, Window};
 use tidemill_txn::schedule::Strategy;
 use tidemill_txn::Program;
 
-/// Chance that is the same each time.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -33,7 +33,7 @@ impl Dice {
     }
 }
 
-/// Threads whose clock goes as it likes: whatever is tried may seem to be fast, or slow.
+/// Threads with a random clock. Any tried strategy may seem fast or slow.
 struct Misled {
     threads: &'static Threads,
     chance: AtomicU64,
@@ -67,8 +67,8 @@ fn misled(seed: u64) -> Misled {
     Misled { threads, chance: AtomicU64::new(seed << 20), now_ns: AtomicU64::new(0) }
 }
 
-/// Goes from row to row: where it comes to is seldom where it would have come to before the epoch. Now and then it looks
-/// at a range, or clears it.
+/// Goes from row to row. Its path is rarely the same as on the state before the epoch. Sometimes it
+/// reads a range, or clears it.
 struct Wanderer {
     steps: u64,
     clears: bool,
@@ -106,8 +106,9 @@ impl Opaque for Wanderer {
     }
 }
 
-/// A program of some handlers on one stream: windows over hot rows, keys that other rows tell, functions, ranges, outputs
-/// that set off others, and what has to be executed by the general path though it looks plain.
+/// Makes a program of some handlers on one stream: windows over hot rows, keys that other rows
+/// hold, functions, ranges, and outputs that trigger other handlers. It also has transactions that
+/// look plain but need the general path.
 fn program(dice: &mut Dice) -> Arc<Program> {
     let mut b = Builder::new("any");
     let column = |name: &str| Column::new(name, DataType::Int);
@@ -143,7 +144,7 @@ fn program(dice: &mut Dice) -> Arc<Program> {
                 h.done();
                 windows(&mut b, &format!("{name}.then"), derived, hot, dice);
             }
-            // A sum that is out of range is for the general path to refuse.
+            // The general path must refuse a sum out of range.
             _ => {
                 let mut h = b.handler(&name, input);
                 let [k, x] = ["k", "x"].map(|c| h.column(c));
@@ -160,7 +161,8 @@ fn program(dice: &mut Dice) -> Arc<Program> {
     Arc::new(b.finish().unwrap())
 }
 
-/// A handler that reads windows over the versions of a row and writes it, and sometimes one that this row tells.
+/// Adds a handler that reads windows over the versions of a row and writes it. Sometimes it also
+/// writes a row that this row refers to.
 fn windows(b: &mut Builder, name: &str, input: StreamId, hot: TableId, dice: &mut Dice) {
     let mut h = b.handler(name, input);
     let k = h.column("k");
@@ -187,7 +189,7 @@ fn windows(b: &mut Builder, name: &str, input: StreamId, hot: TableId, dice: &mu
     h.done();
 }
 
-/// The epochs of a case: the first ones may be short, as those of a start are.
+/// Makes the epochs of a case. The first ones may be short, like those of a start.
 fn epochs(program: &Program, dice: &mut Dice) -> Vec<Epoch> {
     let (keys, spread) = (1 + dice.below(300), 1 + dice.below(20));
     let (mut epochs, mut offset) = (Vec::new(), 0u64);
@@ -210,7 +212,8 @@ fn epochs(program: &Program, dice: &mut Dice) -> Vec<Epoch> {
     epochs
 }
 
-/// What an epoch took, and what of it was in vain; whether it was executed beside others, and whether that was given up.
+/// The work of an epoch, and its wasted part; whether it ran in parallel, and whether that was
+/// given up.
 struct Took {
     work: u64,
     vain: u64,
@@ -218,7 +221,7 @@ struct Took {
     is_given_up: bool,
 }
 
-/// What each epoch took, and what comes of all.
+/// Returns the work of each epoch, and the results of all.
 fn run(
     program: &Arc<Program>,
     epochs: &[Epoch],
@@ -242,14 +245,14 @@ fn run(
     (took, tables.iter().map(Table::state_hash).collect())
 }
 
-/// What is tried of an epoch takes no more than so many times what serial execution takes, or took before.
+/// The most work of a tried epoch, relative to serial execution now or before.
 const TIMES: u64 = 3;
-/// What each thread may execute before it notices that it is enough: what it has not told yet, and the transaction that it
-/// is at.
+/// The work of each thread before it notices the bound: its unreported work, and its current
+/// transaction.
 const UNNOTICED: u64 = 4 * (256 + 1_024);
 
-/// What comes of cases: all work and what of it was in vain, of what was chosen; of all, epochs that were executed beside
-/// others, and those where that was given up.
+/// The totals of cases: all work of chosen strategies and its wasted part. Also the number of
+/// parallel epochs, and of those that were given up.
 #[derive(Default)]
 struct Seen {
     done: u64,
@@ -276,7 +279,7 @@ fn check(seed: u64, seen: &mut Seen) {
         let mut each = 0.0f64;
         for (nth, (Took { work: serial, .. }, took)) in serially.iter().zip(took).enumerate() {
             let len = epochs[nth].order.len() as f64;
-            // What is usual is known from earlier epochs.
+            // Earlier epochs show the usual work.
             each = each.max(*serial as f64 / len);
             let (work, most) = (took.work, TIMES * (each * len) as u64 + UNNOTICED);
             assert!(work <= most, "seed {seed}, epoch {nth}: {work}, serially {serial}");
@@ -288,14 +291,14 @@ fn check(seed: u64, seen: &mut Seen) {
     seen.vain += chosen.iter().map(|took| took.vain).sum::<u64>();
 }
 
-/// Any program, any clock: no epoch takes more than three times the work of serial execution, and less than a twentieth
-/// of all work is in vain.
+/// For any program and clock, no epoch takes more than three times the work of serial execution.
+/// Less than a twentieth of all work is wasted.
 #[test]
 fn what_is_tried_has_a_bound() {
     let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(25);
     let mut seen = Seen::default();
     (0..cases).for_each(|seed| check(seed, &mut seen));
-    // There a function was discovered when the budget was all but spent, and not whole.
+    // In this case, a function was discovered partly when the budget was almost spent.
     check(854, &mut Seen::default());
     let Seen { done, vain, parallel, given_up } = seen;
     let share = vain as f64 / done as f64 * 100.0;
@@ -303,11 +306,12 @@ fn what_is_tried_has_a_bound() {
         "{cases} cases: {share:.2} % in vain, {parallel} epochs beside others, {given_up} given up"
     );
     assert!(vain * 20 < done, "{vain} of {done} in vain");
-    // It would be worth little if nothing were ever tried, or given up.
+    // The test needs cases in which strategies are tried and given up.
     assert!(parallel > cases as usize && given_up > cases as usize / 5, "{parallel}, {given_up}");
 }
 
-/// However many have written a row before, a window over its versions costs in a graph what it costs elsewhere.
+/// A window in a graph costs as much as elsewhere, however many earlier transactions have written
+/// the row.
 #[test]
 fn windows_in_graphs_do_not_look_at_all_versions_before() {
     let mut b = Builder::new("sensor");

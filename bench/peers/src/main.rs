@@ -1,14 +1,14 @@
-//! Leaderboard Maintenance on PostgreSQL and SQLite beside Tidemill: the same votes, in order, with the
-//! same outcome, checked against the same tables.
+//! Leaderboard Maintenance on PostgreSQL and SQLite beside Tidemill: the same votes in the same
+//! order, with outcomes checked against the same tables.
 //!
 //! ```text
-//! tidemill-peers [--tidemill PATH] [--repeat N] [--without SYSTEM or SETTING] [what shapes the workload]...
+//! tidemill-peers [--tidemill PATH] [--repeat N] [--without SYSTEM or SETTING] [WORKLOAD OPTIONS]...
 //! ```
 //!
-//! Everything else on the command line goes to `tidemill bench leaderboard`, which writes the votes.
-//! Systems run in turn, repeat by repeat. Each prints a line of JSON, and a last one has the ratios of
-//! Tidemill's programs to all others: medians over the repeats. All of them are durable when they have
-//! answered, unless `relaxed` says what is not so.
+//! All other options go to `tidemill bench leaderboard`, which writes the votes. Systems run in
+//! turn, repeat by repeat. Each prints a line of JSON. The last line has the ratios of Tidemill's
+//! programs to all others: medians over the repeats. Replies are durable on all systems, except as
+//! `relaxed` says.
 
 mod postgres;
 mod show;
@@ -23,8 +23,9 @@ use serde_json::{json, Map, Value};
 
 use show::{Ended, Show, Wrong};
 
-/// Votes in a transaction, where several are one. PostgreSQL gets slower by more of them, because each
-/// leaves versions of the same rows that nobody may clear away before the end.
+/// The numbers of votes in a grouped transaction, for PostgreSQL and for SQLite. More votes slow
+/// down PostgreSQL, because each leaves versions of the same rows that can't be removed before the
+/// end.
 const FEW: usize = 100;
 const MANY: usize = 1000;
 
@@ -39,17 +40,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// A system, as it is set.
+/// A system with its setting.
 #[derive(Clone, Copy)]
 struct System {
     name: &'static str,
     setting: &'static str,
-    /// What the setting gives up, if anything.
+    /// The guarantee that the setting gives up, if any.
     relaxed: &'static str,
 }
 
-const LOST: &str = "the last votes that were answered may be lost";
-const TOGETHER: &str = "many votes are one transaction, and answered together";
+const LOST: &str = "the last acknowledged votes may be lost";
+const TOGETHER: &str = "many votes share a transaction and its acknowledgement";
 
 const SYSTEMS: [System; 8] = [
     System { name: "tidemill", setting: "rust", relaxed: "" },
@@ -88,7 +89,7 @@ impl Run {
 
     fn all(&self) -> Result<bool, Wrong> {
         let folder = tempfile::Builder::new().prefix("tidemill-peers").tempdir()?;
-        // Others than the own user start the server in it.
+        // The server in the folder runs as another user.
         std::fs::set_permissions(
             folder.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o755),
@@ -135,7 +136,7 @@ impl Run {
         Ok(valid.iter().all(|valid| *valid))
     }
 
-    /// The rate of a run, and whether its outcome is right.
+    /// Runs once; returns the rate, and whether the outcome is right.
     fn once(
         &self,
         system: System,
@@ -173,7 +174,7 @@ impl Run {
     }
 }
 
-/// How many times as fast each of Tidemill's programs is as all others: medians, repeat by repeat.
+/// Returns the ratios of the rates of Tidemill's programs to all others: medians over the repeats.
 fn ratios(systems: &[System], rates: &[Vec<f64>]) -> Map<String, Value> {
     let mut ratios = Map::new();
     let named = |system: &System| format!("{}, {}", system.name, system.setting);

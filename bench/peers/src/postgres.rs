@@ -1,9 +1,10 @@
-//! PostgreSQL: a server of its own on the loopback address, and one client that sends votes in a pipeline.
+//! PostgreSQL: a separate server on the loopback address, and one client that sends votes in a
+//! pipeline.
 //!
-//! What it is given: one connection (votes must be taken in order), a prepared statement that calls one
-//! stored function, so that a vote is one round trip, hundreds of them on their way at a time, memory
-//! enough that nothing is read from disk, and no checkpoint in the midst. Each vote commits by itself,
-//! unless several are asked to be one transaction.
+//! The server has one connection, because votes are in order. A prepared statement calls one stored
+//! function, so a vote is one round trip, and hundreds are in flight. There is enough memory to
+//! avoid reads from disk, and no checkpoint during the run. Each vote commits by itself, unless
+//! several form one transaction.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -19,19 +20,19 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::show::{Ended, Show, Tables, Wrong, TABLES};
 
-/// Votes that are on their way.
+/// The number of votes in flight.
 const WINDOW: usize = 1024;
-/// How long a server may take to start.
+/// The longest time of a server's start.
 const START: Duration = Duration::from_secs(60);
 
-/// A running server. It ends with this value.
+/// A running server. Dropping this value stops it.
 pub struct Server {
     child: Child,
     port: u16,
 }
 
-/// The user and group to run as: the own one, unless that is the administrator, as whom the server
-/// refuses to run.
+/// Returns the user and group for the server. That is the own user, except for root, as whom the
+/// server refuses to run.
 fn user(folder: &Path) -> Result<Option<(u32, u32)>, Wrong> {
     if fs::metadata(folder)?.uid() != 0 {
         return Ok(None);
@@ -44,7 +45,7 @@ fn user(folder: &Path) -> Result<Option<(u32, u32)>, Wrong> {
 }
 
 impl Server {
-    /// Makes a database in a folder, and starts a server on it.
+    /// Creates a database in a folder, and starts a server on it.
     pub fn start(folder: &Path) -> Result<Server, Wrong> {
         let data = folder.join("postgres");
         fs::create_dir(&data)?;
@@ -66,7 +67,7 @@ impl Server {
             .status()
             .map_err(|e| format!("initdb can't be run: {e}; install PostgreSQL's server"))?;
         if !made.success() {
-            return Err(format!("initdb has ended with {made}").into());
+            return Err(format!("initdb ended with {made}").into());
         }
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = fs::File::create(folder.join("postgres.log"))?;
@@ -96,7 +97,7 @@ impl Server {
         loop {
             match tokio_postgres::connect(&where_to, NoTls).await {
                 Ok((client, connection)) => {
-                    // Ends when the client has gone.
+                    // The task ends with the client.
                     tokio::spawn(connection);
                     return Ok(client);
                 }
@@ -109,8 +110,8 @@ impl Server {
         }
     }
 
-    /// Runs a show in an empty database. `commit` is `synchronous_commit`; so many votes are one
-    /// transaction, or each by itself when it is 1.
+    /// Runs a show in an empty database. `commit` is the setting `synchronous_commit`, and `votes`
+    /// the number of votes in a transaction.
     pub fn run(&mut self, show: &Show, commit: &str, votes: usize) -> Result<Ended, Wrong> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.run_async(show, commit, votes))
@@ -128,7 +129,7 @@ impl Server {
         client.batch_execute(&format!("set synchronous_commit = {commit}")).await?;
         let vote = client.prepare("select vote($1, $2)").await?;
         let begun = Instant::now();
-        // What is polled first is sent first, and answered first.
+        // Futures are sent and answered in the order in which they are polled first.
         let mut on_their_way: FuturesOrdered<BoxFuture<'_, Result<i64, tokio_postgres::Error>>> =
             FuturesOrdered::new();
         let mut refused = 0;
@@ -173,14 +174,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The signal that ends it at once, in order.
+        // SIGINT stops the server at once, in order.
         let pid = self.child.id().to_string();
         let _ = Command::new("kill").args(["-INT", &pid]).status();
         let _ = self.child.wait();
     }
 }
 
-/// What is left of the server's log, for whoever looks for why it did not start.
+/// Returns the server's log, to explain a failed start.
 pub fn log(folder: &Path) -> String {
     let path: PathBuf = folder.join("postgres.log");
     fs::read_to_string(path).unwrap_or_default()

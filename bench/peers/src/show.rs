@@ -1,4 +1,4 @@
-//! The votes that all systems get, and what they must come to.
+//! The votes that all systems receive, and the expected outcome.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// What went wrong.
+/// An error of a run.
 pub type Wrong = Box<dyn Error>;
 
-/// Rows by table, each table's in the order of its key.
+/// The rows of all tables, each table's in the order of its key.
 pub type Tables = BTreeMap<String, Vec<Vec<i64>>>;
 
 /// The tables that are compared; the key is the first column.
@@ -21,30 +21,30 @@ pub const TABLES: [(&str, &str); 5] = [
     ("boards", "board, first, first_votes, second, second_votes, third, third_votes"),
 ];
 
-/// A show: its votes, and the tables after the last one.
+/// A show: its votes, and the expected final tables.
 pub struct Show {
-    /// Candidates who stand.
+    /// The number of candidates.
     pub candidates: i64,
-    /// After so many accepted votes one has to go.
+    /// A candidate is removed after every this many accepted votes.
     pub every: i64,
-    /// Phone and candidate.
+    /// The phone and the candidate of each vote.
     pub votes: Vec<(i32, i32)>,
     refused: i64,
     tables: Tables,
 }
 
-/// What a system has come to.
+/// The outcome of a system.
 pub struct Ended {
-    /// From the first vote sent to the last one answered.
+    /// The seconds from the first vote to the last reply.
     pub seconds: f64,
-    /// Votes that it has refused.
+    /// The number of refused votes.
     pub refused: i64,
-    /// Its tables.
+    /// The final tables.
     pub tables: Tables,
 }
 
 impl Show {
-    /// Reads votes, and the file beside them that ends in `.json`.
+    /// Reads the votes, and the file with the extension `.json` beside them.
     pub fn read(path: &Path) -> Result<Show, Wrong> {
         let text = std::fs::read_to_string(path)?;
         let vote = |line: &str| -> Result<(i32, i32), Wrong> {
@@ -64,8 +64,8 @@ impl Show {
         })
     }
 
-    /// Whether a system has refused as many votes, and every row of every table is right; says which
-    /// table is not.
+    /// Checks the number of refused votes and every row of every table; the error names the wrong
+    /// table.
     pub fn check(&self, ended: &Ended) -> Result<(), String> {
         if ended.refused != self.refused {
             return Err(format!("{} votes were refused, not {}", ended.refused, self.refused));

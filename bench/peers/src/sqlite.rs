@@ -1,9 +1,9 @@
-//! SQLite, in this process: no round trips at all. A vote is some prepared statements; what a procedure
-//! would compute, this code computes.
+//! SQLite in this process, without any round trips. A vote is a few prepared statements, and this
+//! code computes the parts that a procedure would compute.
 //!
-//! What it is given: the write-ahead log, the file for itself alone, memory enough for all pages, rare
-//! checkpoints, and an index where votes are deleted by candidate. Each vote commits by itself, unless
-//! several are asked to be one transaction.
+//! The database has a write-ahead log, exclusive access to the file, memory for all pages, rare
+//! checkpoints, and an index to delete votes by candidate. Each vote commits by itself, unless
+//! several form one transaction.
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +23,7 @@ create table removed (candidate integer primary key, votes integer not null, acc
 insert into tally values (0, 0);
 ";
 
-/// Runs a show in a new database. So many votes are one transaction.
+/// Runs a show in a new database, with `group` votes in a transaction.
 pub fn run(folder: &Path, show: &Show, synchronous: &str, group: usize) -> Result<Ended, Wrong> {
     let file = tempfile::Builder::new().prefix("sqlite").tempdir_in(folder)?;
     let db = Connection::open(file.path().join("votes.db"))?;
@@ -58,7 +58,7 @@ pub fn run(folder: &Path, show: &Show, synchronous: &str, group: usize) -> Resul
     Ok(Ended { seconds, refused, tables })
 }
 
-/// The three procedures on a vote; whether it is accepted.
+/// Executes the three procedures on a vote; returns whether it is accepted.
 fn vote(db: &Connection, phone: i64, candidate: i64, every: i64) -> rusqlite::Result<bool> {
     let inserted = db
         .prepare_cached(
@@ -100,10 +100,10 @@ fn vote(db: &Connection, phone: i64, candidate: i64, every: i64) -> rusqlite::Re
     Ok(true)
 }
 
-/// The rank of a candidate on a leaderboard, its number, and what is shown of it.
+/// Returns the rank of a candidate on a leaderboard, its number, and the displayed votes.
 type Order = fn(&[i64; 3]) -> (i64, i64, i64);
 
-/// Writes the leaderboards that are not as they were; who is running.
+/// Writes the leaderboards that have changed; returns the running candidates.
 fn boards(db: &Connection) -> rusqlite::Result<Vec<[i64; 3]>> {
     let three = |row: &Row<'_>| Ok([row.get(0)?, row.get(1)?, row.get(2)?]);
     let running: Vec<[i64; 3]> = db

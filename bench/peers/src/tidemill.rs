@@ -1,4 +1,4 @@
-//! Tidemill, as its command line runs the workload: the whole engine, with a real log.
+//! Tidemill, run through its command line: the whole engine, with a real log.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::show::Wrong;
 
-/// One run; its report.
+/// Runs once; returns the report.
 pub fn run(command: &Path, program: &str, sink: &Path, shape: &[String]) -> Result<Value, Wrong> {
     let out = Command::new(command)
         .args(["bench", "leaderboard", "--program", program, "--repeat", "1", "--json", "--sink"])

@@ -1,4 +1,4 @@
-//! Nodes on threads: each has a queue, and nothing else is shared.
+//! Nodes on threads. Each has a queue; they share nothing else.
 
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidemill_function::{
     Settings, Store, Tid,
 };
 
-/// What a run came to.
+/// The outcome of a run.
 pub(super) struct Ended {
     pub ns: u64,
     pub rows: Vec<(TableId, Row)>,
@@ -18,7 +18,7 @@ pub(super) struct Ended {
     pub counters: Counters,
 }
 
-/// The requests of an epoch that come in at one node.
+/// The requests of an epoch that arrive at one node.
 type Epoch = Vec<(Tid, Call)>;
 
 struct Worker {
@@ -40,7 +40,7 @@ impl Worker {
             while self.node.is_running() {
                 let (from, message) = self.queue.recv().expect("the others are there");
                 self.node.receive(from, message, &mut out);
-                // What else has come is taken before anything is sent.
+                // All messages in the queue are received before anything is sent.
                 while let Ok((from, message)) = self.queue.try_recv() {
                     self.node.receive(from, message, &mut out);
                 }
@@ -52,7 +52,7 @@ impl Worker {
 
     fn take(&mut self, out: &mut Outbox) {
         for (to, message) in out.messages.drain(..) {
-            // One that has ended needs nothing any more.
+            // A node that has ended needs no more messages.
             let _ = self.others[usize::from(to.0)].send((self.me, message));
         }
         let replies = out.events.drain(..).filter(|e| matches!(e, Event::Replied { .. }));
@@ -60,7 +60,7 @@ impl Worker {
     }
 }
 
-/// Executes requests on so many threads.
+/// Executes requests on this many threads.
 pub(super) fn run(
     env: &Env,
     threads: usize,
@@ -117,7 +117,7 @@ pub(super) fn run(
     for (node, replies) in nodes {
         all.replies += replies;
         let counters = node.counters();
-        // Rounds and epochs are the same on all nodes.
+        // Rounds and epochs are equal on all nodes.
         (all.counters.rounds, all.counters.epochs) = (counters.rounds, counters.epochs);
         all.counters.calls += counters.calls;
         all.counters.cached += counters.cached;

@@ -1,5 +1,5 @@
-//! TPC-C: an order asks for the prices of its items wherever they are, and calls the stock of each; a payment
-//! calls the district and the customer.
+//! TPC-C: an order reads the prices of its items from any owner, and calls the stock of each. A
+//! payment calls the district and the customer.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ impl Functions for Shop {
     }
 }
 
-/// A function that runs, and what it waits for.
+/// A running function, and the calls that it waits for.
 struct Running {
     call: Call,
     made: Vec<Handle>,

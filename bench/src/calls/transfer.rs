@@ -1,4 +1,4 @@
-//! YCSB-T: a transfer takes from one account, and calls the other.
+//! YCSB-T: a transfer takes money from one account and calls the other.
 
 use std::sync::Arc;
 

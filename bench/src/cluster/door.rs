@@ -1,4 +1,4 @@
-//! The two ways into a cluster.
+//! The two ways of clients into a cluster.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use super::offer::{Asked, Book, Came};
 const REQUEST_ID: &str = "request-id";
 const RECORD: &str = "record";
 const PLACE: &str = "id";
-/// So long requests wait for others to go along in their message.
+/// The time that requests wait for others in the same message, in nanoseconds.
 const LINGER_NS: u64 = 1_000_000;
 
-/// A way in.
+/// A way into a cluster.
 pub(super) trait Door {
-    /// Who is told of replies from now on.
+    /// Sets the book that records replies from now on.
     fn tell(&mut self, book: &Arc<Book>);
 
-    /// Sends a request, at once or with others; `nth` comes back with its reply.
+    /// Sends a request, at once or together with others. Its reply has the number `nth`.
     fn send(&mut self, nth: u64, asked: &Asked) -> Result<()>;
 
-    /// Nothing is sent for a while, or any more: what has waited for others long enough goes, or all.
+    /// Sends the requests that have waited long enough for others; all of them if `_is_over`.
     fn rest(&mut self, _is_over: bool) -> Result<()> {
         Ok(())
     }
 }
 
-/// The coordinator's desk, in its own process.
+/// The coordinator's request server, in the same process.
 pub(super) struct Desk {
     cluster: Arc<Cluster>,
     book: Option<Arc<Book>>,
@@ -55,9 +55,9 @@ impl Door for Desk {
     }
 
     fn send(&mut self, nth: u64, asked: &Asked) -> Result<()> {
-        let book = self.book.clone().ok_or_else(|| Error::internal("nobody is told"))?;
+        let book = self.book.clone().ok_or_else(|| Error::internal("no book for replies"))?;
         let then = move |tid: Option<Tid>, answer| {
-            // What nobody knows of stays without a reply.
+            // A request without a known outcome stays without reply.
             let Some(tid) = tid else { return };
             let came = match answer {
                 Answer::Returned(value) if book.keeps_values => Came::Value(value),
@@ -72,20 +72,20 @@ impl Door for Desk {
     }
 }
 
-/// Topics of Kafka, as any client would use them.
+/// The topics of Kafka, as any client would use them.
 pub(super) struct Topics {
     env: Env,
     client: Client,
-    /// What tells the requests of this client from those of others.
+    /// A prefix of ids that separates this client's requests from others.
     own: u64,
     told: Arc<Mutex<Option<Arc<Book>>>>,
-    /// So many requests are one message at most,
+    /// The largest number of requests in a message.
     together: usize,
-    /// which for each source waits for more.
+    /// For each source, the message that waits for more requests.
     open: Vec<Open>,
 }
 
-/// Requests that have not been sent.
+/// Requests that are not sent yet.
 #[derive(Default)]
 struct Open {
     count: usize,
@@ -120,13 +120,13 @@ impl Topics {
     }
 }
 
-/// The number of a request of this client.
+/// Returns the number of a request, if it is of this client.
 fn number(own: u64, id: &[u8]) -> Option<u64> {
     let (whose, nth) = std::str::from_utf8(id).ok()?.split_at_checked(16)?;
     (u64::from_str_radix(whose, 16) == Ok(own)).then(|| nth.parse().ok())?
 }
 
-/// Its place in the order, of an output's id.
+/// Returns the place in the order that an output's id contains.
 fn place(id: &str) -> Option<u64> {
     id.split('/').next()?.parse().ok()
 }
@@ -142,7 +142,7 @@ struct Reply<'a> {
     aborted: Option<Cow<'a, str>>,
 }
 
-/// Takes a message of the outputs, as far as it is a reply to this client.
+/// Reads an output message and records its replies to this client.
 fn hear(own: u64, book: &Book, message: &Message<'_>) -> Option<()> {
     let value = message.value?;
     if book.keeps_values {
@@ -188,7 +188,7 @@ impl Door for Topics {
                 open.since_ns = now_ns;
             }
             open.text.push(if open.count == 0 { b'[' } else { b',' });
-            // What is an object has the field besides.
+            // The request id becomes a field of the object.
             let rest = text.strip_prefix(b"{").expect("it is an object");
             open.text.extend_from_slice(format!("{{\"request-id\":\"{id}\",").as_bytes());
             open.text.extend_from_slice(rest);
@@ -198,7 +198,8 @@ impl Door for Topics {
         let mut headers = vec![(REQUEST_ID.to_owned(), id.clone().into_bytes())];
         let value = match &asked.text {
             Some(text) => text.clone(),
-            // What is no call of a client is written as the coordinator does.
+            // Events that fill tables are not calls of a client, so they are encoded as records of
+            // the coordinator.
             None => {
                 let (mut bytes, call) = (Vec::new(), asked.call.clone());
                 let id = id.into_bytes().into();

@@ -1,4 +1,4 @@
-//! What a workload has to tell.
+//! The interface of a workload for several processes.
 
 use tidemill_core::{Error, Result, Row, Value};
 use tidemill_txn::Program;
@@ -8,51 +8,52 @@ use crate::args::Args;
 use crate::shape::Parts;
 use crate::{hotel, movie, tpcc, ycsb};
 
-/// A row as it has to be at the end.
+/// A row that is expected at the end.
 pub(crate) struct Wanted {
     /// The table's place among the workload's.
     pub(crate) table: usize,
     pub(crate) key: Vec<Value>,
-    /// `None` where there must be none.
+    /// `None` where no row may exist.
     pub(crate) row: Option<Row>,
 }
 
 impl Wanted {
-    /// A row that has to be there; its key are the leading columns.
+    /// Returns an expected row; its key is in the leading columns.
     pub(crate) fn row(table: usize, columns: usize, row: Row) -> Wanted {
         Wanted { table, key: row[..columns].to_vec(), row: Some(row) }
     }
 }
 
-/// What requests come to.
+/// The expected outcome of requests.
 pub(crate) struct Ended {
-    /// Every row that they may have changed, and where rows would be if they had done more than they should.
+    /// Every row that they may have changed, and the places of rows that only surplus work would
+    /// write.
     pub(crate) wanted: Vec<Wanted>,
-    /// How many have aborted.
+    /// The number of aborts.
     pub(crate) aborts: u64,
 }
 
 /// A workload of requests.
 pub(crate) trait Load {
-    /// Its program, with the tables and streams of the workload.
+    /// Returns the program, with the tables and streams of the workload.
     fn parts(&self) -> &Parts;
 
-    /// The rows of a table, by its place, that are there to begin with.
+    /// Returns the initial rows of a table, by its place.
     fn opening(&self, table: usize) -> Vec<Row>;
 
-    /// The requests: for each the place of its stream, and the event.
+    /// Returns the requests: the place of the stream, and the event.
     fn calls(&self) -> Vec<(usize, Row)>;
 
-    /// What these of them come to, in this order.
+    /// Returns the expected outcome of these requests, in this order.
     fn end(&self, order: &[usize]) -> Ended;
 
-    /// Whether the rows that were found keep what the workload promises besides.
+    /// Whether the final rows fulfil the further promises of the workload.
     fn holds(&self, _tables: &[Vec<Row>]) -> bool {
         true
     }
 }
 
-/// The workload that the options ask for.
+/// Returns the workload that the options ask for.
 pub(super) fn of(args: &Args, program: Program, offered: &Offered) -> Result<Box<dyn Load>> {
     let multi = offered.multi.map(|share| (share / 100.0, offered.processes));
     if multi.is_some() && args.workload != "ycsb-t" {
@@ -63,7 +64,7 @@ pub(super) fn of(args: &Args, program: Program, offered: &Offered) -> Result<Box
         "tpcc" => tpcc::load(args, program),
         "hotel" => hotel::load(args, program),
         "movie" => movie::load(args, program),
-        other => Err(Error::setting(format!("--processes: {other} runs in one process alone"))
-            .help("on several run ycsb-t, tpcc, hotel and movie")),
+        other => Err(Error::setting(format!("--processes: {other} runs in one process only"))
+            .help("ycsb-t, tpcc, hotel and movie run on several")),
     }
 }

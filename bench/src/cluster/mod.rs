@@ -1,14 +1,15 @@
-//! Workloads of calls over several processes: a client offers requests to a cluster that runs, waits for every
-//! reply, and compares all rows with those of the baseline.
+//! Workloads of calls over several processes. A client offers requests to a running cluster, waits
+//! for every reply, and compares all rows with those of the baseline.
 //!
-//! Replies tell where in the one order their requests were; the baseline executes the same requests in that
-//! order. So nothing has to commute: what an order's number is, or who gets the last room, must be right, too.
+//! Replies have the place of their requests in the one order. The baseline executes the same
+//! requests in that order, so they need not commute. Also the numbers of orders, and who gets the
+//! last room, must be right.
 //!
-//! | file | what it is |
+//! | file | contents |
 //! | --- | --- |
-//! | `load` | what a workload has to tell |
-//! | `door` | the two ways in: the coordinator's desk, and topics of Kafka |
-//! | `offer` | requests at a rate, or as many as there may be under way, and their replies |
+//! | `load` | the interface of a workload |
+//! | `door` | the two ways in: the coordinator's request server, and topics of Kafka |
+//! | `offer` | requests at a rate, or up to a number in flight, and their replies |
 
 mod door;
 mod load;
@@ -37,22 +38,22 @@ use crate::args::Args;
 use crate::push::latency;
 use crate::report::Latency;
 
-/// Requests that fill tables, and that read rows at the end, of which so many may be under way.
+/// The largest number in flight of the requests that fill tables or read the final rows.
 const UNDER_WAY: usize = 20_000;
-/// So many requests on end go to one source.
+/// The number of consecutive requests to one source.
 const STICKY: usize = 64;
-/// The streams that fill tables are called so, and then as the table.
+/// The prefix of the streams that fill tables; the table's name follows.
 const FILLING: &str = "filling.";
-/// The streams of calls are called as the function, and then so.
+/// The suffix of the streams of calls, after the function's name.
 const CALLS: &str = ".calls";
 
-/// How a client reaches a cluster.
+/// The way of a client into a cluster.
 pub enum Way {
-    /// In the coordinator's process.
+    /// The request server in the coordinator's process.
     Desk(Arc<Cluster>),
-    /// Through the topics of a cluster of this name.
+    /// The topics of a cluster of this name.
     Kafka {
-        /// `host:port`, with commas between.
+        /// Addresses `host:port`, separated by commas.
         brokers: String,
         /// The name of the cluster.
         cluster: String,
@@ -61,38 +62,38 @@ pub enum Way {
     },
 }
 
-/// How requests are offered.
+/// The way of offering requests.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offered {
-    /// How many sources the cluster has.
+    /// The number of the cluster's sources.
     pub sources: u32,
-    /// How many processes it has, for `multi`.
+    /// The number of its processes, for `multi`.
     pub processes: usize,
-    /// So long requests are offered at most.
+    /// The longest time in which requests are offered, in seconds.
     #[serde(default)]
     pub seconds: Option<f64>,
-    /// Without a rate, so many requests are under way at most.
+    /// Without a rate, the largest number of requests in flight.
     pub under_way: usize,
-    /// So long nothing may come before the run is given up.
+    /// The longest time without a reply before the run is given up, in seconds.
     pub patience_s: f64,
-    /// So many requests are sent before those whose rate and latency count: a broker is slow at first.
+    /// The number of requests before the measured ones: a broker is slow at first.
     #[serde(default)]
     pub warm_up: usize,
-    /// So many requests are one message of Kafka at most.
+    /// The largest number of requests in a message of Kafka.
     #[serde(default)]
     pub together: usize,
-    /// The percentage of transfers between accounts of two processes.
+    /// The percentage of transfers between accounts of different processes.
     #[serde(default)]
     pub multi: Option<f64>,
 }
 
-/// What a run came to.
+/// The report of a run.
 #[derive(Serialize)]
 struct Report {
     workload: String,
     program: &'static str,
-    /// Where the client was.
+    /// The place of the client.
     client: &'static str,
     events: usize,
     seconds: f64,
@@ -100,10 +101,10 @@ struct Report {
     offered_per_s: Option<f64>,
     latency_ms: Latency,
     aborted: u64,
-    /// Why the first of these was.
+    /// The reason of the first abort.
     why_aborted: Option<String>,
     unanswered: usize,
-    /// Replies that came twice, as they do where two generations have appended them.
+    /// Repeated replies, which occur where two generations have appended them.
     seen_again: u64,
     rows_compared: usize,
     rows_wrong: usize,
@@ -112,10 +113,10 @@ struct Report {
     valid: bool,
 }
 
-/// Runs a workload: `args_json` are options as of other benchmarks, `offered_json` are [`Offered`].
+/// Runs a workload. `args_json` has the options of benchmarks in general, and `offered_json` those
+/// of [`Offered`].
 ///
-/// # Errors
-/// When an option is wrong, or the cluster can't be reached.
+/// # Errors When an option is wrong, or the cluster can't be reached.
 pub fn offer_json(
     args_json: &str,
     offered_json: &str,
@@ -141,7 +142,7 @@ struct Runner<'a> {
     sources: u32,
     processes: usize,
     load: &'a dyn Load,
-    /// How many requests have been made.
+    /// The number of requests made so far.
     asked: Cell<usize>,
 }
 
@@ -162,7 +163,7 @@ impl Runner<'_> {
                 let mut settings = KafkaSettings::new(&brokers, &cluster, self.sources);
                 settings.properties = properties;
                 if offered.together > 1 {
-                    // They have waited for each other already.
+                    // Requests have waited for each other already.
                     settings.linger_ms = 0;
                 }
                 let topics = Topics::open(&self.env, &settings, offered.together)?;
@@ -243,7 +244,7 @@ impl Runner<'_> {
         })
     }
 
-    /// The rows to begin with, as events that fill them in.
+    /// Returns the initial rows as events that fill tables.
     fn opening(&self, is_text: bool) -> Result<Vec<Asked>> {
         let parts = self.load.parts();
         let mut asked = Vec::new();
@@ -301,8 +302,10 @@ impl Runner<'_> {
         self.asked(self.functions.only_event(name, row)?, text.transpose()?)
     }
 
-    /// A request, at a source whose reader owns its entity where shares are equal. Of those it is the same for
-    /// some requests on end, as clients of Kafka do it: a message alone costs a broker as much as many.
+    /// Returns a request at a source whose reader owns its entity, if shares are equal.
+    ///
+    /// Some consecutive requests go to the same of these sources, as with clients of Kafka: for a
+    /// broker, one message costs as much as many.
     fn asked(&self, call: Call, text: Option<Vec<u8>>) -> Result<Asked> {
         let program = self.functions.program();
         let key = program.stored_key(call.table, &call.key);
@@ -331,7 +334,7 @@ impl Runner<'_> {
     }
 }
 
-/// The number of a key's partition.
+/// Returns the number of a key's partition.
 pub(crate) fn partition_of(program: &Program, table: TableId, key: &[Value]) -> u16 {
     partition_in(&program.tables[table.index()], &Key::of(key)).0
 }

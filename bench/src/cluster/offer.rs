@@ -1,4 +1,4 @@
-//! Requests at a rate, or as many as there may be under way, and their replies.
+//! Requests at a rate, or up to a number in flight, and their replies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,21 +11,22 @@ use tidemill_function::Call;
 
 use super::door::Door;
 
-/// At first something is still made that is there later: these latencies do not count in a run that is much
-/// longer.
+/// The first nanoseconds of a run, whose latencies do not count in a much longer run: some
+/// resources are still being created.
 const WARM_UP_NS: u64 = 1_000_000_000;
-/// So long the client sleeps where it has nothing to do; what is due meanwhile is late, and counts as that.
+/// The time that an idle client sleeps, in microseconds. Requests that become due meanwhile count
+/// as late.
 const NAP_US: u64 = 300;
 
 /// A request.
 pub(super) struct Asked {
     pub source: u32,
     pub call: Call,
-    /// As clients of Kafka write it.
+    /// The text that a client of Kafka would write.
     pub text: Option<Vec<u8>>,
 }
 
-/// How requests are offered.
+/// The pace of the requests.
 #[derive(Clone)]
 pub(super) struct Pace {
     pub rate: Option<f64>,
@@ -33,11 +34,11 @@ pub(super) struct Pace {
     pub under_way: usize,
     pub patience_s: f64,
     pub keeps_values: bool,
-    /// So many requests come before those that count.
+    /// The number of requests before those that count.
     pub warm_up: usize,
 }
 
-/// What a reply says.
+/// The content of a reply.
 #[derive(Clone)]
 pub(super) enum Came {
     Returned,
@@ -45,10 +46,10 @@ pub(super) enum Came {
     Aborted(String),
 }
 
-/// What has come.
+/// The replies received so far.
 pub(super) struct Book {
     env: Env,
-    /// The number of the first request: earlier ones are nobody's here.
+    /// The number of the first request; earlier numbers are ignored.
     first: u64,
     pub keeps_values: bool,
     page: Mutex<Page>,
@@ -56,7 +57,7 @@ pub(super) struct Book {
 
 #[derive(Default)]
 struct Page {
-    /// For each request its place in the order, more 1, and when its reply came.
+    /// For each request its place in the order plus 1, and the time of its reply.
     came: Vec<(u64, u64)>,
     count: usize,
     last_ns: u64,
@@ -68,7 +69,7 @@ struct Page {
 }
 
 impl Book {
-    /// A reply has come.
+    /// Records a reply.
     pub fn take(&self, nth: u64, place: u64, came: Came) {
         let Some(nth) = nth.checked_sub(self.first) else { return };
         let now_ns = self.env.clock.monotonic_ns();
@@ -93,25 +94,25 @@ impl Book {
         }
     }
 
-    /// How many replies have come.
+    /// Returns the number of replies.
     fn count(&self) -> usize {
         self.page.lock().count
     }
 }
 
-/// What requests have come to.
+/// The outcome of the requests.
 pub(super) struct Replied {
     pub sent: usize,
-    /// So many of them do not count in what follows.
+    /// The number of requests that do not count in the figures below.
     pub warm_up: usize,
-    /// From the first that counts until the last reply.
+    /// The nanoseconds from the first request that counts to the last reply.
     pub ns: u64,
     pub waits_ns: Vec<u64>,
     pub aborted: u64,
-    /// Why the first of these was.
+    /// The reason of the first abort.
     pub reason: Option<String>,
     pub unanswered: usize,
-    /// Replies that have come twice, and whether any two of them were of two places.
+    /// The number of repeated replies, and whether any of them had another place.
     pub seen_again: u64,
     pub differs: bool,
     pub values: HashMap<usize, Value, FixedState>,
@@ -119,7 +120,7 @@ pub(super) struct Replied {
 }
 
 impl Replied {
-    /// The requests in the order in which they were executed.
+    /// Returns the requests in the order of their execution.
     pub fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.sent).filter(|nth| self.places[*nth] != 0).collect();
         order.sort_by_key(|nth| self.places[*nth]);
@@ -127,7 +128,7 @@ impl Replied {
     }
 }
 
-/// Sends requests, numbered from `first` on, and waits for their replies.
+/// Sends requests, numbered from `first`, and waits for their replies.
 pub(super) fn offer(
     env: &Env,
     door: &mut dyn Door,

@@ -11,11 +11,11 @@ use super::{Form, Windows, IMPOSSIBLE, WINDOW_KEYS};
 #[derive(Clone, Debug)]
 pub(crate) struct Made {
     length: usize,
-    /// So many for each event; of one with a computed key the first counts.
+    /// The keys, `length` for each event. Of an event with a computed key, only the first counts.
     keys: Vec<u32>,
-    /// What the sum must come to at least.
+    /// The sum that each event requires.
     least: Vec<i64>,
-    /// Which have a computed key; empty when none have.
+    /// Whether each event has a computed key; empty when none has.
     computed: Vec<bool>,
     windows: Option<Windows>,
     /// The records of each transaction that reads windows.
@@ -23,7 +23,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// Those that the options ask for: a function of them.
+    /// Generates the events for the options.
     pub(super) fn new(args: &Args, form: Form) -> Made {
         let mut rng = Rng::new(args.seed);
         let mut keys = Keys::new(args, args.skew, rng.next_u64());
@@ -62,19 +62,19 @@ impl Made {
         made
     }
 
-    /// The keys of an event.
+    /// Returns the keys of an event.
     #[inline(always)]
     pub(super) fn keys(&self, at: usize) -> &[u32] {
         &self.keys[at * self.length..][..self.length]
     }
 
-    /// The keys of `N` records each.
+    /// Returns the keys of all events, `N` each.
     #[inline(always)]
     pub(super) fn all<const N: usize>(&self) -> &[[u32; N]] {
         self.keys.as_chunks().0
     }
 
-    /// What an event's sum must come to at least.
+    /// Returns the sum that an event requires.
     #[inline(always)]
     pub(super) fn least(&self, at: usize) -> i64 {
         self.least[at]
@@ -86,7 +86,7 @@ impl Made {
         !self.computed.is_empty() && self.computed[at]
     }
 
-    /// The records whose windows are read, where that is what an event is for.
+    /// Returns the records whose windows an event reads, if it reads any.
     #[inline(always)]
     pub(super) fn read(&self, at: usize) -> Option<&[u32; WINDOW_KEYS]> {
         Some(&self.read[self.windows?.nth(at)?])

@@ -1,4 +1,4 @@
-//! The transactions of GrepSum, in all the ways they can be written.
+//! The transactions of GrepSum in all forms.
 
 use std::sync::Arc;
 
@@ -15,21 +15,21 @@ use crate::shape::{self, Parts};
 use crate::work::Work;
 use crate::Given;
 
-/// Why a transaction aborts.
+/// The reason of an abort.
 pub(super) const SMALL: &str = "the sum is too small";
 
-/// Names of the records' columns; the first is the key.
+/// The names of the records' columns; the first is the key.
 const COLUMNS: [&str; WORDS] = [
     "id", "value", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12",
     "p13", "p14",
 ];
 
-/// Names of the keys in an event.
+/// Returns the names of the keys in an event.
 fn keys(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("key{number}")).collect()
 }
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(
     kind: ProgramKind,
     form: Form,
@@ -50,14 +50,14 @@ pub(super) fn program(
     shape::find("GrepSum", program, &frame)
 }
 
-/// What all ways have in common: the table and the input streams.
+/// The parts that all forms share: the table and the input streams.
 struct Frame {
     builder: Builder,
     records: TableId,
     sums: StreamId,
-    /// Where a key is computed.
+    /// The stream of events with a computed key.
     follows: Option<StreamId>,
-    /// Where windows are read.
+    /// The stream of events that read windows.
     reads: Option<(StreamId, Windows)>,
 }
 
@@ -87,15 +87,15 @@ impl Frame {
         Frame { builder: b, records, sums, follows, reads }
     }
 
-    /// The stream of what a handler comes to, for programs that emit by name.
+    /// Adds the stream of a handler's results, for programs that emit by name.
     fn emitted(&mut self, name: &str) -> StreamId {
         let columns = ["key", "value"].map(|c| Column::new(c, DataType::Int));
         self.builder.emitted(name, columns.to_vec())
     }
 }
 
-/// Closures over the words of `N` records and of windows; which records a key that is computed stands for
-/// is known to a function only.
+/// Builds closures over the words of `N` records and of windows. A record with a computed key is
+/// known only to a function.
 fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
     let mut frame = Frame::new(form);
     let summed = frame.emitted("sum");
@@ -149,7 +149,8 @@ fn native<const N: usize>(form: Form, work: Work) -> Result<Program> {
     frame.builder.finish()
 }
 
-/// A record tells the key of the next one: a closure is handed its rows before it runs.
+/// The function of transactions with a computed key. A closure receives its rows before it runs, so
+/// it can't follow a key in a record.
 struct Follow {
     form: Form,
     work: Work,
@@ -184,13 +185,13 @@ impl Opaque for Follow {
 }
 
 impl Windows {
-    /// The window that is read of each record.
+    /// Returns the window that is read of each record.
     pub(super) fn window(self) -> Window {
         Window::Sliding { size_us: self.size_us }
     }
 }
 
-/// Operations known before they run: what the tracer makes of the Python program.
+/// Builds declared transactions, as the tracer makes them of the Python program.
 fn declared(form: Form) -> Result<Program> {
     let Frame { mut builder, records, sums, follows, reads } = Frame::new(form);
     let mut h = builder.handler("sum", sums);
@@ -236,7 +237,7 @@ fn declared(form: Form) -> Result<Program> {
     builder.finish()
 }
 
-/// Writes what `count` values come to, unless their sum is too small.
+/// Writes the result of `count` values, unless their sum is too small.
 fn write(
     h: &mut HandlerBuilder<'_>,
     form: Form,
@@ -258,9 +259,8 @@ fn write(
     h.output(&[("key", key), ("value", value)]);
 }
 
-/// Opaque functions: one for sums, and one each for computed keys and for windows where there are such
-/// transactions.
-/// They emit into the streams behind the inputs.
+/// Builds the program with opaque functions: one for sums, and one each for computed keys and for
+/// windows where there are such transactions. They emit into the streams after the inputs.
 fn opaque(form: Form, functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let mut frame = Frame::new(form);
     let inputs = [
@@ -270,7 +270,7 @@ fn opaque(form: Form, functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     ];
     let inputs: Vec<(&str, StreamId)> = inputs.into_iter().flatten().collect();
     if functions.len() != inputs.len() {
-        return Err(Error::setting("--program python: its functions were not given")
+        return Err(Error::setting("--program python: the functions were not given")
             .help("use the command line of the Python package: tidemill bench gs"));
     }
     inputs.iter().for_each(|(name, _)| {

@@ -1,4 +1,4 @@
-//! GrepSum, ready to run.
+//! GrepSum as a case for the harness.
 
 use serde_json::{json, Map};
 use tidemill_core::{Result, Value};
@@ -12,11 +12,11 @@ use crate::run::{Case, Made};
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a record the baseline is not tight. Most of it is cache misses: 100,000
-/// records are 16 MB.
+/// The nanoseconds per record above which the baseline is not tight. Most of the time is cache
+/// misses: 100,000 records are 16 MB.
 const TIGHT_NS: f64 = 5.0;
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct GrepSum {
     pub(super) made: Made<events::Made>,
     form: Form,
@@ -58,7 +58,7 @@ impl Case for GrepSum {
         TIGHT_NS * self.form.length as f64
     }
 
-    /// Every record is the baseline's.
+    /// Compares every record with the baseline's.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let records = self.made.table(tables, 0);
         let is_same = |key: u32| {

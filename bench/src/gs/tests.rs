@@ -12,13 +12,13 @@ use crate::keys::level;
 use crate::same::{same_as_reference, Opening};
 use crate::{check, run_json, shape};
 
-/// GrepSum as an opaque function: what the Python program does.
+/// GrepSum as an opaque function that does the same as the Python program.
 struct Function {
     form: Form,
     follows: bool,
 }
 
-/// The transactions that read windows, as the Python program does.
+/// The function of transactions that read windows; it does the same as the Python program.
 struct Look(Form);
 
 impl Opaque for Look {
@@ -65,7 +65,7 @@ impl Opaque for Function {
         let mut row = rows.swap_remove(0);
         row[1] = Value::Int(self.form.written(sum, rows.len() + 1));
         tx.put(TableId(0), &row)?;
-        // Streams: the inputs, what comes out of each, their aborts.
+        // The streams are the inputs, their results, and their aborts.
         let inputs = 1 + u16::from(self.form.computed) + u16::from(self.form.windows.is_some());
         tx.emit(StreamId(inputs + u16::from(self.follows)), &row[..2])
     }
@@ -106,7 +106,7 @@ fn all_programs_and_epochs_come_to_the_same() {
     }
 }
 
-/// The program with a stream that fills the records, and its rows.
+/// Returns a program with a stream that fills the records, and its rows.
 fn opening(case: &GrepSum, keys: usize) -> Opening {
     let program = &case.made.parts.program;
     let spec = &program.tables[0];
@@ -175,7 +175,7 @@ fn wrong_options_are_refused() {
         (r#""length":5,"keys":4"#, "--keys 4"),
         (r#""window":0"#, "--window 0"),
         (r#""window":9,"window_every":0"#, "--window-every 0"),
-        (r#""window_every":9"#, "without --window"),
+        (r#""window_every":9"#, "needs --window"),
         (r#""window":9,"keys":99"#, "--keys 99"),
         (r#""deposits":5"#, "--deposits: gs has no such option"),
         (r#""dynamic":true"#, "--dynamic: gs has no such option"),

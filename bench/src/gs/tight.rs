@@ -1,9 +1,9 @@
-//! The baseline of GrepSum: the loop that one would write for it and for nothing else.
+//! The baseline of GrepSum: the loop that one would write for this workload only.
 //!
-//! One thread; open addressing in slots of 128 bytes, of which it reads the first line; the
-//! records of the event 16 ahead are asked for; the number of records of a transaction is known to
-//! the compiler; no versions, no outputs, no aborts to be told. Where windows are read each record has a
-//! ring of what was written in the last window, and its sum.
+//! It uses one thread, and open addressing in slots of 128 bytes of which it reads the first line.
+//! It prefetches the records of the event 16 ahead. The compiler knows the number of records of a
+//! transaction. There are no versions, no outputs and no reports of aborts. Where windows are read,
+//! each record has a ring of the values written in the last window, and their sum.
 
 use super::events::Made;
 use super::{record, with_length, Form, WINDOW_KEYS, WORDS};
@@ -13,7 +13,7 @@ use crate::ring::Ring;
 use crate::slots::{Slot, Slots, AHEAD, FREE};
 use crate::work::Work;
 
-/// A record: key and value, then what nobody reads.
+/// A record: key and value, then padding.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(128))]
 pub(super) struct Record([i64; WORDS]);
@@ -31,9 +31,9 @@ impl Slot for Record {
 #[derive(Clone, Debug)]
 pub(crate) struct Tight {
     records: Slots<Record>,
-    /// By key; empty where no windows are read.
+    /// The rings by key; empty where no windows are read.
     rings: Vec<Ring>,
-    /// Windows read, and the values in them.
+    /// The number of windows read, and of the values in them.
     read: (u64, u64),
 }
 
@@ -44,12 +44,12 @@ impl Tight {
         Tight { records, rings: vec![Ring::default(); rings], read: (0, 0) }
     }
 
-    /// How many values a window had that was read, on average; nothing where none was.
+    /// Returns the mean number of values in a window, or `None` without windows.
     pub(super) fn versions_read(&self) -> Option<f64> {
         (self.read.0 > 0).then(|| self.read.1 as f64 / self.read.0 as f64)
     }
 
-    /// The words of a record.
+    /// Returns the words of a record.
     pub(super) fn get(&self, key: u32) -> &[i64; WORDS] {
         &self.records.get(key).0
     }
@@ -84,7 +84,7 @@ impl Tight {
         &mut self.records.at(key).0[1]
     }
 
-    /// Writes what the records come to to the first, unless that is too little.
+    /// Writes the result of the records to the first, unless it is too little.
     #[inline(always)]
     fn sum<const N: usize>(
         &mut self,
@@ -107,7 +107,7 @@ impl Tight {
         true
     }
 
-    /// As [`Tight::sum`], of a record and the one whose key is its value; that is written.
+    /// As [`Tight::sum`], of a record and the one whose key is its value. The latter is written.
     fn follow(&mut self, form: Form, key: u32, time_us: i64, least: i64, work: Work) -> bool {
         let value = *self.value(key);
         let next = (value % form.keys as i64) as u32;
@@ -129,7 +129,7 @@ impl Tight {
         }
     }
 
-    /// Sums up the windows of records, and says whether that is enough.
+    /// Sums up the windows of records, and returns whether that is enough.
     fn look(
         &mut self,
         form: Form,

@@ -1,4 +1,5 @@
-//! The stream beside the calls: wages, sent in batches at a share of the rate that the app takes alone.
+//! The stream beside the calls: wages, sent in batches at a share of the rate that the app takes
+//! without calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -11,15 +12,15 @@ use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
 use super::{added, traced_added};
 use crate::args::ProgramKind;
 
-/// The stream, and the table of what was paid.
+/// The stream, and the table of the paid wages.
 pub(super) const WAGES: &str = "wages";
 const PAID: &str = "paid";
 
-/// Wages that are sent together, and those that say how many the app takes.
+/// The number of wages in a batch, and the number of wages that measure the app's rate.
 const BATCH: u64 = 1_000;
 const TRIED: u64 = 400_000;
 
-/// Pays a wage.
+/// The procedure that pays a wage.
 struct Pay {
     paid: TableId,
 }
@@ -30,7 +31,7 @@ impl Opaque for Pay {
     }
 }
 
-/// Adds stream and table to a program.
+/// Adds the stream and the table to a program.
 pub(super) fn add(b: &mut Builder, kind: ProgramKind) {
     let int = |name: &str| Column::new(name, DataType::Int);
     let sum = int("sum").default(Value::Int(0));
@@ -45,7 +46,7 @@ pub(super) fn add(b: &mut Builder, kind: ProgramKind) {
     h.done();
 }
 
-/// The wage with this number.
+/// Returns the wage with this number.
 fn wage(number: u64, accounts: usize) -> [Value; 2] {
     [Value::Int((number % accounts as u64) as i64), Value::Int(1)]
 }
@@ -65,7 +66,7 @@ fn schema() -> Arc<tidemill_core::Schema> {
     Arc::new(tidemill_core::Schema::new(vec![int("account"), int("amount")]))
 }
 
-/// How many wages a second an app takes that does nothing else.
+/// Returns the wages per second that an app takes while it does nothing else.
 pub(super) fn most(env: &Env, mill: &Mill, accounts: usize) -> Result<f64> {
     let (schema, begun) = (schema(), env.clock.monotonic_ns());
     for from in (0..TRIED).step_by(BATCH as usize) {
@@ -75,7 +76,7 @@ pub(super) fn most(env: &Env, mill: &Mill, accounts: usize) -> Result<f64> {
     Ok(TRIED as f64 * 1e9 / (env.clock.monotonic_ns() - begun).max(1) as f64)
 }
 
-/// Somebody who pays all the time.
+/// A thread that sends wages all the time.
 pub(super) struct Payer {
     stop: Arc<AtomicBool>,
     thread: Handle,
@@ -83,26 +84,26 @@ pub(super) struct Payer {
 }
 
 impl Payer {
-    /// Begins to pay so many wages a second.
+    /// Starts to send this many wages per second.
     pub(super) fn start(env: &Env, mill: &Arc<Mill>, per_s: f64, accounts: usize) -> Result<Payer> {
         let stop = Arc::new(AtomicBool::new(false));
         let (tell, told) = std::sync::mpsc::channel();
         let body = {
             let (env, mill, stop) = (env.clone(), mill.clone(), stop.clone());
-            // Who does not listen any more has failed already.
+            // If nobody receives the result, the run has failed already.
             Box::new(move || drop(tell.send(pay(&env, &mill, per_s, accounts, &stop))))
         };
         let thread = env.threads.spawn("bench-payer", body);
-        let thread = thread.map_err(|e| Error::io("starting who pays", &e))?;
+        let thread = thread.map_err(|e| Error::io("starting the thread that sends wages", &e))?;
         Ok(Payer { stop, thread, told })
     }
 
-    /// Ends; how many wages were paid.
+    /// Stops; returns the number of sent wages.
     pub(super) fn end(self) -> Result<u64> {
         self.stop.store(true, Ordering::Release);
         let paid = self.told.recv().unwrap_or(Ok(0));
         let joined = self.thread.join();
-        joined.map_err(|panic| Error::internal(format!("who pays: {panic}")))?;
+        joined.map_err(|panic| Error::internal(format!("the thread that sends wages: {panic}")))?;
         paid
     }
 }
@@ -124,7 +125,7 @@ fn pay(env: &Env, mill: &Mill, per_s: f64, accounts: usize, stop: &AtomicBool) -
     Ok(paid)
 }
 
-/// Whether so many wages were paid, each once.
+/// Whether this many wages were paid, each once.
 pub(super) fn were_paid(mill: &Mill, wages: u64, accounts: usize) -> Result<bool> {
     let table = mill.table(PAID)?;
     let (ids, sums) = (table.ints(0).unwrap_or(&[]), table.ints(1).unwrap_or(&[]));

@@ -1,4 +1,4 @@
-//! Votes in a file, and beside it what they come to: for whoever runs the same show on another system.
+//! Votes in a file with their expected results, to run the same show on another system.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,8 +10,8 @@ use tidemill_env::Env;
 use super::program::BY_CANDIDATE;
 use super::run::Leaderboard;
 
-/// Writes the votes as CSV to `path`, and to the file of the same name that ends in `.json` the show, and
-/// the rows of all tables in the end.
+/// Writes the votes as CSV to `path`. A file of the same name with the extension `.json` has the
+/// show and the final rows of all tables.
 pub(super) fn write(
     env: &Env,
     case: &Leaderboard,
@@ -20,7 +20,7 @@ pub(super) fn write(
 ) -> Result<()> {
     let path = Path::new(path);
     if path.extension().is_none_or(|end| end != "csv") {
-        let what = format!("--write-source {}: votes are written as CSV", path.display());
+        let what = format!("--write-source {}: votes can only be written as CSV", path.display());
         return Err(Error::setting(what).help("end the name with .csv"));
     }
     let mut votes = String::from("phone,candidate\n");
@@ -28,7 +28,7 @@ pub(super) fn write(
         votes.push_str(&format!("{},{}\n", vote.phone, vote.candidate));
     }
     put(env, path, votes.as_bytes())?;
-    // An index is everybody's own.
+    // Each system has its own indexes.
     let tables = case.straight.tables().into_iter().filter(|(name, _)| *name != BY_CANDIDATE);
     let tables =
         tables.map(|(name, rows)| (name.to_string(), rows.iter().map(|r| ints(r)).collect()));

@@ -1,4 +1,4 @@
-//! The procedures in Rust. Rows are found by running; each sees what those before it have written.
+//! The procedures in Rust. They find rows at run time, and each sees the writes of those before it.
 
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, Opaque, Tx};
@@ -7,7 +7,7 @@ use super::program::Frame;
 use super::{AGAIN, NOBODY, TREND};
 use crate::events::int;
 
-/// The one row of `tally`.
+/// The key of the one row of `tally`.
 const TALLY: i64 = 0;
 
 /// Refuses a vote, or inserts it.
@@ -39,7 +39,7 @@ impl Opaque for Count {
         let candidate = int(&vote[1]);
         let accepted = tx.ints(tally, TALLY)?.map_or(0, |[_, accepted]| accepted);
         tx.put_ints(tally, &[TALLY, accepted + 1])?;
-        // The last votes are a ring.
+        // The last votes are in a ring.
         let place = accepted % TREND as i64;
         let leaves = tx.ints(recent, place)?.map(|[_, candidate]| candidate);
         let is_same = leaves == Some(candidate);
@@ -56,7 +56,7 @@ impl Opaque for Count {
 }
 
 impl Count {
-    /// Adds to what a candidate has, if it is running; gives what that is then.
+    /// Adds to a column of a running candidate; returns the new value.
     fn add(
         &self,
         candidate: i64,
@@ -101,23 +101,23 @@ impl Opaque for Remove {
     }
 }
 
-/// Who is running, by number: candidate, votes, votes among the last ones.
+/// Returns the running candidates by number: candidate, votes, and votes among the last ones.
 fn running(frame: Frame, tx: &mut dyn Tx) -> Result<Vec<[i64; 3]>, Abort> {
     let rows = tx.scan(frame.candidates, &[], &[], usize::MAX)?;
     Ok(rows.iter().map(|row| std::array::from_fn(|column| int(&row[column]))).collect())
 }
 
-/// The leaderboards are, by number, those with the most votes, with the fewest, and with the most of the last
-/// ones.
+/// The number of the leaderboard of the last votes. The others are those of the most and of the
+/// fewest votes.
 const TRENDING: i64 = 2;
 
-/// Three candidates, each with its votes; 0 is nobody.
+/// Three candidates, each with its votes; 0 is an empty place.
 type Places = [[i64; 2]; 3];
 
-/// A leaderboard's order: lower ranks come before higher ones. It is of a candidate and its votes.
+/// The order of a leaderboard, by a candidate and its votes: lower ranks come first.
 type Rank = fn(&[i64; 2]) -> (i64, i64);
 
-/// Those with the most come first, and of equals the first; nobody comes behind everybody.
+/// Ranks the most votes first, and lower numbers first among equals. Empty places come last.
 fn most_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
     match candidate {
         0 => (i64::MAX, 0),
@@ -125,7 +125,7 @@ fn most_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
     }
 }
 
-/// The same with the fewest.
+/// Ranks the fewest votes first, and lower numbers first among equals. Empty places come last.
 fn fewest_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
     match candidate {
         0 => (i64::MAX, 0),
@@ -133,12 +133,11 @@ fn fewest_first([candidate, votes]: &[i64; 2]) -> (i64, i64) {
     }
 }
 
-/// How each leaderboard is ordered, and the column of `candidates` that it counts.
+/// The order of each leaderboard, and the column of `candidates` that it counts.
 const ORDERS: [(Rank, usize); 3] = [(most_first, 1), (fewest_first, 1), (most_first, 2)];
 
-/// Writes those leaderboards that are not as they were when a candidate has won a vote, and another one
-/// has one of the last votes fewer. Only where somebody who is not on a board may take a place of it are
-/// all candidates looked at.
+/// Writes the leaderboards that change when one candidate wins a vote and another loses one of the
+/// last votes. It reads all candidates only where one from outside a board may enter it.
 fn raise_boards(
     frame: Frame,
     won: [i64; 3],
@@ -172,8 +171,9 @@ fn raise_boards(
     Ok(())
 }
 
-/// A board when a candidate has other votes than before; nothing where who takes the last place of it is
-/// to be looked for. All who are not on the board come behind its last place.
+/// Updates a board for a candidate with a new number of votes. Returns `None` if the last place
+/// must be searched among all candidates. All candidates outside the board rank after its last
+/// place.
 fn settled(mut board: Places, own: [i64; 2], rank: Rank) -> Option<Places> {
     let last = board.len() - 1;
     let is_behind = rank(&own) > rank(&board[last]);
@@ -186,7 +186,7 @@ fn settled(mut board: Places, own: [i64; 2], rank: Rank) -> Option<Places> {
     Some(board)
 }
 
-/// Writes those leaderboards that are not as they were, of all candidates.
+/// Writes the leaderboards that have changed, computed from all candidates.
 fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
     let running = running(frame, tx)?;
     for (number, (rank, counted)) in (0..).zip(ORDERS) {
@@ -195,7 +195,7 @@ fn write_boards(frame: Frame, tx: &mut dyn Tx) -> Result<(), Abort> {
     Ok(())
 }
 
-/// Writes a leaderboard, if it is another one.
+/// Writes a leaderboard if it has changed.
 fn write(frame: Frame, number: i64, places: Places, tx: &mut dyn Tx) -> Result<(), Abort> {
     let [[first, a], [second, b], [third, c]] = places;
     let row = [number, first, a, second, b, third, c];
@@ -205,7 +205,7 @@ fn write(frame: Frame, number: i64, places: Places, tx: &mut dyn Tx) -> Result<(
     }
 }
 
-/// The three who come first.
+/// Returns the first three candidates.
 fn board(running: &[[i64; 3]], counted: usize, rank: Rank) -> Places {
     let mut first = [[0, 0]; 3];
     for row in running {

@@ -1,4 +1,5 @@
-//! Tables and streams, and how the procedures hang together, whoever has written them.
+//! Tables, streams, and the connections of the procedures, independent of the language of the
+//! procedures.
 
 use std::sync::Arc;
 
@@ -11,34 +12,34 @@ use crate::args::ProgramKind;
 use crate::shape::{self, Parts};
 use crate::Given;
 
-/// The streams that come in, in this order.
+/// The input streams, in this order.
 pub(super) const CANDIDACIES: &str = "candidacies";
 pub(super) const CAST: &str = "cast";
 
 /// The index.
 pub(super) const BY_CANDIDATE: &str = "votes.by_candidate";
 
-/// The streams that come out, but for those of what aborts.
+/// The output streams, except those of aborts.
 pub(super) const VALID: &str = "valid";
 pub(super) const COUNTED: &str = "counted";
 pub(super) const REMOVED: &str = "removed";
-/// Votes that are refused.
+/// The stream of refused votes.
 pub(super) const REFUSED: &str = "validate.aborted";
 
 /// The tables and streams.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// By number, who is running: the votes that stand, and how many of the last ones are for it.
+    /// The running candidates by number: their standing votes, and their share of the last votes.
     pub(super) candidates: TableId,
-    /// By phone: the vote that stands.
+    /// The standing votes by phone.
     pub(super) votes: TableId,
-    /// The index of the votes by candidate: which ones go with it.
+    /// The index of the votes by candidate, to remove them with it.
     pub(super) by_candidate: TableId,
-    /// One row: how many votes were accepted.
+    /// The number of accepted votes, in one row.
     pub(super) tally: TableId,
-    /// The last votes that were accepted, by their number modulo how many there are.
+    /// The last accepted votes, by their number modulo the length of the trend.
     pub(super) recent: TableId,
-    /// By number, the leaderboards: three candidates, each with its votes.
+    /// The leaderboards by number: three candidates, each with its votes.
     pub(super) boards: TableId,
     pub(super) candidacies: StreamId,
     pub(super) cast: StreamId,
@@ -83,7 +84,7 @@ impl Frame {
     }
 }
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>, every: u64) -> Result<Parts> {
     let mut b = Builder::new("leaderboard");
     let frame = Frame::new(&mut b);
@@ -98,7 +99,7 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, every: u64) -> Result
             program
         }
         _ => {
-            let what = format!("--program {}: there is none here", kind.name());
+            let what = format!("--program {}: this workload has no such program", kind.name());
             return Err(Error::setting(what).help(
                 "procedures are functions: use --program rust, or python with the command line of \
                  the Python package",
@@ -110,7 +111,7 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, every: u64) -> Result
     shape::parts("Leaderboard Maintenance", program, &b.finish()?)
 }
 
-/// The handler that lets candidates stand, and the three procedures.
+/// Adds the handler that lets candidates stand, and the three procedures.
 fn procedures(b: &mut Builder, frame: Frame, every: u64) {
     let mut h = b.handler("stand", frame.candidacies);
     let candidate = h.column("candidate");

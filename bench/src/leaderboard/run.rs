@@ -1,4 +1,4 @@
-//! Leaderboard Maintenance, ready to run.
+//! Leaderboard Maintenance as a case for the harness.
 
 use serde_json::{Map, Value as Json};
 use tidemill_core::{Batch, Key, Result};
@@ -17,11 +17,11 @@ use crate::whole::{self, Whole};
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a vote the baseline is not tight.
+/// The nanoseconds per vote above which the baseline is not tight.
 const TIGHT_NS: f64 = 100.0;
 
-/// Runs the workload: votes pushed into the whole engine, or epochs handed to the executor where nothing
-/// is durable and nothing has a rate.
+/// Runs the workload. Votes are pushed into the whole engine. Without durability and rate, the
+/// executor gets epochs instead.
 pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let env = Env::real();
     let case: Leaderboard = run::made(args, &env, given, progress)?;
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     whole::run(args, &env, &case, progress)
 }
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Leaderboard {
     pub(super) made: Made<Votes>,
     pub(super) show: Show,
@@ -39,7 +39,7 @@ pub(crate) struct Leaderboard {
 }
 
 impl Leaderboard {
-    /// Whether the loops come to the same.
+    /// Whether the baseline and the straight loop agree.
     pub(super) fn is_tight_right(&self, tight: &Tight) -> bool {
         let stands = tight.stands.iter().filter(|candidate| **candidate != 0).count();
         let accepted = ("accepted", tight.accepted as usize);
@@ -59,7 +59,7 @@ impl Case for Leaderboard {
         let parts = program::program(args.program, given, show.every)?;
         let votes = votes::generate(&show, args);
         let straight = Straight::run(&votes, show.every);
-        // Tables grow as votes come.
+        // Tables grow as votes arrive.
         let made = Made { keys: show.candidates, ..Made::new(args, parts, votes, work) };
         Ok(Leaderboard { made, show, straight })
     }
@@ -68,8 +68,8 @@ impl Case for Leaderboard {
         &self.made
     }
 
-    /// Each candidate stands; a vote is one transaction when it is refused, and or else three procedures
-    /// commit.
+    /// Each candidate stands in one transaction. A refused vote is one transaction, and an accepted
+    /// one three.
     fn transactions(&self) -> usize {
         let [(_, accepted), (_, refused), ..] = self.straight.numbers();
         self.show.candidates + refused + 3 * accepted
@@ -87,7 +87,7 @@ impl Case for Leaderboard {
         TIGHT_NS
     }
 
-    /// Every row of every table is that of the straight loop, and so is the baseline.
+    /// Compares every row of every table, and the baseline, with the straight loop.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let mut scratch = Vec::new();
         let is_right = |(number, (name, rows)): (usize, (&str, Vec<Vec<_>>))| {
@@ -110,12 +110,12 @@ impl Case for Leaderboard {
 }
 
 impl Whole for Leaderboard {
-    /// Candidates stand before the first vote comes.
+    /// Candidates stand before the first vote.
     fn prepared(&self) -> usize {
         self.made.events.candidates
     }
 
-    /// Every row of every table is that of the straight loop, and so is the baseline.
+    /// Compares every row of every table, and the baseline, with the straight loop.
     fn is_right(&self, tight: &Tight, tables: &[Batch]) -> bool {
         let wanted = self.straight.tables();
         let mut both = wanted.iter().zip(tables);

@@ -1,5 +1,6 @@
-//! The invariant: a straight loop over the votes, and what tables and outputs must be in the end. It is
-//! written as the rules are, from nothing that the others use: all is counted again when it is asked for.
+//! The invariant: a straight loop over the votes, and the expected tables and outputs. It follows
+//! the wording of the rules and shares no code with the others: it counts everything from scratch
+//! on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,19 +12,19 @@ use super::program::{BY_CANDIDATE, COUNTED, REFUSED, REMOVED, VALID};
 use super::votes::{Vote, Votes};
 use super::{AGAIN, NOBODY, TREND};
 
-/// Rows of a table or stream.
+/// The rows of a table or stream.
 type Rows = Vec<Vec<Value>>;
 
-/// What has happened after all votes.
+/// The state after all votes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Straight {
     running: BTreeSet<i64>,
-    /// By phone: the candidate of the vote that stands.
+    /// The candidate of each phone's standing vote.
     votes: BTreeMap<i64, i64>,
-    /// Candidate and phone of all votes that were ever accepted.
+    /// Candidate and phone of all accepted votes.
     accepted: Vec<[i64; 2]>,
     refused: Vec<(Vote, &'static str)>,
-    /// Candidate, votes, votes accepted until then.
+    /// The removed candidates: candidate, votes, and accepted votes until then.
     pub(super) removed: Vec<[i64; 3]>,
 }
 
@@ -57,25 +58,25 @@ impl Straight {
         }
     }
 
-    /// The votes of each who is running.
+    /// Returns the votes of each running candidate.
     fn counts(&self) -> BTreeMap<i64, i64> {
         let mut counts: BTreeMap<i64, i64> = self.running.iter().map(|c| (*c, 0)).collect();
         self.votes.values().for_each(|candidate| *counts.entry(*candidate).or_default() += 1);
         counts
     }
 
-    /// The candidates of the last votes, the oldest first.
+    /// Returns the last votes, the oldest first.
     fn last(&self) -> &[[i64; 2]] {
         &self.accepted[self.accepted.len().saturating_sub(TREND)..]
     }
 
-    /// The votes of each who is running among the last ones.
+    /// Returns the last votes of each running candidate.
     fn recent(&self) -> BTreeMap<i64, i64> {
         let of = |c: &i64| self.last().iter().filter(|[of, _]| of == c).count();
         self.running.iter().map(|c| (*c, of(c) as i64)).collect()
     }
 
-    /// The leaderboards: most votes, fewest votes, most of the last ones.
+    /// Returns the leaderboards: most votes, fewest votes, most of the last ones.
     pub(super) fn boards(&self) -> [[i64; 6]; 3] {
         let (counts, recent) = (self.counts(), self.recent());
         [(&counts, -1), (&counts, 1), (&recent, -1)].map(|(votes, sign)| {
@@ -86,7 +87,7 @@ impl Straight {
         })
     }
 
-    /// The rows of all tables, in the order of their declaration, each by key.
+    /// Returns the rows of all tables, in the order of their declaration, each by key.
     pub(super) fn tables(&self) -> [(&'static str, Rows); 6] {
         let row = |ints: &[i64]| ints.iter().copied().map(Value::Int).collect::<Vec<_>>();
         let recent = self.recent();
@@ -109,7 +110,7 @@ impl Straight {
         ]
     }
 
-    /// The events of all streams that come out.
+    /// Returns the events of all output streams.
     fn outputs(&self) -> [(&'static str, Rows); 4] {
         let row = |ints: &[i64]| ints.iter().copied().map(Value::Int).collect::<Vec<_>>();
         let refused = self.refused.iter().map(|(vote, reason)| {
@@ -127,7 +128,7 @@ impl Straight {
         ]
     }
 
-    /// The hash of all outputs of a program.
+    /// Returns the hash of all outputs of a program.
     pub(super) fn output_hash(&self, program: &Program) -> String {
         let mut hashes = Vec::new();
         for (name, rows) in self.outputs().iter().filter(|(_, rows)| !rows.is_empty()) {
@@ -141,7 +142,7 @@ impl Straight {
         format!("{:032x}", streams_hash(hashes))
     }
 
-    /// How many votes were accepted, were refused, and stand, and how many candidates are running.
+    /// Returns the numbers of accepted, refused and standing votes, and of running candidates.
     pub(super) fn numbers(&self) -> [(&'static str, usize); 4] {
         [
             ("accepted", self.accepted.len()),

@@ -12,7 +12,7 @@ use crate::execute::{execute, How};
 use crate::run::{is_right, Case};
 use crate::same::same_as_reference;
 
-/// A show that is over after a few thousand votes.
+/// A show that ends after a few thousand votes.
 const SMALL: &str = r#""candidates":6,"phones":2000,"every":250,"repeat":1"#;
 
 #[test]
@@ -51,7 +51,7 @@ fn the_reference_comes_to_the_same() {
     }
 }
 
-/// A show of these votes.
+/// Returns a show with these votes.
 fn shown(candidates: usize, every: u64, votes: &[(u32, u32)]) -> Leaderboard {
     let options =
         format!(r#""candidates":{candidates},"every":{every},"phones":200,"durable":"none""#);
@@ -64,7 +64,7 @@ fn shown(candidates: usize, every: u64, votes: &[(u32, u32)]) -> Leaderboard {
     case
 }
 
-/// Whether the executor comes to what the straight loop does.
+/// Whether the executor agrees with the straight loop.
 fn is_done_right(case: &Leaderboard) -> bool {
     let epochs = epochs(&[case.made.events.count()], 3);
     let parts = &case.made.parts;
@@ -77,7 +77,7 @@ fn is_done_right(case: &Leaderboard) -> bool {
 
 #[test]
 fn the_rules_are_these() {
-    // The second vote of a phone, and one for nobody, are refused.
+    // The second vote of a phone, and one for an unknown candidate, are refused.
     let case = shown(4, 100, &[(1, 2), (1, 3), (2, 9), (3, 2), (4, 4)]);
     assert_eq!(case.straight.numbers().map(|(_, n)| n), [3, 2, 3, 4]);
     assert_eq!(
@@ -86,18 +86,19 @@ fn the_rules_are_these() {
     );
     assert!(is_done_right(&case));
 
-    // Of three who have one vote or none the first goes; its phone may vote again, but not for it.
+    // Of three candidates with one vote or none, the first is removed. Its phone may vote again,
+    // but not for it.
     let case = shown(3, 4, &[(1, 1), (2, 2), (3, 3), (4, 3), (1, 1), (1, 2), (2, 3)]);
     assert_eq!(case.straight.removed, [[1, 1, 4]]);
     assert_eq!(case.straight.numbers().map(|(_, n)| n), [5, 2, 4, 2]);
-    // Two are left, and it was the fifth vote for one of them.
+    // Two are left, and the fifth vote was for one of them.
     assert_eq!(
         case.straight.boards(),
         [[2, 2, 3, 2, 0, 0], [2, 2, 3, 2, 0, 0], [2, 2, 3, 2, 0, 0]]
     );
     assert!(is_done_right(&case));
 
-    // The last one stays.
+    // The last candidate stays.
     let case = shown(2, 1, &[(1, 2), (2, 2), (3, 2)]);
     assert_eq!(case.straight.removed, [[1, 0, 1]]);
     assert!(is_done_right(&case));
@@ -105,18 +106,19 @@ fn the_rules_are_these() {
 
 #[test]
 fn a_trend_is_of_the_last_hundred_votes_even_if_they_were_taken_back() {
-    // Fifty for 1, fifty for 2 one of which makes 3 go, then one for 2: it pushes the first one out.
+    // Fifty votes are for 1 and fifty for 2, one of which removes 3. The next vote for 2 drops the
+    // oldest one.
     let votes = |n: u32| (1..=n).map(|phone| (phone, if phone <= 50 { 1 } else { 2 }));
     let case = shown(3, 100, &votes(99).chain([(99, 2), (98, 3)]).collect::<Vec<_>>());
     assert_eq!(case.straight.boards()[2], [1, 50, 2, 49, 3, 0]);
     assert!(is_done_right(&case));
     let back = [(0, 3), (98, 1)];
     let case = shown(3, 98, &votes(97).chain([(98, 1)]).chain(back).collect::<Vec<_>>());
-    // 3 has gone without a vote, so that both of the last two are refused.
+    // 3 is removed without a vote, so both of the last two votes are refused.
     assert_eq!(case.straight.removed, [[3, 0, 98]]);
     assert_eq!(case.straight.boards()[2], [1, 51, 2, 47, 0, 0]);
     assert!(is_done_right(&case));
-    // 1 goes with its votes, which stay among the last hundred.
+    // 1 is removed with its votes, which stay among the last hundred.
     let phones = (0..60).map(|phone| (phone, if phone < 20 { 1 } else { 2 }));
     let again = (0..20).map(|phone| (phone, 2));
     let case = shown(2, 60, &phones.chain(again).collect::<Vec<_>>());
@@ -138,7 +140,7 @@ fn the_audience_votes_as_it_is_said() {
     assert!(removed.iter().enumerate().all(|(nth, [.., at])| *at == 1000 * (nth as i64 + 1)));
 }
 
-/// The invariant does not hold of anything else.
+/// The invariant detects wrong tables.
 #[test]
 fn what_is_wrong_is_found() {
     let case: Leaderboard =

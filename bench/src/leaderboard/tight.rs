@@ -1,18 +1,19 @@
-//! The baseline: the loop that one would write for this show and for nothing else.
+//! The baseline: the loop that one would write for this show only.
 //!
-//! One thread; phones and candidates are places in arrays, a candidate's phones a list, the last votes a
-//! ring. Candidates are kept in three orders, and a vote moves one or two of them by few places: the
-//! leaderboards are where the orders begin. No versions, and no outputs but verdicts.
+//! It uses one thread. Phones and candidates are places in arrays, a candidate's phones are a list,
+//! and the last votes are a ring. Candidates are sorted in three orders, and a vote moves one or
+//! two of them by few places. The leaderboards are the beginnings of the orders. There are no
+//! versions, and no outputs but verdicts.
 
 use super::votes::Votes;
 use super::{Show, TREND};
 use crate::execute::Verdicts;
 
-/// Candidates in an order.
+/// An order of the candidates.
 #[derive(Clone, Debug)]
 struct Order {
     order: Vec<u8>,
-    /// Where each of them is.
+    /// The place of each candidate in the order.
     at: Vec<u8>,
 }
 
@@ -22,7 +23,7 @@ impl Order {
         Order { order, at: (0..=candidates as u8).map(|c| c.saturating_sub(1)).collect() }
     }
 
-    /// Moves a candidate to where it belongs by a rank; all others are in order.
+    /// Moves a candidate to its place by a rank. All others must be in order.
     #[inline(always)]
     fn settle(&mut self, candidate: u8, rank: impl Fn(u8) -> (i64, u8)) {
         let (own, mut at) = (rank(candidate), self.at[candidate as usize] as usize);
@@ -54,16 +55,16 @@ impl Order {
 /// The baseline's state.
 #[derive(Clone, Debug)]
 pub(crate) struct Tight {
-    /// By phone: for whom its vote stands; 0 for nobody.
+    /// The candidate of each phone's standing vote; 0 for none.
     pub(super) stands: Vec<u8>,
-    /// By candidate: the phones whose votes stand; `None` when it is not running.
+    /// The phones of each candidate's standing votes; `None` if it is not running.
     pub(super) phones: Vec<Option<Vec<u32>>>,
     pub(super) votes: Vec<i64>,
     pub(super) recent: Vec<i64>,
     pub(super) ring: [u8; TREND],
     pub(super) accepted: u64,
     pub(super) removed: Vec<[i64; 3]>,
-    /// By most votes, fewest votes, most of the last ones.
+    /// The orders by most votes, fewest votes, and most of the last ones.
     orders: [Order; 3],
 }
 
@@ -84,7 +85,7 @@ impl Tight {
         }
     }
 
-    /// Takes all votes in order.
+    /// Executes all votes in order.
     #[inline(never)]
     pub(super) fn run(&mut self, votes: &Votes, every: u64) -> Verdicts {
         let mut verdicts = Verdicts::default();
@@ -92,7 +93,7 @@ impl Tight {
             let stands = &mut self.stands[vote.phone as usize];
             let phones = self.phones.get_mut(vote.candidate as usize).and_then(Option::as_mut);
             let (Some(phones), 0) = (phones, *stands) else {
-                // Which one it was is told by its first column, the phone.
+                // The first column, the phone, identifies the aborted vote.
                 verdicts.abort(vote.phone as usize);
                 continue;
             };
@@ -124,7 +125,7 @@ impl Tight {
         }
     }
 
-    /// One has to go.
+    /// Removes the candidate with the fewest votes.
     #[cold]
     fn remove(&mut self) {
         let [_, fewest, _] = &self.orders;
@@ -139,7 +140,7 @@ impl Tight {
         self.removed.push([gone.into(), self.votes[gone as usize], self.accepted as i64]);
     }
 
-    /// The leaderboards.
+    /// Returns the leaderboards.
     pub(super) fn boards(&self) -> [[i64; 6]; 3] {
         let [most, fewest, trend] = &self.orders;
         [(most, &self.votes), (fewest, &self.votes), (trend, &self.recent)].map(|(order, votes)| {

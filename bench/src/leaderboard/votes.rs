@@ -1,4 +1,4 @@
-//! The generator: an audience that sees who is running, and whose vote stands.
+//! The generator: an audience that sees who is running and whose vote stands.
 
 use crate::args::Args;
 use crate::events::Events;
@@ -7,7 +7,7 @@ use crate::zipf::Zipf;
 
 use super::{Show, SHARE_AGAIN, SHARE_GONE, SHARE_NOBODY};
 
-/// How often a phone is drawn before any will do: when nearly all have voted.
+/// The number of draws of a phone before any phone is accepted, in case nearly all have voted.
 const TRIES: usize = 64;
 
 /// A vote.
@@ -17,7 +17,7 @@ pub(super) struct Vote {
     pub(super) candidate: u32,
 }
 
-/// The candidates, who stand up first, and all votes.
+/// The candidates, who stand first, and all votes.
 #[derive(Clone, Debug)]
 pub(crate) struct Votes {
     pub(super) candidates: usize,
@@ -33,7 +33,7 @@ impl Events for Votes {
         usize::from(at >= self.candidates)
     }
 
-    /// Neither stream has event time: what comes first is first.
+    /// Neither stream has event time: order is that of arrival.
     fn words(&self, at: usize) -> impl Iterator<Item = i64> {
         let words = match at.checked_sub(self.candidates) {
             None => [Some(at as i64 + 1), None],
@@ -43,21 +43,21 @@ impl Events for Votes {
     }
 }
 
-/// What the audience knows.
+/// The knowledge of the audience.
 struct Audience<'a> {
     show: &'a Show,
     popular: Zipf,
-    /// By phone: for whom its vote stands; 0 for nobody.
+    /// The candidate of each phone's standing vote; 0 for none.
     stands: Vec<u8>,
-    /// Phones in the order of their accepted votes; some of them may have got theirs back.
+    /// The phones in the order of their accepted votes. Some of these votes may be removed.
     voted: Vec<u32>,
-    /// By candidate: its votes, if it is running.
+    /// The votes of each candidate; `None` if it is not running.
     running: Vec<Option<u64>>,
     gone: Vec<u32>,
     accepted: u64,
 }
 
-/// All votes of a run.
+/// Generates all votes of a run.
 pub(super) fn generate(show: &Show, args: &Args) -> Votes {
     let mut rng = Rng::new(args.seed);
     let popular = Zipf::new(show.candidates, args.skew, rng.next_u64());

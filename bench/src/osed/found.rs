@@ -1,5 +1,6 @@
-//! What was detected, beside the labels: per crisis the clusters that were reported as events, and how
-//! their popularity goes with that of the crisis. Here, and nowhere else, labels are looked at.
+//! The detected events, compared with the labels. For each `Crisis`, it has the clusters reported
+//! as events, and the correlation of their popularity with that of the topic. This is the only
+//! place that reads labels.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,13 +9,13 @@ use serde_json::{json, Map, Value};
 use super::tight::Tight;
 use super::tweets::{Crisis, Tweets};
 
-/// Words that describe a cluster.
+/// The number of words that describe a cluster.
 const WORDS: usize = 4;
 
-/// A cluster, as far as it is of a crisis.
+/// A cluster, restricted to the tweets of one `Crisis`.
 #[derive(Clone, Debug, Default)]
 struct Cluster {
-    /// Its tweets by window.
+    /// The number of its tweets by window.
     windows: BTreeMap<i64, usize>,
     tweets: usize,
     on_topic: usize,
@@ -22,12 +23,12 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Whether most of it is about the crisis.
+    /// Whether most of its tweets are on topic.
     fn is_on_topic(&self) -> bool {
         2 * self.on_topic > self.tweets
     }
 
-    /// The words that most of its tweets have.
+    /// Returns the words that most of its tweets have.
     fn described(&self, all: &Tweets) -> String {
         let mut words: Vec<(usize, &str)> =
             self.words.iter().map(|(word, count)| (*count, &*all.words[word])).collect();
@@ -37,7 +38,7 @@ impl Cluster {
     }
 }
 
-/// What was detected of each crisis the first time that it was played.
+/// Returns the detected events of each `Crisis`, the first time that its tweets occur.
 pub(super) fn details(all: &Tweets, tight: &Tight, window: i64) -> Map<String, Value> {
     let crises: Vec<Value> =
         all.crises.iter().map(|crisis| of_crisis(all, crisis, tight, window)).collect();
@@ -47,9 +48,9 @@ pub(super) fn details(all: &Tweets, tight: &Tight, window: i64) -> Map<String, V
     details
 }
 
-/// What was detected of a crisis.
+/// Returns the detected events of one `Crisis`.
 fn of_crisis(all: &Tweets, crisis: &Crisis, tight: &Tight, window: i64) -> Value {
-    // The windows that have no other tweets.
+    // The windows without other tweets.
     let size = window as usize;
     let first = crisis.tweets.start.div_ceil(size);
     let windows = first as i64..(crisis.tweets.end / size).max(first) as i64;
@@ -88,7 +89,7 @@ fn of_crisis(all: &Tweets, crisis: &Crisis, tight: &Tight, window: i64) -> Value
     let all_events: Vec<usize> = (windows.clone())
         .map(|window| events.iter().map(|(_, cluster)| of(cluster, window)).sum())
         .collect();
-    // Between the beginnings of the windows in which the two are largest.
+    // The distance between the beginnings of the windows in which the two are largest.
     let distance = |detected: &[usize]| -> Value {
         let (Some(label), Some(found)) = (largest_at(&labelled), largest_at(detected)) else {
             return Value::Null;
@@ -123,12 +124,12 @@ fn of_crisis(all: &Tweets, crisis: &Crisis, tight: &Tight, window: i64) -> Value
     })
 }
 
-/// Where the first of the largest is.
+/// Returns the place of the first maximum.
 fn largest_at(counts: &[usize]) -> Option<usize> {
     (0..counts.len()).rev().max_by_key(|at| counts[*at]).filter(|at| counts[*at] > 0)
 }
 
-/// The same for people, line by line.
+/// Returns the details as readable lines.
 pub(super) fn table(details: &Map<String, Value>) -> Vec<String> {
     let mut lines = vec![format!(
         "{:<26} {:>7} {:>6} {:>5}  {:>15}  {:>15}  largest event",

@@ -1,4 +1,4 @@
-//! What happens when a window is complete: which rows are read and written is found by reading.
+//! The functions on complete windows. They find the rows that they read and write at run time.
 
 use tidemill_core::Value;
 use tidemill_txn::program::{Abort, Opaque, Tx};
@@ -8,13 +8,13 @@ use super::program::{word, Frame};
 use super::{event, similarity, SIMILAR};
 use crate::events::int;
 
-/// Where columns are in a row of `tweets`.
+/// The places of columns in a row of `tweets`.
 const COUNT: usize = 2;
 const FIRST: usize = 3;
-/// Where the list is in a row of `terms` and of `windows`.
+/// The place of the list in a row of `terms` and of `windows`.
 const CLUSTERS: usize = 1;
 
-/// Makes of a complete window an event for each of its tweets, and one behind them.
+/// Turns a complete window into an event for each of its tweets, and one after them.
 pub(super) struct Close {
     pub(super) frame: Frame,
     pub(super) window: i64,
@@ -30,7 +30,7 @@ impl Opaque for Close {
     }
 }
 
-/// Merges a tweet that has a word which bursts into the most similar cluster, or opens one.
+/// Merges a tweet with a bursting word into the most similar cluster, or opens one.
 pub(super) struct Cluster {
     pub(super) frame: Frame,
 }
@@ -67,8 +67,8 @@ impl Opaque for Cluster {
     }
 }
 
-/// The product of a tweet with each cluster that shares a word with it, given the clusters that have
-/// its words: in the order of the clusters.
+/// Returns the product of a tweet with each cluster that shares a word with it, in the order of the
+/// clusters. `terms` has the clusters of each of its words.
 fn products(terms: &[Vec<i64>]) -> Vec<[i64; 2]> {
     let mut products: Vec<[i64; 2]> = Vec::new();
     terms.iter().for_each(|term| products.extend(term.as_chunks::<2>().0));
@@ -81,8 +81,8 @@ fn products(terms: &[Vec<i64>]) -> Vec<[i64; 2]> {
     products
 }
 
-/// The most similar cluster to a tweet of so many words, the first of equals, if one is similar enough.
-/// A cluster comes with the product of the two and the square of its norm.
+/// Returns the most similar cluster to a tweet with this many words, the first of equals, if one is
+/// similar enough. Each cluster has its product with the tweet and the square of its norm.
 fn nearest(live: &[[i64; 3]], words: usize) -> Option<(i64, f64)> {
     let mut nearest = None;
     for [cluster, dot, norm2] in live {
@@ -106,7 +106,7 @@ impl Cluster {
         Ok(false)
     }
 
-    /// Of each of these words the clusters that have it, each with the number of tweets behind it.
+    /// Returns the clusters of each of these words, each followed by the number of tweets.
     fn terms(&self, words: &[Value], tx: &mut dyn Tx) -> Result<Vec<Vec<i64>>, Abort> {
         let term = |key: &Value| -> Result<Vec<i64>, Abort> {
             let row = tx.get(self.frame.terms, std::slice::from_ref(key))?;
@@ -115,8 +115,8 @@ impl Cluster {
         words.iter().map(term).collect()
     }
 
-    /// Adds words to a cluster; gives what that adds to the square of its norm. Clusters that no tweet
-    /// can be merged into any more go.
+    /// Adds words to a cluster; returns the change of the square of its norm. Drops clusters that
+    /// no tweet can be merged into any more.
     fn add(
         &self,
         words: &[Value],
@@ -145,14 +145,14 @@ impl Cluster {
         Ok(added)
     }
 
-    /// The clusters that a window has touched so far.
+    /// Returns the clusters that a window has touched so far.
     fn touched(&self, window: i64, tx: &mut dyn Tx) -> Result<Touched, Abort> {
         let row = tx.get(self.frame.windows, &[Value::Int(window)])?;
         Ok(Touched(row.map_or_else(Vec::new, |row| unpack(&row[CLUSTERS]))))
     }
 }
 
-/// The clusters that a window has touched, by name: each with the square of its norm behind it.
+/// The clusters that a window has touched, by name, each followed by the square of its norm.
 struct Touched(Vec<i64>);
 
 impl Touched {
@@ -160,7 +160,7 @@ impl Touched {
         self.0.as_chunks::<2>().0.binary_search_by_key(&cluster, |[of, _]| *of)
     }
 
-    /// The square of a cluster's norm, if it is there.
+    /// Returns the square of a cluster's norm, if the cluster is among them.
     fn norm2(&self, cluster: i64) -> Option<i64> {
         self.place(cluster).ok().map(|place| self.0[2 * place + 1])
     }
@@ -173,7 +173,7 @@ impl Touched {
     }
 }
 
-/// A cluster's row, which is there.
+/// Returns a cluster's row, which must exist.
 fn state(frame: Frame, cluster: i64, tx: &mut dyn Tx) -> Result<[i64; 6], Abort> {
     match tx.get(frame.clusters, &[Value::Int(cluster)])? {
         Some(row) => Ok(std::array::from_fn(|column| int(&row[column]))),

@@ -1,9 +1,10 @@
-//! Lists of small integers, as rows have them: seven bits a byte, the lower ones first, with the eighth
-//! where more follow. They are read and written for every word of a tweet, and hashed, so they are short.
+//! Lists of small integers in rows. An integer has seven bits per byte, the lower ones first; the
+//! eighth bit says whether more follow. Lists are read, written and hashed for every word of a
+//! tweet, so they are short.
 
 use tidemill_core::Value;
 
-/// Integers, none of them negative, as a value for a row.
+/// Encodes integers, none of them negative, as a value of a row.
 pub(super) fn pack(list: &[i64]) -> Value {
     let mut bytes = Vec::with_capacity(4 * list.len());
     for int in list {
@@ -17,7 +18,7 @@ pub(super) fn pack(list: &[i64]) -> Value {
     Value::Bytes(bytes[..].into())
 }
 
-/// The integers of a value that [`pack`] has made.
+/// Decodes a value that [`pack`] has encoded.
 pub(super) fn unpack(value: &Value) -> Vec<i64> {
     let Value::Bytes(bytes) = value else { unreachable!("{value} is in a column of bytes") };
     let mut list = Vec::with_capacity(bytes.len() / 2 + 2);

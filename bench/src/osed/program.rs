@@ -1,4 +1,4 @@
-//! Tables and streams of Online Social Event Detection, and the closures that run on each tweet.
+//! The tables and streams of Online Social Event Detection, and the closures on each tweet.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use super::functions::{Close, Cluster, Select};
 use super::{score, NEVER, RISE, WORDS};
 use crate::events::Input;
 
-/// Where columns are in the event of a tweet.
+/// The places of columns in the event of a tweet.
 const TWEET: usize = 1;
 const ID: usize = 2;
 const COUNT: usize = 3;
 const FIRST: usize = 4;
 
-/// Where columns are in a row of `words`.
+/// The places of columns in a row of `words`.
 pub(super) mod word {
     pub(in super::super) const WINDOW: usize = 1;
     pub(in super::super) const COUNT: usize = 2;
@@ -26,32 +26,32 @@ pub(super) mod word {
     pub(in super::super) const BURST: usize = 6;
 }
 
-/// The tables, and the streams that go from handler to handler.
+/// The tables, and the streams between handlers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// By number: id and words.
+    /// The tweets by number: id and words.
     pub(super) tweets: TableId,
-    /// By word: in which window it was last, in how many tweets there and in all, its TF-IDF there and
-    /// in the window before, and in which window it has burst.
+    /// The words: the last window of each, the number of its tweets there and in total, its TF-IDF
+    /// there and in the window before, and the window in which it has burst.
     pub(super) words: TableId,
-    /// By word: the clusters that have it, and in how many of their tweets.
+    /// The clusters of each word, and the number of their tweets that have it.
     pub(super) terms: TableId,
-    /// By its first tweet: how many tweets it has, the square of its norm, which window has touched it
-    /// last, and how many of its tweets are of that window and of the one before.
+    /// The clusters by their first tweet: the number of tweets, the square of the norm, the last
+    /// window that touched it, and its tweets in that window and the one before.
     pub(super) clusters: TableId,
-    /// By window: the clusters that it has touched, with their norms: who may be merged into.
+    /// The clusters that each window has touched, with their norms: the candidates for merging.
     pub(super) windows: TableId,
-    /// Tweets of windows that are complete.
+    /// The tweets of complete windows.
     pub(super) candidates: StreamId,
-    /// Windows all of whose tweets are merged.
+    /// The windows with all tweets merged.
     pub(super) merged: StreamId,
-    /// Which tweet went into which cluster.
+    /// The cluster that each tweet was merged into.
     pub(super) merges: StreamId,
-    /// Clusters that are events.
+    /// The clusters that are events.
     pub(super) events: StreamId,
 }
 
-/// The program for windows of so many tweets, and its input stream.
+/// Returns the program for windows with this many tweets, and its input stream.
 pub(super) fn program(window: i64) -> Result<(Program, Input)> {
     let mut b = Builder::new("osed");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -99,7 +99,7 @@ pub(super) fn program(window: i64) -> Result<(Program, Input)> {
         Frame { tweets, words, terms, clusters, windows, candidates, merged, merges, events };
 
     b.native("register", input, &[(tweets, &["tweet"])], &[], |tx: &mut NativeTx<'_>| {
-        // The tweet's columns follow one another as the event's do.
+        // The tweet's columns have the same order as the event's.
         (ID..FIRST + WORDS).for_each(|column| tx.set(0, column - TWEET, tx.event(column)));
         Ok(())
     });
@@ -140,7 +140,8 @@ pub(super) fn program(window: i64) -> Result<(Program, Input)> {
     b.opaque("select", merged, Arc::new(Select { frame, window }));
     let mut program = b.finish()?;
     let name = "recorded tweets".into();
-    program.sources = vec![SourceSpec { name, stream: input, disorder_us: 0, idle_us: None }];
+    program.sources =
+        vec![SourceSpec { name, stream: input, out_of_orderness_us: 0, idle_us: None }];
     program.check()?;
     let schema = program.streams[input.index()].spec.schema.clone();
     Ok((program, (input, schema)))

@@ -1,4 +1,4 @@
-//! Online Social Event Detection, ready to run.
+//! Online Social Event Detection as a case for the harness.
 
 use serde_json::{Map, Value as Json};
 use tidemill_core::digest::{streams_hash, RowsHash};
@@ -19,11 +19,11 @@ use crate::shape::Parts;
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a tweet the baseline is not tight.
+/// The nanoseconds per tweet above which the baseline is not tight.
 const TIGHT_NS: f64 = 4000.0;
-/// Rows that are no tweets and are shown, at most.
+/// The largest number of reported rows that are not tweets.
 const DEAD_SHOWN: usize = 5;
-/// Rows of each table for which there is room from the beginning, at most.
+/// The largest number of rows of each table for which room is allocated at the start.
 const ROWS: usize = 1 << 16;
 
 /// Runs the workload.
@@ -48,24 +48,24 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     Ok(report)
 }
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Detection {
     pub(super) made: Made<Played>,
     pub(super) window: i64,
-    /// Seconds that it took to read the tweets and to split them into words.
+    /// The seconds that it took to read the tweets and to split them into words.
     read_s: f64,
 }
 
 impl Detection {
-    /// The windows that are complete.
+    /// Returns the number of complete windows.
     fn windows(&self) -> i64 {
         self.made.events.count as i64 / self.window
     }
 
-    /// The baseline's rows, table by table.
+    /// Returns the baseline's rows, table by table.
     fn rows(&self, tight: &Tight) -> [Vec<Vec<Value>>; 5] {
         let ints = |ints: &[i64]| ints.iter().copied().map(Value::Int).collect::<Vec<_>>();
-        // A tweet's row is its event but for the time.
+        // A tweet's row is its event without the time.
         let tweet = |at: usize| ints(&self.made.events.words(at).skip(1).collect::<Vec<_>>());
         let tweets = (0..self.made.events.count).map(tweet).collect();
         let words = tight.words.iter().map(|word| {
@@ -103,7 +103,7 @@ impl Case for Detection {
             )));
         }
         if args.udf_ns > 0 {
-            return Err(Error::setting("--udf-ns: osed has work enough of its own"));
+            return Err(Error::setting("--udf-ns: osed has no extra work"));
         }
         let env = Env::real();
         let begun = env.clock.monotonic_ns();
@@ -113,7 +113,7 @@ impl Case for Detection {
         let (program, input) = program::program(window)?;
         let parts = Parts { program: program.into(), tables: Vec::new(), inputs: vec![input] };
         let count = args.events.unwrap_or(read.tweets.len());
-        // There is room for so many rows from the beginning.
+        // Room for this many rows is allocated at the start.
         let made =
             Made { keys: count.min(ROWS), ..Made::new(args, parts, Played { read, count }, work) };
         Ok(Detection { made, window, read_s })
@@ -123,8 +123,8 @@ impl Case for Detection {
         &self.made
     }
 
-    /// Each tweet is registered, counted and weighed; each window is closed, its tweets are merged, and
-    /// its events are selected.
+    /// Each tweet is registered, counted and scored. Each window is closed, its tweets are merged,
+    /// and its events are selected.
     fn transactions(&self) -> usize {
         3 * self.made.events.count + (self.windows() * (self.window + 2)) as usize
     }
@@ -142,7 +142,7 @@ impl Case for Detection {
         TIGHT_NS
     }
 
-    /// Every row is the baseline's.
+    /// Compares every row with the baseline's.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let mut scratch = Vec::new();
         tables.iter().zip(self.rows(tight)).all(|(table, rows)| {

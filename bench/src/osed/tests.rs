@@ -10,7 +10,7 @@ use crate::run::Case;
 use crate::run_json;
 use crate::same::same_as_reference;
 
-/// What a run comes to, and what it says meanwhile.
+/// Runs the workload; returns the report and the messages about progress.
 fn run(options: &str) -> Result<(Value, String), String> {
     let (json, mut said) = (format!(r#"{{"workload":"osed",{options}}}"#), String::new());
     let text = run_json(&json, None, Vec::new(), &mut |line| said = format!("{said}{line}\n"));
@@ -18,7 +18,7 @@ fn run(options: &str) -> Result<(Value, String), String> {
     Ok((report, said))
 }
 
-/// The tweets of one crisis.
+/// Returns a file with the tweets of one `Crisis`.
 fn one_crisis() -> String {
     format!("{FOLDER}/2013_Boston_Bombings.csv.gz")
 }
@@ -55,7 +55,8 @@ fn the_reference_comes_to_the_same() {
     assert_eq!(same_as_reference(&case, 64, None), 0);
 }
 
-/// The baseline, and so the engine, against looking through all tweets and clusters for each.
+/// Compares the baseline, and so the engine, with a search through all tweets and clusters for each
+/// tweet.
 #[test]
 fn clusters_are_those_of_all_similarities() {
     let case = case(r#""events":700,"window":50"#);
@@ -82,13 +83,13 @@ fn clusters_are_those_of_all_similarities() {
     assert!(!tight.events.is_empty());
 }
 
-/// Which tweet goes into which cluster, by the definition.
+/// Returns the cluster of each tweet, computed by the definition.
 fn merges(played: &Played, window: i64) -> Vec<(i64, i64, f64)> {
     let words = |tweet: i64| &played.at(tweet as usize).words;
     let with = |tweets: std::ops::Range<i64>, word: i64| {
         tweets.filter(|tweet| words(*tweet).contains(&word)).count() as f64
     };
-    // TF-IDF of a word in a window, as of its last tweet there.
+    // The TF-IDF of a word in a window, as of its last tweet there.
     let score = |now: i64, word: i64| {
         let tweets = now * window..(now + 1) * window;
         let last = tweets.clone().rev().find(|tweet| words(*tweet).contains(&word));
@@ -152,7 +153,7 @@ fn every_crisis_is_found() {
     }
 }
 
-/// Labels are compared with, and nothing else: with all of them turned round the same is detected.
+/// Labels are used only for comparison: with all of them inverted, the same is detected.
 #[test]
 fn labels_do_not_matter() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! The baseline of Online Social Event Detection: the loop that one would write for it and for nothing
-//! else.
+//! The baseline of Online Social Event Detection: the loop that one would write for this workload
+//! only.
 //!
-//! One thread; a word is looked up once for each tweet that has it, and is a place in an array from then
-//! on, as clusters are from the beginning; similarities are added up in an array; no versions, and
-//! outputs as plain tuples.
+//! It uses one thread. A word is looked up once for each tweet that has it, and is then a place in
+//! an array. Clusters are places from the beginning. Similarities are added up in an array. There
+//! are no versions, and outputs are plain tuples.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use foldhash::fast::FixedState;
 use super::tweets::Played;
 use super::{event, score, similarity, NEVER, RISE, SIMILAR};
 
-/// What is known of a word.
+/// The state of a word.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
     pub(super) number: i64,
@@ -27,7 +27,7 @@ pub(super) struct Word {
     pub(super) terms: Vec<(u32, i64)>,
 }
 
-/// What is known of a cluster.
+/// The state of a cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) first: i64,
@@ -53,12 +53,12 @@ pub(crate) struct Tight {
     places: HashMap<i64, u32, FixedState>,
     pub(super) words: Vec<Word>,
     pub(super) clusters: Vec<Cluster>,
-    /// Per window the clusters that it has touched, with the squares of their norms.
+    /// The clusters that each window has touched, with the squares of their norms.
     pub(super) touched: Vec<Vec<[i64; 2]>>,
-    /// Which tweet went into which cluster, and how similar they were.
+    /// The cluster that each tweet was merged into, and their similarity.
     pub(super) merges: Vec<(i64, i64, f64)>,
     pub(super) events: Vec<Found>,
-    /// Per cluster the product with the tweet that is looked at, and which ones have any.
+    /// The product of each cluster with the present tweet, and the clusters with a nonzero product.
     dots: Vec<i64>,
     shared: Vec<u32>,
     /// The clusters that the window has touched so far.
@@ -69,7 +69,7 @@ impl Tight {
     /// Executes all tweets in order.
     #[inline(never)]
     pub(super) fn run(&mut self, tweets: &Played, window: i64) {
-        // The words of the window's tweets, one tweet behind the other, and where each ends.
+        // The words of the window's tweets, concatenated, and the end of each tweet.
         let (mut words, mut ends) = (Vec::new(), Vec::new());
         for at in 0..tweets.count as i64 {
             let now = at / window;
@@ -89,7 +89,7 @@ impl Tight {
         }
     }
 
-    /// Counts a word; gives its place.
+    /// Counts a word; returns its place.
     fn count(&mut self, number: i64, now: i64, window: i64, seen: i64) -> u32 {
         let place = *self.places.entry(number).or_insert(self.words.len() as u32);
         if place as usize == self.words.len() {
@@ -130,7 +130,7 @@ impl Tight {
                 *dot += count;
             }
         }
-        // The first of equals is the one that was opened first.
+        // Of equals, the first is the one that was opened first.
         let mut best: Option<(f64, u32)> = None;
         for cluster in self.shared.drain(..) {
             let dot = std::mem::take(&mut self.dots[cluster as usize]);

@@ -1,4 +1,4 @@
-//! The tweets: read, put in order, and played as often as the options want.
+//! The tweets: read, sorted, and repeated as often as the options ask.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use tidemill_env::Env;
 use super::{words, WORDS};
 use crate::events::Events;
 
-/// Where the project keeps its copy.
+/// The folder of the project's copy.
 pub(super) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/crisislex");
-/// Rows that are read at once.
+/// The number of rows in one read.
 const ROWS: usize = 4096;
-/// The label of tweets that are about the crisis.
+/// The label of tweets on the topic of their `Crisis`.
 const ON_TOPIC: &str = "on-topic";
 /// The label of all others.
 const OFF_TOPIC: &str = "off-topic";
-/// What the ids of tweets count their milliseconds from, in milliseconds since 1970.
+/// The origin of the milliseconds in tweet ids, in milliseconds since 1970.
 const EPOCH_MS: i64 = 1_288_834_974_657;
 
 /// A tweet.
@@ -29,46 +29,46 @@ pub(super) struct Tweet {
     pub(super) id: i64,
     /// The numbers of its words.
     pub(super) words: Vec<i64>,
-    /// Whether it is about the crisis: for the report only.
+    /// Whether it is on the topic of its `Crisis`; for the report only.
     pub(super) on_topic: bool,
 }
 
 impl Tweet {
-    /// When it was written.
+    /// Returns the time at which it was written.
     pub(super) fn time_ms(&self) -> i64 {
         (self.id >> 22) + EPOCH_MS
     }
 }
 
-/// The tweets of a crisis: those of a file.
+/// The tweets of one `Crisis`: those of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Crisis {
     pub(super) name: String,
-    /// Its tweets among all.
+    /// The range of its tweets among all.
     pub(super) tweets: std::ops::Range<usize>,
 }
 
-/// What has been read.
+/// The tweets that were read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tweets {
-    /// One crisis after another, each by id.
+    /// The tweets of one `Crisis` after the other, each in the order of ids.
     pub(super) tweets: Vec<Tweet>,
     pub(super) crises: Vec<Crisis>,
-    /// The rows that are no tweets.
+    /// The rows that are not tweets.
     pub(super) dead: Vec<BadRow>,
     /// The words by their numbers.
     pub(super) words: HashMap<i64, String>,
 }
 
 impl Tweets {
-    /// Reads a file, or a folder of files: CSV with the columns id, text and label, packed or not. Rows
-    /// that can't be read are set apart.
+    /// Reads a file, or a folder of files: CSV with the columns id, text and label, compressed or
+    /// not. Rows that can't be read are collected in `dead`.
     pub(super) fn read(env: &Env, path: &str) -> Result<Tweets> {
         let mut settings = FilesSettings::new(path);
         settings.format = Some(FileFormat::Csv);
         settings.header = Some(true);
         settings.order = Some(["id", "text", "label"].map(String::from).to_vec());
-        // A folder has its provenance beside the files.
+        // A folder also has a file about the origin of the tweets.
         if env.disk.metadata(path.as_ref()).is_ok_and(|meta| meta.is_dir) {
             settings.path.push("*.csv*");
         }
@@ -88,7 +88,7 @@ impl Tweets {
                 crises.push((name, crisis));
             }
         }
-        // The crises in the order in which they were.
+        // Sort the crises by time.
         crises.sort_by_key(|(_, tweets)| tweets[0].id);
         for (name, mut crisis) in crises {
             let first = tweets.tweets.len();
@@ -102,7 +102,7 @@ impl Tweets {
         }
     }
 
-    /// The tweets of a file.
+    /// Reads the tweets of a file.
     fn file(&mut self, source: &mut dyn Source, origin: &str) -> Result<Vec<Tweet>> {
         let mut found = Vec::new();
         loop {
@@ -124,8 +124,8 @@ impl Tweets {
         }
     }
 
-    /// A row as a tweet, or why it is none. Ids are in single quotes, for the sake of programs that
-    /// would take them for floats.
+    /// Parses a row as a tweet; the error says why it is none. Ids are in single quotes, for
+    /// programs that would read them as floats.
     fn tweet(&mut self, row: &[Value]) -> Result<Tweet, String> {
         let [Value::Str(id), Value::Str(text), Value::Str(label)] = row else {
             return Err("a tweet is an id, a text and a label".into());
@@ -154,7 +154,7 @@ impl Tweets {
     }
 }
 
-/// Tweets as the events of a run: from the first again behind the last.
+/// The tweets as the events of a run, starting again from the first after the last.
 pub(crate) struct Played {
     pub(super) read: Tweets,
     pub(super) count: usize,
@@ -175,8 +175,8 @@ impl Events for Played {
         0
     }
 
-    /// A tweet of few words has its first one again in place of those it lacks: nobody looks at them,
-    /// and no row is touched that would not be touched anyway.
+    /// A tweet with few words repeats its first one in the missing places. They are never read, and
+    /// they touch no additional row.
     fn words(&self, at: usize) -> impl Iterator<Item = i64> {
         let tweet = self.at(at);
         let first = tweet.words.first().copied().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A text as words.
+//! The words of a text.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use tidemill_core::encode;
 
 use super::WORDS;
 
-/// Words that say nothing of what a text is about.
+/// Words that do not indicate the topic of a text.
 const STOP: &str = "
 about after again all also amp and another any are aren around back because been before being both but
 came can cannot cant come could day did didn didnt does doesnt doing don done dont down each even ever
@@ -21,19 +21,19 @@ upon very via wanna want was wasnt way well were what when where which while who
 wont would wouldnt yeah yes yet you your youre
 ";
 
-/// The words of [`STOP`].
+/// The set of the words of [`STOP`].
 static STOPS: LazyLock<HashSet<&str, FixedState>> =
     LazyLock::new(|| STOP.split_whitespace().collect());
 
-/// The distinct words of a text in the order of their first appearance, at most [`WORDS`]: letters and
-/// digits in lower case, at least three of them and not digits alone. Links, names of users and words
-/// of [`STOP`] are left out.
+/// Returns the distinct words of a text in the order of their first appearance, at most [`WORDS`].
+/// Words are letters and digits in lower case, at least three of them and not digits only. Links,
+/// user names and words of [`STOP`] are left out.
 pub(super) fn split(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for token in text.split_whitespace() {
         let token = token.find("http").map_or(token, |link| &token[..link]);
         for (nth, part) in token.split('@').enumerate() {
-            // Behind an @ stands a user's name.
+            // A user name follows an @.
             let is_name = |c: char| nth > 0 && (c.is_ascii_alphanumeric() || c == '_');
             let part = part.trim_start_matches(is_name);
             for word in part.split(|c: char| !c.is_alphanumeric() && c != '\'' && c != '’') {
@@ -52,7 +52,7 @@ pub(super) fn split(text: &str) -> Vec<String> {
     words
 }
 
-/// The number of a word: its hash, so that nobody has to be asked.
+/// Returns the number of a word: its hash, so that no dictionary is necessary.
 pub(super) fn number(word: &str) -> i64 {
     encode::hash128(word.as_bytes()) as i64
 }

@@ -5,7 +5,7 @@ use crate::events::Events;
 use crate::keys::Keys;
 use crate::rng::Rng;
 
-/// Stocks that are dealt in.
+/// The number of stocks.
 const STOCKS: u64 = 1000;
 /// The largest amount.
 const AMOUNT_MAX: u64 = 100;
@@ -19,19 +19,19 @@ pub(crate) struct Tuple {
     pub(super) stock: u16,
     pub(super) price: u16,
     pub(super) amount: u8,
-    /// Of which stream.
+    /// The number of its stream.
     pub(super) side: u8,
 }
 
 impl Tuple {
-    /// What it comes to.
+    /// Returns the amount times the price.
     #[inline(always)]
     pub(super) fn value(&self) -> i64 {
         i64::from(self.amount) * i64::from(self.price)
     }
 }
 
-/// The events of a run: a function of the options.
+/// Generates the events of a run from the options.
 pub(super) fn generate(args: &Args) -> Vec<Tuple> {
     let mut rng = Rng::new(args.seed);
     let mut users = Keys::new(args, args.skew, rng.next_u64());

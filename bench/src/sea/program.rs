@@ -1,4 +1,4 @@
-//! The transactions of Stock Exchange Analysis, in all the ways they can be written.
+//! The transactions of Stock Exchange Analysis in all forms.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::shape::{self, Parts};
 use crate::work::Work;
 use crate::Given;
 
-/// Why a transaction aborts.
+/// The reason of an abort.
 pub(super) const NOTHING: &str = "it is of nothing";
 
-/// Handlers, by the number of their stream.
+/// The names of the handlers, by the number of their stream.
 const HANDLERS: [&str; 2] = ["quote", "trade"];
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(
     kind: ProgramKind,
     size_us: i64,
@@ -39,10 +39,10 @@ pub(super) fn program(
     shape::find("Stock Exchange Analysis", program, &Frame::new(size_us).builder.finish()?)
 }
 
-/// What all ways have in common: the tables and the input streams.
+/// The parts that all forms share: the tables and the input streams.
 struct Frame {
     builder: Builder,
-    /// Of each stream its index.
+    /// The index of each stream.
     indexes: [TableId; 2],
     turnovers: TableId,
     streams: [StreamId; 2],
@@ -75,7 +75,7 @@ impl Frame {
         Frame { builder: b, indexes, turnovers, streams, window }
     }
 
-    /// The stream of turnover rates of a handler, for programs that emit by name.
+    /// Adds the stream of a handler's turnover rates, for programs that emit by name.
     fn emitted(&mut self, name: &str) -> StreamId {
         let columns = [("user", DataType::Int), ("rate", DataType::Float)];
         let column = |(name, ty): (&str, DataType)| Column::new(name, ty);
@@ -83,7 +83,7 @@ impl Frame {
     }
 }
 
-/// Rust closures over the words of rows.
+/// Builds Rust closures over the words of rows.
 fn native(size_us: i64, work: Work) -> Result<Program> {
     let mut frame = Frame::new(size_us);
     let emitted = HANDLERS.map(|name| frame.emitted(name));
@@ -126,7 +126,7 @@ fn native(size_us: i64, work: Work) -> Result<Program> {
     frame.builder.finish()
 }
 
-/// Operations known before they run: what the tracer makes of the Python program.
+/// Builds declared transactions, as the tracer makes them of a Python program.
 fn declared(size_us: i64) -> Result<Program> {
     let Frame { mut builder, indexes, turnovers, streams, window } = Frame::new(size_us);
     for (own, other) in [(QUOTES, TRADES), (TRADES, QUOTES)] {
@@ -163,10 +163,10 @@ fn declared(size_us: i64) -> Result<Program> {
     builder.finish()
 }
 
-/// Opaque functions. They emit into the streams behind the inputs.
+/// Builds the program with opaque functions. They emit into the streams after the inputs.
 fn opaque(size_us: i64, functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let Ok(functions) = <[Arc<dyn Opaque>; 2]>::try_from(functions) else {
-        return Err(Error::setting("--program python: sea is not written in Python so far")
+        return Err(Error::setting("--program python: sea is not written in Python")
             .help("use --program rust or traced"));
     };
     let mut frame = Frame::new(size_us);

@@ -1,4 +1,4 @@
-//! Stock Exchange Analysis, ready to run.
+//! Stock Exchange Analysis as a case for the harness.
 
 use serde_json::{json, Map, Value};
 use tidemill_core::Result;
@@ -13,11 +13,11 @@ use crate::run::{Case, Made};
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds an event the baseline is not tight: most of it is memory, and two rings
-/// for each user are more than a cache has.
+/// The nanoseconds per event above which the baseline is not tight. Most of the time is memory
+/// access: two rings for each user exceed the caches.
 const TIGHT_NS: f64 = 60.0;
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Exchange {
     pub(super) made: Made<Vec<Tuple>>,
     pub(super) size_us: i64,
@@ -53,7 +53,8 @@ impl Case for Exchange {
         tight.joined().into_iter().map(|mean| ("window_versions".into(), json!(mean))).collect()
     }
 
-    /// The last tuples, the rate and the number of joins of every user are the baseline's.
+    /// Compares the last tuples, the rate and the number of joins of every user with the
+    /// baseline's.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let table = |at: usize| self.made.table(tables, at);
         let is_same = |key: u32| {

@@ -11,7 +11,7 @@ use crate::check;
 use crate::run::Case;
 use crate::same::same_as_reference;
 
-/// A handler as an opaque function: what the Python program does.
+/// A handler as an opaque function, as a Python program would have it.
 struct Function {
     side: usize,
     size_us: i64,
@@ -82,7 +82,7 @@ fn the_reference_comes_to_the_same() {
     }
 }
 
-/// The baseline, and so the engine, against looking through all events for each.
+/// Compares the baseline, and so the engine, with a search through all events for each event.
 #[test]
 fn rates_are_those_of_all_tuples_in_the_window() {
     let case = case(&args(r#""events":2000,"keys":20,"window":60,"abort":0.1"#));

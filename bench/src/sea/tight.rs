@@ -1,8 +1,9 @@
-//! The baseline of Stock Exchange Analysis: the loop that one would write for it and for nothing else.
+//! The baseline of Stock Exchange Analysis: the loop that one would write for this workload only.
 //!
-//! One thread; one table, since all have the same key, where all users are from the beginning; the user
-//! of the event 16 ahead is asked for; of each stream a ring of what the tuples in the window come to,
-//! and its sum; no outputs, no aborts to be told.
+//! It uses one thread and one table, since all tables have the same key; all users exist from the
+//! beginning. It prefetches the user of the event 16 ahead. For each stream it has a ring of the
+//! values of the tuples in the window, and their sum. There are no outputs and no reports of
+//! aborts.
 
 use super::events::Tuple;
 use super::{rate, QUOTES, TRADES};
@@ -11,7 +12,7 @@ use crate::ring::Ring;
 use crate::slots::{Slot, Slots, AHEAD, FREE};
 use crate::work::Work;
 
-/// What is known of a user but for the windows.
+/// The state of a user without the windows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(super) struct User {
@@ -20,7 +21,7 @@ pub(super) struct User {
     pub(super) last: [Option<Tuple>; 2],
     /// The last turnover rate.
     pub(super) rate: f64,
-    /// Turnover rates so far.
+    /// The number of turnover rates so far.
     pub(super) joins: i64,
 }
 
@@ -38,7 +39,7 @@ impl Slot for User {
 pub(crate) struct Tight {
     users: Slots<User>,
     windows: Vec<[Ring; 2]>,
-    /// The tuples in the windows of all joins.
+    /// The number of tuples in the windows of all joins.
     joined: u64,
     joins: u64,
 }
@@ -53,7 +54,7 @@ impl Tight {
         self.users.get(user)
     }
 
-    /// How many tuples the two windows of a join had, on average; nothing where there was none.
+    /// Returns the mean number of tuples in the two windows of a join, or `None` without joins.
     pub(super) fn joined(&self) -> Option<f64> {
         (self.joins > 0).then(|| self.joined as f64 / self.joins as f64)
     }

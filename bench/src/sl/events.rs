@@ -7,7 +7,7 @@ use crate::events::Events;
 use crate::keys::Keys;
 use crate::rng::Rng;
 
-/// An event, packed for the baseline: a deposit has its own account and asset as destination.
+/// An event, packed for the baseline. A deposit has its own account and asset as destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) account: u32,
@@ -24,7 +24,7 @@ impl Event {
     }
 }
 
-/// The events of a run: a function of the options. Their times are 0, 1, 2 and so on.
+/// Generates the events of a run from the options. Their times are 0, 1, 2 and so on.
 pub(crate) fn generate(args: &Args) -> Vec<Event> {
     let mut rng = Rng::new(args.seed);
     let mut events = Vec::with_capacity(args.events());
@@ -45,7 +45,7 @@ fn event(mix: &Mix, accounts: &mut Keys, assets: &mut Keys, rng: &mut Rng) -> Ev
         let (to_account, to_asset) = (account, asset);
         return Event { account, asset, to_account, to_asset, amount: AMOUNT };
     }
-    // A transfer to its own source is no transfer.
+    // The destination must differ from the source.
     let to_account = accounts.draw_other(rng, &[account]);
     let to_asset = assets.draw_other(rng, &[asset]);
     let amount = if impossible { IMPOSSIBLE } else { AMOUNT };
@@ -66,7 +66,7 @@ impl Events for Vec<Event> {
     }
 }
 
-/// The columns of an event's row; of a deposit the first four.
+/// Returns the columns of an event's row. A deposit has only the first four.
 fn words(at: i64, event: &Event) -> [i64; 6] {
     let [account, asset, to_account, to_asset] =
         [event.account, event.asset, event.to_account, event.to_asset].map(i64::from);

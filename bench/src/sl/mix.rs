@@ -1,4 +1,4 @@
-//! What a run's events are made of: the same from its beginning to its end, or in phases.
+//! The mix of a run's events: the same throughout, or in phases.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +23,12 @@ impl Mix {
     }
 }
 
-/// Phases of the dynamic form.
+/// The number of phases of the dynamic form.
 pub(crate) const PHASES: usize = 13;
 
-/// One mix as the options say; or those of the dynamic form: many deposits over keys drawn alike, then
-/// skew up by 0.2 a step, then deposits down in steps of 20 points to none, then aborts up in steps
-/// of 20 points.
+/// Returns one mix according to the options, or the phases of the dynamic form. These begin with
+/// many deposits over uniform keys. Then skew rises by 0.2 per step, deposits fall in steps of 20
+/// points to none, and aborts rise in steps of 20 points.
 pub(crate) fn mixes(args: &Args) -> Vec<Mix> {
     if !args.dynamic {
         let Args { skew, deposits, abort, .. } = *args;
@@ -36,7 +36,7 @@ pub(crate) fn mixes(args: &Args) -> Vec<Mix> {
     }
     let upto = |phase: usize| args.events() * phase / PHASES;
     let phase = |phase: usize| {
-        // Four steps of each kind, one kind after the other.
+        // There are four steps of each kind, one kind after the other.
         let steps = |from: usize| phase.saturating_sub(from).min(4) as f64;
         Mix {
             skew: steps(0) / 5.0,

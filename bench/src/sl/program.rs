@@ -1,4 +1,4 @@
-//! The transactions of Streaming Ledger, in all the ways they can be written.
+//! The transactions of Streaming Ledger in all forms.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::shape::{self, Parts};
 use crate::work::Work;
 use crate::Given;
 
-/// Why a transfer aborts.
+/// The reason of an abort.
 pub(crate) const POOR: &str = "insufficient funds";
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Parts> {
     let program = match (kind, given.program) {
         (ProgramKind::Rust, _) => native(work)?,
@@ -29,14 +29,14 @@ pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<
     shape::find("Streaming Ledger", program, &begin().0.finish()?)
 }
 
-/// Names and columns of the tables.
+/// The names and columns of the tables.
 const TABLES: [(&str, [&str; 2]); 2] =
     [("accounts", ["id", "balance"]), ("assets", ["id", "balance"])];
-/// Where they are among the parts of the program.
+/// The places of the tables among the parts of the program.
 pub(crate) const ACCOUNTS: usize = 0;
 pub(crate) const ASSETS: usize = 1;
 
-/// Names and columns of the streams; the first column is the time.
+/// The names and columns of the streams; the first column is the time.
 const DEPOSITS: (&str, &[&str]) = ("deposits", &["at", "account", "asset", "amount"]);
 const TRANSFERS: (&str, &[&str]) =
     ("transfers", &["at", "src_account", "src_asset", "dst_account", "dst_asset", "amount"]);
@@ -46,7 +46,8 @@ fn stream_columns(names: &[&str]) -> Vec<Column> {
     names.iter().enumerate().map(|(at, name)| Column::new(name, ty(at))).collect()
 }
 
-/// What all ways have in common: tables (accounts, assets) and input streams (deposits, transfers).
+/// Begins a program with the parts that all forms share: tables (accounts, assets) and input
+/// streams (deposits, transfers).
 fn begin() -> (Builder, [TableId; 2], [StreamId; 2]) {
     let mut b = Builder::new("sl");
     let tables = tables(&mut b);
@@ -65,7 +66,7 @@ fn tables(b: &mut Builder) -> [TableId; 2] {
     })
 }
 
-/// The streams of what deposits and transfers come to, for programs that emit by name.
+/// Adds the streams of the results of deposits and transfers, for programs that emit by name.
 fn emitted(b: &mut Builder) -> [StreamId; 2] {
     ["deposit", "transfer"].map(|name| {
         let columns = ["account", "balance"].map(|c| Column::new(c, DataType::Int));
@@ -73,7 +74,7 @@ fn emitted(b: &mut Builder) -> [StreamId; 2] {
     })
 }
 
-/// Rust closures over the words of rows.
+/// Builds Rust closures over the words of rows.
 fn native(work: Work) -> Result<Program> {
     let (mut b, [accounts, assets], [deposits, transfers]) = begin();
     let [deposited, transferred] = emitted(&mut b);
@@ -127,7 +128,7 @@ fn native(work: Work) -> Result<Program> {
     b.finish()
 }
 
-/// Operations known before they run: what the tracer makes of the Python program.
+/// Builds declared transactions, as the tracer makes them of the Python program.
 fn declared() -> Result<Program> {
     let (mut b, [accounts, assets], [deposits, transfers]) = begin();
     let mut h = b.handler("deposit", deposits);
@@ -174,11 +175,11 @@ fn declared() -> Result<Program> {
     b.finish()
 }
 
-/// The stream that fills the tables: each of its events gives the account and the asset of one key
-/// their first balance. Nothing comes out of it, so that outputs are those of a run in memory.
+/// The stream that fills the tables: each event gives the account and the asset of one key their
+/// first balance. It has no outputs, so that outputs equal those of a run in memory.
 pub(crate) const OPENINGS: (&str, &[&str]) = ("openings", &["at", "id", "balance"]);
 
-/// The program with the stream [`OPENINGS`] and its handler.
+/// Returns the program with the stream [`OPENINGS`] and its handler.
 pub(crate) fn with_openings(ledger: &Parts) -> Result<(Program, StreamId)> {
     let mut b = Builder::new("openings");
     let tables = tables(&mut b);
@@ -194,7 +195,8 @@ pub(crate) fn with_openings(ledger: &Parts) -> Result<(Program, StreamId)> {
     shape::with_opening(ledger, b.finish()?)
 }
 
-/// Opaque functions: one for deposits, one for transfers. They emit into [`OPAQUE_OUTPUTS`].
+/// Builds the program with opaque functions: one for deposits, one for transfers. They emit into
+/// [`OPAQUE_OUTPUTS`].
 fn opaque(functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let Ok([deposit, transfer]) = <[Arc<dyn Opaque>; 2]>::try_from(functions) else {
         return Err(Error::setting("--program python: its two functions were not given")
@@ -208,5 +210,5 @@ fn opaque(functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     b.finish()
 }
 
-/// Where the functions of [`opaque`] find their output streams.
+/// The output streams of the functions of [`opaque`].
 pub(crate) const OPAQUE_OUTPUTS: [StreamId; 2] = [StreamId(2), StreamId(3)];

@@ -1,4 +1,4 @@
-//! Streaming Ledger, ready to run.
+//! Streaming Ledger as a case for the harness.
 
 use tidemill_core::{Error, Result, Value};
 use tidemill_env::Env;
@@ -16,7 +16,7 @@ use crate::run::{self, Case, Made, PhaseShape};
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a transaction the baseline is not tight.
+/// The nanoseconds per transaction above which the baseline is not tight.
 const TIGHT_NS: f64 = 15.0;
 
 /// Runs the workload.
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args, given: Given<'_>, progress: &mut dyn FnMut(&str))
     }
 }
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Ledger {
     pub(super) made: Made<Vec<Event>>,
     mixes: Vec<Mix>,
@@ -45,7 +45,7 @@ impl Case for Ledger {
     fn new(args: &Args, given: Given<'_>, work: Work) -> Result<Ledger> {
         let parts = program::ledger(args.program, given, work)?;
         if args.dynamic && (args.skew, args.abort) != (0.0, 0.0) {
-            return Err(Error::setting("--dynamic: skew and aborts are what its phases change")
+            return Err(Error::setting("--dynamic: its phases set skew and aborts")
                 .help("leave out --skew and --abort"));
         }
         if args.dynamic && args.events() < PHASES {
@@ -82,7 +82,8 @@ impl Case for Ledger {
         TIGHT_NS
     }
 
-    /// Every balance is the baseline's, and totals have changed by deposits only.
+    /// Compares every balance with the baseline's, and checks that totals have changed by deposits
+    /// only.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let Made { events, keys, .. } = &self.made;
         let [accounts, assets] = [ACCOUNTS, ASSETS].map(|at| self.made.table(tables, at));

@@ -1,4 +1,4 @@
-#![allow(clippy::disallowed_methods)] // A test that looks at the files it has made.
+#![allow(clippy::disallowed_methods)] // This test reads the files that it has written.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::same::same_as_reference;
 use crate::work::Work;
 use crate::{check, run_json, Given};
 
-/// The ledger as an opaque function: what the Python program does.
+/// The ledger as an opaque function that does the same as the Python program.
 enum Function {
     Deposit,
     Transfer,
@@ -108,7 +108,7 @@ fn strategies_are_compared() {
     };
     let own = r#""strategy":"adaptive","compare":"tstream, adaptive,serial,tstream""#;
     assert_eq!(names(own), ["adaptive", "serial", "tight loop", "tstream"]);
-    // Every strategy but the adaptive one, and the baseline.
+    // Every strategy except the adaptive one, and the baseline.
     assert_eq!(names(r#""strategy":"serial","compare":"all""#).len(), 19);
 }
 
@@ -171,7 +171,8 @@ fn phases_are_told_apart() {
         assert!(phase["ran"]["serial"].as_u64().unwrap() > 0);
         assert_eq!(phase["best"], "serial");
     }
-    // Serial execution is the best of what ran beside adaptive, and alone it is all there is.
+    // Beside the adaptive strategy, serial execution is the best. Without it, serial execution is
+    // the only one.
     assert!(report["time_to_best"].as_f64().unwrap() > 0.0);
     let serial = self::report(&format!("{options},\"strategy\":\"serial\""));
     assert_eq!(serial["time_to_best"], 1.0);
@@ -235,7 +236,7 @@ fn from_files_to_files_it_comes_to_the_same() {
         let names = ["deposit.aborted", "deposit", "transfer.aborted", "transfer"];
         assert_eq!(sink, names.map(|name| format!("{name}.{out}")), "{program}");
     }
-    // Other events than those in the files are found out.
+    // Events that differ from those in the files are detected.
     let path = at("sl.parquet");
     let report = report(&format!(r#"{made},"repeat":1,"seed":43,"source":"{path}""#));
     assert_eq!(report["valid"], false);

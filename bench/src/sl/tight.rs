@@ -1,7 +1,8 @@
-//! The baseline of Streaming Ledger: the loop that one would write for it and for nothing else.
+//! The baseline of Streaming Ledger: the loop that one would write for this workload only.
 //!
-//! One thread; open addressing in slots of 16 bytes (key, balance); the slots of the event 16
-//! ahead are asked for; sufficiency is checked; no versions, no outputs, no aborts to be told.
+//! It uses one thread, and open addressing in slots of 16 bytes (key, balance). It prefetches the
+//! slots of the event 16 ahead, and checks sufficiency. There are no versions, no outputs and no
+//! reports of aborts.
 
 use super::events::Event;
 use super::BALANCE;
@@ -25,23 +26,23 @@ impl Slot for Account {
     }
 }
 
-/// The baseline's tables and what it has counted.
+/// The baseline's tables and counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Tight {
     accounts: Slots<Account>,
     assets: Slots<Account>,
-    /// Transfers that found too little.
+    /// The transfers with insufficient funds.
     verdicts: Verdicts,
 }
 
 impl Tight {
-    /// Tables with all keys and their first balance.
+    /// Returns tables with all keys and their first balance.
     pub(crate) fn new(keys: usize) -> Tight {
         let balances = Slots::new(keys, |key| Account { key, balance: BALANCE });
         Tight { accounts: balances.clone(), assets: balances, verdicts: Verdicts::default() }
     }
 
-    /// The balance of an account and that of the asset with the same key.
+    /// Returns the balance of an account, and that of the asset with the same key.
     pub(crate) fn get(&self, key: u32) -> (i64, i64) {
         (self.accounts.get(key).balance, self.assets.get(key).balance)
     }
@@ -76,9 +77,9 @@ impl Tight {
     fn execute(&mut self, at: usize, event: &Event, work: Work) {
         let account = &mut self.accounts.at(event.account).balance;
         let asset = &mut self.assets.at(event.asset).balance;
-        // Without extra work a deposit is a transfer of nothing from its own destination: which
-        // of the two comes next is not to be predicted, and a branch costs more than two
-        // additions.
+        // Without extra work, a deposit is executed as a transfer of 0 from its own destination.
+        // Deposits and transfers alternate unpredictably, and a mispredicted branch costs more than
+        // two additions.
         if work.is_some() && event.is_deposit() {
             let worked = work.run(*account, 0);
             *account += event.amount;

@@ -1,10 +1,10 @@
-//! End to end: events in files, and the whole engine from files to files. On the clock is all of it,
-//! from the start of the engine until outputs are complete and synced: decoding, the dataflow, cuts,
-//! execution, versions, logs and snapshots where wanted, encoding.
+//! End to end: events in files, and the whole engine from files to files. The measured time is that
+//! from the start of the engine until outputs are complete and synced. It includes decoding, the
+//! dataflow, cuts, execution, versions, encoding, and logs and snapshots where requested.
 //!
-//! A path `x/sl.parquet` stands for one file for each stream: `x/sl.openings.parquet`,
+//! A path `x/sl.parquet` stands for one file per stream: `x/sl.openings.parquet`,
 //! `x/sl.deposits.parquet` and `x/sl.transfers.parquet`. Tables are empty when an engine starts, so
-//! the openings come first in time and give each key its first balance.
+//! the openings are first in time and give each key its first balance.
 
 use std::path::{Path, PathBuf};
 
@@ -28,12 +28,12 @@ use crate::report::{Measured, Report};
 use crate::run::{baseline_ns_max, is_right, total_ns, Case, Made, BASELINE};
 use crate::shape::Parts;
 
-/// Rows that are written at a time.
+/// The number of rows in one write.
 const ROWS: usize = 1 << 16;
-/// How often snapshots are taken.
+/// The interval of snapshots, in microseconds.
 const SNAPSHOT_US: i64 = 1_000_000;
 
-/// The file of a stream.
+/// Returns the file of a stream.
 fn file_of(path: &str, stream: &str) -> Result<PathBuf> {
     let path = Path::new(path);
     let wrong = || {
@@ -73,7 +73,7 @@ pub(crate) fn write(
         let mut of_stream = (0..events.count()).filter(|at| events.stream(*at) == number);
         let mut side = Side::new(input);
         let mut ended = false;
-        // A stream without events has a file all the same.
+        // A stream without events also has a file.
         let batches = std::iter::from_fn(|| {
             if ended {
                 return None;
@@ -104,7 +104,7 @@ fn write_stream(env: &Env, path: &Path, mut batches: impl Iterator<Item = Batch>
     sink.finish()
 }
 
-/// Runs the engine from files, and what it is compared with.
+/// Runs the engine from files, and the baseline.
 pub(crate) fn run(
     args: &Args,
     env: &Env,
@@ -120,7 +120,8 @@ pub(crate) fn run(
     let spec = app(args, ledger, path)?;
     let mut after = case.baseline();
     let verdicts = case.run_baseline(&mut after);
-    // The same events in memory: outputs, and every balance against the loop's.
+    // Execute the same events in memory for the outputs, and compare every balance with the
+    // baseline's.
     let epochs = epochs(&[count], args.epoch());
     let cuts = cuts(events, &epochs, &ledger.inputs);
     let done = execute(env, &ledger.program, cuts, case.tables(), How::SERIAL)?;
@@ -158,17 +159,17 @@ pub(crate) fn run(
     Ok(Report::of(args, measured))
 }
 
-/// The app: three files in, and where a folder is given a file for each stream that comes out.
+/// Returns the app: three input files and, where a folder is given, a file for each output stream.
 fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
     let (program, openings) = with_openings(ledger)?;
     let name = |stream: StreamId| program.streams[stream.index()].spec.name.to_string();
     let inputs = std::iter::once(openings).chain(ledger.inputs.iter().map(|input| input.0));
     let source = |stream| -> Result<SourceDecl> {
         let file = file_of(path, &name(stream))?;
-        // Times are written as CSV and JSON have them, and read so.
+        // Times have the same default format in writing and reading.
         let files = Some(json!({ "path": file }));
         let (stream, at) = (name(stream), String::new());
-        Ok(SourceDecl { stream, disorder_us: 0, idle_us: None, files, kafka: None, at })
+        Ok(SourceDecl { stream, out_of_orderness_us: 0, idle_us: None, files, kafka: None, at })
     };
     let sources = inputs.map(source).collect::<Result<Vec<_>>>()?;
     let sinks = args.sink.as_ref().map_or(Vec::new(), |folder| sinks(&program, args, folder));
@@ -186,7 +187,7 @@ fn app(args: &Args, ledger: &Parts, path: &str) -> Result<AppSpec> {
     Ok(AppSpec { sinks, ..AppSpec::new(program, sources, settings) })
 }
 
-/// A file for each stream that comes out, but for what an opening could abort with.
+/// Returns a file for each output stream, except the aborts of openings.
 fn sinks(program: &Program, args: &Args, folder: &str) -> Vec<SinkDecl> {
     let end = match args.sink_format {
         FileFormat::Parquet => "parquet",
@@ -205,7 +206,7 @@ fn sinks(program: &Program, args: &Args, folder: &str) -> Vec<SinkDecl> {
     streams.map(|s| sink(&s.spec.name)).collect()
 }
 
-/// One run: what it came to, how long it took, and the tables in the end.
+/// Runs once; returns the summary, the seconds, and the final tables.
 fn run_once(env: &Env, spec: &AppSpec, ledger: &Parts) -> Result<(Summary, f64, [Batch; 2])> {
     let begun = env.clock.monotonic_ns();
     let mill = Mill::start(spec.clone(), env.clone())?;
@@ -217,7 +218,7 @@ fn run_once(env: &Env, spec: &AppSpec, ledger: &Parts) -> Result<(Summary, f64, 
     Ok((mill.summary()?, seconds, [accounts?, assets?]))
 }
 
-/// Whether every balance is the loop's.
+/// Whether every balance equals the baseline's.
 fn is_balanced([accounts, assets]: &[Batch; 2], tight: &Tight, keys: usize) -> bool {
     let balances = |batch: &Batch| -> Option<Vec<i64>> {
         let mut balances = vec![i64::MIN; keys];

@@ -15,7 +15,7 @@ pub(crate) struct Event {
     pub(super) speed: u16,
 }
 
-/// The events of a run: a function of the options.
+/// Generates the events of a run from the options.
 pub(super) fn generate(args: &Args) -> Vec<Event> {
     let mut rng = Rng::new(args.seed);
     let mut segments = Keys::new(args, args.skew, rng.next_u64());

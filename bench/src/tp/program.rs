@@ -1,4 +1,4 @@
-//! The transaction of Toll Processing, in all the ways it can be written.
+//! The transaction of Toll Processing in all forms.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::shape::{self, Parts};
 use crate::work::Work;
 use crate::Given;
 
-/// Why a transaction aborts.
+/// The reason of an abort.
 pub(super) const FAST: &str = "nothing is so fast";
 
-/// Where the tables are among the parts of the program.
+/// The places of the tables among the parts of the program.
 pub(super) const SPEEDS: usize = 0;
 pub(super) const VEHICLES: usize = 1;
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Parts> {
     let program = match (kind, given.program) {
         (ProgramKind::Rust, _) => native(work)?,
@@ -35,7 +35,7 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result
     shape::find("Toll Processing", program, &Frame::new().builder.finish()?)
 }
 
-/// What all ways have in common: the tables and the input stream.
+/// The parts that all forms share: the tables and the input stream.
 struct Frame {
     builder: Builder,
     speeds: TableId,
@@ -59,7 +59,7 @@ impl Frame {
         Frame { builder: b, speeds, vehicles, reports }
     }
 
-    /// The stream of answers, for programs that emit by name.
+    /// Adds the output stream, for programs that emit by name.
     fn emitted(&mut self) -> StreamId {
         let column = |(name, ty): (&str, DataType)| Column::new(name, ty);
         let columns =
@@ -68,7 +68,7 @@ impl Frame {
     }
 }
 
-/// A Rust closure over the words of rows.
+/// Builds a Rust closure over the words of rows.
 fn native(work: Work) -> Result<Program> {
     let mut frame = Frame::new();
     let reported = frame.emitted();
@@ -95,7 +95,7 @@ fn native(work: Work) -> Result<Program> {
     frame.builder.finish()
 }
 
-/// Operations known before they run: what the tracer makes of the Python program.
+/// Builds a declared transaction, as the tracer makes it of the Python program.
 fn declared() -> Result<Program> {
     let Frame { mut builder, speeds, vehicles, reports } = Frame::new();
     let mut h = builder.handler("report", reports);
@@ -120,7 +120,7 @@ fn declared() -> Result<Program> {
     let last = h.int(WORD_VEHICLES);
     let is_low = h.binary(Binary::Le, vehicle, last);
     let word = h.choose(is_low, low, high);
-    // Whether the bit is set is the last bit of the word without those below.
+    // The word without the lower bits is odd if the bit is set.
     let shifted = h.binary(Binary::FloorDiv, word, bit);
     let is_set = h.binary(Binary::Mod, shifted, two);
     let one = h.int(1);
@@ -137,7 +137,7 @@ fn declared() -> Result<Program> {
     builder.finish()
 }
 
-/// An opaque function. It emits into the stream behind the input.
+/// Builds the program with an opaque function. It emits into the stream after the input.
 fn opaque(functions: Vec<Arc<dyn Opaque>>) -> Result<Program> {
     let Ok([report]) = <[Arc<dyn Opaque>; 1]>::try_from(functions) else {
         return Err(Error::setting("--program python: its function was not given")

@@ -1,4 +1,4 @@
-//! Toll Processing, ready to run.
+//! Toll Processing as a case for the harness.
 
 use tidemill_core::Result;
 use tidemill_table::Table;
@@ -12,10 +12,10 @@ use crate::run::{Case, Made};
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a transaction the baseline is not tight.
+/// The nanoseconds per transaction above which the baseline is not tight.
 const TIGHT_NS: f64 = 10.0;
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Toll {
     made: Made<Vec<Event>>,
 }
@@ -45,7 +45,7 @@ impl Case for Toll {
         TIGHT_NS
     }
 
-    /// Every segment that was reported is as in the baseline, and there are no others.
+    /// Compares every reported segment with the baseline's, and checks that there are no others.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let table = |at: usize| self.made.table(tables, at);
         let (speeds, vehicles) = (table(SPEEDS), table(VEHICLES));

@@ -10,7 +10,7 @@ use crate::args::{Args, ProgramKind};
 use crate::check;
 use crate::same::same_as_reference;
 
-/// Toll Processing as an opaque function: what the Python program does.
+/// Toll Processing as an opaque function that does the same as the Python program.
 struct Function;
 
 impl Opaque for Function {

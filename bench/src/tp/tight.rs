@@ -1,8 +1,9 @@
-//! The baseline of Toll Processing: the loop that one would write for it and for nothing else.
+//! The baseline of Toll Processing: the loop that one would write for this workload only.
 //!
-//! One thread; one table, since both have the same key, open addressing in slots of 32 bytes (key,
-//! mean, set), where all segments are from the beginning; the count is that of the set's bits; the
-//! slot of the event 16 ahead is asked for; no versions, no outputs, no aborts to be told.
+//! It uses one thread and one table, since both tables have the same key, with open addressing in
+//! slots of 32 bytes (key, mean, set). All segments exist from the beginning. The count is that of
+//! the set's bits. It prefetches the slot of the event 16 ahead. There are no versions, no outputs
+//! and no reports of aborts.
 
 use super::events::Event;
 use super::{bit, mean, SPEED_END, WORD_VEHICLES};
@@ -10,12 +11,12 @@ use crate::execute::Verdicts;
 use crate::slots::{Slot, Slots, AHEAD, FREE};
 use crate::work::Work;
 
-/// What is known of a segment.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(32))]
 pub(super) struct Segment {
     key: u64,
-    /// 0 before the first report.
+    /// The mean speed; 0 before the first report.
     pub(super) mean: f64,
     /// The set: vehicles 1 to 50, and 51 to 100.
     pub(super) vehicles: [i64; 2],

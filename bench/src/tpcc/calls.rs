@@ -1,4 +1,4 @@
-//! What clients call.
+//! The calls of clients.
 
 use super::{Scale, DISTRICTS};
 use crate::rng::Rng;
@@ -15,7 +15,7 @@ pub(super) struct NewOrder {
     pub warehouse: i64,
     pub district: i64,
     pub customer: i64,
-    /// Item, warehouse that supplies it, quantity.
+    /// The lines: item, warehouse that supplies it, quantity.
     pub lines: Vec<(i64, i64, i64)>,
 }
 
@@ -25,15 +25,15 @@ pub(super) struct Payment {
     pub district: i64,
     pub customer_warehouse: i64,
     pub customer_district: i64,
-    /// 0 when named by the last name.
+    /// The number of the customer; 0 when named by the last name.
     pub customer: i64,
     pub last: String,
     pub amount: i64,
-    /// What the row of history is called.
+    /// The id of the row of history.
     pub id: i64,
 }
 
-/// The numbers that are drawn once for a run (clause 2.1.6.1).
+/// The constants that are drawn once for a run (TPC-C, clause 2.1.6.1).
 #[derive(Clone, Copy)]
 struct NuRand {
     last: i64,
@@ -45,24 +45,24 @@ fn between(rng: &mut Rng, low: i64, high: i64) -> i64 {
     low + rng.below((high - low + 1) as u64) as i64
 }
 
-/// Clause 2.1.6.
+/// Draws a number with NURand (TPC-C, clause 2.1.6).
 fn nurand(rng: &mut Rng, a: i64, c: i64, low: i64, high: i64) -> i64 {
     (((between(rng, 0, a) | between(rng, low, high)) + c) % (high - low + 1)) + low
 }
 
-/// A last name, of three syllables (clause 4.3.2.3).
+/// Returns a last name of three syllables (TPC-C, clause 4.3.2.3).
 pub(super) fn last_name(number: i64) -> String {
     const SYLLABLES: [&str; 10] =
         ["BAR", "OUGHT", "ABLE", "PRI", "PRES", "ESE", "ANTI", "CALLY", "ATION", "EING"];
     [number / 100, number / 10 % 10, number % 10].map(|n| SYLLABLES[n as usize % 10]).concat()
 }
 
-/// The last names that there are: so many different ones.
+/// Returns the number of different last names.
 pub(super) fn names(scale: &Scale) -> i64 {
     scale.customers().min(1000)
 }
 
-/// The calls of a run: a function of the seed.
+/// Generates the calls of a run from the seed.
 pub(super) fn generate(seed: u64, scale: &Scale, count: usize) -> Vec<Call> {
     let mut rng = Rng::new(seed);
     let nu = NuRand {

@@ -12,9 +12,9 @@ use crate::cluster::{Ended, Load, Wanted};
 use crate::events::int;
 use crate::shape::Parts;
 
-/// Key columns of the tables.
+/// The number of key columns of each table.
 const KEYS: [usize; 9] = [1, 2, 3, 2, 1, 3, 3, 4, 2];
-/// Of rows that nobody has changed every so many-th is compared.
+/// Of unchanged rows, one in this many is compared.
 const EVERY: i64 = 50;
 
 struct Orders {
@@ -22,14 +22,14 @@ struct Orders {
     made: Made,
 }
 
-/// The workload as the options want it.
+/// Returns the workload according to the options.
 pub(crate) fn load(args: &Args, program: Program) -> Result<Box<dyn Load>> {
     let parts = program::parts(program)?;
     let made = Made::new(args, args.events.unwrap_or(CALLS))?;
     Ok(Box::new(Orders { parts, made }))
 }
 
-/// Whether a row may have changed, or is one of those that are compared all the same.
+/// Whether a row is compared: it may have changed, or it is in the sample of unchanged rows.
 fn counts(table: usize, row: &Row) -> bool {
     let last = int(&row[KEYS[table] - 1]);
     match table {
@@ -67,7 +67,7 @@ impl Load for Orders {
             let rows = straight.rows(table).into_iter().filter(|row| counts(table, row));
             wanted.extend(rows.map(|row| Wanted::row(table, columns, row)));
         }
-        // No order is there behind the last one of its district.
+        // No order may follow the last one of its district.
         for row in straight.rows(1) {
             let key = [int(&row[0]), int(&row[1]), int(&row[4])].map(Value::Int);
             for table in [5, 6] {

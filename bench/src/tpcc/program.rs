@@ -39,11 +39,12 @@ const BY_NAME: TableId = TableId(9);
 pub(super) const NEW_ORDER: &str = "district.new_order";
 pub(super) const PAY: &str = "warehouse.pay";
 
-/// Tables whose keys are several integers, and how many; the functions in Rust have them as one.
+/// The tables with keys of several integers, and the number of these. The functions in Rust pack
+/// them into one.
 const KEYS: [(usize, usize); 6] = [(1, 2), (3, 2), (5, 3), (6, 3), (7, 4), (8, 2)];
 
-/// The key of a row as one integer: a district's, an item's in a stock, an order's, an order's line's, or that
-/// of a row of history.
+/// Packs the key of a row into one integer: that of a district, an item in a stock, an order, an
+/// order's line, or a row of history.
 fn packed(table: usize, key: &[i64]) -> i64 {
     let district = |w: i64, d: i64| w * DISTRICTS + d - 1;
     match (table, key) {
@@ -56,7 +57,7 @@ fn packed(table: usize, key: &[i64]) -> i64 {
     }
 }
 
-/// A row as the functions in Rust have it.
+/// Returns a row with a packed key, as the functions in Rust use it.
 pub(super) fn packed_row(table: usize, row: Row) -> Row {
     let Some((_, columns)) = KEYS.iter().find(|(of, _)| *of == table) else { return row };
     let key: Vec<i64> = row[..*columns].iter().map(int).collect();
@@ -64,7 +65,7 @@ pub(super) fn packed_row(table: usize, row: Row) -> Row {
     [Value::Int(packed(table, &key))].into_iter().chain(rest).collect()
 }
 
-/// A row as everybody else has it.
+/// Returns a row with an unpacked key, as all other programs use it.
 pub(super) fn unpacked_row(table: usize, row: Row) -> Row {
     if !KEYS.iter().any(|(of, _)| *of == table) {
         return row;
@@ -85,7 +86,7 @@ pub(super) fn unpacked_row(table: usize, row: Row) -> Row {
     key.into_iter().map(Value::Int).chain(row[1..].iter().cloned()).collect()
 }
 
-/// What all programs have in common, but for keys.
+/// Begins a program with the parts that all programs share, except for keys.
 fn frame(is_packed: bool) -> (Builder, [StreamId; 2]) {
     let int = |name: &str| Column::new(name, DataType::Int);
     let ints = |names: &[&str]| names.iter().map(|name| int(name)).collect::<Vec<_>>();
@@ -123,17 +124,17 @@ fn frame(is_packed: bool) -> (Builder, [StreamId; 2]) {
     (b, [order, payment])
 }
 
-/// The tables and streams alone, with keys as everybody but the functions in Rust has them.
+/// Returns only the tables and streams, with unpacked keys.
 pub(crate) fn plain_program() -> Program {
     frame(false).0.finish().expect("a program")
 }
 
-/// The parts of a program that others have made.
+/// Finds the parts of a program that was made elsewhere.
 pub(super) fn parts(program: Program) -> Result<Parts> {
     shape::parts("TPC-C", program, &plain_program())
 }
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>) -> Result<Parts> {
     let program = match (kind, given.program) {
         (ProgramKind::Rust, _) => functions()?,
@@ -147,8 +148,8 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>) -> Result<Parts> {
                 .help("use the command line of the Python package: tidemill bench tpcc"));
         }
         (ProgramKind::Traced, _) => {
-            return Err(Error::setting("--program traced: tpcc finds its rows by running")
-                .help("say --program rust or --program python"));
+            return Err(Error::setting("--program traced: tpcc finds its rows at run time")
+                .help("use --program rust or --program python"));
         }
     };
     shape::parts("TPC-C", program, &frame(kind == ProgramKind::Rust).0.finish()?)
@@ -164,7 +165,7 @@ fn functions() -> Result<Program> {
     b.finish()
 }
 
-/// Reads a row of integers, which must be there.
+/// Reads a row of integers, which must exist.
 fn held<const N: usize>(
     tx: &mut dyn Tx,
     table: TableId,
@@ -258,7 +259,7 @@ impl Opaque for TakesPayments {
     }
 }
 
-/// A customer's note with a payment before it.
+/// Returns a customer's note with a payment prepended.
 pub(crate) fn note(before: &str, payment: [i64; 6]) -> String {
     let [c, cd, cw, d, w, amount] = payment;
     let mut note = format!("{c} {cd} {cw} {d} {w} {amount}|{before}");

@@ -1,4 +1,4 @@
-//! NewOrder and Payment, ready to run.
+//! NewOrder and Payment as a workload for the harness.
 
 use serde_json::{json, Map, Value as Json};
 use tidemill_core::{Batch, Error, Key, Result, Row, TableId, Value};
@@ -13,15 +13,15 @@ use crate::report::Report;
 use crate::shape::Parts;
 use crate::Given;
 
-/// Calls of a run, where nobody says.
+/// The default number of calls.
 pub(super) const CALLS: usize = 200_000;
 const WAREHOUSES: usize = 10;
 const ITEMS: usize = 100_000;
 
-/// The workload as the options want it.
+/// The workload according to the options.
 struct Tpcc {
     parts: Parts,
-    /// Whether keys of several integers are one.
+    /// Whether keys of several integers are packed into one.
     is_packed: bool,
     scale: Scale,
     seed: u64,
@@ -56,30 +56,30 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// So many calls, as the options want them.
+    /// Generates this many calls, according to the options.
     pub(crate) fn new(args: &Args, count: usize) -> Result<Made> {
         let scale = scale(args)?;
         Ok(Made { scale, seed: args.seed, calls: calls::generate(args.seed, &scale, count) })
     }
 
-    /// With customers named by their numbers, for functions that have no index.
+    /// Names all customers by their numbers, for functions without an index.
     pub(crate) fn by_number(mut self) -> Made {
         let straight = Straight::new(self.seed, &self.scale);
         self.calls.iter_mut().for_each(|call| straight.name(call));
         self
     }
 
-    /// What is there at the beginning.
+    /// Returns the initial rows.
     pub(crate) fn begin(&self) -> Vec<(TableId, Row)> {
         all_rows(&Straight::new(self.seed, &self.scale))
     }
 
-    /// The calls as events: for each the place of its stream.
+    /// Returns the calls as events, each with the place of its stream.
     pub(crate) fn events(&self) -> Vec<(usize, Row)> {
         self.calls.iter().map(event).collect()
     }
 
-    /// What is there at the end.
+    /// Returns the expected final rows.
     pub(crate) fn end(&self) -> Vec<(TableId, Row)> {
         let mut straight = Straight::new(self.seed, &self.scale);
         straight.run(&self.calls);
@@ -147,7 +147,7 @@ impl Mixed for Tpcc {
     }
 }
 
-/// A call as an event: the place of its stream, and its columns.
+/// Returns a call as an event: the place of its stream, and its columns.
 fn event(call: &Call) -> (usize, Row) {
     let int = Value::Int;
     match call {

@@ -1,4 +1,4 @@
-//! The baseline, and what tables must be.
+//! The baseline, and the expected tables.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -43,13 +43,13 @@ pub(super) struct Straight {
     orders: Map<(i64, i64, i64), [i64; 3]>,
     lines: Map<(i64, i64, i64, i64), [i64; 4]>,
     history: Map<(i64, i64), [i64; 5]>,
-    /// What was ordered for, and what customers owe, over all replies.
+    /// The sum of all replies: the totals of orders and the balances of customers.
     pub replied: i64,
     pub aborts: u64,
 }
 
 impl Straight {
-    /// What is there at the beginning: a function of the seed.
+    /// Returns the initial rows, generated from the seed.
     pub fn new(seed: u64, scale: &Scale) -> Straight {
         let mut rng = Rng::new(seed ^ 0x7063_6374);
         let mut one = |low: i64, high: i64| low + rng.below((high - low + 1) as u64) as i64;
@@ -88,14 +88,14 @@ impl Straight {
         made
     }
 
-    /// Names the customer of a payment by the number.
+    /// Replaces the last name in a payment by the customer's number.
     pub fn name(&self, call: &mut Call) {
         if let Call::Payment(payment) = call {
             payment.customer = self.customer(payment);
         }
     }
 
-    /// The customer who pays: of those with one last name the middle one.
+    /// Returns the customer who pays: of those with one last name, the middle one.
     fn customer(&self, payment: &Payment) -> i64 {
         let (w, d) = (payment.customer_warehouse, payment.customer_district);
         match payment.customer {
@@ -162,7 +162,7 @@ impl Straight {
         self.history.insert((w, payment.id), [d, cw, cd, c, amount]);
     }
 
-    /// The rows of a table, by its place.
+    /// Returns the rows of a table, by its place.
     pub fn rows(&self, table: usize) -> Vec<Row> {
         fn row(ints: &[i64]) -> Row {
             ints.iter().map(|&i| Value::Int(i)).collect()
@@ -202,7 +202,7 @@ impl Straight {
         }
     }
 
-    /// The consistency conditions 1 to 4 (clause 3.3.2), of the rows of all tables as they were found.
+    /// Checks the consistency conditions 1 to 4 (TPC-C, clause 3.3.2) on the rows of all tables.
     pub fn is_consistent(found: &[Vec<Row>]) -> bool {
         let int = |table: usize, column: usize, at: usize| match found[table][at][column] {
             Value::Int(int) => int,
@@ -215,7 +215,7 @@ impl Straight {
             *paid.entry(w).or_default() += int(1, 3, at);
             next.insert((w, d), int(1, 4, at));
         }
-        // Of a warehouse 300,000 was paid before, of each district 30,000.
+        // Initially, 300,000 was paid to each warehouse, and 30,000 to each district.
         let sums = (0..found[0].len()).all(|at| paid.get(&int(0, 0, at)) == Some(&int(0, 2, at)));
         let mut newest: BTreeMap<(i64, i64), i64> = BTreeMap::new();
         let mut lines: BTreeMap<(i64, i64), i64> = BTreeMap::new();

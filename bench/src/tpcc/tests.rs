@@ -22,7 +22,7 @@ fn wrong_options_are_refused() {
         (r#""warehouses":0"#, "--warehouses 0"),
         (r#""items":7"#, "--items 7"),
         (r#""candidates":7"#, "--candidates: tpcc has no such option"),
-        (r#""program":"traced""#, "by running"),
+        (r#""program":"traced""#, "at run time"),
         (r#""program":"python""#, "were not given"),
     ];
     check::are_refused("tpcc", &cases);

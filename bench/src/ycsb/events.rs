@@ -16,7 +16,7 @@ pub(crate) struct Transfer {
     pub(super) amount: i64,
 }
 
-/// The transfers of a run: a function of the options.
+/// Generates the transfers of a run from the options.
 pub(super) fn generate(args: &Args) -> Vec<Transfer> {
     let mut rng = Rng::new(args.seed);
     let creditors = Zipf::new(args.keys, args.skew, rng.next_u64());
@@ -39,7 +39,7 @@ impl Events for Vec<Transfer> {
         0
     }
 
-    /// Calls have no event time: what comes first is first.
+    /// Calls have no event time: order is that of arrival.
     fn words(&self, at: usize) -> impl Iterator<Item = i64> {
         let Transfer { debtor, creditor, amount } = self[at];
         [debtor.into(), creditor.into(), amount].into_iter()

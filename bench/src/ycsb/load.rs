@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::shape::Parts;
 use crate::zipf::Zipf;
 
-/// So often a creditor is drawn who lives where one is wanted.
+/// The largest number of draws of a creditor in the wanted process.
 const DRAWS: usize = 10_000;
 
 struct Transfers {
@@ -21,7 +21,8 @@ struct Transfers {
     transfers: Vec<Transfer>,
 }
 
-/// The workload as the options want it. `multi` is the share of transfers between two of so many processes.
+/// Returns the workload according to the options. `multi` is the share of transfers between two
+/// processes, and the number of processes.
 pub(crate) fn load(
     args: &Args,
     program: Program,
@@ -35,7 +36,7 @@ pub(crate) fn load(
     Ok(Box::new(Transfers { parts, keys: args.keys, transfers }))
 }
 
-/// Draws creditors again until such a share of them are of another process than their debtors.
+/// Draws creditors again until this share of them is in another process than their debtors.
 fn spread(args: &Args, parts: &Parts, transfers: &mut [Transfer], share: f64, processes: usize) {
     let process = |id: u32| {
         let key = [Value::Int(id.into())];
@@ -63,7 +64,7 @@ impl Load for Transfers {
         &self.parts
     }
 
-    /// An account that nobody has used has what accounts begin with.
+    /// An unused account has the initial balance, without a row.
     fn opening(&self, _: usize) -> Vec<Row> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! The transfer, in all the ways it can be written.
+//! The transfer in all forms.
 
 use tidemill_core::rules::Binary;
 use tidemill_core::{Column, DataType, Error, Result, StreamId, TableId, Value};
@@ -12,10 +12,10 @@ use crate::work::Work;
 use crate::Given;
 
 const TRANSFER: &str = "account.transfer";
-/// Transfers that are refused.
+/// The stream of refused transfers.
 pub(super) const ABORTED: &str = "account.transfer.aborted";
 
-/// The program as the options want it.
+/// Returns the program according to the options.
 pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<Parts> {
     let program = match (kind, given.program) {
         (ProgramKind::Rust, _) => native(work)?,
@@ -33,13 +33,13 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result
     parts(program)
 }
 
-/// The parts of a program that others have made.
+/// Finds the parts of a program that was made elsewhere.
 pub(super) fn parts(program: Program) -> Result<Parts> {
-    // Functions of an entity are called by each other, too.
+    // Such a program may have more handlers: functions of an entity also call each other.
     shape::parts("YCSB-T", program, &begin().0.finish()?)
 }
 
-/// What all ways have in common: the accounts, and what calls come to.
+/// Begins a program with the parts that all forms share: the accounts and the calls.
 fn begin() -> (Builder, TableId, StreamId) {
     let mut b = Builder::new("ycsb-t");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -49,7 +49,7 @@ fn begin() -> (Builder, TableId, StreamId) {
     (b, accounts, calls)
 }
 
-/// A Rust closure over the words of rows.
+/// Builds a Rust closure over the words of rows.
 fn native(work: Work) -> Result<Program> {
     let (mut b, accounts, calls) = begin();
     let body = move |tx: &mut NativeTx<'_>| {
@@ -68,7 +68,7 @@ fn native(work: Work) -> Result<Program> {
     b.finish()
 }
 
-/// Operations known before they run: what the tracer makes of a Python transaction.
+/// Builds a declared transaction, as the tracer makes it of a Python transaction.
 fn declared() -> Result<Program> {
     let (mut b, accounts, calls) = begin();
     let mut h = b.handler(TRANSFER, calls);

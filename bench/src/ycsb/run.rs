@@ -1,4 +1,4 @@
-//! YCSB-T, ready to run.
+//! YCSB-T as a case for the harness.
 
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, Result, Value};
@@ -14,10 +14,10 @@ use crate::whole::Whole;
 use crate::work::Work;
 use crate::Given;
 
-/// Above this many nanoseconds a transfer the baseline is not tight.
+/// The nanoseconds per transfer above which the baseline is not tight.
 const TIGHT_NS: f64 = 10.0;
 
-/// The workload as the options want it.
+/// The workload according to the options.
 pub(crate) struct Transfers {
     made: Made<Vec<Transfer>>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Transfers {
 #[derive(Clone, Debug)]
 pub(crate) struct Tight {
     balances: Vec<i64>,
-    /// Which accounts were written.
+    /// Whether each account was written.
     used: Vec<bool>,
 }
 
@@ -41,7 +41,7 @@ impl Tight {
             let balance = self.balances[debtor];
             let worked = work.run(balance, 0);
             if balance < amount {
-                // Which one it was is told by its first column, the debtor.
+                // The first column, the debtor, identifies the aborted transfer.
                 verdicts.abort(debtor);
                 continue;
             }
@@ -89,7 +89,7 @@ impl Case for Transfers {
         Some(format!("{:032x}", streams_hash(hashes)))
     }
 
-    /// Every account is as in the baseline, and there are rows of those alone that were used.
+    /// Compares every account with the baseline's, and checks that only used accounts have rows.
     fn holds(&self, tight: &Tight, tables: &[Table]) -> bool {
         let accounts = self.made.table(tables, 0);
         (0..self.made.keys).all(|id| match (words(accounts, id as u32), tight.used[id]) {
@@ -100,7 +100,7 @@ impl Case for Transfers {
 }
 
 impl Transfers {
-    /// The transfers that are refused, as events, in order.
+    /// Returns the refused transfers, as events, in order.
     fn refused(&self) -> Vec<Vec<Value>> {
         let mut balances = vec![OPENING; self.made.keys];
         let mut refused = Vec::new();

@@ -1,37 +1,37 @@
-//! What can be read of a source, and is in no cut.
+//! Requests of a source that can be read and are in no cut.
 
 use std::collections::VecDeque;
 
 use crate::effect::{Piece, Span};
 
-/// What can be read of a source, and is in no cut.
+/// Requests of a source that can be read and are in no cut.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Available {
-    /// Behind all that cuts have.
+    /// The end of the records that are in cuts.
     upto: u64,
-    /// What is there from then on, each piece behind the one before.
+    /// The records from there, in pieces that follow one another.
     pieces: VecDeque<Piece>,
-    /// How many requests cuts have taken, since the generation began.
+    /// The number of requests that cuts have taken since the generation began.
     taken: u64,
 }
 
 impl Available {
-    /// Nothing, behind an offset.
+    /// Creates an empty queue that begins at an offset.
     pub fn behind(upto: u64) -> Available {
         Available { upto, ..Available::default() }
     }
 
-    /// Behind all that cuts have.
+    /// Returns the end of the records that are in cuts.
     pub fn upto(&self) -> u64 {
         self.upto
     }
 
-    /// How many requests cuts have taken, since the generation began.
+    /// Returns the number of requests that cuts have taken since the generation began.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// How many requests there are.
+    /// Returns the number of available requests.
     pub fn requests(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.requests).sum()
     }
@@ -40,13 +40,13 @@ impl Available {
         self.pieces.is_empty()
     }
 
-    /// Whether a cut would take something, be it that it may take no events in event time.
+    /// Whether a cut would take something, even if it may take no events in event time.
     pub fn has_some(&self, is_paused: bool) -> bool {
         self.pieces.front().is_some_and(|first| !is_paused || first.times.is_empty())
     }
 
-    /// Takes up what is there from an offset on; some of it may be known, or in a cut. Where something before it
-    /// is not known, nothing is: it is told again.
+    /// Adds records from an offset. Some of them may be known, or in a cut. If records before them
+    /// are missing, it adds nothing, and the worker reports them again.
     pub fn add(&mut self, mut from: u64, pieces: &[Piece]) {
         if from > self.pieces.back().map_or(self.upto, |last| last.behind) {
             return;
@@ -59,7 +59,7 @@ impl Available {
         }
     }
 
-    /// What is before an offset is in a cut.
+    /// Removes records before an offset, because they are in a cut.
     pub fn skip(&mut self, upto: u64) {
         let mut from = self.upto;
         while let Some(first) = self.pieces.front_mut().filter(|_| from < upto) {
@@ -73,14 +73,15 @@ impl Available {
         self.upto = self.upto.max(upto);
     }
 
-    /// The piece that would be taken next, and where it begins.
+    /// Returns the piece that would be taken next, and its first offset.
     pub fn first(&self) -> Option<(u64, &Piece)> {
         Some((self.upto, self.pieces.front()?))
     }
 
-    /// Takes so many requests at most, but one record at least, if there is one: how many. One that is paused gives no
-    /// events in event time; of those that are taken the times are added to `times`. It stops in front of what
-    /// `is_refused`, which is told where a piece begins.
+    /// Takes at most `max` requests, but at least one record if there is one. Returns the number of
+    /// requests taken. If `is_paused`, it takes no events in event time. The times of taken events
+    /// are added to `times`. It stops before a piece that `is_refused`, given the offset where the
+    /// piece begins.
     pub fn take(
         &mut self,
         max: u64,
@@ -136,7 +137,8 @@ mod tests {
         found.take(max, false, &|_, _| false, &mut Vec::new())
     }
 
-    /// Three records of one request, a gap of two, one record of five requests, and one of one.
+    /// Creates three records of one request, a gap of two, one record of five requests, and one of
+    /// one.
     fn some() -> Available {
         let mut found = Available::behind(10);
         found.add(10, &[piece(13, 3), piece(15, 0), piece(16, 5), piece(17, 1)]);
@@ -148,9 +150,9 @@ mod tests {
         let mut found = some();
         assert_eq!((found.requests(), found.upto()), (9, 10));
         assert_eq!((take(&mut found, 2), found.upto()), (2, 12));
-        // The gap goes along, the record behind it has no room.
+        // The gap is taken, too, but the record after it has no room.
         assert_eq!((take(&mut found, 4), found.upto()), (1, 15));
-        // What is more than a cut may have is one of its own.
+        // A record with more requests than a cut may have is a cut by itself.
         assert_eq!((take(&mut found, 4), found.upto()), (5, 16));
         assert_eq!((take(&mut found, 4), found.upto()), (1, 17));
         assert_eq!((take(&mut found, 4), found.is_empty()), (0, true));
@@ -191,9 +193,9 @@ mod tests {
         assert!(found.has_some(true));
         assert_eq!((found.take(9, true, any, &mut times), found.upto()), (2, 12));
         assert!(!found.has_some(true) && found.has_some(false) && times.is_empty());
-        // None of them is divided.
+        // A piece with events in event time is not divided.
         assert_eq!((found.take(2, false, any, &mut times), found.upto()), (3, 15));
-        // What is refused is not taken, and nothing behind it.
+        // A refused piece is not taken, and nothing after it.
         let is_late = |_: u64, piece: &Piece| piece.times.iter().any(|of| of.oldest_us < 61);
         assert_eq!((found.take(9, false, &is_late, &mut times), found.upto()), (0, 15));
         assert_eq!(found.first().map(|(from, piece)| (from, piece.behind)), Some((15, 17)));

@@ -10,33 +10,34 @@ use super::{Coordinator, SourceProgress, Stage, Wish};
 use crate::effect::{Effect, Packet, Piece, Span};
 use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
-    CutRecord, Form, Left, Manifest, Member, Object, Parked, Record, Times, Topic, Waiting,
+    Buffered, CutRecord, Form, Left, Manifest, Member, Object, Record, Times, Topic, Waiting,
 };
 use crate::Settings;
 
-/// For such a part of a lease a snapshot is waited for that is not begun.
+/// A lease divided by this is the wait for a snapshot that has not begun.
 const IDLE: u64 = 4;
 
 /// A snapshot that is being taken.
 struct Taking {
     cut: Arc<CutRecord>,
-    /// Where its cut is in the log.
+    /// The offset of its cut in the log.
     cut_at: u64,
-    /// Of each member its object, and how many rows are in it.
+    /// The object of each member, and the number of rows in it.
     parts: BTreeMap<Member, (String, u64)>,
     outputs: Vec<u64>,
-    /// For each source the first record that it needs, and where what waits of each event source begins.
-    parked: Vec<u64>,
+    /// The first record of each source that it needs, and where the buffered events of each event
+    /// source begin.
+    buffered: Vec<u64>,
     waiting: Vec<Waiting>,
-    /// How many events have come too late, where later cuts know.
+    /// The number of late events, if a later cut knows it.
     late: Option<u64>,
     all: bool,
-    /// Whether its manifest is on its way.
+    /// Whether its manifest is being stored.
     is_put: bool,
 }
 
-/// How many rows are in a snapshot: those of its whole part, and those that have changed since then, as often
-/// as they have.
+/// The number of rows in a snapshot: those of its whole part, and those that have changed since. A
+/// row counts as often as it has changed.
 #[derive(Clone, Copy)]
 pub(super) struct Rows {
     whole: u64,
@@ -44,7 +45,8 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Whether to read what has changed takes longer than to read the rest: then the next snapshot is a whole one.
+    /// Whether reading the changes takes longer than reading the rest. Then the next snapshot is a
+    /// whole one.
     fn is_mostly_changes(self) -> bool {
         self.since > 2 * self.whole
     }
@@ -58,35 +60,36 @@ pub(super) struct Running {
     pub epoch: u64,
     durable: u64,
     clock_us: i64,
-    /// When that cut was made, by the clock that is never set; or since when it is known.
+    /// The monotonic time when that cut was made, or became known.
     cut_us: u64,
     base: u64,
-    /// For each source what can be read.
+    /// The requests of each source that can be read.
     pub available: Vec<Available>,
     event_time: Arc<EventTime>,
-    /// How far event time has come at the last cut.
+    /// The progress of event time at the last cut.
     pub times: Times,
-    /// When each event source has given something last.
+    /// The time when each event source delivered its last event.
     active_us: Vec<u64>,
-    /// What waits at each member for its watermark.
-    pub parked: BTreeMap<Member, Parked>,
-    /// By member up to which epoch it has executed, and how many rows ask for work outside there.
+    /// The buffered events of each member.
+    pub buffered: BTreeMap<Member, Buffered>,
+    /// The epoch that each member has executed, and the number of its rows that ask for work
+    /// outside.
     pub outside: BTreeMap<Member, (u64, u64)>,
-    /// The base behind all that was recorded when it began.
+    /// The base after all that was recorded when it began.
     recorded: u64,
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
-    /// Behind which requests each member has nothing more to append, and where all of that is.
+    /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     taking: Option<Taking>,
-    /// When the last snapshot was begun.
+    /// The time when the last snapshot was begun.
     taken_us: u64,
-    /// Since when somebody waits to come in, or to end.
+    /// The time since which a worker waits to join or to end.
     planned_us: Option<u64>,
 }
 
 impl Running {
-    /// Goes on behind the recorded cuts.
+    /// Creates a generation that continues after the recorded cuts.
     pub fn new(
         form: Arc<Form>,
         cuts: &[Arc<CutRecord>],
@@ -122,7 +125,7 @@ impl Running {
             times: Times { idle: Vec::new(), ..times },
             active_us: vec![now_us; event_time.sources().len()],
             event_time,
-            parked: BTreeMap::new(),
+            buffered: BTreeMap::new(),
             outside: BTreeMap::new(),
             executed: BTreeMap::new(),
             left: BTreeMap::new(),
@@ -135,14 +138,14 @@ impl Running {
 }
 
 impl Running {
-    /// Whether all members have executed something together.
+    /// Whether all members have executed an epoch together.
     pub fn has_executed(&self) -> bool {
         let began = self.form.manifest.epoch;
         let has = |member| self.executed.get(member).is_some_and(|epoch| *epoch > began);
         self.form.assignment.members.iter().all(has)
     }
 
-    /// Of which epochs all has left, once all members have said how far they are.
+    /// Returns the epochs whose outputs have left completely, once all members have reported.
     pub fn left(&self) -> Option<Left> {
         let Form { generation, assignment, manifest } = &*self.form;
         let of = |member| self.left.get(member);
@@ -157,12 +160,13 @@ impl Running {
         Some(Left { generation: *generation, base, ends, recorded, written })
     }
 
-    /// How many events have come too late.
+    /// Returns the number of late events.
     pub fn late(&self) -> u64 {
-        self.times.late + self.parked().late
+        self.times.late + self.buffered().late
     }
 
-    /// How many rows ask for work outside at all members, once all have executed the last cut.
+    /// Returns the number of rows that ask for work outside at all members, once all have executed
+    /// the last cut.
     pub fn outside(&self) -> Option<u64> {
         let of = |member| {
             let (epoch, rows) = self.outside.get(member)?;
@@ -171,13 +175,13 @@ impl Running {
         self.form.assignment.members.iter().map(of).sum()
     }
 
-    /// What waits for its watermark, of all members together.
-    pub fn parked(&self) -> Parked {
-        self.parked.values().copied().sum()
+    /// Returns the buffered events of all members together.
+    pub fn buffered(&self) -> Buffered {
+        self.buffered.values().copied().sum()
     }
 
-    /// The event sources that have given nothing for too long to hold the watermark back. One of which something waits
-    /// to be taken is none of them.
+    /// Returns the event sources that have been silent for too long to hold back the watermark. A
+    /// source with requests to be taken is not idle.
     fn idle(&self, now_us: u64) -> Vec<u32> {
         let is_idle = |(nth, active_us): &(u32, &u64)| {
             let source = &self.event_time.sources()[*nth as usize];
@@ -188,22 +192,24 @@ impl Running {
         (0..).zip(&self.active_us).filter(is_idle).map(|(nth, _)| nth).collect()
     }
 
-    /// Whether somebody falls silent for whom others wait: then the watermark goes on without any input.
+    /// Whether a source that others wait for becomes idle. Then the watermark advances without any
+    /// input.
     fn falls_idle(&self, now_us: u64) -> bool {
         let is_new = |nth: &u32| !self.times.idle.contains(nth);
         !self.event_time.is_empty()
-            && self.parked().events > 0
+            && self.buffered().events > 0
             && self.idle(now_us).iter().any(is_new)
     }
 
-    /// For each source whether no more events in event time are taken of it: where too many wait, of all but those that
-    /// others wait for.
-    fn paused(&self, parked_bytes_max: u64) -> Vec<bool> {
-        if self.parked().bytes <= parked_bytes_max {
+    /// Returns for each source whether no more of its events in event time are taken. If too many
+    /// are buffered, only sources that others wait for continue.
+    fn paused(&self, buffered_bytes_max: u64) -> Vec<bool> {
+        if self.buffered().bytes <= buffered_bytes_max {
             return vec![false; self.available.len()];
         }
         let upto: Vec<u64> = self.available.iter().map(Available::upto).collect();
-        // One that was silent at the last cut, and is not any more, may be the one that others wait for.
+        // A source that was idle at the last cut but is not any more may be the one that others
+        // wait for.
         let mut times = self.times.clone();
         let sources = self.event_time.sources();
         let is_silent =
@@ -212,7 +218,7 @@ impl Running {
         self.event_time.are_behind(&times, &upto).into_iter().map(|is| !is).collect()
     }
 
-    /// An event that comes next, too late, where that is an error.
+    /// Returns the next event if it is late and its stream treats that as an error.
     fn late_event(&self) -> Option<LateEvent> {
         let of = |(source, available): (u32, &Available)| {
             let (from, piece) = available.first()?;
@@ -221,7 +227,7 @@ impl Running {
         (0..).zip(&self.available).find_map(of)
     }
 
-    /// For each source how far it has come.
+    /// Returns the progress of each source.
     pub fn sources(&self, settings: &Settings) -> Vec<SourceProgress> {
         let assignment = &self.form.assignment;
         let of = |(source, available): (u32, &Available)| {
@@ -233,27 +239,27 @@ impl Running {
     }
 }
 
-/// A clock that can't be right, or could not be when the last cut was made.
+/// A clock that is wrong, or was wrong when the last cut was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WrongClock {
-    /// It is far ahead of the last cut's, which was made at `last_us`: no cut is made.
+    /// The clock is far ahead of that of the last cut, which was made at `last_us`. No cut is made.
     Ahead {
-        /// In microseconds since 1970.
+        /// The last cut's clock, in microseconds since 1970.
         last_us: i64,
     },
-    /// It is behind it.
+    /// The clock is far behind that of the last cut.
     Behind {
-        /// In microseconds since 1970.
+        /// The last cut's clock, in microseconds since 1970.
         last_us: i64,
     },
 }
 
-/// A clock that is so far behind the last cut's is wrong, or that one's was.
+/// The distance behind the last cut's clock from which one of the two is wrong, in microseconds.
 const BEHIND_US: i64 = 60_000_000;
 
 impl WrongClock {
-    /// What is wrong with a clock beside that of the last cut, 0 where there is none: it may be ahead by the time that has
-    /// gone by since that cut was made, and by so much.
+    /// Compares a clock with that of the last cut, which is 0 if there is none. The clock may be
+    /// ahead by the time that has passed since that cut was made, and by `jump_us_max`.
     pub fn of(clock_us: i64, last_us: i64, passed_us: u64, jump_us_max: i64) -> Option<WrongClock> {
         let passed_us = i64::try_from(passed_us).unwrap_or(i64::MAX);
         match clock_us.saturating_sub(last_us) {
@@ -268,19 +274,19 @@ impl WrongClock {
 }
 
 impl Running {
-    /// What is wrong with a clock beside that of the last cut.
+    /// Compares a clock with that of the last cut.
     pub fn wrong_clock(&self, clock_us: i64, now_us: u64, jump_us_max: i64) -> Option<WrongClock> {
         WrongClock::of(clock_us, self.clock_us, now_us.saturating_sub(self.cut_us), jump_us_max)
     }
 }
 
 impl Coordinator {
-    /// Makes a cut when all have executed the one before, that one is durable, and there is something to
-    /// execute. One at a time is on its way to the log: were the first of two lost and the second not, there
-    /// would be a gap.
+    /// Makes a cut when all members have executed the one before, that one is durable, and there is
+    /// something to execute. Only one cut at a time is on its way to the log. If there were two and
+    /// only the first were lost, there would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
         let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
-        let parked_bytes_max = self.settings.parked_bytes_max;
+        let buffered_bytes_max = self.settings.buffered_bytes_max;
         let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
@@ -290,7 +296,8 @@ impl Coordinator {
         let pauses_all = self.is_spoiled_by(Fault::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
         if self.late_event.is_none() {
-            // What was executed before it is to be in a snapshot, from which another version can go on.
+            // Everything executed before it must be in a snapshot, from which another version can
+            // continue.
             self.late_event = running.late_event();
             self.is_ending |= self.late_event.is_some();
         }
@@ -306,7 +313,7 @@ impl Coordinator {
         if epoch > durable || !form.assignment.members.iter().all(is_idle) {
             return;
         }
-        let mut paused = running.paused(parked_bytes_max);
+        let mut paused = running.paused(buffered_bytes_max);
         if pauses_all && paused.contains(&true) {
             paused.fill(true);
         }
@@ -314,7 +321,7 @@ impl Coordinator {
         let is_new = running.available.iter().zip(&paused).any(has_some)
             || (running.falls_idle(now_us) && !forgets_idle);
         match is_ending {
-            // The last cut is the one with the snapshot, whether there is something new or not.
+            // The last cut is the one with the snapshot, even if there is nothing new.
             true if running.taking.is_some() || *epoch == manifest.epoch => return,
             false if !is_new => return,
             _ => {}
@@ -333,8 +340,8 @@ impl Coordinator {
         let upto = ends(&running.available);
         let mut count = counts.iter().copied().max().unwrap_or(0);
         if !running.event_time.is_empty() {
-            // Which of those that wait are executed only their readers know.
-            count = counts.iter().sum::<u64>() + running.parked().events;
+            // Only the readers know which of the buffered events will be executed.
+            count = counts.iter().sum::<u64>() + running.buffered().events;
             given.retain(|span| span.newest_us != ENDED_US || !forgets_end);
             for Span { event_source, newest_us, .. } in given {
                 let Times { newest, ended, .. } = &mut running.times;
@@ -350,7 +357,7 @@ impl Coordinator {
             running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };
             running.event_time.advance(&mut running.times, &upto);
             running.times.late = running.late();
-            running.parked.values_mut().for_each(|parked| parked.late = 0);
+            running.buffered.values_mut().for_each(|buffered| buffered.late = 0);
             if let Some(taking) = &mut running.taking {
                 taking.late.get_or_insert(running.times.late);
             }
@@ -359,7 +366,7 @@ impl Coordinator {
             count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
         }
         running.epoch += 1;
-        // A wrong clock does not keep it from its end.
+        // A wrong clock does not prevent the end.
         let clock_us = if is_ahead { i64::MIN } else { clock_us };
         (running.clock_us, running.cut_us) = (clock_us.max(running.clock_us + 1), now_us);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
@@ -378,20 +385,21 @@ impl Coordinator {
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
             let cut = cut.clone();
             let has_times = !running.event_time.is_empty();
-            let parked = if has_times { cut.upto.clone() } else { Vec::new() };
+            let buffered = if has_times { cut.upto.clone() } else { Vec::new() };
             let (waiting, cut_at, late, is_put) = (Vec::new(), 0, None, false);
-            let taking = Taking { cut, cut_at, parts, outputs, parked, waiting, late, all, is_put };
+            let taking =
+                Taking { cut, cut_at, parts, outputs, buffered, waiting, late, all, is_put };
             running.taking = Some(taking);
             snapshot = Some(all);
         }
         let generation = running.form.generation;
         let record = Record::Cut((*cut).clone());
-        // It is executed while it becomes durable.
+        // Members execute the cut while it becomes durable.
         self.tell(&Packet::Cut { generation, cut, snapshot }, effects);
         self.append(Wish::Cut(epoch), Topic::Cuts, record, effects);
     }
 
-    /// What was executed up to here may leave.
+    /// Notes that a cut is durable. Its outputs may leave.
     pub(super) fn cut_durable(&mut self, epoch: u64, offset: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         if let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) {
@@ -404,7 +412,7 @@ impl Coordinator {
         self.try_cut(effects);
     }
 
-    /// A member's part of a snapshot is stored, or could not be.
+    /// Notes that a member's part of a snapshot is stored, or could not be.
     pub(super) fn part(
         &mut self,
         member: Member,
@@ -413,7 +421,7 @@ impl Coordinator {
         (outputs, waiting): (&[u64], &[Waiting]),
         effects: &mut Vec<Effect>,
     ) {
-        let trims = self.is_spoiled_by(Fault::TrimParked);
+        let trims = self.is_spoiled_by(Fault::TrimBuffered);
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
         let Some(part) = part else { return self.give_up(epoch, effects) };
@@ -421,7 +429,7 @@ impl Coordinator {
         taking.waiting.extend(waiting);
         for Waiting { event_source, record, .. } in waiting.iter().filter(|_| !trims) {
             let source = running.event_time.sources().get(*event_source as usize);
-            let needed = source.and_then(|of| taking.parked.get_mut(of.source as usize));
+            let needed = source.and_then(|of| taking.buffered.get_mut(of.source as usize));
             if let Some(needed) = needed {
                 *needed = (*needed).min(*record);
             }
@@ -432,7 +440,7 @@ impl Coordinator {
         self.try_manifest(effects);
     }
 
-    /// Puts the manifest, once all parts are stored and the cut is durable.
+    /// Stores the manifest, once all parts are stored and the cut is durable.
     fn try_manifest(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut() else { return };
@@ -455,7 +463,7 @@ impl Coordinator {
             clock_us: taking.cut.clock_us,
             base: taking.cut.next_base(),
             inputs: taking.cut.upto.clone(),
-            parked: taking.parked.clone(),
+            buffered: taking.buffered.clone(),
             waiting: Some(taking.waiting.clone()),
             times,
             outputs: taking.outputs.clone(),
@@ -467,7 +475,8 @@ impl Coordinator {
         effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
     }
 
-    /// The manifest is stored, or could not be; it counts when the log names it.
+    /// Appends the record of a manifest that is stored. Gives the snapshot up if it could not be
+    /// stored.
     pub(super) fn manifest_put(
         &mut self,
         manifest: Arc<Manifest>,
@@ -481,20 +490,20 @@ impl Coordinator {
         self.append(wish, Topic::Cuts, record, effects);
     }
 
-    /// The log names the snapshot.
+    /// Notes that the log names the snapshot, so that it counts.
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let taken = running.taking.take();
         if let Some(Taking { parts, all, .. }) = &taken {
             let rows = parts.values().map(|(_, rows)| rows).sum::<u64>();
-            // The first one has all that there is.
+            // The first snapshot has all rows.
             match (*all || self.manifest.objects.is_empty(), &mut self.rows) {
                 (true, of) => *of = Some(Rows { whole: rows, since: 0 }),
                 (false, Some(of)) => of.since += rows,
                 (false, None) => {}
             }
         }
-        // Later cuts may be before the snapshot's record.
+        // Later cuts may come before the snapshot's record.
         let cuts = taken.map_or(0, |taking| taking.cut_at);
         effects.push(Effect::Release { manifest: manifest.clone(), cuts });
         let (generation, epoch) = (running.form.generation, manifest.epoch);
@@ -507,13 +516,14 @@ impl Coordinator {
         }
         match is_planned {
             true => self.begin(effects),
-            // So that there is little to read when the next generation begins.
+            // Read on, so that there is little to read when the next generation begins.
             false => self.read_on(effects),
         }
     }
 
-    /// Somebody waits to come in, or to end. Nobody is lost, so the next generation can wait for a snapshot:
-    /// then there is little to execute again, and clients hardly notice.
+    /// Prepares the next generation, in which a worker joins or leaves. No member is lost, so the
+    /// generation can wait for a snapshot. Then there is little to execute again, and clients
+    /// hardly notice the change.
     pub(super) fn plan(&mut self, is_wanted: bool, effects: &mut Vec<Effect>) {
         let (now_us, lease_us) = (self.now_us, self.settings.lease_us);
         let snapshot = self.manifest.epoch;
@@ -523,8 +533,8 @@ impl Coordinator {
             return self.try_cut(effects);
         }
         let since_us = *running.planned_us.get_or_insert(now_us);
-        // A snapshot is begun with a cut. Where nothing is asked there is none, and where the store is slow or
-        // away it does not count soon.
+        // A snapshot begins with a cut. Without requests there is no cut, and if the store is slow
+        // or away, the snapshot does not count soon.
         let patience_us = if running.taking.is_some() { lease_us } else { lease_us / IDLE };
         match running.epoch == snapshot || now_us > since_us + patience_us {
             true => self.begin(effects),
@@ -532,14 +542,15 @@ impl Coordinator {
         }
     }
 
-    /// Ends, if all that was executed is in the snapshot, or nobody is there who could take one.
+    /// Ends if everything executed is in the snapshot, or if there are no workers that could take
+    /// one.
     pub(super) fn try_end(&mut self, effects: &mut Vec<Effect>) {
         let may_end = match &self.stage {
             Stage::Running(running) => {
                 running.taking.is_none()
                     && running.epoch == running.durable
                     && running.epoch == self.manifest.epoch
-                    // Somebody writes what leaves, all of it.
+                    // Outputs are written elsewhere, and must all be written.
                     && self.has_left(running)
             }
             _ => self.has_read && self.seen.is_empty(),

@@ -1,4 +1,4 @@
-//! Beginning a generation: its number is in the logs before anybody hears of it.
+//! The beginning of a generation. Its number is in the logs before any worker learns of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,26 +9,27 @@ use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Stage, Wish};
 use crate::effect::{Address, Effect, Packet, Records};
-use crate::records::{Assignment, Form, Member, Parked, Record, Topic};
+use crate::records::{Assignment, Buffered, Form, Member, Record, Topic};
 
 /// A generation whose members go back to the snapshot.
 pub(super) struct Forming {
     pub form: Arc<Form>,
     pub since_us: u64,
-    /// Who is ready, and what waits at it for its watermark.
-    formed: BTreeMap<Member, Parked>,
-    /// For each source what can be read, as far as those say who are ready before the others.
+    /// The members that are ready, with their buffered events.
+    formed: BTreeMap<Member, Buffered>,
+    /// The requests of each source that can be read, as reported by members that are ready before
+    /// others.
     pub available: Vec<Available>,
 }
 
 impl Coordinator {
-    /// Begins the next generation, whatever was before.
+    /// Begins the next generation, whatever the current stage is.
     pub(super) fn begin(&mut self, effects: &mut Vec<Effect>) {
         self.begin_nothing();
         self.read_on(effects);
     }
 
-    /// Reads the cuts on from where it has come to.
+    /// Reads the cuts from where the last read ended.
     pub(super) fn read_on(&mut self, effects: &mut Vec<Effect>) {
         if self.wishes.values().any(|wish| matches!(wish, Wish::Log)) {
             return;
@@ -37,7 +38,7 @@ impl Coordinator {
         effects.push(Effect::Read { token, topic, from, limit: None });
     }
 
-    /// What the cuts have come to.
+    /// Takes records of the cuts.
     pub(super) fn was_read(&mut self, records: Option<Records>, effects: &mut Vec<Effect>) {
         let Some(Records { records, upto }) = records else { return self.read_on(effects) };
         let is_first = !std::mem::replace(&mut self.has_read, true);
@@ -52,18 +53,18 @@ impl Coordinator {
                 }
                 Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
                 Record::Snapshot(manifest) if manifest.epoch > self.manifest.epoch => {
-                    // What was before it in the log may have gone.
+                    // Earlier records of the log may have been trimmed.
                     self.last_generation = self.last_generation.max(manifest.generation);
                     self.cuts.retain(|cut| cut.epoch > manifest.epoch);
                     self.manifest = manifest;
                 }
-                // The first record of a log says where whoever writes what leaves begins.
+                // The first record of a log says where a writer of outputs begins.
                 Record::Snapshot(manifest)
                     if self.manifest.epoch == 0 && self.manifest.written.note.is_empty() =>
                 {
                     Arc::make_mut(&mut self.manifest).written = manifest.written.clone();
                 }
-                // What it has taken itself meanwhile is newer than what it reads.
+                // Own cuts and snapshots since then are newer than these.
                 Record::Cut(_) | Record::Snapshot(_) => {}
                 Record::Requests(_) | Record::End | Record::Outputs(_) | Record::Answer { .. } => {}
             }
@@ -78,20 +79,21 @@ impl Coordinator {
         }
     }
 
-    /// Takes the next number, in every topic that generations append to.
+    /// Appends the next number to every topic that generations append to.
     fn fence(&mut self, effects: &mut Vec<Effect>) {
-        // A number of which it is not known whether it is in the log may still come into it.
+        // A number whose append has an unknown outcome may still appear in the log.
         let tried = self.begun.last().copied().unwrap_or(0);
         let generation = self.last_generation.max(tried) + 1;
         let left = self.settings.sources as usize + 1;
         self.begun.insert(generation);
         self.stage = Stage::Fencing { generation, left };
-        // The cuts first: of two that take one number one gets all of it.
+        // Append to the cuts first. If two coordinators try the same number, one of them gets all
+        // topics.
         self.append(Wish::Fence, Topic::Cuts, Record::Generation { generation }, effects);
     }
 
-    /// Another coordinator has begun a generation since this one started: that one goes on. So of two that
-    /// live the later one stays, and they do not outbid each other for ever.
+    /// Stops, because another coordinator has begun a generation since this one started. So of two
+    /// live coordinators the later one stays, and they do not outbid each other forever.
     pub(super) fn step_down(&mut self, effects: &mut Vec<Effect>) {
         self.begin_nothing();
         effects.push(Effect::Stop { why: "another coordinator has taken over" });
@@ -102,7 +104,7 @@ impl Coordinator {
         self.wishes.clear();
     }
 
-    /// A record is durable.
+    /// Handles a record that is durable.
     pub(super) fn appended(&mut self, wish: Wish, offset: u64, effects: &mut Vec<Effect>) {
         match wish {
             Wish::Fence => {
@@ -114,7 +116,7 @@ impl Coordinator {
                         self.append(Wish::Fence, topic, Record::Generation { generation }, effects);
                     }
                 } else if *left == 0 {
-                    // What others have appended before the fence counts.
+                    // Records that others have appended before the fence count.
                     self.stage = Stage::Rereading { generation };
                     self.read_on(effects);
                 }
@@ -125,9 +127,9 @@ impl Coordinator {
         }
     }
 
-    /// Hands whoever lives its part; waits for somebody where nobody does.
+    /// Assigns a share to each live worker. Waits if there is none.
     pub(super) fn form(&mut self, generation: u64, effects: &mut Vec<Effect>) {
-        // Those that live say so soon after it has begun to listen.
+        // Live workers send a beat soon after the coordinator has begun to listen.
         let began_us = self.started_us.expect("the clock has ticked");
         let members: Vec<Member> = self.candidates().collect();
         if members.is_empty() || self.now_us < began_us + 2 * self.settings.beat_us {
@@ -149,31 +151,32 @@ impl Coordinator {
         self.tell(&Packet::Form(form), effects);
     }
 
-    /// A member is ready; when all are, they execute the recorded cuts, and then new ones.
+    /// Notes that a member is ready. When all are, they execute the recorded cuts, and then new
+    /// ones.
     pub(super) fn formed(
         &mut self,
         member: Member,
         generation: u64,
-        parked: Parked,
+        buffered: Buffered,
         effects: &mut Vec<Effect>,
     ) {
         let Stage::Forming(forming) = &mut self.stage else { return };
         if forming.form.generation != generation {
             return;
         }
-        forming.formed.insert(member, parked);
+        forming.formed.insert(member, buffered);
         if forming.formed.len() < forming.form.assignment.members.len() {
             return;
         }
         let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
-        let parked = std::mem::take(&mut forming.formed);
+        let buffered = std::mem::take(&mut forming.formed);
         self.patience = 1;
         if self.is_spoiled_by(Fault::CutAnew) {
             self.cuts.clear();
         }
         let cuts = std::mem::take(&mut self.cuts);
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
-        running.parked = parked;
+        running.buffered = buffered;
         if self.is_spoiled_by(Fault::ForgetTimes) {
             running.times.newest.fill(None);
         }
@@ -182,7 +185,7 @@ impl Coordinator {
         for cut in &cuts {
             self.tell(&Packet::Cut { generation, cut: cut.clone(), snapshot: None }, effects);
         }
-        // They are read again if this generation does not get as far as a snapshot.
+        // The cuts are needed again if this generation ends before its first snapshot.
         self.cuts = cuts;
         self.tell(&Packet::Durable { generation, epoch }, effects);
         self.try_cut(effects);

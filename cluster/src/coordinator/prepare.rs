@@ -1,4 +1,4 @@
-//! Who is about to come in reads the snapshot first, while the others go on.
+//! Preparation of new workers. They read the snapshot before they join, while the others continue.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,12 +6,13 @@ use std::sync::Arc;
 use crate::effect::{Address, Effect, Packet};
 use crate::records::{Manifest, Member};
 
-/// Workers that are about to come in, since when, and whether they have read what there was to read.
+/// Workers that are about to join, the time when their preparation began, and whether it is done.
 #[derive(Default)]
 pub(super) struct Preparing(BTreeMap<Member, (u64, bool)>);
 
 impl Preparing {
-    /// Tells those who come what to read. Whether they have, or have had time enough.
+    /// Sends the snapshot to new workers. Returns whether all have read it, or have had enough
+    /// time.
     pub fn are_ready(
         &mut self,
         come: &[Member],
@@ -30,14 +31,14 @@ impl Preparing {
         self.0.values().all(|(since_us, is_done)| *is_done || now_us > since_us + patience_us)
     }
 
-    /// One has read it.
+    /// Notes that a worker has read the snapshot.
     pub fn done(&mut self, member: Member) {
         if let Some((_, is_done)) = self.0.get_mut(&member) {
             *is_done = true;
         }
     }
 
-    /// What it was told may not have come.
+    /// Forgets a worker, because the message to it may be lost.
     pub fn forget(&mut self, member: Member) {
         self.0.remove(&member);
     }

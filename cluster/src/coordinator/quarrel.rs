@@ -1,41 +1,43 @@
-//! Who can't reach whom. Two members that both reach the coordinator and not each other would end every
-//! generation that both are in: so one of them is left out for a while.
+//! Members that can't reach each other. Two members that both reach the coordinator but not each
+//! other would end every generation that includes both. So one of them is left out for a while.
 //!
-//! A pair is counted once in each generation in which one of the two says that it has lost the other. After
-//! some of them the two do not get into one generation, for longer each time that it is tried again in vain.
-//! When they were in one that has executed something, and nobody has complained, all is forgotten.
+//! A pair is counted once in each generation in which one of the two reports that it has lost the
+//! other. After some such generations, the two do not get into one generation for a while. This
+//! time grows with each failed attempt. The pair is forgotten after a generation with both of them
+//! that has executed something without a new report.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::records::Member;
 
-/// So many generations two members may end.
+/// The number of generations that two members may end.
 const TIMES_MAX: u32 = 3;
-/// For so many leases one of them is left out then,
+/// The time for which one of them is then left out, in leases.
 const OUT_LEASES: u64 = 4;
-/// and twice as long each time that they have met again, so often.
+/// The maximum number of times that this time doubles, each after another failed attempt.
 const DOUBLED_MAX: u32 = 5;
-/// For so many leases they must have been together before it is forgotten: a peer that falls silent is noticed
-/// later than by its lease.
+/// The time that they must have been together before the pair is forgotten, in leases. The silence
+/// of a peer is noticed later than after its own lease.
 const GOOD_LEASES: u64 = 8;
-/// It is forgotten, too, when nothing was heard of it for so many: longer than anybody is left out.
+/// The time without a report after which the pair is forgotten, in leases. It is longer than any
+/// member is left out.
 const OLD_LEASES: u64 = 4 * (OUT_LEASES << DOUBLED_MAX);
-/// So many pairs are remembered.
+/// The maximum number of remembered pairs.
 const PAIRS_MAX: usize = 4096;
 
 /// Two members that have lost each other, the one with the smaller number first.
 type Pair = (Member, Member);
 
-/// What is known of a pair.
+/// The history of a pair.
 #[derive(Clone, Copy)]
 struct Quarrel {
     times: u32,
-    /// The last generation that they have ended, and when.
+    /// The last generation that they ended, and its time.
     generation: u64,
     at_us: u64,
 }
 
-/// All that is known.
+/// The histories of all pairs.
 #[derive(Default)]
 pub(super) struct Quarrels {
     pairs: BTreeMap<Pair, Quarrel>,
@@ -47,11 +49,11 @@ pub(super) struct Quarrels {
 /// A worker that is left out of the generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Who.
+    /// The worker.
     pub member: Member,
-    /// Whom it can't reach.
+    /// The members that it can't reach.
     pub from: Vec<Member>,
-    /// For how long it is left out from now on.
+    /// The time for which it is left out from now on, in microseconds.
     pub for_us: u64,
 }
 
@@ -63,13 +65,13 @@ fn out_us(times: u32, lease_us: u64) -> u64 {
 }
 
 impl Quarrels {
-    /// A generation is formed of these.
+    /// Notes that a generation is formed of these members.
     pub fn formed(&mut self, generation: u64, members: &[Member]) {
         (self.generation, self.members) = (generation, members.to_vec());
     }
 
-    /// A member has lost another. Others may have said so of this generation before: then it has been given up
-    /// already, and this counts all the same.
+    /// Notes that a member has lost another. The generation may have been given up already because
+    /// of another report. This one counts all the same.
     pub fn lost(&mut self, generation: u64, by: Member, other: Member, now_us: u64) {
         let are_members = [by, other].iter().all(|member| self.members.contains(member));
         if generation != self.generation || by == other || !are_members {
@@ -88,8 +90,8 @@ impl Quarrels {
         }
     }
 
-    /// Forgets what is over. `good_us` is for how long the generation has run, when its members have executed
-    /// something together.
+    /// Forgets old conflicts. `good_us` is the time for which the generation has run, if its
+    /// members have executed something together.
     pub fn forget(&mut self, good_us: Option<u64>, now_us: u64, lease_us: u64) {
         let Quarrels { pairs, generation, members } = self;
         let is_good = good_us.is_some_and(|good_us| good_us > GOOD_LEASES * lease_us);
@@ -100,8 +102,8 @@ impl Quarrels {
         });
     }
 
-    /// Who of those that live is left out: as few as it takes, whoever has lost most others first; of two for
-    /// whom that is the same the one with the larger number.
+    /// Returns the live members that are left out. They are as few as possible, first those that
+    /// have lost the most others. Of two equal ones it is that with the larger number.
     pub fn left_out<'a>(
         &self,
         alive: impl Iterator<Item = &'a Member>,
@@ -150,7 +152,7 @@ mod tests {
         numbers.iter().copied().map(Member).collect()
     }
 
-    /// A generation of these is lost by these.
+    /// Forms a generation of these members, in which these pairs lose each other.
     fn lose(quarrels: &mut Quarrels, generation: u64, of: &[Member], lost: &[(u32, u32)], at: u64) {
         quarrels.formed(generation, of);
         for (by, other) in lost {
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn of_two_that_lose_each_other_again_and_again_one_is_left_out_for_longer_each_time() {
         let (mut quarrels, all) = (Quarrels::default(), members(&[1, 2, 3]));
-        // Both say it: that is once.
+        // Both report it, which counts once.
         for generation in 1..=2 {
             lose(&mut quarrels, generation, &all, &[(1, 2), (2, 1), (2, 1)], 0);
             assert_eq!(out(&quarrels, &all, 0), []);

@@ -1,4 +1,4 @@
-//! What nodes tell each other.
+//! Messages between nodes as bytes.
 
 use tidemill_core::wire::{
     put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64, take_u8,

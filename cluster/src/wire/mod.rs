@@ -1,9 +1,9 @@
 //! Packets, records and objects as bytes, for sockets, logs and stores.
 //!
-//! The parts look as `tidemill_core::wire` has them. A thing begins with a byte that says which of its kind it
-//! is; lists begin with their length (u32). What takes gives `None` for bytes that are none of this: it never
-//! panics, takes no more memory than there are bytes, and looks at no more than [`DEPTH_MAX`] lists in one
-//! another.
+//! The encoding of the parts is that of `tidemill_core::wire`. A value with several kinds begins
+//! with a byte for its kind, and a list begins with its length (u32). Decoding gives `None` for
+//! invalid bytes. It never panics, takes no more memory than there are bytes, and follows at most
+//! [`DEPTH_MAX`] nested lists.
 
 mod message;
 mod packet;
@@ -19,12 +19,12 @@ use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::Value;
 use tidemill_function::{Path, Tid};
 
-/// The version of records and parts of snapshots: logs and stores name it.
+/// The version of records and parts of snapshots, which logs and stores record.
 pub const VERSION: u32 = 7;
-/// The version of all this: processes with different ones do not talk.
+/// The version of messages. Processes with different versions do not communicate.
 pub const MESSAGES: u32 = 12;
 
-/// So many lists may be in one another.
+/// The maximum depth of nested lists.
 const DEPTH_MAX: usize = 128;
 
 fn put_bool(flag: bool, out: &mut Vec<u8>) {
@@ -49,7 +49,7 @@ fn take_list<T>(
     mut take: impl FnMut(&mut &[u8]) -> Option<T>,
 ) -> Option<Vec<T>> {
     let len = take_u32(input)? as usize;
-    // Every item takes a byte at least.
+    // Every item takes at least one byte.
     let mut items = Vec::with_capacity(len.min(input.len()));
     for _ in 0..len {
         items.push(take(input)?);

@@ -1,4 +1,4 @@
-//! What processes tell each other.
+//! Packets between processes as bytes.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::record::{put_cut, put_manifest, put_waiting, take_cut, take_manifest,
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
-use crate::records::{Assignment, Form, Member, Parked};
+use crate::records::{Assignment, Buffered, Form, Member};
 
 fn put_form(form: &Form, out: &mut Vec<u8>) {
     let Form { generation, assignment, manifest } = form;
@@ -36,15 +36,15 @@ fn take_form(input: &mut &[u8]) -> Option<Form> {
     Some(Form { generation, assignment, manifest: Arc::new(take_manifest(input)?) })
 }
 
-fn put_parked(parked: &Parked, out: &mut Vec<u8>) {
-    put_u64(parked.events, out);
-    put_u64(parked.bytes, out);
-    put_u64(parked.late, out);
+fn put_buffered(buffered: &Buffered, out: &mut Vec<u8>) {
+    put_u64(buffered.events, out);
+    put_u64(buffered.bytes, out);
+    put_u64(buffered.late, out);
 }
 
-fn take_parked(input: &mut &[u8]) -> Option<Parked> {
+fn take_buffered(input: &mut &[u8]) -> Option<Buffered> {
     let (events, bytes) = (take_u64(input)?, take_u64(input)?);
-    Some(Parked { events, bytes, late: take_u64(input)? })
+    Some(Buffered { events, bytes, late: take_u64(input)? })
 }
 
 fn put_rank(rank: Rank, out: &mut Vec<u8>) {
@@ -85,10 +85,10 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             out.push(1);
             put_form(form, out);
         }
-        Packet::Formed { generation, parked } => {
+        Packet::Formed { generation, buffered } => {
             out.push(2);
             put_u64(*generation, out);
-            put_parked(parked, out);
+            put_buffered(buffered, out);
         }
         Packet::Available { generation, source, from, pieces } => {
             out.push(3);
@@ -121,11 +121,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u64(*epoch, out);
         }
-        Packet::Executed { generation, epoch, parked } => {
+        Packet::Executed { generation, epoch, buffered } => {
             out.push(6);
             put_u64(*generation, out);
             put_u64(*epoch, out);
-            put_parked(parked, out);
+            put_buffered(buffered, out);
         }
         Packet::Part { generation, epoch, name, rows, outputs, waiting } => {
             out.push(7);
@@ -191,7 +191,7 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
     }
 }
 
-/// None ends before the one before: who takes them up subtracts.
+/// Refuses a piece that ends before the one before it, because the receiver subtracts offsets.
 fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
     let mut at = from;
     take_list(input, |input| {
@@ -221,7 +221,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
     Some(match take_u8(input)? {
         0 => Packet::Beat { generation: take_u64(input)? },
         1 => Packet::Form(Arc::new(take_form(input)?)),
-        2 => Packet::Formed { generation: take_u64(input)?, parked: take_parked(input)? },
+        2 => Packet::Formed { generation: take_u64(input)?, buffered: take_buffered(input)? },
         3 => {
             let (generation, source) = (take_u64(input)?, take_u32(input)?);
             let from = take_u64(input)?;
@@ -236,7 +236,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         6 => Packet::Executed {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
-            parked: take_parked(input)?,
+            buffered: take_buffered(input)?,
         },
         7 => Packet::Part {
             generation: take_u64(input)?,

@@ -1,4 +1,4 @@
-//! Records of the log, and objects of the store.
+//! Records of the log and objects of the store as bytes.
 
 use std::sync::Arc;
 
@@ -137,8 +137,8 @@ fn take_u64s(input: &mut &[u8]) -> Option<Vec<u64>> {
     take_list(input, take_u64)
 }
 
-/// An event source that has ended is marked beside its newest time (2, or 3 where it had none). In earlier versions it had
-/// [`ENDED_US`] as its newest time, and nobody knows what that was.
+/// An event source that has ended is marked beside its newest time (2, or 3 if it had none).
+/// Earlier versions stored [`ENDED_US`] as the newest time, so the real one is lost.
 fn put_times(times: &Times, out: &mut Vec<u8>) {
     let newest: Vec<(u32, Option<i64>)> = (0..).zip(times.newest.iter().copied()).collect();
     put_list(&newest, out, |(nth, newest), out| match (times.ended.contains(nth), newest) {
@@ -229,7 +229,7 @@ pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
     Some(Manifest { waiting, ..manifest })
 }
 
-/// As earlier versions wrote it.
+/// Appends a manifest in the encoding of earlier versions.
 pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_u128(manifest.program, out);
     put_u64(manifest.generation, out);
@@ -237,7 +237,7 @@ pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_i64(manifest.clock_us, out);
     put_u64(manifest.base, out);
     put_u64s(&manifest.inputs, out);
-    put_u64s(&manifest.parked, out);
+    put_u64s(&manifest.buffered, out);
     put_times(&manifest.times, out);
     put_u64s(&manifest.outputs, out);
     put_list(&manifest.objects, out, |name, out| put_bytes(name.as_bytes(), out));
@@ -247,7 +247,7 @@ pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_bytes(note, out);
 }
 
-/// See [`put_first_manifest`].
+/// Takes a manifest in the encoding of [`put_first_manifest`].
 fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
     Some(Manifest {
         program: take_u128(input)?,
@@ -256,7 +256,7 @@ fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
         clock_us: take_i64(input)?,
         base: take_u64(input)?,
         inputs: take_u64s(input)?,
-        parked: take_u64s(input)?,
+        buffered: take_u64s(input)?,
         waiting: None,
         times: take_times(input)?,
         outputs: take_u64s(input)?,
@@ -269,7 +269,8 @@ fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record. Kinds 1 to 5, 7, 9 and 11 were those of earlier versions; the last is still read.
+/// Appends a record. Kinds 1 to 5, 7, 9 and 11 are those of earlier versions, of which 11 is still
+/// read.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -361,7 +362,7 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
     })
 }
 
-/// What an object begins with.
+/// The first bytes of an object.
 const MAGIC: &[u8; 4] = b"TMob";
 
 /// Appends an object with its version and a checksum.
@@ -387,7 +388,7 @@ pub fn put_object(object: &Object, out: &mut Vec<u8>) {
     out.extend_from_slice(&hash.to_le_bytes());
 }
 
-/// The object that these bytes are; `None` when they are none, or damaged.
+/// Returns the object of these bytes, or `None` if they are invalid or damaged.
 pub fn take_object(bytes: &[u8]) -> Option<Object> {
     let (mut input, hash) = bytes.split_last_chunk::<16>()?;
     if tidemill_core::encode::hash128(input) != u128::from_le_bytes(*hash) {

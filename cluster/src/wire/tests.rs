@@ -8,7 +8,7 @@ use super::*;
 use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{
-    Assignment, CutRecord, Form, Manifest, Member, Object, Output, Parked, Record, Request,
+    Assignment, Buffered, CutRecord, Form, Manifest, Member, Object, Output, Record, Request,
     RequestId, Times, Waiting, Written,
 };
 
@@ -69,7 +69,7 @@ fn manifest() -> Manifest {
         clock_us: -5,
         base: 6,
         inputs: vec![7, 8],
-        parked: vec![5, 8],
+        buffered: vec![5, 8],
         waiting: Some(vec![Waiting { event_source: 2, record: 5, newest_us: Some(-8) }]),
         times: times(),
         outputs: vec![9],
@@ -105,7 +105,8 @@ fn records() -> Vec<Record> {
     records
 }
 
-/// What has ended had the end of all times as its newest time, and nothing said where what waits begins.
+/// An ended source had the end of all times as its newest time, and where buffered events begin was
+/// not recorded.
 #[test]
 fn records_of_earlier_versions_are_read() {
     let mut before = manifest();
@@ -172,7 +173,7 @@ fn packets() -> Vec<Packet> {
         message: Message { epoch: 3, round: 1, body },
     };
     let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
-    let parked = Parked { events: 7, bytes: u64::MAX, late: 1 };
+    let buffered = Buffered { events: 7, bytes: u64::MAX, late: 1 };
     let ranks = vec![
         Ranked { rank: Rank::Arrival(1), count: 2, on: 0 },
         Ranked { rank: Rank::Late(3), count: 4, on: 5 },
@@ -188,7 +189,7 @@ fn packets() -> Vec<Packet> {
     packets.extend([
         Packet::Beat { generation },
         Packet::Form(form.into()),
-        Packet::Formed { generation, parked },
+        Packet::Formed { generation, buffered },
         Packet::Ranks { generation, from: home, epoch: 8, ranks },
         Packet::Prepare(manifest().into()),
         Packet::Prepared,
@@ -209,7 +210,7 @@ fn packets() -> Vec<Packet> {
         },
         Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
         Packet::Durable { generation, epoch: 1 },
-        Packet::Executed { generation, epoch: 1, parked },
+        Packet::Executed { generation, epoch: 1, buffered },
         Packet::Part {
             generation,
             epoch: 1,
@@ -233,7 +234,7 @@ fn objects() -> [Object; 2] {
     [Object::Part(rows.into()), Object::Manifest(manifest().into())]
 }
 
-/// What is taken is what was put, and no part of its bytes is anything.
+/// Decoding gives what was encoded, and no prefix of the bytes is valid.
 fn comes_back<T>(
     what: &T,
     put: impl Fn(&T, &mut Vec<u8>),
@@ -288,12 +289,12 @@ fn lists_without_end_are_refused() {
     let mut bytes = [8, 1, 0, 0, 0].repeat(100_000);
     bytes.push(0);
     assert_eq!(take_value(&mut &bytes[..]), None);
-    // Nor is memory taken for what is not there.
+    // No memory is taken for absent items.
     assert_eq!(take_value(&mut &[8, 255, 255, 255, 255][..]), None);
 }
 
 proptest! {
-    /// Whatever comes, nothing breaks; and what is taken can be put.
+    /// Arbitrary bytes never cause a panic, and decoded values can be encoded.
     #[test]
     fn bytes_of_any_kind_are_taken_or_refused(
         which in 0usize..1000,

@@ -1,7 +1,8 @@
-//! Going back to the snapshot: rows from its objects, and what has left since from the outputs.
+//! Going back to the snapshot: rows from its objects, and identities of past outputs from the log.
 //!
-//! Whoever has executed behind that snapshot already keeps its rows, takes back what has changed in them since,
-//! and reads what it did not own. Where streams are in event time everybody reads again what waits for its watermark.
+//! A worker that has executed epochs after that snapshot retains its rows. It undoes the changes
+//! since then, and reads only the rows that it did not own. If streams are in event time, all
+//! workers read the buffered events again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem::take;
@@ -21,25 +22,25 @@ use crate::records::{
 };
 use crate::state::State;
 
-/// What is still to come.
+/// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
     form: Arc<Form>,
-    /// The rows of the first objects, where they have been read before.
+    /// The rows of the first objects, if they were read ahead.
     prepared: Option<Rows>,
     node: NodeId,
     objects: Vec<Option<PartRows>>,
-    /// For each source where its outputs ended.
+    /// The end of the outputs of each source.
     outputs: Vec<Option<u64>>,
     pub known: HashSet<(Tid, Option<Path>)>,
-    /// Where streams are in event time: what waits for its watermark.
+    /// The buffered events, if streams are in event time.
     ranks: Option<Ranks>,
-    /// Of each source that is read again for that, up to where it has been and up to where it is to be.
+    /// For each source that is read again for them, the progress and the end.
     again: BTreeMap<u32, (u64, u64)>,
-    /// What outside had said.
+    /// Past answers from outside.
     answers: Vec<(Tid, Asked, Arc<[u8]>)>,
 }
 
-/// What a worker has of its last generation.
+/// The state of a worker's last generation.
 pub(super) struct Kept {
     state: State,
     owners: Owners,
@@ -55,7 +56,7 @@ impl Kept {
         Kept { state, owners, node, since: running.since }
     }
 
-    /// Whether its rows lead back to a snapshot.
+    /// Whether its rows can go back to a snapshot.
     pub fn leads_to(&self, manifest: &Manifest) -> bool {
         self.state.leads_to(manifest.id())
     }
@@ -64,8 +65,8 @@ impl Kept {
         self.owners.of(partition) == self.node
     }
 
-    /// Whether it has all rows of an object: it has stored that itself, and owned nothing then that it does
-    /// not own now.
+    /// Whether it has all rows of an object. This holds if it stored the object itself, and owned
+    /// nothing then that it does not own now.
     fn has(&self, me: Member, object: &str) -> bool {
         let mut parts = object.split('-').skip(1);
         let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
@@ -75,7 +76,7 @@ impl Kept {
 }
 
 impl Worker {
-    /// Asks for all that a snapshot is made of.
+    /// Requests all objects and logs of a snapshot.
     pub(super) fn load(&mut self, form: Arc<Form>, node: NodeId, effects: &mut Vec<Effect>) {
         let id = form.manifest.id();
         let kept = self.kept.as_mut();
@@ -93,7 +94,7 @@ impl Worker {
         let prepared =
             prepared.and_then(|had| Some((had.leads_to(&form.manifest, keeps)?, had.rows)));
         let has = prepared.as_ref().map_or(0, |(has, _)| *has);
-        // Nothing is read of which every row is there.
+        // Objects whose rows are all here are not read.
         let owners = &form.assignment.owners;
         let gains = |kept: &Kept| {
             let mut own = (0..PARTITIONS).map(Partition).filter(|p| owners.of(*p) == node);
@@ -117,7 +118,7 @@ impl Worker {
         let own = |source: u32| form.assignment.reader(source, &self.settings) == node;
         let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
         let again = again.filter(|(source, (at, upto))| {
-            own(*source) && at < upto && !self.is_spoiled_by(Fault::ForgetParked)
+            own(*source) && at < upto && !self.is_spoiled_by(Fault::ForgetBuffered)
         });
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
@@ -138,13 +139,13 @@ impl Worker {
         self.ready(effects);
     }
 
-    /// An object has come; one that has not is asked for again.
+    /// Takes an object. Requests it again if it could not be read.
     pub(super) fn loaded(&mut self, nth: usize, object: Option<Object>, effects: &mut Vec<Effect>) {
         let Stage::Loading(loading) = &mut self.stage else { return };
         match object {
             Some(Object::Part(rows)) => loading.objects[nth] = Some(rows),
             Some(Object::Manifest(_)) => {
-                return effects.push(Effect::Stop { why: "a manifest stands where a part should" });
+                return effects.push(Effect::Stop { why: "a part of the snapshot is a manifest" });
             }
             None => {
                 let name = loading.form.manifest.objects[nth].clone();
@@ -155,7 +156,7 @@ impl Worker {
         self.ready(effects);
     }
 
-    /// What has left of a source's requests since the snapshot.
+    /// Takes the outputs of a source since the snapshot.
     pub(super) fn known(
         &mut self,
         source: u32,
@@ -178,7 +179,7 @@ impl Worker {
                     let count = if forgets { 0 } else { outputs.len().min(known_max) };
                     loading.known.extend(outputs[..count].iter().map(Output::id));
                 }
-                // Whoever owns what a transaction's calls are of may ask the same.
+                // The owner of another call's rows may ask the same question.
                 Record::Answer { tid, asked, answer } if !forgets_answers => {
                     loading.answers.push((tid, asked, answer));
                 }
@@ -189,17 +190,17 @@ impl Worker {
         self.ready(effects);
     }
 
-    /// Reads on in what may wait of a source.
+    /// Reads on in the records of a source that may have buffered events.
     fn read_again(&mut self, source: u32, effects: &mut Vec<Effect>) {
         let limit = Some(self.ahead_max());
         let Stage::Loading(loading) = &self.stage else { return };
         let (from, _) = loading.again[&source];
-        let (token, topic) = (self.token(Wish::Parked(source)), Topic::Input(source));
+        let (token, topic) = (self.token(Wish::Buffered(source)), Topic::Input(source));
         effects.push(Effect::Read { token, topic, from, limit });
     }
 
-    /// Some of it.
-    pub(super) fn parked(
+    /// Takes such records.
+    pub(super) fn buffered(
         &mut self,
         source: u32,
         records: Option<Records>,
@@ -207,7 +208,7 @@ impl Worker {
     ) {
         let Stage::Loading(loading) = &mut self.stage else { return };
         let Loading { ranks: Some(ranks), again, .. } = &mut **loading else { return };
-        let (at, end) = again.get_mut(&source).expect("it has asked for them");
+        let (at, end) = again.get_mut(&source).expect("a read of this source");
         let Records { records, upto } = records.unwrap_or_default();
         for (offset, record) in records {
             let Record::Requests(requests) = record else { continue };
@@ -225,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Goes on when all has come.
+    /// Continues when everything has been read.
     fn ready(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Loading(loading) = &mut self.stage else { return };
         let is_whole = loading.objects.iter().all(Option::is_some)
@@ -290,9 +291,9 @@ impl Worker {
         if self.is_spoiled_by(Fault::SkipRequest) {
             running.skip();
         }
-        let (generation, parked) = (self.generation, running.parked());
+        let (generation, buffered) = (self.generation, running.buffered());
         self.stage = Stage::Running(Box::new(running));
-        self.tell(Packet::Formed { generation, parked }, effects);
+        self.tell(Packet::Formed { generation, buffered }, effects);
         self.tell_left(effects);
         self.ask(effects);
     }

@@ -1,9 +1,11 @@
-//! What functions ask outside: it is asked once the cut of their epoch is durable, and they go on once the answer is. And work
-//! outside, which is in rows of outboxes: it is to be done while one is there.
+//! Questions of functions to the outside, and work outside. A question is asked once the cut of its
+//! epoch is durable, and the function continues once the answer is durable. Work outside is in rows
+//! of outboxes, and must be done as long as its row is there.
 //!
-//! So nobody hears of an epoch that may become another one, and nothing depends on an answer that a recovery would not
-//! find. It finds all of those that an epoch behind its snapshot may need: a cut is made when all have executed the one
-//! before, so nothing of an epoch is asked before all members have said where the outputs of later ones may begin.
+//! So no one outside learns of an epoch that may still change, and nothing depends on an answer
+//! that a recovery would not find. A recovery finds all answers that an epoch after its snapshot
+//! may need. A cut is made when all have executed the one before. So nothing of an epoch is asked
+//! before all members have reported where the outputs of later epochs may begin.
 
 use std::mem::{replace, take};
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use crate::effect::{Effect, Packet};
 use crate::records::{Record, Topic};
 
 impl Worker {
-    /// Asks what may be asked.
+    /// Asks all questions whose cuts are durable.
     pub(super) fn ask_outside(&mut self, effects: &mut Vec<Effect>) {
         let early = self.is_spoiled_by(Fault::AskEarly);
         let Stage::Running(running) = &mut self.stage else { return };
@@ -34,7 +36,7 @@ impl Worker {
         }
     }
 
-    /// Somebody has answered: that is appended. Where nobody could be asked the question is asked again.
+    /// Appends an answer. If no one could be asked, asks again.
     pub(super) fn answered(
         &mut self,
         question: Question,
@@ -46,7 +48,7 @@ impl Worker {
             let token = self.token(Wish::Outside(question));
             return effects.push(Effect::Ask { token, ask });
         };
-        // Whoever has asked is refused, and what is logged is bounded.
+        // The function refuses a longer answer, and this bounds the log.
         answer.truncate(self.settings.function.output_bytes_max + 1);
         let answer: Arc<[u8]> = answer.into();
         let (tid, asked, generation) = (question.tid, question.asked, self.generation);
@@ -61,7 +63,7 @@ impl Worker {
         }
     }
 
-    /// The answer is in the outputs.
+    /// Passes on an answer that is in the outputs.
     pub(super) fn answer_durable(
         &mut self,
         question: &Question,
@@ -76,8 +78,9 @@ impl Worker {
         self.tell_answer(question, answer, effects);
     }
 
-    /// Tells what has changed in the outboxes, and at first all that is there, when all that was recorded has been executed and
-    /// all that was executed is recorded: what a recovery executes again may have been done and answered.
+    /// Reports changes in the outboxes, and at first all of their rows. It does so when everything
+    /// recorded has been executed, and everything executed is recorded. Work of epochs that a
+    /// recovery repeats may already be done and answered.
     pub(super) fn tell_outbox(&mut self, effects: &mut Vec<Effect>) {
         let early = self.is_spoiled_by(Fault::WorkEarly);
         let forgets = self.is_spoiled_by(Fault::ForgetWork);
@@ -116,7 +119,7 @@ impl Worker {
         self.tell(Packet::Outside { generation, epoch, rows: count }, effects);
     }
 
-    /// Whoever has asked goes on.
+    /// Passes the answer to the function, which continues.
     fn tell_answer(&mut self, question: &Question, answer: Arc<[u8]>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut out = Outbox::default();

@@ -1,5 +1,5 @@
-//! Reading a snapshot before it is needed: whoever is about to come in has most of the rows then, and the others wait
-//! for little.
+//! Reading a snapshot before it is needed. A worker that is about to join then has most of the
+//! rows, and the others wait only briefly.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Manifest, Object};
 
-/// The rows of a snapshot's first objects, of whatever owner.
+/// The rows of a snapshot's first objects, of all owners.
 pub(super) struct Prepared {
     manifest: Arc<Manifest>,
-    /// So many of its objects are in the rows.
+    /// The number of its objects whose rows are here.
     has: usize,
     pub rows: Rows,
 }
 
 impl Prepared {
-    /// How many objects of another snapshot are in the rows, if these are the rows to begin with.
-    /// With a mistake (`keeps`) they always are.
+    /// Returns how many objects of another snapshot are in the rows, if that snapshot begins with
+    /// the same objects. With an injected defect (`keeps`) it does not compare them.
     pub fn leads_to(&self, manifest: &Manifest, keeps: bool) -> Option<usize> {
         let has = &self.manifest.objects[..self.has];
         (keeps || manifest.objects.starts_with(has)).then_some(self.has)
@@ -27,7 +27,7 @@ impl Prepared {
 }
 
 impl Worker {
-    /// Begins to read, or goes on to a later snapshot.
+    /// Begins to read a snapshot, or continues with a later one.
     pub(super) fn prepare(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         if !matches!(self.stage, Stage::Idle) {
             return;
@@ -51,7 +51,7 @@ impl Worker {
         }
     }
 
-    /// One object after the other: there is time.
+    /// Requests the next object. One at a time is enough, because there is time.
     fn prepare_next(&mut self, effects: &mut Vec<Effect>) {
         let Some(prepared) = &self.prepared else { return };
         match prepared.manifest.objects.get(prepared.has).cloned() {
@@ -63,8 +63,8 @@ impl Worker {
         }
     }
 
-    /// An object has come, or it could not be read: it may have gone with its snapshot. Then it is asked for again
-    /// when it is needed.
+    /// Takes an object. If it could not be read, it may have been removed with its snapshot. Then
+    /// it is requested again when it is needed.
     pub(super) fn prepare_with(
         &mut self,
         name: &str,

@@ -1,9 +1,10 @@
-//! The order of an epoch in which events stand by their times: which of those that have come are executed, and which
-//! place each has.
+//! The order of an epoch with events in event time: which events are executed, and the place of
+//! each.
 //!
-//! What waits for its watermark is a function of the inputs and of the recorded watermarks: of the events up to a
-//! snapshot's cut those that are not before its watermark. So no snapshot has them, and they are read again. Which of them are
-//! late is a function of what came of their event sources before; the snapshot says how far that had come where they begin.
+//! The buffered events depend only on the inputs and the recorded watermarks. They are the events
+//! up to a snapshot's cut that are not before its watermark. So they are in no snapshot, and are
+//! read again. Which of them are late depends on earlier events of their event sources. The
+//! snapshot records the newest time of each event source where its buffered events begin.
 
 use std::collections::BTreeMap;
 use std::mem::replace;
@@ -15,26 +16,26 @@ use tidemill_txn::order::Newest;
 
 use super::run::Parts;
 use crate::event_time::{EventTime, Rank, Ranked, ENDED_US};
-use crate::records::{CutRecord, Manifest, Parked, Request, Waiting};
+use crate::records::{Buffered, CutRecord, Manifest, Request, Waiting};
 
-/// About how many bytes an event takes that waits, beside its values.
+/// The approximate bytes of a buffered event, besides its values.
 const EVENT_BYTES: usize = 200;
 
 /// A request that has been read.
 pub(super) struct Read {
-    /// The offset of its record, and its number there.
+    /// The offset of its record, and its number in the record.
     pub at: (u64, u32),
     pub request: Request,
-    /// Of which event source it is, and its time, if it is an event in event time.
+    /// Its event source and its time, if it is an event in event time.
     pub timed: Option<(u32, i64)>,
-    /// Where it is late by those before it of its event source, the time that it is before.
+    /// The bound that its time is below, if it is late by the earlier events of its event source.
     pub late_us: Option<i64>,
     /// The newest time of its event source before its record.
     before_us: Option<i64>,
 }
 
 impl Read {
-    /// Request `at` of a source.
+    /// Creates the request `at` of a source.
     pub fn new(
         at: (u64, u32),
         request: Request,
@@ -44,14 +45,14 @@ impl Read {
     ) -> Read {
         let timed = |call: &Call| {
             let (stream, time_us) = functions.timed(call)?;
-            // Others may have written it: the end of all times means that nothing more comes.
+            // Others may have written this time, which is reserved for the end of a source.
             Some((event_time.of(source, stream)?, time_us.min(ENDED_US - 1)))
         };
         let timed = if event_time.is_empty() { None } else { timed(&request.call) };
         Read { at, request, timed, late_us: None, before_us: None }
     }
 
-    /// Finds out whether it is late, when what came before it is known.
+    /// Determines whether it is late, given the earlier events.
     pub fn known(mut self, before: &mut [Before]) -> Read {
         if let Some((event_source, _)) = self.timed {
             before[event_source as usize].take(&mut self);
@@ -60,7 +61,7 @@ impl Read {
     }
 }
 
-/// What came of an event source before.
+/// The earlier events of an event source.
 pub(super) struct Before {
     newest: Newest,
     /// The last record, and the newest time before it.
@@ -68,7 +69,7 @@ pub(super) struct Before {
 }
 
 impl Before {
-    /// When that was the newest time.
+    /// Creates it for a source with this newest time.
     pub fn new(newest: Newest) -> Before {
         Before { newest, last: None }
     }
@@ -81,20 +82,20 @@ impl Before {
     }
 }
 
-/// An event's place among those of its group: its position, and its number in its record.
+/// The place of an event in its group: its position, and its number in its record.
 type At = (Position, u32);
 
-/// An event that waits.
+/// A buffered event.
 struct Waits {
     request: Request,
     /// The newest time of its event source before its record.
     before_us: Option<i64>,
-    /// Whether it stands where its source stood, because it is late.
+    /// Whether it has the time at which its source stood, because it is late.
     is_late: bool,
 }
 
-/// A request that is executed in an epoch: its rank, its place among those of that rank, its source, and on which streams
-/// with intervals it is.
+/// A request that is executed in an epoch: its rank, its place among those of that rank, its
+/// source, and its streams with intervals.
 struct Placed {
     rank: Rank,
     at: (u64, u32),
@@ -103,34 +104,36 @@ struct Placed {
     request: Request,
 }
 
-/// The part of a worker that ranks.
+/// The part of a worker that ranks requests.
 pub(super) struct Ranks {
     event_time: Arc<EventTime>,
-    /// By group: that of the last cut.
+    /// The watermark of the last cut, by group.
     watermarks: Vec<Position>,
-    /// By group: the events that wait for it, and how many bytes all of them take.
+    /// The buffered events by group, and the bytes that all of them take.
     waiting: Vec<BTreeMap<At, Waits>>,
     bytes: u64,
-    /// Where what waits behind the snapshot begins, by event source: the first record, and what came before what is read again.
+    /// Where the buffered events after the snapshot begin, by event source: the first record, and
+    /// the state before it.
     again: Vec<Option<(u64, Before)>>,
-    /// Where late ones of the last cut stand: at that of the cut before, by group; and how many there are.
+    /// The times of late events of the last cut, by group: the watermarks of the cut before. `late`
+    /// counts them.
     late_at: Vec<Position>,
     late: u64,
-    /// What of the epoch that is to begin has come in here.
+    /// The requests of the next epoch that this worker received.
     own: Option<Vec<Placed>>,
-    /// What others have said of epochs that have not begun here.
+    /// The reports of others for epochs that have not begun here.
     told: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
     fault: Option<Fault>,
 }
 
 impl Ranks {
-    /// Behind a snapshot, which leaves event time there. Nothing waits yet.
+    /// Creates the state after a snapshot, without buffered events.
     pub fn behind(event_time: Arc<EventTime>, manifest: &Manifest, fault: Option<Fault>) -> Ranks {
         let times = &manifest.times;
         let again = event_time.sources().iter().zip(0..).map(|(of, nth)| {
             let waiting = manifest.waiting.iter().flatten();
             let own = waiting.into_iter().find(|waiting| waiting.event_source == nth)?;
-            Some((own.record, Before::new(Newest::behind(own.newest_us, of.disorder_us))))
+            Some((own.record, Before::new(Newest::behind(own.newest_us, of.out_of_orderness_us))))
         });
         let again = again.collect();
         let watermarks = match times.watermarks.is_empty() {
@@ -153,13 +156,14 @@ impl Ranks {
         }
     }
 
-    /// The group of an event and its place in it.
+    /// Returns the group of an event and its place in it.
     fn place(&self, (event_source, time_us): (u32, i64), (record, nth): (u64, u32)) -> (usize, At) {
         let group = self.event_time.sources()[event_source as usize].group;
         (group, (self.event_time.position(event_source, time_us, record), nth))
     }
 
-    /// Where an event that is late by those before it stands, if it is executed nevertheless: where its source stood.
+    /// Returns the time at which an event is executed. An event that is late by earlier ones gets
+    /// the time at which its source stood, or `None` if it is not admitted.
     fn stands(&self, (event_source, time_us): (u32, i64), late_us: Option<i64>) -> Option<i64> {
         let admits = self.event_time.sources()[event_source as usize].late == Late::Admit;
         match late_us {
@@ -169,8 +173,8 @@ impl Ranks {
         }
     }
 
-    /// Takes what the snapshot's cut has, of which only events can wait: those that are before the watermark were
-    /// executed, or late.
+    /// Takes a request of the snapshot's cut. Only events can be buffered. Events before the
+    /// watermark were executed, or were late.
     pub fn restore(&mut self, mut read: Read) {
         let Some((event_source, time_us)) = read.timed else { return };
         let Some((from, before)) = &mut self.again[event_source as usize] else { return };
@@ -192,13 +196,13 @@ impl Ranks {
         self.waiting[group].insert(at, waits);
     }
 
-    /// What waits.
-    pub fn parked(&self) -> Parked {
+    /// Returns the buffered events.
+    pub fn buffered(&self) -> Buffered {
         let events = self.waiting.iter().map(|waiting| waiting.len() as u64).sum();
-        Parked { events, bytes: self.bytes, late: self.late }
+        Buffered { events, bytes: self.bytes, late: self.late }
     }
 
-    /// Where what waits of each event source begins.
+    /// Returns where the buffered events of each event source begin.
     pub fn first(&self) -> Vec<Waiting> {
         let mut first: BTreeMap<u32, Waiting> = BTreeMap::new();
         for ((position, _), waits) in self.waiting.iter().flatten() {
@@ -212,12 +216,13 @@ impl Ranks {
         first.into_values().collect()
     }
 
-    /// Whether the requests of the epoch that is to begin have been taken.
+    /// Whether the requests of the next epoch have been taken.
     pub fn has_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Takes the requests of a cut that have come in here, each with its source; what the others are told of them.
+    /// Takes the requests of a cut that this worker received, each with its source. Returns the
+    /// report for the others.
     pub fn take(
         &mut self,
         cut: &CutRecord,
@@ -285,14 +290,15 @@ impl Ranks {
         ranks
     }
 
-    /// Takes what has come in at another.
+    /// Takes the report of another worker.
     pub fn told(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
         self.told.entry(epoch).or_default().insert(from, ranks);
     }
 
-    /// The requests of the epoch that is to begin, each with its place, and how many places all of them have; nothing
-    /// before so many others have said what has come in at them. Where a watermark goes far at once an epoch is long: then
-    /// it is executed in parts of so many, the same everywhere.
+    /// Returns the requests of the next epoch, each with its place, and the number of places of all
+    /// workers together. Returns `None` until this many others have reported. If a watermark
+    /// advances far at once, the epoch is long. Then it is executed in parts of `part_max`, the
+    /// same at all workers.
     pub fn places(
         &mut self,
         epoch: u64,
@@ -329,7 +335,7 @@ impl Ranks {
         Some((parts, total))
     }
 
-    /// Says of the events with which intervals end that they do, where others have events of these ranks.
+    /// Marks the events that end intervals, given the ranks of other workers' events.
     fn close(&self, own: &mut [Placed], others: &[Ranked], functions: &dyn Functions) {
         if !self.event_time.has_intervals() {
             return;
@@ -337,7 +343,7 @@ impl Ranks {
         let mine = own.iter().enumerate().map(|(nth, placed)| (placed.rank, placed.on, Some(nth)));
         let mut all: Vec<(Rank, u64, Option<usize>)> =
             mine.chain(others.iter().map(|ranked| (ranked.rank, ranked.on, None))).collect();
-        // All of one rank are at one worker.
+        // All requests of one rank are at one worker.
         all.sort_by_key(|(rank, ..)| *rank);
         let ranks = all.iter().map(|(rank, on, _)| (*rank, *on));
         for (place, streams) in self.event_time.endings(ranks, &self.late_at) {
@@ -348,13 +354,14 @@ impl Ranks {
         }
     }
 
-    /// Where what has no time of its own stands in the epoch that has been taken last, by stream in event time.
+    /// Returns the time that requests without a time of their own get in the last epoch, by stream
+    /// in event time.
     pub fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
         self.event_time.marks_us(&self.late_at)
     }
 }
 
-/// About how many bytes of memory a request takes.
+/// Returns the approximate bytes of memory that a request takes.
 pub(super) fn bytes(request: &Request) -> u64 {
     let Request { id, call } = request;
     let values = output_bytes(&call.key) + output_bytes(&call.args);

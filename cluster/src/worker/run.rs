@@ -1,4 +1,4 @@
-//! Executing cuts, and letting out what they came to.
+//! Executing cuts, and releasing their outputs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -15,41 +15,42 @@ use super::save::Saving;
 use super::{Stage, Wish, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
-use crate::records::{CutRecord, Form, Output, Parked, Record, Request, RequestId, Times, Topic};
+use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Times, Topic};
 use crate::state::State;
 use crate::Settings;
 
-/// Outputs are together that take so many bytes at most: with more a log might refuse them.
+/// The maximum bytes of outputs in one record. A log might refuse larger records.
 const TOGETHER_BYTES: usize = 128 << 10;
-/// The place of what is told of a request beside its reply: behind all that its transaction has emitted.
+/// The place of the event that reports a request's result: after all events of its transaction.
 const LAST: [u32; 1] = [u32::MAX];
-/// An epoch has fewer parts than this many bits can count: numbers of its parts are behind those of the epoch before.
+/// The bits for the number of a part of an epoch. Numbers of an epoch's parts are above those of
+/// the epoch before.
 const PARTS_BITS: u32 = 24;
-/// So many pieces with events in event time an epoch takes of a source, about.
+/// The approximate number of pieces with events in event time that an epoch takes of a source.
 const PIECES: u64 = 4;
-/// So many calls that are not deterministic are named.
+/// The maximum number of calls that are reported as not deterministic.
 const NAMED_MAX: usize = 100;
 
 /// A source that this worker reads.
 pub(super) struct Source {
     /// Its number.
     source: u32,
-    /// Requests that no epoch has taken yet, and about how many bytes they take.
+    /// Requests that no epoch has taken yet. `bytes` is the approximate memory that they take.
     pub requests: VecDeque<Read>,
     pub bytes: u64,
-    /// Behind all that an epoch has taken.
+    /// The end of the records that epochs have taken.
     pub taken: u64,
-    /// Behind all that has been read.
+    /// The end of the records that have been read.
     pub upto: u64,
-    /// Where it ends, once that has been read.
+    /// The end of the source, once that has been read.
     ends_at: Option<u64>,
-    /// What has been read of each event source before.
+    /// The earlier events of each event source.
     before: Vec<Before>,
     pub is_asked: bool,
 }
 
 impl Source {
-    /// Takes up what has been read: what the coordinator is told of it.
+    /// Takes records that have been read. Returns the report for the coordinator.
     pub fn take(
         &mut self,
         records: Vec<(u64, Record)>,
@@ -77,13 +78,13 @@ impl Source {
         self.pieces(had, from, settings)
     }
 
-    /// All that no epoch has taken, for a coordinator that may have missed some of it, be it that there is
-    /// nothing at an offset; `None` when there is none.
+    /// Returns all records that no epoch has taken, for a coordinator that may have missed some of
+    /// them. Offsets without a request are included. Returns `None` if there are none.
     pub fn open(&self, settings: &Settings) -> Option<(u64, Vec<Piece>)> {
         (self.upto > self.taken).then(|| (self.taken, self.pieces(0, self.taken, settings)))
     }
 
-    /// Takes all that is before an offset.
+    /// Takes all requests before an offset.
     fn until(&mut self, upto: u64) -> Vec<Read> {
         self.taken = upto;
         let count = self.requests.partition_point(|read| read.at.0 < upto);
@@ -92,9 +93,10 @@ impl Source {
         taken
     }
 
-    /// The pieces from the `nth` request on.
+    /// Returns the pieces from the `nth` request on.
     fn pieces(&self, nth: usize, from: u64, settings: &Settings) -> Vec<Piece> {
-        // Of those with events in event time none is divided, so that some of them are an epoch.
+        // Pieces with events in event time are not divided. So they are small enough that an epoch
+        // takes several.
         let timed_max = (settings.epoch_max / PIECES).max(1);
         let mut pieces: Vec<Piece> = Vec::new();
         let (mut at, mut is_run) = (from, false);
@@ -133,7 +135,7 @@ impl Source {
                     let late = |bound_us| LateRow { offset, time_us, bound_us };
                     span.late = span.late.or(read.late_us.map(late));
                 }
-                let last = pieces.last_mut().expect("it is there");
+                let last = pieces.last_mut().expect("it was pushed");
                 last.times = times.values().copied().collect();
             }
             is_run = count == 1;
@@ -144,7 +146,7 @@ impl Source {
             }
             at = end + 1;
             push(&mut pieces, at, 0);
-            let last = pieces.last_mut().expect("it is there");
+            let last = pieces.last_mut().expect("it was pushed");
             last.times = settings.event_time.end_of(self.source).collect();
         }
         if self.upto > at {
@@ -161,53 +163,56 @@ pub(super) type Parts = Vec<Vec<(Tid, Request)>>;
 enum Coming {
     /// Some have not been read yet.
     Later,
-    /// All of them.
+    /// All have been read.
     All(Parts),
-    /// More than it has places for.
+    /// There are more than the cut has places for.
     TooMany,
 }
 
 /// A generation that executes.
 pub(super) struct Running {
     pub form: Arc<Form>,
-    /// Since this generation it owns what it owns now, or less.
+    /// The generation since which it has owned nothing that it does not own now.
     pub since: u64,
-    /// Which node it is.
+    /// Its node.
     pub own: NodeId,
     pub node: Node<State>,
     pub inputs: BTreeMap<u32, Source>,
-    /// Where streams are in event time: what waits for its watermark.
+    /// The buffered events, if streams are in event time.
     pub ranks: Option<Ranks>,
-    /// What clients call the requests that have come in here and have no reply; and what they are, where what
-    /// they come to may be told others, too.
+    /// The client's ids of received requests without a reply. The calls are retained, too, if their
+    /// results may be reported to others.
     open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
-    /// Cuts that are still to be executed, and whether snapshots are to be taken behind them.
+    /// Cuts to be executed, and whether snapshots must be taken after them.
     pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
-    /// The one that is executed now, and the parts of it that have not begun, each with its number.
+    /// The cut that is being executed. `parts` has its parts that have not begun, each with its
+    /// number.
     pub current: Option<(Arc<CutRecord>, Option<bool>)>,
     pub parts: VecDeque<(u64, Vec<(Tid, Call)>)>,
-    /// The last epoch that is in the rows, and the last one whose cut is durable.
+    /// The last epoch in the rows. `durable` is the last epoch whose cut is durable.
     pub executed: u64,
     pub durable: u64,
-    /// What waits for its cut to be durable.
+    /// Outputs that wait for their cut to be durable.
     pub held: VecDeque<(u64, Output)>,
-    /// What functions ask outside, which waits for the cuts of their epochs.
+    /// Questions to the outside that wait for the cuts of their epochs.
     pub questions: VecDeque<(u64, Question)>,
-    /// Rows of outboxes that have changed since they were told last, once they were told.
+    /// Rows of outboxes that have changed since the last report. `tells_outbox` says whether there
+    /// was one.
     pub outbox: BTreeMap<(TableId, Key), Stored>,
     pub tells_outbox: bool,
-    /// Those that are there, as they were told last.
+    /// The rows of outboxes in the last report.
     pub outside: BTreeSet<(TableId, Key)>,
-    /// What has left before.
+    /// The outputs that left before.
     pub known: HashSet<(Tid, Option<Path>)>,
-    /// How much of each epoch is being appended.
+    /// The number of outputs of each epoch that are being appended.
     pub appending: BTreeMap<u64, usize>,
-    /// For each source the end of the outputs, as far as this worker knows.
+    /// The end of the outputs of each source, as far as this worker knows.
     pub ends: Vec<u64>,
-    /// For each source an offset behind what had left when it went back to the snapshot.
+    /// For each source, an offset after the outputs that had left when it went back to the
+    /// snapshot.
     pub behind: Vec<u64>,
-    /// The bases behind the epochs of which it may still have something to append, and the last base that the
-    /// coordinator was told.
+    /// The bases after the epochs whose outputs may not have been appended completely. `told_base`
+    /// is the last base in a report to the coordinator.
     bases: VecDeque<(u64, u64)>,
     told_base: Option<u64>,
     pub saving: Option<Saving>,
@@ -276,20 +281,21 @@ impl Running {
         }
     }
 
-    /// A mistake: begins one request later than the snapshot says.
+    /// Injects a defect: begins one request later than the snapshot says.
     pub fn skip(&mut self) {
         if self.executed > 0 {
             self.inputs.values_mut().for_each(|source| source.upto += 1);
         }
     }
 
-    /// What waits for its watermark.
-    pub fn parked(&self) -> Parked {
-        self.ranks.as_ref().map_or_else(Parked::default, Ranks::parked)
+    /// Returns the buffered events.
+    pub fn buffered(&self) -> Buffered {
+        self.ranks.as_ref().map_or_else(Buffered::default, Ranks::buffered)
     }
 
-    /// Takes the requests of a cut that come in here, each with its place. Where events stand by their times others have to
-    /// know of them first, who are told what is left in `tells`.
+    /// Takes the requests of a cut that this worker received, each with its place. If there are
+    /// streams in event time, others must know of them first. Then `tells` gets the report for
+    /// them.
     fn requests(
         &mut self,
         cut: &CutRecord,
@@ -342,7 +348,7 @@ impl Running {
     }
 }
 
-/// Outputs in records of so many at most.
+/// Groups outputs into records of at most `max`.
 fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
     let mut records: Vec<Vec<Output>> = Vec::new();
     let mut bytes = 0;
@@ -363,11 +369,11 @@ fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
 }
 
 impl Worker {
-    /// Executes epochs as long as it can: a node alone ends one as it begins it.
+    /// Executes epochs as long as it can. A node without others ends an epoch as it begins it.
     pub(super) fn go_on(&mut self, effects: &mut Vec<Effect>) {
         while self.begin_next(effects) {
             let Stage::Running(running) = &self.stage else { return };
-            // It has to say meanwhile that it lives. The rest is begun when it is told the time.
+            // It must send beats meanwhile. The next tick begins the rest.
             if running.form.assignment.members.len() == 1 && !running.parts.is_empty() {
                 return;
             }
@@ -390,7 +396,7 @@ impl Worker {
         true
     }
 
-    /// Takes the next cut, if all that it has of requests can be had.
+    /// Takes the next cut, if all of its requests have been read.
     fn take_next(&mut self, effects: &mut Vec<Effect>) -> bool {
         let Stage::Running(running) = &mut self.stage else { return false };
         let Some((cut, _)) = running.cuts.front() else { return false };
@@ -409,9 +415,10 @@ impl Worker {
             Coming::All(parts) => parts,
             Coming::Later => return false,
             Coming::TooMany => {
-                // Others have taken the places behind, and so would two requests have one.
-                let why = "the log has more requests in a cut than were counted when it was made: either they \
-                           are read otherwise by this version, or the log has been changed";
+                // Other sources have the places after these, so two requests would have the same
+                // place.
+                let why = "a cut in the log has more requests than were counted when it was made: \
+                           this version reads them differently, or the log has been changed";
                 effects.push(Effect::Stop { why });
                 return false;
             }
@@ -426,7 +433,7 @@ impl Worker {
         true
     }
 
-    /// A message of another node.
+    /// Takes a message of another node.
     pub(super) fn receive(&mut self, from: NodeId, message: Message, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut out = Outbox::default();
@@ -435,7 +442,7 @@ impl Worker {
         self.go_on(effects);
     }
 
-    /// Sends what a node has to send, and takes what has happened on it.
+    /// Sends the messages of a node, and handles its events.
     pub(super) fn take(&mut self, out: Outbox, effects: &mut Vec<Effect>) {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
@@ -490,7 +497,7 @@ impl Worker {
         }
     }
 
-    /// Appends what may leave: replies and events whose cut is durable, and that have not left before.
+    /// Appends outputs whose cut is durable, and that have not left before.
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
         let early = self.is_spoiled_by(Fault::ReplyEarly);
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
@@ -500,7 +507,7 @@ impl Worker {
             if *epoch > running.durable && !early {
                 break;
             }
-            let (epoch, output) = running.held.pop_front().expect("it is there");
+            let (epoch, output) = running.held.pop_front().expect("the front exists");
             if !running.known.remove(&output.id()) {
                 *running.appending.entry(epoch).or_default() += 1;
                 let source = ((output.id().0 .0 - 1) % sources) as u32;
@@ -519,7 +526,7 @@ impl Worker {
         self.part_ready(effects);
     }
 
-    /// So much has left.
+    /// Notes that outputs are durable.
     pub(super) fn left(
         &mut self,
         epoch: u64,
@@ -541,29 +548,29 @@ impl Worker {
         self.part_ready(effects);
     }
 
-    /// An epoch is in the rows.
+    /// Notes that an epoch has been executed.
     fn executed(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         running.executed = epoch;
-        let parked = running.parked();
+        let buffered = running.buffered();
         let current = running.current.take();
         if let Some((_, Some(all))) = current {
             self.save(epoch, all, effects);
         }
         self.tell_outbox(effects);
-        self.tell(Packet::Executed { generation, epoch, parked }, effects);
+        self.tell(Packet::Executed { generation, epoch, buffered }, effects);
         self.tell_left(effects);
     }
 
-    /// Says of which epochs it has nothing more to append, where that has changed.
+    /// Reports the epochs of which it has nothing more to append, if that has changed.
     pub(super) fn tell_left(&mut self, effects: &mut Vec<Effect>) {
         let early = self.is_spoiled_by(Fault::LeftEarly);
         let Stage::Running(running) = &mut self.stage else { return };
         if !self.settings.tells_left {
             return;
         }
-        // An epoch may still become another one as long as its cut is not durable.
+        // An epoch may still change as long as its cut is not durable.
         let mut last = running.executed.min(running.durable);
         let held = running.held.front().map(|(epoch, _)| *epoch);
         let appending = running.appending.keys().next().copied().filter(|_| !early);
@@ -579,7 +586,7 @@ impl Worker {
         }
     }
 
-    /// Says it once more: a coordinator hears nothing of it before all are ready.
+    /// Repeats the report, because the coordinator ignores it before all members are ready.
     pub(super) fn tell_left_again(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
         let Some(base) = running.told_base else { return };

@@ -1,4 +1,4 @@
-//! Parts of snapshots: rows as an epoch has left them, stored beside the execution of the next ones.
+//! Parts of snapshots: rows as an epoch left them, stored during the execution of the next epochs.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use super::{Stage, Wish, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Object, PartRows, Waiting};
 
-/// So often a part is put that could not be stored.
+/// The number of attempts to store a part.
 const TRIES_MAX: u32 = 4;
 
-/// A part that is being stored, or is.
+/// A part that is stored, or is being stored.
 pub(super) struct Saving {
     epoch: u64,
     name: String,
@@ -21,9 +21,9 @@ pub(super) struct Saving {
     is_asked: bool,
     is_stored: bool,
     is_told: bool,
-    /// Where outputs of later epochs may begin.
+    /// The first offset of each source at which outputs of later epochs may be.
     outputs: Vec<u64>,
-    /// Of event sources of which something waits where that begins.
+    /// Where the buffered events of each event source begin.
     waiting: Vec<Waiting>,
 }
 
@@ -55,7 +55,7 @@ impl Worker {
         self.save_again(effects);
     }
 
-    /// Puts the part, if nobody is at it.
+    /// Stores the part, unless it is stored or being stored.
     pub(super) fn save_again(&mut self, effects: &mut Vec<Effect>) {
         let is_late = self.is_spoiled_by(Fault::SnapshotLate);
         let Stage::Running(running) = &mut self.stage else { return };
@@ -65,7 +65,7 @@ impl Worker {
             return;
         }
         if is_late && executed == saving.epoch {
-            // A mistake: waits until there is more.
+            // An injected defect: it waits until an epoch later.
             return;
         }
         if is_late {
@@ -76,7 +76,8 @@ impl Worker {
         }
         saving.is_asked = true;
         saving.tries += 1;
-        // A name is used once: what nobody knows the fate of may be there.
+        // Each name is used only once, because an attempt with an unknown outcome may have stored
+        // an object.
         let name = format!("{}-{}", saving.name, saving.tries);
         let object = Object::Part(saving.rows.clone());
         let epoch = saving.epoch;
@@ -84,7 +85,7 @@ impl Worker {
         effects.push(Effect::Put { token, name, object });
     }
 
-    /// The part is stored, or is not.
+    /// Notes that the part is stored, or is not.
     pub(super) fn part_stored(&mut self, epoch: u64, is_stored: bool, effects: &mut Vec<Effect>) {
         let generation = self.generation;
         let counts = is_stored || self.is_spoiled_by(Fault::CountFailedPut);
@@ -102,8 +103,8 @@ impl Worker {
         self.part_ready(effects);
     }
 
-    /// Says that the part is stored, once all that has left up to its epoch is in the outputs: from then on
-    /// nobody executes those epochs again.
+    /// Reports that the part is stored, once all outputs up to its epoch are in the log. From then
+    /// on no worker executes those epochs again.
     pub(super) fn part_ready(&mut self, effects: &mut Vec<Effect>) {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
@@ -121,7 +122,7 @@ impl Worker {
         self.tell(Packet::Part { generation, epoch, name, rows, outputs, waiting }, effects);
     }
 
-    /// The snapshot counts, or does not: then what it took has to be in the next one.
+    /// Notes whether the snapshot counts. If it does not, its changes belong to the next one.
     pub(super) fn snapshot_ended(&mut self, epoch: u64, counts: bool) {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };

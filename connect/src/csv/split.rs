@@ -1,20 +1,20 @@
-//! Where CSV records and fields end.
+//! The ends of CSV records and fields.
 //!
-//! The `csv` crate does not tell a quoted empty field from one without quotes, has no bound on a
-//! record, and does not say that a quote was left open. So this is our own; that crate is the
-//! oracle of its tests.
+//! The `csv` crate doesn't distinguish a quoted empty field from an unquoted one, has no bound on a
+//! record, and doesn't report a quote that was left open. So this splitter is our own, and that
+//! crate is the oracle of its tests.
 
 use crate::records::Split;
 
-/// How fields are separated and quoted.
+/// The delimiter and the quote.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dialect {
     pub delimiter: u8,
-    /// `None`: quotes are ordinary characters.
+    /// The quote. `None`: quotes are ordinary characters.
     pub quote: Option<u8>,
 }
 
-/// How a field was written.
+/// The way a field was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quoting {
     Plain,
@@ -25,7 +25,7 @@ pub(crate) enum Quoting {
     Broken,
 }
 
-/// A field's place in its record; without its quotes.
+/// A field's place in its record, without its quotes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Field {
     pub start: u32,
@@ -38,9 +38,9 @@ enum State {
     FieldStart,
     Plain,
     Quoted,
-    /// Behind a quote in a quoted field: its end, or the first of two.
+    /// After a quote in a quoted field. It is the closing quote, or the first of two.
     QuoteSeen,
-    /// Behind a carriage return after the closing quote.
+    /// After a carriage return that follows the closing quote.
     ReturnSeen,
 }
 
@@ -52,10 +52,10 @@ pub(crate) struct CsvSplit {
     scanned: usize,
     field: Field,
     pub fields: Vec<Field>,
-    /// Index of the first field with text after its closing quote.
+    /// The index of the first field with text after its closing quote.
     pub broken: Option<usize>,
     newlines: u64,
-    /// The record's beginning is gone: fields have no places any more.
+    /// Whether the record's beginning was dropped. Then fields have no places.
     dropped: bool,
 }
 
@@ -83,7 +83,7 @@ impl CsvSplit {
         self.fields.push(self.field);
     }
 
-    /// Ends the last field of a record, which ends at `end`; `next` is where the next one begins.
+    /// Ends the last field of a record, which ends at `end`. The next record begins at `next`.
     fn end_record(&mut self, data: &[u8], end: usize, next: usize) -> Option<usize> {
         if self.state == State::Plain || self.state == State::FieldStart {
             let start = self.field.start as usize;
@@ -99,7 +99,7 @@ impl CsvSplit {
 impl Split for CsvSplit {
     fn scan(&mut self, data: &[u8], last: bool) -> Option<usize> {
         let Dialect { delimiter, quote } = self.dialect;
-        // Never equal to a byte when there is no quote.
+        // If there is no quote, this never equals a byte.
         let quote = quote.map_or(u32::MAX, u32::from);
         let mut at = self.scanned;
         while at < data.len() {
@@ -177,7 +177,7 @@ impl Split for CsvSplit {
         }
         match self.state {
             State::FieldStart => {
-                // Behind the last delimiter stands an empty field.
+                // An empty field follows the last delimiter.
                 self.field = Field { start: at as u32, end: at as u32, quoting: Quoting::Plain };
             }
             State::Quoted => self.field.end = at as u32,
@@ -231,7 +231,7 @@ mod tests {
     use proptest::prelude::*;
     use std::io::{Cursor, Read};
 
-    /// Gives at most `step` bytes a read.
+    /// A reader that returns at most `step` bytes a read.
     struct Slow(Cursor<Vec<u8>>, usize);
 
     impl Read for Slow {

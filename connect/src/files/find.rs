@@ -1,4 +1,4 @@
-//! Which files there are.
+//! The search for files.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use tidemill_env::Disk;
 use super::FilesSettings;
 use crate::input::not_readable;
 
-/// The files that the settings name, sorted.
+/// Returns the files that the settings name, sorted.
 ///
 /// # Errors
-/// When there is none, unless a folder is followed.
+/// If there is none, unless a folder is followed.
 pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> {
     let path = &settings.path;
     let pattern = path.file_name().and_then(|n| n.to_str()).filter(|n| n.contains('*'));
@@ -45,8 +45,8 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
     }
 }
 
-/// Whether a file of this name in a folder would be one of the files that the settings name, and the
-/// folder; `None` when they name one file.
+/// Returns the folder that the settings name, and whether a file with this name in it would be
+/// read. `None` if they name one file.
 pub(crate) fn folder(
     settings: &FilesSettings,
     disk: &dyn Disk,
@@ -65,7 +65,7 @@ pub(crate) fn folder(
     }
 }
 
-/// Whether a name in a folder is read: by a pattern, or of all.
+/// Whether a name in a folder is read: by a pattern, or as any name.
 pub(crate) fn is_read(pattern: Option<&str>, name: &str) -> bool {
     match pattern {
         None => !name.starts_with('.'),
@@ -79,7 +79,7 @@ fn list(disk: &dyn Disk, folder: &Path, fits: impl Fn(&str) -> bool) -> Result<V
     let mut files = Vec::new();
     for path in disk.list(folder).map_err(|e| not_readable(disk, folder, &e))? {
         let name = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
-        // What has gone since, or is a dangling link, is not there.
+        // A file that has been removed since, or a dangling link, is not read.
         if fits(&name) && disk.metadata(&path).is_ok_and(|meta| !meta.is_dir) {
             files.push(path);
         }
@@ -88,7 +88,7 @@ fn list(disk: &dyn Disk, folder: &Path, fits: impl Fn(&str) -> bool) -> Result<V
     Ok(files)
 }
 
-/// Whether a name fits a pattern, in which `*` stands for anything.
+/// Whether a name matches a pattern, in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(head) else { return false };

@@ -1,7 +1,7 @@
-//! A folder that is followed: its files one after another, as one source.
+//! A followed folder: its files one after another, as one source.
 //!
-//! Offsets run on across files, so that the order of the files must never change: a file whose name
-//! sorts before one that was begun already has come too late, and is refused.
+//! Offsets continue across files, so the order of the files must never change. A file whose name
+//! sorts before one that was begun is too late, and is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ use crate::source::{Before, Chunk, FilePlace, Place, Polled, Source, RESTORE};
 /// The files of a folder.
 pub(super) struct Folder {
     opener: Opener,
-    /// The file that is read.
+    /// The file that is being read.
     current: Option<Current>,
-    /// Those that come later, by name.
+    /// The files that follow, by name.
     found: BTreeMap<String, PathBuf>,
-    /// The names of all that were begun.
+    /// The names of all files that were begun.
     begun: BTreeSet<String>,
     before: Before,
     place: Place,
@@ -61,7 +61,7 @@ impl Folder {
     fn begin(&mut self) -> Result<()> {
         while self.current.is_none() {
             let Some((name, path)) = self.found.pop_first() else { break };
-            // It may have got another name since.
+            // The file may have been renamed since.
             if self.opener.disk.exists(&path).unwrap_or(true) {
                 let rows = self.opener.open(&path)?;
                 self.begun.insert(name.clone());
@@ -113,7 +113,7 @@ impl Folder {
         chunk
     }
 
-    /// The present file was read to its end.
+    /// Ends the present file, which was read to its end.
     fn end(&mut self) {
         let Some(Current { name, rows }) = self.current.take() else { return };
         let Place { offset, bytes, checksum, .. } = rows.place();
@@ -148,7 +148,8 @@ impl Folder {
         let Some(at) = paths.iter().position(|path| name_of(path) == *name) else {
             return other(format!("the file {name} has gone, which was being read"));
         };
-        // Files that were read may be removed; then there is no telling whether one has come.
+        // Files that were read may be removed. Then the names can't show whether an earlier file
+        // was added.
         let earlier: Vec<String> = paths[..at].iter().map(|path| name_of(path)).collect();
         let names = earlier.iter().fold(Before::default().names, |sum, n| sum.then(n.as_bytes()));
         let count = earlier.len() as u64;
@@ -172,10 +173,10 @@ impl Folder {
 fn late(path: &Path, last: Option<&String>) -> Error {
     let last = last.map(String::as_str).unwrap_or_default();
     Error::input(format!(
-        "{} has come too late: its name sorts before {last}, which was begun already",
+        "{} arrived too late: its name sorts before {last}, which was begun already",
         path.display()
     ))
-    .help("take it out of the folder; the names of new files must sort behind all that are there")
+    .help("remove it from the folder; names of new files must sort after those of all files there")
 }
 
 impl Source for Folder {

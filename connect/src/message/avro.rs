@@ -1,12 +1,12 @@
-//! Avro with the ids of a registry of schemas in front: one byte 0, the id of the writer's schema in four
-//! bytes, then the record in Avro's binary encoding.
+//! Avro with the ids of a schema registry: one byte 0, the id of the writer's schema in four bytes,
+//! then the record in Avro's binary encoding.
 //!
-//! Rows are read from the bytes by the writer's schema, with no tree of values between: most columns are one
-//! number or one text. Bytes, and schemas, may be anything that others have sent: a length never makes room
-//! before the bytes are there, and what a message may cost is a function of how long it is
-//! ([`read`]), so that the same message is read or refused alike each time.
+//! Rows are read from the bytes by the writer's schema, without a tree of values, because most
+//! columns are one number or one text. Bytes and schemas may be anything that other programs have
+//! sent. A length reserves no memory before its bytes are there. The cost of a message is bounded
+//! by a function of its length ([`read`]), so the same message is always read or refused alike.
 //!
-//! How columns are written, and what they are read from:
+//! The encodings of columns:
 //!
 //! | type | written as | read also from |
 //! | --- | --- | --- |
@@ -36,27 +36,27 @@ pub(super) use rows::AvroRows;
 pub use schema::AvroSchema;
 pub use write::AvroValues;
 
-/// Where the schemas of writers are to be had.
+/// A source of the writers' schemas.
 pub trait Schemas: fmt::Debug + Send + Sync {
-    /// The schema of an id. Must not wait: whoever asks does so again.
+    /// Returns the schema of an id. Must not block: callers ask again.
     fn schema(&self, id: u32) -> Asked;
 }
 
-/// What is known of a schema.
+/// The state of a schema.
 #[derive(Clone, Debug)]
 pub enum Asked {
     /// It is known.
     Found(Arc<AvroSchema>),
-    /// It can't be had, and why: messages that were written by it are bad rows.
+    /// It is not available, for this reason. Messages that were written with it are bad rows.
     Refused(String),
-    /// Nobody has answered yet.
+    /// There is no answer yet.
     Later,
 }
 
-/// The bytes in front of a record.
+/// The number of bytes before a record.
 const HEAD: usize = 5;
 
-/// The id of the schema and the record behind it.
+/// Splits a value into the id of the schema and the record.
 fn split(value: &[u8]) -> Result<(u32, &[u8]), String> {
     match value.split_first_chunk::<HEAD>() {
         Some(([0, id @ ..], record)) => Ok((u32::from_be_bytes(*id), record)),

@@ -1,4 +1,4 @@
-//! What stands beside a message's value, as columns; and columns as keys.
+//! Data beside a message's value as columns, and columns as keys.
 
 use std::io::Write as _;
 
@@ -10,7 +10,7 @@ use crate::json;
 use crate::row::{Rule, Scratch, Slot};
 use crate::text;
 
-/// Where a column comes from.
+/// The origin of a column's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Beside {
     Key,
@@ -22,7 +22,7 @@ pub(super) enum Beside {
 }
 
 impl Beside {
-    /// From a setting.
+    /// Parses a setting.
     pub fn parse(from: &str, rule: &Rule) -> Result<Beside> {
         let beside = match from {
             "key" => Beside::Key,
@@ -56,7 +56,7 @@ impl Beside {
         }
     }
 
-    /// The column's value.
+    /// Decodes the column's value.
     pub fn slot(
         &self,
         message: &Message<'_>,
@@ -80,7 +80,7 @@ impl Beside {
             Beside::Key => message.key,
             Beside::Value => message.value,
             Beside::Header(name) => {
-                // The last of a name is the one that counts.
+                // The last header of a name counts.
                 message.headers.iter().rev().find(|(n, _)| n == name).map(|(_, value)| *value)
             }
         };
@@ -98,7 +98,7 @@ fn missing(rule: &Rule) -> Result<Slot, String> {
     }
 }
 
-/// A column's value from bytes: bytes as they are, all others from their text.
+/// Decodes a column's value from bytes: bytes unchanged, and all other types from their text.
 fn from_bytes(bytes: &[u8], rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> {
     if rule.ty == DataType::Bytes {
         return scratch.write(|out| {
@@ -119,7 +119,7 @@ fn from_bytes(bytes: &[u8], rule: &Rule, scratch: &mut Scratch) -> Result<Slot, 
     }
 }
 
-/// Appends a value as a key; `false` when it is null.
+/// Appends a value as a key. Returns `false` if it is null.
 pub(super) fn key_text(value: &Value, ty: &DataType, out: &mut Vec<u8>) -> bool {
     match value {
         Value::Null => return false,

@@ -7,9 +7,10 @@ use tidemill_core::{Batch, Schema, Value};
 
 use crate::msgpack::{put_bytes, put_float, put_int, put_str, put_timestamp};
 
-/// Encodes rows as maps: all fields in the order of the columns, null ones too.
+/// Encodes rows as maps: all fields in the order of the columns, including null ones.
 ///
-/// Timestamps are the extension -1 of msgpack, decimals their text, values of `any` columns as they are.
+/// Timestamps are msgpack's extension -1, decimals their text, and values of `any` columns
+/// unchanged.
 pub(super) struct Pack {
     names: Vec<String>,
 }
@@ -28,7 +29,7 @@ impl Pack {
     }
 }
 
-/// The head of an array or a map.
+/// Appends the head of an array or a map.
 fn head(len: usize, short: u8, long: u8, out: &mut Vec<u8>) {
     match len {
         0..16 => out.push(short | len as u8),

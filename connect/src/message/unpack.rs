@@ -16,7 +16,7 @@ pub(super) struct Unpack {
     pub unknown: UnknownFields,
 }
 
-/// What is said of bytes that end too early, or are none of msgpack.
+/// The reason for bytes that end too early, or are not msgpack.
 const DAMAGED: &str = "the value is not one map of msgpack";
 
 impl Unpack {
@@ -63,12 +63,12 @@ impl Unpack {
     }
 }
 
-/// The next thing; of an array or a map its head.
+/// The next token. For an array or a map it is the head.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Token<'a> {
     Nil,
     Bool(bool),
-    /// Wide enough for what msgpack has, signed or not.
+    /// An integer. The type is wide enough for msgpack's signed and unsigned numbers.
     Int(i128),
     Float(f64),
     Str(&'a [u8]),
@@ -116,19 +116,19 @@ fn take<'a>(input: &mut &'a [u8]) -> Option<Token<'a>> {
     })
 }
 
-/// Goes behind one value, with all that is in it.
+/// Skips one value, with everything in it.
 pub(super) fn skip(input: &mut &[u8], depth: usize) -> Option<()> {
     let items = match take(input)? {
         Token::Array(items) => items,
         Token::Map(fields) => fields.checked_mul(2)?,
         _ => 0,
     };
-    // Each item has a byte at least, so that a wild length ends soon.
+    // Each item has at least a byte, so a wrong length ends soon.
     (depth > 0 && items <= input.len()).then_some(())?;
     (0..items).try_for_each(|_| skip(input, depth - 1))
 }
 
-/// A column's value from one value of msgpack.
+/// Decodes a column's value from one value of msgpack.
 fn slot(raw: &[u8], rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> {
     if rule.nullable && raw == [0xc0] {
         return Ok(Slot::Null);
@@ -188,7 +188,7 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
             Value::Decimal(text::decimal(&string(found)?, *scale)?, *scale)
         }
         (DataType::List(item), Token::Array(items)) => {
-            // The bytes of it have been walked over: so many items are there.
+            // The bytes have been walked over, so there are this many items.
             let item = |i| value(input, item, time).map_err(|why| format!("item {i}: {why}"));
             Value::List((0..items).map(item).collect::<Result<_, _>>()?)
         }

@@ -1,4 +1,4 @@
-//! A file of the disk as the Parquet library reads files.
+//! A file of the disk, in the form in which the Parquet library reads files.
 
 use std::io::{self, BufReader, Read, SeekFrom};
 use std::path::Path;
@@ -12,15 +12,18 @@ use tidemill_env::{Disk, ReadFile};
 
 use crate::checksum::Checksum;
 
-/// How a Parquet file ends: the length of its description, and four letters.
+/// The size of a Parquet file's end: the length of its footer, and four letters.
 const FOOTER_BYTES: u64 = 8;
-/// Bytes that are read at once where the library reads byte by byte: headers of pages.
+/// The number of bytes that are read at once where the library reads single bytes: headers of
+/// pages.
 const BUFFER_BYTES: usize = 4 << 10;
-/// The most bytes of a page, unpacked: a file of a few kilobytes may say that it has gigabytes.
+/// The largest uncompressed size of a page, in bytes. A file of a few kilobytes may claim to have
+/// gigabytes.
 pub(super) const PAGE_BYTES_MAX: u64 = 128 << 20;
-/// So many bytes of a header have its first two fields.
+/// The number of bytes of a header that contain its first two fields.
 const HEAD_BYTES: u64 = 16;
-/// How the header of a page begins: the first field, a number. The second one begins as well.
+/// The first byte of a page's header: the first field is a number. The second field begins with the
+/// same byte.
 const FIELD: u8 = 0x15;
 
 /// An open file. Its readers share one position, and set it before they read.
@@ -28,7 +31,8 @@ const FIELD: u8 = 0x15;
 pub(crate) struct Chunks {
     file: Arc<Mutex<Box<dyn ReadFile>>>,
     len: u64,
-    /// Whoever reads from a place reads a page there, which must not be too large.
+    /// Whether pages are read from it. Then a reader from some position reads a page there, which
+    /// must not be too large.
     has_pages: bool,
 }
 
@@ -39,12 +43,12 @@ impl Chunks {
         Ok(Chunks { file: Arc::new(Mutex::new(file)), len, has_pages: false })
     }
 
-    /// The same, to read pages from.
+    /// Returns the same file for reading pages.
     pub fn of_pages(self) -> Chunks {
         Chunks { has_pages: true, ..self }
     }
 
-    /// How many bytes the page that begins at a place has, unpacked.
+    /// Returns the uncompressed size, in bytes, of the page that begins at a position.
     pub fn page_bytes(&self, start: u64) -> Result<u64> {
         let len = self.len.saturating_sub(start).min(HEAD_BYTES);
         page_bytes(&self.get_bytes(start, len as usize)?)
@@ -54,8 +58,8 @@ impl Chunks {
         self.len
     }
 
-    /// The checksum of what describes the file, at its end: the places, sizes and statistics of all
-    /// its parts.
+    /// Returns the checksum of the footer at the file's end: the places, sizes and statistics of
+    /// all parts.
     pub fn description(&self) -> Result<Checksum> {
         let short = || ParquetError::EOF("it is too short".into());
         let start = self.len.checked_sub(FOOTER_BYTES).ok_or_else(short)?;
@@ -102,7 +106,8 @@ impl ChunkReader for Chunks {
     }
 }
 
-/// How many bytes a page has, unpacked, by the first bytes of its header: what it is, and its size.
+/// Returns the uncompressed size of a page, from the first bytes of its header: its type and its
+/// size.
 fn page_bytes(head: &[u8]) -> Result<u64> {
     let strange = || ParquetError::General("a page has no header".into());
     let mut rest = head;
@@ -120,7 +125,7 @@ fn page_bytes(head: &[u8]) -> Result<u64> {
         None
     };
     let (Some(_), Some(size)) = (field(), field()) else { return Err(strange()) };
-    // Numbers that may be negative are written so that small ones are short.
+    // Signed numbers are zigzag-encoded, so that small ones are short.
     let bytes = if size & 1 == 0 { size / 2 } else { return Err(strange()) };
     match bytes <= PAGE_BYTES_MAX {
         true => Ok(bytes),
@@ -130,11 +135,12 @@ fn page_bytes(head: &[u8]) -> Result<u64> {
     }
 }
 
-/// Reads from a place on.
+/// Reads from a position on.
 pub(crate) struct From {
     chunks: Chunks,
     at: u64,
-    /// What is read next begins a page's header. Who asks for a reader need not read.
+    /// Whether the next read begins with a page's header. A caller that gets a reader need not read
+    /// from it.
     is_header: bool,
 }
 

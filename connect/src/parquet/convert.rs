@@ -1,4 +1,4 @@
-//! Columns as the file has them into columns as the stream has them, a column at a time.
+//! Conversion of the file's columns to the stream's columns, a column at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::text::{self, quoted};
 use crate::time::TimeFormat;
 use crate::{json, msgpack};
 
-/// Rows that can't be taken, each with its first reason.
+/// The rows that can't be read, each with its first reason.
 #[derive(Default)]
 pub(super) struct Bad(BTreeMap<usize, String>);
 
@@ -40,7 +40,7 @@ impl Bad {
     }
 }
 
-/// Refuses a type of the file's that a column can't be read from.
+/// Refuses a type of the file from which a column can't be read.
 pub(super) fn reading(from: &ArrowType, rule: &Rule) -> Result<(), String> {
     use ArrowType as A;
     let fits = match (&rule.ty, from) {
@@ -75,14 +75,14 @@ pub(super) fn reading(from: &ArrowType, rule: &Rule) -> Result<(), String> {
     }
 }
 
-/// The column of a file that has none.
+/// Returns a column of defaults, for a file without the column.
 pub(super) fn defaults(rule: &Rule, len: usize) -> ArrayRef {
     let mut builder = ColumnBuilder::new(&rule.ty);
     (0..len).for_each(|_| builder.push(&rule.default));
     builder.finish()
 }
 
-/// A column, with anything in the rows that are bad.
+/// Converts a column. Bad rows get arbitrary values.
 pub(super) fn convert(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     if !rule.nullable && array.logical_null_count() > 0 {
         let nulls = array.logical_nulls();
@@ -109,8 +109,8 @@ pub(super) fn convert(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef 
     }
 }
 
-/// Rows whose texts, bytes and lists are longer together than a row may be, or one of them longer than
-/// a value may be, are bad.
+/// Marks rows as bad if their texts, bytes and lists together are longer than a row may be. The
+/// same holds if one of them is longer than a value may be.
 pub(super) fn bound(columns: &[ArrayRef], rules: &[Rule], row_max: usize, bad: &mut Bad) {
     let ends = |array: &ArrayRef| match array.data_type() {
         ArrowType::Utf8 => Some(array.as_string::<i32>().offsets().clone()),
@@ -141,7 +141,7 @@ pub(super) fn bound(columns: &[ArrayRef], rules: &[Rule], row_max: usize, bad: &
     }
 }
 
-/// Applies `f` to every value; where it gives none, the row is bad for the reason that `why` gives.
+/// Applies `f` to every value. If it gives nothing, the row is bad for the reason from `why`.
 fn primitives<T: ArrowPrimitiveType>(
     array: &dyn Array,
     rule: &Rule,
@@ -157,7 +157,7 @@ fn primitives<T: ArrowPrimitiveType>(
         value.unwrap_or_default()
     };
     let values: Vec<i64> = array.values().iter().map(convert).collect();
-    // What stands where there is a null does not matter, and seldom does not fit.
+    // The value at a null does not matter, and it usually fits.
     if !fits {
         for (row, value) in array.iter().enumerate() {
             if let Some(value) = value.filter(|v| f(*v).is_none()) {
@@ -168,7 +168,7 @@ fn primitives<T: ArrowPrimitiveType>(
     Arc::new(Int64Array::new(values.into(), array.nulls().cloned()))
 }
 
-/// Integers of any width, each through `f`.
+/// Converts integers of any width, each by `f`.
 fn integers(
     array: &ArrayRef,
     rule: &Rule,
@@ -228,7 +228,7 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
         }
         ArrowType::Timestamp(TimeUnit::Nanosecond, _) => {
             let us = |v: i64| (v % 1000 == 0).then_some(v / 1000);
-            // In 64 bits there are no nanoseconds outside of the years 1 to 9999.
+            // 64 bits hold no nanoseconds outside of the years 1 to 9999 that could be stored.
             let finer = |v| format!("{v} ns is finer than microseconds");
             primitives::<TimestampNanosecondType>(array, rule, bad, us, finer)
         }
@@ -238,7 +238,7 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
             primitives::<Date32Type>(array, rule, bad, us, range)
         }
         from if from.is_integer() => {
-            // In the unit that the column's format says; without one in microseconds.
+            // The unit is that of the column's format, and microseconds without a format.
             let factor = match rule.time {
                 TimeFormat::Unix(digits) => 10i64.pow(digits.into()),
                 _ => 1,

@@ -1,6 +1,7 @@
-//! That nothing is written which is read, which somebody else writes, or which the engine keeps.
+//! A check that no file is written that is also read, that another sink writes, or that belongs to
+//! the engine.
 //!
-//! What counts is what a path leads to, not how it is written: by links of both kinds one file has
+//! Paths are compared by the files to which they lead, because links of both kinds can give a file
 //! many names.
 
 use std::io;
@@ -16,23 +17,23 @@ use crate::files::{paths, FileFormat, FilesSettings};
 /// A file that is written.
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// Its path.
+    /// The file's path.
     pub path: PathBuf,
-    /// A folder that is written, too: of the parts of a Parquet file.
+    /// The folder of a Parquet file's parts, which is also written.
     parts: Option<PathBuf>,
-    /// Who writes it, as "stream pay".
+    /// The writer, for example "stream pay".
     pub by: String,
     /// The user's line.
     pub at: String,
 }
 
 impl Written {
-    /// A file that somebody writes.
+    /// Describes a file that is written.
     pub fn new(path: impl Into<PathBuf>, by: impl Into<String>, at: impl Into<String>) -> Written {
         Written { path: path.into(), parts: None, by: by.into(), at: at.into() }
     }
 
-    /// What a sink writes.
+    /// Describes the files that a sink writes.
     pub fn of(sink: &SinkSettings, by: impl Into<String>, at: impl Into<String>) -> Written {
         let format = sink.format.or_else(|| FileFormat::of(&sink.path));
         let parts =
@@ -44,19 +45,19 @@ impl Written {
 /// Files that are read.
 #[derive(Clone, Debug)]
 pub struct Read {
-    /// Which.
+    /// The settings that name them.
     pub settings: FilesSettings,
-    /// Who reads them, as "stream payments".
+    /// The reader, for example "stream payments".
     pub by: String,
     /// The user's line.
     pub at: String,
 }
 
-/// What a path leads to.
+/// The target of a path.
 struct Place {
-    /// Without links.
+    /// The path without links.
     path: PathBuf,
-    /// What is there, if anything is.
+    /// The existing file, if there is one.
     id: Option<FileId>,
 }
 
@@ -66,7 +67,7 @@ impl Place {
         let id = match disk.metadata(path) {
             Ok(meta) => Some(meta.id),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            // A sink says what is wrong there when it is opened.
+            // A sink reports this error when it is opened.
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => None,
             Err(e) => return Err(fail(e)),
         };
@@ -82,12 +83,12 @@ impl Place {
     }
 }
 
-/// Refuses a program in which two write one file, or somebody writes what is read, or what is in a
-/// directory of the engine's. Call it before anything is opened for writing, or emptied: it changes
-/// nothing.
+/// Refuses a program in which two sinks write one file, or in which a written file is read or is in
+/// a directory of the engine. It changes nothing, so call it before anything is opened for writing
+/// or emptied.
 ///
 /// # Errors
-/// Names the first two that are not apart.
+/// The error names the first two that conflict.
 pub fn check_apart(
     disk: &dyn Disk,
     written: &[Written],
@@ -103,7 +104,9 @@ pub fn check_apart(
     for (nth, (file, place, _)) in places.iter().enumerate() {
         if let Some((other, ..)) = places[..nth].iter().find(|(_, other, _)| other.is(place)) {
             let what = match file.path == other.path {
-                true => format!("two write {}: {} and {}", file.path.display(), other.by, file.by),
+                true => {
+                    format!("two sinks write {}: {} and {}", file.path.display(), other.by, file.by)
+                }
                 false => format!(
                     "{} ({}) and {} ({}) are one file, and both are written",
                     other.path.display(),
@@ -126,7 +129,7 @@ pub fn check_apart(
 
 type Places<'a> = [(&'a Written, Place, Option<Place>)];
 
-/// Nobody writes what a source reads, now or when it looks again.
+/// Refuses a written file that a source reads, now or when it looks again.
 fn check_read(disk: &dyn Disk, written: &Places<'_>, source: &Read) -> Result<()> {
     let (by, shown) = (&source.by, source.settings.path.display());
     if let Some((path, pattern)) = folder(&source.settings, disk) {
@@ -176,7 +179,7 @@ fn check_read(disk: &dyn Disk, written: &Places<'_>, source: &Read) -> Result<()
     Ok(())
 }
 
-/// Nobody writes or reads in a directory of the engine's, or a file of it by another name.
+/// Refuses a file in a directory of the engine, or another name of a file there.
 fn check_directory(
     disk: &dyn Disk,
     written: &Places<'_>,
@@ -188,7 +191,7 @@ fn check_directory(
     let refuse = |path: &Path, by: &str, at: &str| {
         let what =
             format!("{} ({by}) is in {shown}, where the engine keeps its data", path.display());
-        Err(Error::program(what).help("keep files of your own elsewhere").at(at.to_owned()))
+        Err(Error::program(what).help("move your own files elsewhere").at(at.to_owned()))
     };
     for (file, place, _) in written {
         if place.path.starts_with(&own.path) {
@@ -205,7 +208,7 @@ fn check_directory(
     }
     let mut folders = vec![directory.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        // What another process removes meanwhile is not there.
+        // A file that another process removes in the meantime does not count.
         for path in disk.list(&folder).unwrap_or_default() {
             match disk.node(&path) {
                 Ok(NodeKind::Dir) => folders.push(path),
@@ -241,7 +244,7 @@ mod tests {
         Written::of(&SinkSettings::new(path), "stream out", "app.py:2")
     }
 
-    /// What is wrong, or nothing.
+    /// Returns the error's text, or an empty text.
     fn check(written: &[Written], read: &[Read], directories: &[&Path]) -> String {
         let directories: Vec<PathBuf> = directories.iter().map(|path| path.to_path_buf()).collect();
         let checked = check_apart(&*Env::real().disk, written, read, &directories);
@@ -249,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "links are not behind the door")]
+    #[allow(clippy::disallowed_methods, reason = "the environment has no links")]
     fn one_file_is_known_by_all_its_names() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "links are not behind the door")]
+    #[allow(clippy::disallowed_methods, reason = "the environment has no links")]
     fn nothing_is_written_where_files_are_looked_for() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -305,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "links are not behind the door")]
+    #[allow(clippy::disallowed_methods, reason = "the environment has no links")]
     fn the_data_is_the_engines_own() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -318,7 +321,7 @@ mod tests {
         }
         let error = check(&[], &[read(at("data/store"))], &[&at("data")]);
         assert!(error.contains("where the engine keeps its data"), "{error}");
-        // Also where it is still to be made.
+        // This also holds if the directory does not exist yet.
         let error = check(&[written(at("new/x.csv"))], &[], &[&at("new")]);
         assert!(error.contains("where the engine keeps its data"), "{error}");
         assert_eq!(check(&[written(at("data.csv"))], &[], &[&at("data")]), "");

@@ -1,17 +1,17 @@
-//! What every sink promises, as checks that panic where a promise is broken.
+//! The promises of every sink, as checks that panic if a promise is broken.
 
 use tidemill_core::{Batch, Result, Row};
 
 use super::{Sink, SinkPlace};
 
-/// A new sink, and what reads all rows that can be seen of it.
+/// A new sink, and a function that reads all of its visible rows.
 pub type Made = (Box<dyn Sink>, Box<dyn Fn() -> Vec<Row>>);
 
-/// Checks what [`Sink`] promises while nothing fails. `make` makes a new sink; `batch` holds the
+/// Checks the promises of a [`Sink`] without failures. `make` makes a new sink; `batch` has the
 /// rows to write, at least two, which must differ.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn check(make: impl Fn() -> Made, batch: &Batch) {
     let rows: Vec<Row> = batch.rows().collect();
     assert!(rows.len() >= 2, "the check needs two rows");
@@ -68,41 +68,41 @@ pub fn check(make: impl Fn() -> Made, batch: &Batch) {
     assert_eq!(seen(), [] as [Row; 0], "what was not committed is not seen");
 }
 
-/// A disk on which one sink writes.
+/// A disk to which one sink writes.
 pub trait World {
     /// Opens the sink there.
     ///
     /// # Errors
-    /// As the sink's own.
+    /// Those of the sink.
     fn open(&self, resume: Option<&SinkPlace>) -> Result<Box<dyn Sink>>;
 
-    /// How many of the rows can be read there, from the first on.
+    /// Returns the number of rows that can be read there, from the first on.
     fn rows(&self) -> usize;
 
-    /// Everything that a finished sink has left there, in a form that does not depend on when it
-    /// was synced.
+    /// Returns everything that a finished sink has left there, in a form that does not depend on
+    /// its syncs.
     fn content(&self) -> Vec<u8>;
 }
 
-/// What whoever drives a sink knows when the machine stops.
+/// The knowledge of a sink's driver when the machine stops.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// How many epochs have a durable cut.
+    /// The number of epochs with a durable cut.
     pub cuts: usize,
-    /// Where the sink stood at each of them.
+    /// The sink's place at each of them.
     pub places: Vec<SinkPlace>,
-    /// The epochs of the last snapshot, and the sink's place in it.
+    /// The number of epochs in the last snapshot, and the sink's place in it.
     pub snapshot: (usize, SinkPlace),
 }
 
-/// Epochs between two snapshots.
+/// The number of epochs between two snapshots.
 const SNAPSHOT_EPOCHS: usize = 3;
 
-/// Writes the epochs to their end, as whoever drives a sink does. `known` is told each time that
-/// what is known changes.
+/// Writes the epochs to their end, as a sink's driver does. `known` is called each time the
+/// driver's knowledge changes.
 ///
 /// # Errors
-/// The sink's first; then it must stay failed.
+/// The sink's first error; then the sink must stay failed.
 pub fn run(world: &dyn World, epochs: &[Batch], known: &mut dyn FnMut(&Known)) -> Result<()> {
     let mut sink = world.open(None)?;
     let mut now = Known { snapshot: (0, sink.place()), ..Known::default() };
@@ -135,11 +135,11 @@ fn go_on(
     sink.finish()
 }
 
-/// Recovers after a run of [`run`] was stopped when this was known, and finishes the run. With
-/// `shrinks` rows may be unseen for a while that could be seen before.
+/// Recovers after a run of [`run`] was stopped with this knowledge, and finishes the run. With
+/// `shrinks`, visible rows may be hidden for a while.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn check_recovery(world: &dyn World, epochs: &[Batch], known: &Known, shrinks: bool) {
     let mut known = known.clone();
     let (first, place) = known.snapshot.clone();
@@ -171,7 +171,7 @@ pub fn check_recovery(world: &dyn World, epochs: &[Batch], known: &Known, shrink
     go_on(&mut *sink, epochs, &mut known, &mut |_| {}).expect("the rest");
     assert_eq!(world.rows(), rows(epochs), "all rows, once");
 
-    // A run that is over, started again.
+    // A finished run is started again.
     let end = sink.sync().expect("a finished sink is durable");
     let content = world.content();
     let mut again = world.open(Some(&end)).expect("the end is a place");

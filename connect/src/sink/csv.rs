@@ -60,7 +60,7 @@ impl CsvEncode {
         })
     }
 
-    /// Whether a cell must stand in quotes.
+    /// Whether a cell needs quotes.
     fn needs_quotes(&self, cell: &[u8]) -> bool {
         cell.is_empty()
             || cell == self.null
@@ -84,7 +84,7 @@ impl CsvEncode {
     }
 
     fn put_null(&self, out: &mut Vec<u8>) {
-        // A line with nothing in it would be none; only a text tells quotes from nothing.
+        // An empty line would not be a record. Only a text distinguishes quotes from nothing.
         if self.null.is_empty() && self.schema.len() == 1 {
             out.extend_from_slice(b"\"\"");
         }
@@ -101,7 +101,7 @@ impl Encode for CsvEncode {
             if i > 0 {
                 out.push(self.delimiter);
             }
-            // White space around a plain name is not part of it.
+            // White space around an unquoted name is not part of it.
             if column.name.trim() != &*column.name && !self.needs_quotes(column.name.as_bytes()) {
                 out.push(QUOTE);
                 out.extend_from_slice(column.name.as_bytes());

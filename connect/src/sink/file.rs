@@ -1,4 +1,4 @@
-//! Rows into a file.
+//! A sink that writes rows into a file.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use tidemill_env::Disk;
 use super::target::{check_schema, folder, io_error, Start, Target};
 use super::{Sink, SinkPlace};
 
-/// How rows become bytes. The same rows become the same bytes.
+/// The way in which rows become bytes. The same rows become the same bytes.
 pub(super) trait Encode: Send {
-    /// What stands before the first row.
+    /// Appends the text before the first row.
     fn header(&self, out: &mut Vec<u8>);
     /// Appends rows.
     fn rows(&mut self, batch: &Batch, out: &mut Vec<u8>);
@@ -22,28 +22,28 @@ pub(super) trait Encode: Send {
 
 /// Writes a file. Rows wait in memory until they are committed.
 ///
-/// A commit hands them to the operating system (of a packed file: to the packer, so they may be
-/// seen only when it is synced); they are safe from a power cut when `sync` or `finish` has
-/// returned. What is written again after a crash goes over the same bytes; a packed file is cut at
-/// the place first, because packing again may give other bytes.
+/// A commit hands them to the operating system. For a compressed file it hands them to the
+/// compressor, so they may be visible only after a sync. Rows are safe from a power cut when `sync`
+/// or `finish` has returned. Rows that are written again after a crash overwrite the same bytes. A
+/// compressed file is first cut at the place, because compressing again may give other bytes.
 pub(super) struct FileSink<E> {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     schema: Arc<Schema>,
     encode: E,
-    /// `None` after the end.
+    /// The output; `None` after the end.
     out: Option<Out>,
     pending: Vec<u8>,
     pending_rows: u64,
-    /// What was committed.
+    /// The committed rows and bytes.
     rows: u64,
     bytes: u64,
-    /// There may be something behind the place at which the file was opened.
+    /// Whether there may be data after the place at which the file was opened.
     unsettled: bool,
-    /// What was committed is durable; so is the file's name.
+    /// Whether the committed rows are durable, and whether the file's name is.
     synced: bool,
     named: bool,
-    /// Where the sink stood at its end.
+    /// The sink's place at its end.
     last: SinkPlace,
     failed: Option<Error>,
 }
@@ -52,7 +52,7 @@ enum Out {
     Plain(Target),
     /// Within a member of a gzip file.
     Packed(GzEncoder<Target>),
-    /// Between two of them.
+    /// Between two members.
     Between(Target),
 }
 
@@ -65,7 +65,7 @@ impl Out {
         }
     }
 
-    /// Ready to be written to.
+    /// Returns an output that is ready for writing.
     fn open(self) -> Out {
         match self {
             Out::Between(target) => Out::Packed(GzEncoder::new(target, Compression::fast())),
@@ -73,7 +73,7 @@ impl Out {
         }
     }
 
-    /// Nothing of what was written is held back.
+    /// Returns an output that holds nothing back.
     fn closed(self) -> io::Result<Out> {
         match self {
             Out::Packed(packer) => Ok(Out::Between(packer.finish()?)),
@@ -90,7 +90,7 @@ impl Out {
 }
 
 impl<E: Encode> FileSink<E> {
-    /// Begins the file with its header, or goes on in it.
+    /// Begins the file with its header, or continues it.
     pub fn open(
         disk: Arc<dyn Disk>,
         path: &Path,
@@ -226,7 +226,7 @@ impl<E: Encode> Sink for FileSink<E> {
         self.bytes += self.pending.len() as u64;
         self.synced = false;
         self.pending.clear();
-        // One large epoch must not hold its memory for ever.
+        // The memory of one large epoch must not stay for ever.
         self.pending.shrink_to(1 << 20);
         Ok(())
     }

@@ -12,9 +12,9 @@ use super::file::Encode;
 use crate::json;
 use crate::msgpack;
 
-/// Encodes rows as JSON lines: all fields in the order of the columns, null ones too.
+/// Encodes rows as JSON lines: all fields in the order of the columns, including null ones.
 pub(crate) struct JsonlEncode {
-    /// What stands before each value: a brace or a comma, the name, a colon.
+    /// The text before each value: a brace or a comma, the name, a colon.
     heads: Vec<(Vec<u8>, DataType)>,
 }
 

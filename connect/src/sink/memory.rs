@@ -1,4 +1,4 @@
-//! A sink that keeps rows in memory.
+//! A sink that stores rows in memory.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use tidemill_core::{Batch, Error, Result, Schema};
 
 use super::{Sink, SinkPlace};
 
-/// Makes a sink in memory, and what reads it.
+/// Creates a sink in memory, and the reader of its rows.
 pub fn memory(schema: Arc<Schema>) -> (MemorySink, MemoryRows) {
     let rows = MemoryRows { batches: Arc::default() };
     let sink = MemorySink {
@@ -21,7 +21,7 @@ pub fn memory(schema: Arc<Schema>) -> (MemorySink, MemoryRows) {
     (sink, rows)
 }
 
-/// Keeps committed rows for a [`MemoryRows`].
+/// Stores committed rows for a [`MemoryRows`].
 pub struct MemorySink {
     schema: Arc<Schema>,
     pending: Vec<Batch>,
@@ -38,12 +38,12 @@ pub struct MemoryRows {
 }
 
 impl MemoryRows {
-    /// All rows so far, in order.
+    /// Returns all rows so far, in order.
     pub fn batches(&self) -> Vec<Batch> {
         self.batches.lock().clone()
     }
 
-    /// The rows since the last call; they are not kept any longer.
+    /// Takes the rows since the last call.
     pub fn take(&self) -> Vec<Batch> {
         std::mem::take(&mut *self.batches.lock())
     }

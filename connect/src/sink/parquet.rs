@@ -1,18 +1,18 @@
-//! Rows into Parquet files.
+//! A sink that writes Parquet files.
 //!
-//! A Parquet file can't be read before its end is written, so rows go to part files, each of which
-//! gets its name when it is complete, and the parts become one file at the end:
+//! A Parquet file can't be read before its end is written. So rows go to part files, each of which
+//! gets its name when it is complete. At the end the parts become one file:
 //!
 //! ```text
 //! out.parquet.parts/0000000000000000-4096.parquet     first row in hexadecimal, number of rows
 //! out.parquet.parts/0000000000001000-77.parquet
 //! out.parquet.parts/.part                             the one that is being written
-//! out.parquet                                         at the end; then the parts go
+//! out.parquet                                         at the end; then the parts are removed
 //! ```
 //!
-//! What was published is never written again: rows that come again after a crash are skipped up to
-//! the end of the last part. So the parts, with the file before them, always hold the first rows of
-//! the output, each once: parts whose rows are in the file already are what a crash left of merging.
+//! Published rows are never written again: repeated rows after a crash are skipped up to the end of
+//! the last part. So the file and its parts always hold the first rows of the output, each once. If
+//! parts have rows that are already in the file, a crash has interrupted the merging.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,11 +36,11 @@ use super::target::{check_schema, check_target, folder, io_error, Start};
 use super::{Sink, SinkPlace};
 use crate::parquet::Chunks;
 
-/// A part is published when it has so many rows,
+/// The number of rows after which a part is published.
 const PART_ROWS: u64 = 1 << 20;
-/// or so many bytes,
+/// The size in bytes after which a part is published.
 const PART_BYTES: usize = 64 << 20;
-/// or was begun so long ago, in nanoseconds.
+/// The age in nanoseconds after which a part is published.
 const PART_NS: u64 = 10_000_000_000;
 /// The part that is being written.
 const PART: &str = ".part";
@@ -56,11 +56,11 @@ pub(super) struct ParquetSink {
     schema: Arc<Schema>,
     arrow: SchemaRef,
     root: TypePtr,
-    /// Rows in the file itself.
+    /// The rows in the file itself.
     merged: u64,
-    /// Rows in the file and in parts.
+    /// The rows in the file and in parts.
     published: u64,
-    /// Rows committed, of which those up to `published` are skipped.
+    /// The committed rows, of which those up to `published` are skipped.
     rows: u64,
     part: Option<Part>,
     pending: Vec<Batch>,
@@ -69,21 +69,21 @@ pub(super) struct ParquetSink {
     failed: Option<Error>,
 }
 
-/// The part that is being written, behind what was published.
+/// The part that is being written, after the published rows.
 struct Part {
     writer: ArrowWriter<Box<dyn WriteFile>>,
     rows: u64,
     begun_ns: u64,
 }
 
-/// The folder of the parts of a file.
+/// Returns the folder of a file's parts.
 pub(super) fn parts(path: &Path) -> PathBuf {
     let mut parts = path.as_os_str().to_owned();
     parts.push(".parts");
     parts.into()
 }
 
-/// What can go wrong below.
+/// The faults of the operations below.
 enum Fault {
     Io(io::Error),
     Parquet(ParquetError),
@@ -108,7 +108,7 @@ impl From<ParquetError> for Fault {
 }
 
 impl ParquetSink {
-    /// Begins a new output, or goes on in one.
+    /// Begins a new output, or continues one.
     pub fn open(env: &Env, path: &Path, start: Start, schema: &Arc<Schema>) -> Result<ParquetSink> {
         let arrow = Arc::new(arrow_schema(schema));
         let root = ArrowSchemaConverter::new()
@@ -139,13 +139,13 @@ impl ParquetSink {
         Ok(sink)
     }
 
-    /// Removes what is there, durably: a later start must not take it for its own.
+    /// Removes existing files durably, so that a later start doesn't take them for its own.
     fn begin(&mut self, overwrite: bool) -> Result<()> {
         check_target(&*self.disk, &self.path, overwrite)?;
         let parts = self.names()?;
         if !overwrite && parts.iter().any(|path| number(path).is_some()) {
             return Err(Error::setting(format!("{} has files already", self.parts.display()))
-                .help("--fresh starts anew and replaces them; or write to another file"));
+                .help("--fresh starts again and replaces them; or write to another file"));
         }
         let start = || {
             self.disk.create_dir_all(folder(&self.path))?;
@@ -158,7 +158,7 @@ impl ParquetSink {
         start().map_err(|e| io_error(&self.path, &e))
     }
 
-    /// Finds out what was published.
+    /// Finds the published rows.
     fn resume(&mut self, place: &SinkPlace) -> Result<()> {
         let fail = |e: io::Error| io_error(&self.path, &e);
         self.disk.create_dir_all(folder(&self.path)).map_err(fail)?;
@@ -193,7 +193,7 @@ impl ParquetSink {
         }
         self.rows = place.rows;
         self.remove(&gone).map_err(|e| io_error(&self.path, &e))?;
-        // A name that can be seen need not be stored.
+        // A visible name need not be durable.
         let store = || {
             if self.published > self.merged {
                 self.disk.sync_dir(&self.parts)?;
@@ -205,10 +205,10 @@ impl ParquetSink {
 
     fn other(&self, what: String) -> Error {
         Error::new(Kind::Io, format!("{what}: that is not what was written before"))
-            .help("restore the files as they were, or start anew with --fresh")
+            .help("restore the files as they were, or start again with --fresh")
     }
 
-    /// How many rows a file has, which must be one of ours.
+    /// Returns the number of rows of a file, which must be one of this sink's.
     fn rows_of(&self, path: &Path) -> Result<u64> {
         let read = || -> Result<ParquetMetaData, Fault> { Ok(self.described(path)?.1) };
         match read() {
@@ -226,7 +226,7 @@ impl ParquetSink {
         Ok((chunks, described))
     }
 
-    /// The files in the folder of parts, sorted.
+    /// Returns the files in the folder of parts, sorted.
     fn names(&self) -> Result<Vec<PathBuf>> {
         match self.disk.list(&self.parts) {
             Ok(paths) => Ok(paths),
@@ -239,12 +239,12 @@ impl ParquetSink {
         paths.iter().filter(|path| is_ours(path)).try_for_each(|path| self.disk.remove(path))
     }
 
-    /// Removes these parts, which are all there are, and their folder.
+    /// Removes these parts, which are all parts, and their folder.
     fn remove_parts(&self, paths: &[PathBuf]) -> io::Result<()> {
         self.remove(paths)?;
         match self.disk.sync_dir(&self.parts).and_then(|()| self.disk.remove_dir(&self.parts)) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-            // Somebody else keeps files there: let them.
+            // Another program has files there, and they stay.
             Err(e) if e.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
             other => other,
         }
@@ -256,9 +256,9 @@ impl ParquetSink {
             .set_statistics_enabled(EnabledStatistics::Chunk)
             .set_max_row_group_row_count(Some(PART_ROWS as usize))
             .set_created_by("tidemill".into());
-        // A dictionary pays for texts; for numbers it costs more time than all the rest. Integers
-        // are small as differences, of which packing makes nothing less: it would cost half of the
-        // time of writing, and of reading.
+        // A dictionary pays off for texts. For numbers it takes more time than everything else.
+        // Integers are small as differences. Compressing these saves nothing, and would take half
+        // of the time of writing and reading.
         for column in &self.schema.columns {
             let path = ColumnPath::from(&*column.name);
             if matches!(column.ty, DataType::Int | DataType::Timestamp) {
@@ -276,7 +276,7 @@ impl ParquetSink {
     fn begin_part(&self) -> Result<Part, Fault> {
         self.disk.create_dir_all(&self.parts)?;
         let file = self.disk.create(&self.parts.join(PART))?;
-        // The types are plain Parquet ones: nothing has to be told about Arrow's.
+        // The types are plain Parquet types, so Arrow's need not be stored.
         let options = ArrowWriterOptions::new()
             .with_properties(self.properties())
             .with_skip_arrow_metadata(true);
@@ -320,13 +320,13 @@ impl ParquetSink {
         writer.into_inner()?.sync()?;
         let name = format!("{:016x}-{rows}.parquet", self.published);
         self.disk.rename(&self.parts.join(PART), &self.parts.join(name))?;
-        // Before the next one: there must never be a part without those before it.
+        // This comes before the next part: there must never be a part without those before it.
         self.disk.sync_dir(&self.parts)?;
         self.published += rows;
         Ok(())
     }
 
-    /// Makes one file of the parts.
+    /// Merges the parts into one file.
     fn merge(&mut self) -> Result<(), Fault> {
         let list = match self.disk.list(&self.parts) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -336,7 +336,7 @@ impl ParquetSink {
         let there = self.merged > 0 || self.published == 0 && self.disk.exists(&self.path)?;
         match parts[..] {
             [] if there => {}
-            // It is the file.
+            // The part is the file.
             [part] if self.merged == 0 => self.disk.rename(part, &self.path)?,
             _ => {
                 self.disk.create_dir_all(&self.parts)?;
@@ -354,7 +354,7 @@ impl ParquetSink {
         }
     }
 
-    /// Copies the row groups of these files, as they are, to a new one.
+    /// Copies the row groups of these files unchanged to a new one.
     fn copy<'a>(&self, from: impl Iterator<Item = &'a PathBuf>, to: &Path) -> Result<(), Fault> {
         let file = self.disk.create(to)?;
         let properties = Arc::new(self.properties());
@@ -400,14 +400,14 @@ impl ParquetSink {
     }
 }
 
-/// First row and number of rows, by the name of a part.
+/// Returns the first row and the number of rows from the name of a part.
 fn number(path: &Path) -> Option<(u64, u64)> {
     let (first, rows) = path.file_name()?.to_str()?.strip_suffix(".parquet")?.split_once('-')?;
     let first = Some(first).filter(|f| f.len() == 16).map(|f| u64::from_str_radix(f, 16));
     Some((first?.ok()?, rows.parse().ok()?))
 }
 
-/// Whether a file in the folder of parts is the sink's, and not one that somebody has put there.
+/// Whether a file in the folder of parts is this sink's, and not one of another program.
 fn is_ours(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     number(path).is_some() || matches!(name, Some(PART | MERGED))
@@ -446,8 +446,8 @@ impl Sink for ParquetSink {
         Ok(SinkPlace { rows: self.rows, ..SinkPlace::default() })
     }
 
-    /// Parts behind what was written again would be outputs that nobody computed: their cut was
-    /// not durable, so there are none.
+    /// Checks that no parts follow the rows that were written again. Such parts would be outputs
+    /// that were never computed: their cut was not durable.
     fn settle(&mut self) -> Result<()> {
         self.check()?;
         if self.rows >= self.published {
@@ -474,7 +474,7 @@ impl Sink for ParquetSink {
         self.settle()?;
         let mut done = self.publish();
         if done.is_ok() && self.published == 0 {
-            // A file without rows has columns all the same.
+            // A file without rows still has columns.
             done = self.begin_part().map(|part| self.part = Some(part));
             done = done.and_then(|()| self.publish());
         }

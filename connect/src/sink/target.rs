@@ -1,4 +1,4 @@
-//! Files that sinks write to: whether they may, and where they stand in them.
+//! Files that sinks write to: whether writing is allowed, and the place in them.
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -12,25 +12,25 @@ use tidemill_env::{Disk, WriteFile};
 use super::{FileEnd, SinkPlace};
 use crate::checksum::Checksum;
 
-/// Bytes that are read at a time when a file is compared with what was written.
+/// The bytes that are read at a time when a file is compared with its checksum.
 const PIECE_BYTES: usize = 1 << 18;
 
-/// By so many bytes a short text may grow when it is packed.
+/// The number of bytes by which a short text may grow when it is compressed.
 const PACKED_BYTES: u64 = 64;
 
-/// How a packed file begins.
+/// The first bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// How a sink begins.
+/// The start of a sink.
 #[derive(Clone, Debug)]
 pub(super) enum Start {
     /// With a new file.
     New { overwrite: bool },
-    /// At a place in the one that was written before.
+    /// At a place in an earlier file.
     At(SinkPlace),
 }
 
-/// A file that is written, and the hash of what it holds.
+/// A file that is written, and the hash of its content.
 pub(super) struct Target {
     file: Box<dyn WriteFile>,
     at: u64,
@@ -38,9 +38,11 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Makes the file new, or begins it again: of what was written before a place without rows
-    /// nothing is known, so nothing is compared, and nothing is cut before it was written again.
-    /// What holds nothing but the header that it would get is new.
+    /// Creates the file, or begins it again.
+    ///
+    /// About the content before a place without rows nothing is known. So nothing is compared, and
+    /// nothing is cut before it was written again. A file that holds only the header that it would
+    /// get counts as new.
     pub fn create(disk: &dyn Disk, path: &Path, start: Start, header: &[u8]) -> Result<Target> {
         let fail = |e: io::Error| io_error(path, &e);
         let file = match start {
@@ -58,13 +60,13 @@ impl Target {
         Ok(Target { file, at: 0, hash: Hasher128::default() })
     }
 
-    /// Opens the file behind what was written to it before, all of which is read and compared.
+    /// Opens the file after its earlier content, all of which is read and compared.
     pub fn resume(disk: &dyn Disk, path: &Path, place: &SinkPlace) -> Result<Target> {
         let shown = path.display();
         let Some(end) = place.end else {
             return Err(Error::internal(format!(
-                "{shown} is to be continued behind row {}, which is no place that it can be \
-                 continued at",
+                "{shown} is to be continued after row {}, which is not a place where it can be \
+                 continued",
                 place.rows
             )));
         };
@@ -75,7 +77,7 @@ impl Target {
                 Kind::Io,
                 format!("{shown} {what}, after {rows} rows were written to it"),
             )
-            .help("restore it as it was, or start anew with --fresh"))
+            .help("restore it as it was, or start again with --fresh"))
         };
         let mut file = match disk.open_read(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return refuse("has gone".into()),
@@ -100,14 +102,14 @@ impl Target {
         Ok(Target { file: disk.open_at(path, end.len).map_err(fail)?, at: end.len, hash })
     }
 
-    /// Where the file stands, and would stand behind these bytes.
+    /// Returns the present end, or the end after these bytes.
     pub fn end(&self, pending: &[u8]) -> FileEnd {
         let mut hash = self.hash.clone();
         hash.update(pending);
         FileEnd { len: self.at + pending.len() as u64, checksum: Checksum(hash.digest()) }
     }
 
-    /// Cuts off what is behind.
+    /// Cuts off the content after the present end.
     pub fn cut(&mut self) -> io::Result<()> {
         match self.file.len()? > self.at {
             true => self.file.set_len(self.at),
@@ -115,7 +117,7 @@ impl Target {
         }
     }
 
-    /// Makes what was written durable.
+    /// Makes the written content durable.
     pub fn sync(&mut self) -> io::Result<()> {
         self.file.flush()?;
         self.file.sync()
@@ -135,7 +137,7 @@ impl Write for Target {
     }
 }
 
-/// The folder that a file is in.
+/// Returns the folder that a file is in.
 pub(super) fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -143,7 +145,7 @@ pub(super) fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Whether a file holds a header, or less: whoever wrote it was stopped before the first row.
+/// Whether a file holds a header, or less: its writer was stopped before the first row.
 fn holds_at_most(disk: &dyn Disk, path: &Path, header: &[u8]) -> io::Result<bool> {
     let mut file = match disk.metadata(path) {
         Ok(meta) if !meta.is_dir && meta.len <= header.len() as u64 + PACKED_BYTES => {
@@ -172,7 +174,7 @@ pub(super) fn check_target(disk: &dyn Disk, path: &Path, overwrite: bool) -> Res
         }
         Ok(meta) if meta.len > 0 && !overwrite => {
             Err(Error::setting(format!("{shown} is there already, with {} bytes in it", meta.len))
-                .help("--fresh starts anew and replaces it; or write to another file"))
+                .help("--fresh starts again and replaces it; or write to another file"))
         }
         Ok(_) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

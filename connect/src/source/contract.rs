@@ -1,4 +1,4 @@
-//! What every source promises, as a check that panics where a promise is broken.
+//! The promises of every source, as a check that panics if a promise is broken.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,20 @@ use tidemill_core::{Kind, Row};
 use super::{BadRow, Chunk, Place, Polled, Source};
 use crate::Checksum;
 
-/// A row as a source gave it: decoded or bad.
+/// A row as a source returned it: decoded or bad.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Taken {
-    /// Decoded.
+    /// A decoded row.
     Good(Row),
-    /// Not decoded.
+    /// A row that could not be decoded.
     Bad(BadRow),
 }
 
-/// Checks what [`Source`] promises. `make` makes the same source anew, at offset 0, with all its
-/// input there (a pushed one is closed). Returns all rows, by offset.
+/// Checks the promises of a [`Source`]. `make` creates the same source again, at offset 0, with all
+/// its input available (a pushed one is closed). Returns all rows, by offset.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn check(make: impl Fn() -> Box<dyn Source>) -> Vec<Taken> {
     let all = read_on(&mut *make(), usize::MAX);
     for rows_max in [1, 2, 7, 1000] {
@@ -61,7 +61,7 @@ fn check_resume(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
         assert_eq!((fresh.offset(), fresh.place()), (to, place.clone()));
         assert_eq!(read_on(&mut *fresh, 3), rest, "resumed at {to} in a new source");
         let end = fresh.place();
-        // Back from the end, and from somewhere on the way.
+        // It moves back from the end, and from a place on the way.
         fresh.resume(&place).expect("a place that is there");
         assert_eq!(read_on(&mut *fresh, 1000), rest, "resumed at {to} back from the end");
         assert_eq!(fresh.place(), end, "the place at the end");
@@ -75,7 +75,7 @@ fn check_resume(make: &impl Fn() -> Box<dyn Source>, all: &[Taken]) {
     }
 }
 
-/// A place is refused where the input is not what it says.
+/// Checks that a place is refused if the input differs from it.
 fn check_other_input(make: &impl Fn() -> Box<dyn Source>, total: u64) {
     let mut source = make();
     while source.offset() == 0 {
@@ -96,7 +96,7 @@ fn check_other_input(make: &impl Fn() -> Box<dyn Source>, total: u64) {
     source.resume(&place).expect("the error has gone");
 }
 
-/// Where a source stands after each poll, by offset.
+/// Returns the source's place after each poll, by offset.
 fn places(source: &mut dyn Source, rows_max: usize) -> BTreeMap<u64, Place> {
     let mut places = BTreeMap::new();
     loop {
@@ -112,10 +112,10 @@ fn places(source: &mut dyn Source, rows_max: usize) -> BTreeMap<u64, Place> {
     places
 }
 
-/// All rows from the current offset, in polls of `rows_max`, with a check of every chunk.
+/// Returns all rows from the current offset, in polls of `rows_max`, and checks every chunk.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a promise is broken.
 pub fn read_on(source: &mut dyn Source, rows_max: usize) -> Vec<Taken> {
     let mut all = Vec::new();
     let mut pending = 0;
@@ -145,7 +145,7 @@ pub fn read_on(source: &mut dyn Source, rows_max: usize) -> Vec<Taken> {
     all
 }
 
-/// Puts good and bad rows together by offset, which must leave no gap.
+/// Merges good and bad rows by offset, which must leave no gap.
 fn take(from: u64, chunk: Chunk, all: &mut Vec<Taken>) {
     assert_eq!(chunk.offsets.len(), chunk.batch.len(), "every row has an offset");
     let mut good = chunk.offsets.iter().zip(chunk.batch.rows()).peekable();

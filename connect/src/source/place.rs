@@ -1,37 +1,37 @@
-//! Where a source stands.
+//! The place of a source.
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
 
 use crate::checksum::Checksum;
 
-/// Where a source stands, and what tells whether its input still is what was read up to there. Goes
-/// into snapshots: its JSON is stable.
+/// The place of a source, and the data that shows whether its input has changed. It is part of
+/// snapshots, so its JSON is stable.
 ///
-/// It depends on the rows taken and not on how they were asked for: two runs over the same input
-/// have equal places at equal offsets. At offset 0 nothing was read: the place says at most where
-/// reading begins.
+/// It depends on the rows that were taken, and not on how they were asked for. Two runs over the
+/// same input have equal places at equal offsets. At offset 0 nothing was read, so the place has at
+/// most the beginning of reading.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Place {
-    /// Offset of the next row.
+    /// The offset of the next row.
     pub offset: u64,
-    /// Bytes behind the last row, from the input's beginning, unpacked and as UTF-8; of a Parquet
-    /// file its length, which can't grow; of a partition of a topic the offset in the topic behind the
-    /// last message; 0 where bytes mean nothing.
+    /// The bytes from the input's beginning to the end of the last row, uncompressed and as UTF-8.
+    /// For a Parquet file it is the file's length, which can't grow. For a partition of a topic it
+    /// is the topic's offset after the last message. It is 0 where bytes mean nothing.
     #[serde(default)]
     pub bytes: u64,
-    /// The line, from 1, behind the last row; 0 where there are no lines.
+    /// The line, from 1, after the last row; 0 where there are no lines.
     #[serde(default)]
     pub line: u64,
-    /// Of these bytes; of a Parquet file of what describes the others, at its end; of a partition of a
-    /// topic of the last message.
+    /// The checksum of these bytes. For a Parquet file it is that of the footer, and for a
+    /// partition of a topic that of the last message.
     #[serde(default)]
     pub checksum: Checksum,
-    /// In a folder that is followed: the file that these bytes are in, and the files before it.
+    /// For a followed folder: the file that these bytes are in, and the files before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<FilePlace>,
-    /// In a partition of a topic: the offset in the topic at which reading began.
+    /// For a partition of a topic: the topic's offset at which reading began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begin: Option<u64>,
 }
@@ -40,7 +40,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FilePlace {
-    /// Its name.
+    /// The file's name.
     pub name: String,
     /// The files before it.
     pub before: Before,
@@ -50,32 +50,32 @@ pub struct FilePlace {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Before {
-    /// How many.
+    /// Their number.
     pub files: u64,
-    /// Their rows together.
+    /// The number of their rows.
     pub rows: u64,
-    /// Of their names.
+    /// The checksum of their names.
     pub names: Checksum,
-    /// Of their contents.
+    /// The checksum of their contents.
     pub contents: Checksum,
 }
 
 impl Place {
-    /// Before the first row.
+    /// Returns the place before the first row.
     pub fn start() -> Place {
         Place::of_rows(0)
     }
 
-    /// Of a source whose rows have numbers and nothing else.
+    /// Returns the place of a source whose rows have only numbers.
     pub fn of_rows(offset: u64) -> Place {
         Place { offset, bytes: 0, line: 0, checksum: Checksum::default(), file: None, begin: None }
     }
 
-    /// Compares where a source (`name`, for the error) stands with where it stood at the same cut
-    /// of the run that recorded `recorded`.
+    /// Compares a source's place with its place at the same cut of the run that recorded
+    /// `recorded`. The error contains the source's `name`.
     ///
     /// # Errors
-    /// When its input is not what was read then.
+    /// If its input has changed.
     pub fn check(&self, name: &str, recorded: &Place) -> Result<()> {
         if self == recorded {
             return Ok(());
@@ -90,9 +90,9 @@ impl Place {
     }
 }
 
-/// What to do about an input that is not what it was.
+/// The help for an input that has changed.
 pub(crate) const RESTORE: &str =
-    "restore it as it was, or start anew with --fresh; it may only grow at its end";
+    "restore it as it was, or start again with --fresh; it may only grow at its end";
 
 #[cfg(test)]
 mod tests {

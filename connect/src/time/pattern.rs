@@ -1,8 +1,8 @@
-//! Times by a pattern, read as Python's `strptime` reads them, in its English locale.
+//! Times by a pattern, read as Python's `strptime` reads them in its English locale.
 //!
-//! A pattern is checked where it is declared: each field is there once, together they say a day, and no
-//! directive is ignored. What differs from Python on purpose only refuses more: a pattern needs a year,
-//! and no other zone than UTC is known by its name, because names of zones are not unique.
+//! A pattern is checked where it is declared: each field occurs once, together they determine a
+//! day, and no directive is ignored. All deliberate differences from Python refuse more: a pattern
+//! needs a year, and UTC is the only zone known by name, because names of zones are not unique.
 
 use crate::time::{days_of, month_days, DAY_US, FINER};
 
@@ -22,10 +22,10 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] =
     ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
-/// Letters of a name's short form.
+/// The number of letters in a name's short form.
 const SHORT: usize = 3;
 
-/// How a column's texts say a time.
+/// The pattern of a column's times.
 #[derive(Clone, Debug)]
 pub(crate) struct Pattern {
     pieces: Vec<Piece>,
@@ -38,8 +38,8 @@ enum Piece {
     Is(char),
     /// White space, at least some.
     Blank,
-    /// A number of so many digits, at most and at least, in a range. It may stand behind a blank
-    /// in place of its first digit.
+    /// A number in a range, with at most and at least this many digits. It may have a blank in
+    /// place of its first digit.
     Number {
         field: Field,
         most: usize,
@@ -53,7 +53,7 @@ enum Piece {
         names: &'static [&'static str],
         is_short: bool,
     },
-    /// Digits of a second, so many at most and at least.
+    /// The digits of a fraction of a second, at most and at least this many.
     Fraction {
         most: usize,
         least: usize,
@@ -67,7 +67,7 @@ enum Piece {
     Epoch,
 }
 
-/// What a text says.
+/// A part of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Year,
@@ -94,14 +94,14 @@ enum Field {
 
 const FIELDS: usize = Field::Epoch as usize + 1;
 
-/// The numbers that a text says, by their fields; of an offset and of a fraction in microseconds.
+/// The numbers in a text by their fields. Offsets and fractions are in microseconds.
 type Found = [i64; FIELDS];
 
 impl Pattern {
-    /// Reads a pattern.
+    /// Parses a pattern.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The reason why it is wrong.
     pub fn parse(text: &str) -> Result<Pattern, String> {
         let mut pieces = Vec::new();
         parse_into(text, &mut pieces)?;
@@ -114,7 +114,7 @@ impl Pattern {
         self.pieces.iter().any(|piece| piece.field() == Some(field))
     }
 
-    /// Whether it says one time, and nothing twice.
+    /// Checks that the pattern determines one time, and nothing twice.
     fn check(&self) -> Result<(), String> {
         use Field as F;
         for (nth, piece) in self.pieces.iter().enumerate() {
@@ -124,7 +124,7 @@ impl Pattern {
             }
         }
         let has = |field| self.has(field);
-        // Each needs one of the others.
+        // Each of these needs one of the others.
         for (field, needed) in [
             (F::Day, &[F::Month][..]),
             (F::Month, &[F::Year, F::ShortYear]),
@@ -145,7 +145,7 @@ impl Pattern {
                 return Err(format!("it has {}, and not {}", field.shown(), needed[0].shown()));
             }
         }
-        // Of each of these there is one at most.
+        // At most one of each group may occur.
         for fields in [
             &[F::Year, F::ShortYear, F::IsoYear, F::Epoch][..],
             &[F::Month, F::DayOfYear, F::SundayWeek, F::MondayWeek, F::IsoWeek, F::Epoch],
@@ -163,10 +163,10 @@ impl Pattern {
         }
     }
 
-    /// Microseconds since 1970 from a text.
+    /// Returns the microseconds since 1970 from a text.
     ///
     /// # Errors
-    /// Why it is no time of this pattern.
+    /// The reason why it is not a time of this pattern.
     pub fn read(&self, text: &str) -> Result<i64, String> {
         let mut found = [0; FIELDS];
         match matches(&self.pieces, text, &mut found) {
@@ -199,7 +199,7 @@ impl Pattern {
         Ok(day * DAY_US + seconds * 1_000_000 + fraction - get(F::Offset))
     }
 
-    /// Days since 1970.
+    /// Returns the days since 1970.
     fn day(&self, get: &impl Fn(Field) -> i64) -> Result<i64, String> {
         use Field as F;
         if self.has(F::IsoYear) {
@@ -215,7 +215,7 @@ impl Pattern {
             };
         }
         let year = match self.has(F::ShortYear) {
-            // As POSIX has it.
+            // This is POSIX's rule.
             true if get(F::ShortYear) <= 68 => 2000 + get(F::ShortYear),
             true => 1900 + get(F::ShortYear),
             false => get(F::Year),
@@ -228,7 +228,7 @@ impl Pattern {
             if self.has(week) {
                 let at = |day: i64| (day - begins).rem_euclid(7);
                 let (of_first, nth) = (at(weekday(first)), at(get(F::Weekday)));
-                // Days before the first such day are in week 0.
+                // Days before the first such weekday are in week 0.
                 return Ok(match get(week) {
                     0 => first + nth - of_first,
                     week => first + (7 - of_first) % 7 + 7 * (week - 1) + nth,
@@ -251,7 +251,7 @@ impl Pattern {
     }
 }
 
-/// The day of the week of a day since 1970, which began on a Thursday; 0 is Monday.
+/// Returns the weekday of a day since 1970, which began on a Thursday; 0 is Monday.
 fn weekday(day: i64) -> i64 {
     (day + 3).rem_euclid(7)
 }
@@ -270,7 +270,7 @@ impl Piece {
 }
 
 impl Field {
-    /// As a pattern has it.
+    /// Returns the field as a pattern has it.
     fn shown(self) -> &'static str {
         match self {
             Field::Year => "a year (%Y)",
@@ -313,17 +313,17 @@ fn parse_into(text: &str, pieces: &mut Vec<Piece>) -> Result<(), String> {
     Ok(())
 }
 
-/// White space, however much, is one.
+/// Appends white space; any amount of it counts as one.
 fn blank(pieces: &mut Vec<Piece>) {
     if pieces.last() != Some(&Piece::Blank) {
         pieces.push(Piece::Blank);
     }
 }
 
-/// Reads what stands behind a `%`; how many bytes it has.
+/// Parses the directive after a `%`. Returns its length in bytes.
 fn directive(text: &str, pieces: &mut Vec<Piece>) -> Result<usize, String> {
     use Field as F;
-    // What writers have for fractions and offsets, and Python has not.
+    // Fractions and offsets of other writers, which Python does not have.
     for (name, piece) in [
         (".f", Piece::Point),
         ("3f", Piece::Fraction { most: 3, least: 3 }),
@@ -344,11 +344,11 @@ fn directive(text: &str, pieces: &mut Vec<Piece>) -> Result<usize, String> {
             return Ok(name.len());
         }
     }
-    // How a writer fills a number up does not matter to a reader.
+    // A reader ignores how a writer pads a number.
     let plain = text.trim_start_matches(['-', '_', '0']);
     let filled = text.len() - plain.len();
     let Some(name) = plain.chars().next().filter(|_| filled <= 1) else {
-        return Err(format!("%{text} is no directive"));
+        return Err(format!("%{text} is not a directive"));
     };
     let number =
         |field, most, least, range| Piece::Number { field, most, least, range, padded: false };
@@ -394,7 +394,7 @@ fn directive(text: &str, pieces: &mut Vec<Piece>) -> Result<usize, String> {
                 'D' | 'x' => "%m/%d/%y",
                 'c' => "%a %b %d %H:%M:%S %Y",
                 '+' => "%Y-%m-%dT%H:%M:%S%.f%z",
-                _ => return Err(format!("%{name} is no directive that can be read")),
+                _ => return Err(format!("%{name} is not a directive that can be read")),
             };
             parse_into(whole, pieces)?;
             return Ok(filled + name.len_utf8());
@@ -404,8 +404,8 @@ fn directive(text: &str, pieces: &mut Vec<Piece>) -> Result<usize, String> {
     Ok(filled + 1)
 }
 
-/// Whether a text is what the pieces say, from here on to its end. Where a piece may take more or
-/// less, it takes more if the rest fits then.
+/// Whether a text matches the pieces, from here on to its end. If a piece may take more or less, it
+/// takes more if the rest still matches.
 fn matches(pieces: &[Piece], text: &str, found: &mut Found) -> bool {
     let Some((piece, rest)) = pieces.split_first() else { return text.is_empty() };
     let bytes = text.as_bytes();
@@ -491,13 +491,13 @@ fn fraction(text: &str, most: usize, least: usize, rest: &[Piece], found: &mut F
     (least..=digits(bytes, most)).rev().any(|len| {
         let (near, far) = bytes[..len].split_at(len.min(6));
         let us = number(near) * 10i64.pow(6 - near.len() as u32);
-        // Less than a microsecond, which is told from all else by its sign.
+        // A fraction finer than a microsecond. The sign distinguishes it from all others.
         found[Field::Fraction as usize] = if far.iter().any(|b| *b != b'0') { -1 } else { us };
         matches(rest, &text[len..], found)
     })
 }
 
-/// How many digits stand first, of so many.
+/// Returns the number of leading digits, up to a largest number.
 fn digits(bytes: &[u8], most: usize) -> usize {
     bytes.iter().take(most).take_while(|b| b.is_ascii_digit()).count()
 }
@@ -506,7 +506,8 @@ fn number(digits: &[u8]) -> i64 {
     digits.iter().fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
 }
 
-/// The offsets that a text may begin with, in microseconds, each with its length: the longest first.
+/// Returns the offsets that a text may begin with, in microseconds, each with its length: the
+/// longest first.
 fn offsets(bytes: &[u8]) -> [Option<(usize, i64)>; 3] {
     let sign = match bytes.first() {
         Some(b'Z') => return [Some((1, 0)), None, None],

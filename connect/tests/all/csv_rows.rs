@@ -12,7 +12,7 @@ fn int(column: &str) -> Column {
     Column::new(column, DataType::Int)
 }
 
-/// The rows of a CSV file with this content.
+/// Returns the rows of a CSV file with this content.
 fn read(
     content: impl AsRef<[u8]>,
     columns: Vec<Column>,
@@ -248,7 +248,7 @@ fn dialects_and_encodings() {
     let none = |s: &mut FilesSettings| s.quote = Some(String::new());
     assert_eq!(good(&read("a,b\né€,\"\n", columns(), none)), expected);
 
-    // A surrogate alone: broken in UTF-16, so the row is bad and not full of replacements.
+    // A lone surrogate is invalid in UTF-16, so the row is bad and not full of replacements.
     let mut broken = utf16(false, true);
     broken.extend([b'x', 0, 0, 0xd8, b',', 0, b'y', 0, b'\n', 0]);
     broken.extend("z,w".encode_utf16().flat_map(u16::to_le_bytes));
@@ -301,7 +301,7 @@ fn a_quote_that_is_not_closed_ends_the_reading_behind_the_rows_before_it() {
         assert!(error.what.contains("line 4: the row is not complete"), "{error}");
         assert!(error.help.contains("unclosed=\"skip\""), "{error}");
         assert_eq!(first.poll(10).unwrap_err().what, error.what, "it stays so");
-        // Who has mended it goes on there.
+        // After the file was corrected, reading continues there.
         folder.put("x.csv", "a,b\n1,x\n\n2,\"y\"\n3,z\n");
         let mut again = source();
         again.resume(&place).unwrap();
@@ -322,7 +322,7 @@ fn long_records_stay_out_of_memory() {
     assert_eq!(good(&rows).len(), 2);
     let Taken::Bad(row) = &rows[0] else { panic!() };
     assert_eq!(row.raw.len(), 1024);
-    // Commas, too, must not fill memory with the places of fields.
+    // Commas must not fill memory with the places of fields, either.
     let commas = format!("a,b\n{}\n1,x\n", ",".repeat(4 << 20));
     let rows = read(commas, columns(), |_| {});
     assert_eq!((bad(&rows).len(), good(&rows).len()), (1, 1));

@@ -1,4 +1,4 @@
-//! Any bytes are read to the end: every row decoded or bad, never a panic.
+//! Any bytes are read to the end: every row is decoded or bad, and nothing panics.
 
 use std::path::Path;
 
@@ -24,13 +24,13 @@ fn read(bytes: &[u8], format: FileFormat, set: impl Fn(&mut FilesSettings)) -> O
     settings.format = Some(format);
     set(&mut settings);
     let schema = every_type(false);
-    // A damaged header is refused, which is an error and no panic.
+    // A damaged header is refused with an error, not a panic.
     folder.open(&settings, &schema).ok()?;
     read_all(&mut *folder.open(&settings, &schema).ok()?.remove(0).1)?;
     Some(check(|| folder.open(&settings, &schema).expect("a source").remove(0).1))
 }
 
-/// Reads to the end, which there must be; how many rows there are, or nothing after an error.
+/// Reads to the end, which must exist. Returns the number of rows, or nothing after an error.
 fn read_all(source: &mut dyn Source) -> Option<usize> {
     let mut rows = 0;
     for _ in 0..100_000 {
@@ -43,7 +43,7 @@ fn read_all(source: &mut dyn Source) -> Option<usize> {
     panic!("it does not end");
 }
 
-/// Every small file of the corpus with some bytes replaced, inserted, removed or cut off.
+/// Reads every small file of the corpus with some bytes replaced, inserted, removed or cut off.
 #[test]
 fn damaged_files_of_the_corpus() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../corpus/files");
@@ -81,7 +81,7 @@ fn damaged_files_of_the_corpus() {
     assert!(files > 30);
 }
 
-/// The sample with some bytes replaced, inserted or removed.
+/// Generates the sample with some bytes replaced, inserted or removed.
 fn mutated(sample: &'static str) -> impl Strategy<Value = Vec<u8>> {
     let special = prop::sample::select(b"\",\n\r\\{}[]:0-.eE\0\xff\xc3 \t".to_vec());
     let byte = prop_oneof![special, any::<u8>()];

@@ -33,7 +33,7 @@ fn file_sinks_keep_the_contract() {
             let sink = sink::open(&SinkSettings::new(&path), &every_type(true), &folder.env, None);
             let seen = move || {
                 let settings = FilesSettings::new(&path);
-                // A packed file whose writer is gone has no end, and nothing to be seen.
+                // A compressed file whose writer is gone has no end, and no visible rows.
                 let Ok(mut sources) = folder.open(&settings, &every_type(true)) else {
                     return Vec::new();
                 };
@@ -116,13 +116,13 @@ fn targets_are_checked() {
     let mut settings = SinkSettings::new(folder.put("x.csv", "precious"));
     let error = open(&settings).map(|_| ()).unwrap_err();
     assert_eq!(error.kind, Kind::Setting);
-    assert!(error.help.contains("--fresh starts anew and replaces it"), "{error}");
+    assert!(error.help.contains("--fresh starts again and replaces it"), "{error}");
     assert_eq!(folder.get(&settings.path), b"precious");
     settings.overwrite = true;
     drop(open(&settings).unwrap());
     assert!(folder.get(&settings.path).starts_with(b"i,f"));
     drop(open(&SinkSettings::new(folder.put("empty.csv", ""))).unwrap());
-    // Whoever was stopped before the first row has left its header, or less.
+    // A sink that was stopped before the first row has left its header, or less.
     for name in ["header.csv", "header.csv.gz"] {
         let settings = SinkSettings::new(folder.path(name));
         open(&settings).unwrap().finish().unwrap();

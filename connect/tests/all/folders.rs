@@ -111,7 +111,7 @@ fn damaged_and_many_part_gzip() {
 
     let whole = zipped(format!("a\n{}", "123456\n654321\n".repeat(1000)).as_bytes());
     for cut in (3..whole.len()).step_by(7) {
-        // Cut and flipped files: rows, then an error; or refused at once.
+        // Cut and flipped files give rows and then an error, or are refused at once.
         let mut flipped = whole.clone();
         flipped[cut] ^= 0x10;
         for (bytes, must_fail) in [(&whole[..cut], true), (&flipped[..], false)] {

@@ -1,4 +1,4 @@
-//! Files that grow, and folders to which files are added.
+//! Tests with files that grow, and folders to which files are added.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn columns() -> Arc<Schema> {
     schema(vec![Column::new("a", DataType::Int)])
 }
 
-/// What is there now, as if it were all.
+/// A source whose present content counts as all of it.
 struct Present(Box<dyn Source>);
 
 impl Source for Present {
@@ -64,7 +64,7 @@ impl Followed {
         self.folder.env.disk.open_append(&path).unwrap().write_all(text.as_bytes()).unwrap();
     }
 
-    /// The rows that come until nothing new comes for a while.
+    /// Returns the rows that arrive until nothing new arrives for a while.
     fn more(&self, source: &mut dyn Source) -> Result<Vec<i64>> {
         let mut rows = Vec::new();
         let mut idle = 0;
@@ -113,7 +113,7 @@ fn a_file_grows() {
     let place = source.place();
     assert_eq!((place.offset, place.line), (6, 10));
     assert_eq!(good(&followed.checked()).len(), 6);
-    // A row that is not complete yet is no row.
+    // An incomplete row is not a row yet.
     followed.append("x.csv", "8");
     assert_eq!(good(&followed.checked()).len(), 6);
     let mut again = followed.open();
@@ -167,7 +167,7 @@ fn a_file_is_only_appended_to() {
             },
             "another file has taken its name",
         ),
-        (&|f| drop(f.folder.put("x.csv", "a\n1\n2\n4\n5\n")), "was written anew"),
+        (&|f| drop(f.folder.put("x.csv", "a\n1\n2\n4\n5\n")), "was rewritten"),
     ] {
         let error = broken(hurt);
         assert!(error.what.contains(why) && error.what.contains("x.csv, row 3"), "{error}");
@@ -195,7 +195,7 @@ fn a_folder_gets_files() {
     assert_eq!((place.offset, &*file.name, file.before.files), (6, "b4.jsonl", 3));
     assert_eq!(good(&followed.checked()).len(), 6);
 
-    // The file that was read may have grown, and others may have come.
+    // The file that was read may have grown, and other files may have been added.
     let mut again = followed.open();
     again.resume(&place).unwrap();
     followed.append("b4.jsonl", "\n");
@@ -204,7 +204,7 @@ fn a_folder_gets_files() {
 
     put("b0.csv", b"a\n0\n");
     let error = followed.more(&mut *again).unwrap_err();
-    assert!(error.what.contains("b0.csv has come too late"), "{error}");
+    assert!(error.what.contains("b0.csv arrived too late"), "{error}");
     let mut late = followed.open();
     let error = late.resume(&place).unwrap_err();
     assert!(error.what.contains("4 files sort before b4.jsonl"), "{error}");
@@ -224,7 +224,7 @@ fn what_can_not_be_followed() {
         followed.folder.put("x.csv", content);
         followed.folder.open(&followed.settings, &columns()).map(|_| ()).unwrap_err()
     };
-    assert!(refused(&zipped(b"a\n")).what.contains("packed"));
+    assert!(refused(&zipped(b"a\n")).what.contains("compressed"));
     assert!(refused(b"\xff\xfea\0\n\0").what.contains("not in UTF-8"));
 }
 

@@ -1,4 +1,4 @@
-//! Tests of the formats through what the crate shows.
+//! Tests of the formats through the crate's public interface.
 
 mod csv_rows;
 mod damage;
@@ -23,7 +23,7 @@ use tidemill_connect::FilesSettings;
 use tidemill_core::{Column, DataType, Result, Schema, Value};
 use tidemill_env::Env;
 
-/// A folder of its own for a test.
+/// A test's own folder.
 pub(crate) struct Folder {
     pub(crate) env: Env,
     dir: TempDir,
@@ -59,13 +59,13 @@ impl Folder {
         files::open(settings, schema, &self.env)
     }
 
-    /// All rows of one file, which must keep the contract.
+    /// Returns all rows of one file, which must fulfil the contract.
     pub(crate) fn rows(&self, settings: &FilesSettings, schema: &Arc<Schema>) -> Vec<Taken> {
         check(|| self.open(settings, schema).expect("a source").remove(0).1)
     }
 }
 
-/// How many cases by chance a test tries: `few`, or as many as `TIDEMILL_CASES` says.
+/// Returns the number of random cases that a test tries: `few`, or the number in `TIDEMILL_CASES`.
 #[allow(clippy::disallowed_methods)]
 pub(crate) fn cases(few: usize) -> usize {
     std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(few)
@@ -81,7 +81,7 @@ pub(crate) fn schema(columns: Vec<Column>) -> Arc<Schema> {
     Arc::new(Schema::new(columns))
 }
 
-/// One column of each type, `nullable` or not.
+/// Returns a schema with one column of each type, `nullable` or not.
 pub(crate) fn every_type(nullable: bool) -> Arc<Schema> {
     let list = DataType::List(Box::new(DataType::Str));
     let columns = [
@@ -103,7 +103,7 @@ pub(crate) fn every_type(nullable: bool) -> Arc<Schema> {
     )
 }
 
-/// The rows that were decoded.
+/// Returns the rows that were decoded.
 pub(crate) fn good(rows: &[Taken]) -> Vec<Vec<Value>> {
     rows.iter()
         .filter_map(|row| match row {
@@ -113,7 +113,7 @@ pub(crate) fn good(rows: &[Taken]) -> Vec<Vec<Value>> {
         .collect()
 }
 
-/// Line and reason of the bad rows.
+/// Returns the line and the reason of each bad row.
 pub(crate) fn bad(rows: &[Taken]) -> Vec<(u64, &str)> {
     rows.iter()
         .filter_map(|row| match row {

@@ -1,4 +1,4 @@
-//! Parquet files of other programs.
+//! Tests with Parquet files of other programs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ fn ints(range: std::ops::Range<i64>) -> ArrayRef {
     Arc::new(Int64Array::from_iter_values(range))
 }
 
-/// The values of one column `a` of this type, or why a row is bad.
+/// Returns the values of one column `a` of this type, or why a row is bad.
 fn column(array: ArrayRef, column: Column) -> Vec<Result<Value, String>> {
     let folder = Folder::new();
     let settings = FilesSettings::new(written(&folder, vec![("a", array)], 3));
@@ -206,7 +206,7 @@ fn columns_are_found_by_name() {
     settings.header = Some(true);
     assert!(refused(&settings, &columns(&["a"])).what.contains("header means nothing"));
     let text = FilesSettings::new(folder.put("y.parquet", "a,b\n1,2\n"));
-    assert!(refused(&text, &columns(&["a"])).what.contains("no Parquet file"));
+    assert!(refused(&text, &columns(&["a"])).what.contains("not a Parquet file"));
     let empty = FilesSettings::new(folder.put("y.parquet", ""));
     assert_eq!(refused(&empty, &columns(&["a"])).kind, Kind::Input);
     let follow = FilesSettings { follow: true, ..FilesSettings::new(&settings.path) };
@@ -310,7 +310,8 @@ proptest! {
         cases: cases(150) as u32, failure_persistence: None, ..Default::default()
     })]
 
-    /// Damage is an error or goes unnoticed: the format has no checksums. It is never a panic.
+    /// Damage gives an error or is not noticed, because the format has no checksums. It never
+    /// panics.
     #[test]
     fn damaged(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let folder = Folder::new();

@@ -55,7 +55,7 @@ fn room_is_bounded() {
     assert!(matches!(handle.try_send(batch(0..1)), Ok(TrySend::Full(_))));
     assert_eq!(poll(&mut source, 99), (95..105).collect::<Vec<_>>());
 
-    // 22 bytes a row: a slice counts for its own rows only.
+    // With 22 bytes a row: a slice counts only its own rows.
     let (handle, _source) = push(columns(), limits(1000, 44));
     let large = batch(0..500);
     assert!(matches!(handle.try_send(large.slice(0, 1)), Ok(TrySend::Sent(_))));
@@ -164,7 +164,7 @@ fn threads_send_and_the_source_wakes() {
     assert!(woken.load(Ordering::SeqCst) >= 600);
 }
 
-/// Two good rows and a bad one in between.
+/// Returns a chunk with two good rows and a bad one between them.
 fn chunk(first: u64) -> Chunk {
     let bad = BadRow {
         offset: first + 1,

@@ -1,4 +1,4 @@
-//! Sinks that are stopped wherever they may be stopped.
+//! Tests with sinks that are stopped at every possible point.
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ fn columns() -> Arc<Schema> {
     schema(vec![Column::new("a", DataType::Int), Column::new("s", DataType::Str)])
 }
 
-/// Epochs of one to a few rows, of a few bytes to more than a kilobyte; the third has none.
+/// Returns epochs of one to a few rows, with a few bytes to more than a kilobyte. The third one is
+/// empty.
 fn epochs() -> Vec<Batch> {
     let mut number = 0;
     (0..8)
@@ -44,7 +45,7 @@ impl Disk {
         Disk { env: sim.env(), path: Path::new("/out").join(name) }
     }
 
-    /// The same on another disk.
+    /// Returns the same world on another disk.
     fn with(&self, disk: Arc<SimDisk>) -> Disk {
         Disk { env: Env { disk, ..self.env.clone() }, path: self.path.clone() }
     }
@@ -57,13 +58,13 @@ impl Disk {
         bytes
     }
 
-    /// What a reader finds, up to the first thing that is wrong.
+    /// Returns the rows that a reader finds, up to the first error.
     fn read(&self) -> Vec<Row> {
         let mut rows = self.read_file(&self.path);
         let parts = PathBuf::from(format!("{}.parts", self.path.display()));
         for part in self.env.disk.list(&parts).unwrap_or_default() {
             let name = part.file_name().unwrap().to_string_lossy().into_owned();
-            // Those that the file has already are what merging has left.
+            // Parts with rows that the file already has are left from merging.
             let first = name.split_once('-').and_then(|n| usize::from_str_radix(n.0, 16).ok());
             if first == Some(rows.len()) {
                 rows.extend(self.read_file(&part));
@@ -125,7 +126,7 @@ impl World for Disk {
 
 const NAMES: [&str; 5] = ["x.csv", "x.jsonl", "x.csv.gz", "x.jsonl.gz", "x.parquet"];
 
-/// The content after a run that nothing stopped.
+/// Returns the content after a run without interruption.
 fn whole(name: &str) -> Vec<u8> {
     let world = Disk::new(name, &SimEnv::new(0));
     run(&world, &epochs(), &mut |_| {}).unwrap();
@@ -143,7 +144,7 @@ fn stopped_at_any_moment() {
         sim.disk.record();
         run(&world, &epochs(), &mut |known| {
             sim.disk.mark(states.len() as u64);
-            // Parts are published by time, too.
+            // Parts are also published by time.
             sim.clock.advance_us(4_000_000);
             states.push(known.clone());
         })
@@ -203,7 +204,7 @@ fn stopped_again_while_recovering() {
             sim.disk.fail_from(None, 10 + nth % 11, ErrorKind::Other);
             let _ = run(&world, &epochs(), &mut |known| last = known.clone());
             sim.disk.crash_torn();
-            // A recovery that does not come to its end, and is stopped by a crash.
+            // A recovery that is interrupted by a crash.
             sim.disk.fail_from(None, nth, ErrorKind::Other);
             let (first, place) = last.snapshot.clone();
             if let Ok(mut sink) = world.open(Some(&place)) {

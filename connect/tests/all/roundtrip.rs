@@ -1,4 +1,4 @@
-//! What is written reads back as the same rows.
+//! Written files read back as the same rows.
 
 use proptest::prelude::*;
 use tidemill_connect::source::contract::check;
@@ -16,7 +16,7 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A msgpack value that JSON can hold.
+/// Generates a msgpack value that JSON can hold.
 fn msgpack() -> impl Strategy<Value = Vec<u8>> {
     let float = any::<f64>().prop_filter("JSON has no other floats", |f| f.is_finite());
     let leaf = prop_oneof![
@@ -41,7 +41,7 @@ fn msgpack() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// The shortest msgpack of a JSON value, written down a second time: small sizes only.
+/// Appends the shortest msgpack of a JSON value, in a second implementation: small sizes only.
 fn encode(json: &serde_json::Value, out: &mut Vec<u8>) {
     use serde_json::Value as Json;
     let text = |s: &str, out: &mut Vec<u8>| {

@@ -1,5 +1,7 @@
-//! Arrow arrays that others have made, as columns. They may hold anything, also what is no valid Arrow: they are
-//! validated in full before anything looks into them.
+//! Arrow arrays from outside, as columns.
+//!
+//! They may hold anything, even invalid Arrow. So they are validated in full before any value is
+//! read.
 
 use std::sync::Arc;
 
@@ -17,18 +19,19 @@ use crate::schema::Column;
 use crate::types::DataType;
 use crate::value::{canonical_f64, dated, Value};
 
-/// The name of the type that an array stands for, where that is not its own.
+/// The metadata key with the name of the type that an array stands for, where that is not its own.
 const EXTENSION: &str = "ARROW:extension:name";
-/// Those whose values are the array's own.
+/// The extension types whose values are the array's own.
 const PLAIN_EXTENSIONS: [&str; 2] = ["arrow.json", "arrow.uuid"];
 
-/// Whether a column is the index that a data frame has without a name: it tells nothing but where rows stood.
+/// Whether a column is the unnamed index of a data frame, which only numbers the rows.
 pub(super) fn is_unnamed_index(name: &str) -> bool {
     let level = name.strip_prefix("__index_level_").and_then(|rest| rest.strip_suffix("__"));
     level.is_some_and(|level| !level.is_empty() && level.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// A column of such an array, whose first row has the number `first`; or what is wrong with it.
+/// Converts such an array to a column, or returns the reason why it can't. `first` is the number of
+/// the array's first row.
 pub(super) fn column(
     array: &ArrayRef,
     field: &Field,
@@ -39,7 +42,7 @@ pub(super) fn column(
     let extension = field.metadata().get(EXTENSION).map(String::as_str);
     if let Some(other) = extension.filter(|name| !PLAIN_EXTENSIONS.contains(name)) {
         return Err(format!(
-            "column '{name}' is of the type {other}, whose values are none of {}: convert it first",
+            "column '{name}' has the type {other}, which is not supported for {}: convert it first",
             column.ty
         ));
     }
@@ -69,11 +72,11 @@ fn bad(column: &str, row: usize, why: &str) -> String {
     format!("the data does not fit column '{column}', row {row}: {why}")
 }
 
-/// Makes sure that an array is what its type says: offsets, lengths, texts, keys of dictionaries. Where one row
-/// is to blame its number is told.
+/// Checks that an array is what its type says: offsets, lengths, texts, keys of dictionaries. The
+/// error has the number of the row that is wrong, if it is one row.
 fn check(array: &ArrayRef) -> Result<(), (Option<usize>, String)> {
     let Err(error) = array.to_data().validate_full() else { return Ok(()) };
-    // The first row with which an array is wrong that ends behind it.
+    // Searches for the first row whose prefix of the array is wrong.
     let is_wrong = |rows: usize| array.slice(0, rows).to_data().validate_full().is_err();
     let (mut right, mut wrong) = (0, array.len());
     while wrong - right > 1 {
@@ -88,10 +91,10 @@ fn check(array: &ArrayRef) -> Result<(), (Option<usize>, String)> {
     Err((row, why.strip_prefix("Invalid argument error: ").unwrap_or(&why).to_owned()))
 }
 
-/// Bytes of texts or bytes that one column of a batch may have.
+/// The most bytes of texts or bytes that one column of a batch may have.
 const COLUMN_BYTES_MAX: usize = i32::MAX as usize;
 
-/// The array without a dictionary, and with offsets of 32 bits.
+/// Returns the array without a dictionary, and with 32-bit offsets.
 fn plain(array: &ArrayRef) -> Result<ArrayRef, String> {
     let array = match array.as_any_dictionary_opt() {
         Some(dictionary) => {
@@ -134,7 +137,7 @@ fn plain(array: &ArrayRef) -> Result<ArrayRef, String> {
 
 type AtOnce = Result<ArrayRef, (usize, String)>;
 
-/// The column, where all of it can be made at once.
+/// Returns the column, or the row that is refused and the reason.
 fn at_once(array: &ArrayRef, column: &Column) -> Option<AtOnce> {
     use ArrowType as A;
     macro_rules! each {
@@ -196,7 +199,7 @@ fn at_once(array: &ArrayRef, column: &Column) -> Option<AtOnce> {
     }
 }
 
-/// Applies `f` to every value that is there; the first one that it refuses.
+/// Applies `f` to every value that is not null, and stops at the first value that it refuses.
 fn primitives<T: ArrowPrimitiveType>(
     array: &ArrayRef,
     f: impl Fn(T::Native) -> Result<i64, String>,
@@ -206,7 +209,7 @@ fn primitives<T: ArrowPrimitiveType>(
     for (row, value) in array.values().iter().enumerate() {
         values.push(match f(*value) {
             Ok(value) => value,
-            // What stands where there is a null does not matter.
+            // The value at a null does not matter.
             Err(_) if array.is_null(row) => 0,
             Err(why) => return Err((row, why)),
         });
@@ -214,7 +217,7 @@ fn primitives<T: ArrowPrimitiveType>(
     Ok(Arc::new(Int64Array::new(values.into(), array.nulls().cloned())))
 }
 
-/// Floats with the one NaN; nothing is copied when there is no other.
+/// Returns floats with the one canonical NaN. Copies nothing if there is no other NaN.
 fn canonical(array: &ArrayRef) -> ArrayRef {
     let floats: &Float64Array = array.as_primitive();
     let is_other = |f: &f64| f.is_nan() && f.to_bits() != f64::NAN.to_bits();
@@ -224,7 +227,7 @@ fn canonical(array: &ArrayRef) -> ArrayRef {
     }
 }
 
-/// Microseconds of a time in another unit.
+/// Converts a time in another unit to microseconds.
 fn micros(value: i64, unit: TimeUnit) -> Result<i64, String> {
     let us = match unit {
         TimeUnit::Second => value.checked_mul(1_000_000),
@@ -238,10 +241,10 @@ fn micros(value: i64, unit: TimeUnit) -> Result<i64, String> {
     dated(us.ok_or_else(|| format!("{value} is out of range for a timestamp"))?)
 }
 
-/// One value of a column.
+/// Returns one value of a column.
 fn one(array: &ArrayRef, row: usize, column: &Column) -> Result<Value, String> {
     if column.ty == DataType::Any && !array.is_null(row) {
-        // As batches of ours have it: bytes are the msgpack itself.
+        // Tidemill's own batches have the msgpack itself as bytes.
         if let ArrowType::Binary = array.data_type() {
             let bytes = array.as_binary::<i32>().value(row);
             return msgpack::check(bytes).map(|()| Value::Any(bytes.into()));
@@ -282,22 +285,20 @@ fn decimal(rescale: &Rescale, units: i128, to: u8, is_null: bool) -> Result<Valu
     Ok(Value::Decimal(units, to))
 }
 
-/// Why a type of Arrow's has no values for us.
+/// Returns the reason why an Arrow type has no values for Tidemill.
 pub fn refusal(ty: &ArrowType) -> String {
     match ty {
         ArrowType::Duration(_) | ArrowType::Interval(_) => {
-            format!(
-                "a span of time ({ty}) is no value of a column: send a number in the unit you mean"
-            )
+            format!("a column can't hold a span of time ({ty}): send a number in the unit you mean")
         }
         ArrowType::Time32(_) | ArrowType::Time64(_) => {
-            format!("a time of day ({ty}) is no value of a column")
+            format!("a column can't hold a time of day ({ty})")
         }
         ty => format!("Arrow's type {ty} is not supported"),
     }
 }
 
-/// One value of an array of any type that we take, or why it is none of ours.
+/// Returns one value of an array of any supported type, or the reason why it is not supported.
 pub fn value_of(array: &dyn Array, row: usize) -> Result<Value, String> {
     if array.is_null(row) {
         return Ok(Value::Null);
@@ -379,7 +380,7 @@ fn list(items: &dyn Array) -> Result<Value, String> {
     Ok(Value::List((0..items.len()).map(item).collect::<Result<_, _>>()?))
 }
 
-/// The values of a dictionary, and the row in them.
+/// Returns the values of a dictionary, and the row in them.
 fn entry(array: &dyn Array, row: usize) -> Result<Option<(&dyn Array, usize)>, String> {
     let dictionary = array.as_any_dictionary();
     Ok(match value_of(dictionary.keys(), row)? {
@@ -389,7 +390,7 @@ fn entry(array: &dyn Array, row: usize) -> Result<Option<(&dyn Array, usize)>, S
 }
 
 fn of_decimal(units: &str, scale: i8) -> Result<Value, String> {
-    // With the digits that it has, as far as a decimal of ours may have them.
+    // The scale stays as it is, up to the largest scale of Tidemill's decimals.
     let to = u8::try_from(scale).unwrap_or(0).min(DataType::SCALE_MAX);
     let rescale = Rescale::new(scale, to);
     let exactly = rescale.by_digits(units);

@@ -1,19 +1,19 @@
-//! Decimals from digits: exactly, or not at all.
+//! Exact decimals from digits, or an error.
 
 use crate::types::DataType;
 use crate::value::Value;
 
-/// Why a number is no decimal of some scale.
+/// The reason why a number is no decimal of some scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inexact {
-    /// It has more digits after the point.
+    /// The number has more digits after the point.
     Digits,
-    /// It is too large.
+    /// The number is too large.
     Range,
 }
 
 impl Inexact {
-    /// What is said of the number that is `shown`.
+    /// Returns the error text for the number that is displayed as `shown`.
     pub fn said(self, shown: &str, scale: u8) -> String {
         match self {
             Inexact::Digits => format!("{shown} has more than {scale} digits after the point"),
@@ -22,8 +22,10 @@ impl Inexact {
     }
 }
 
-/// The units that `digits` times ten to the power of `exponent` has in a decimal of this scale. The digits
-/// are 0 to 9, as many as there are.
+/// Returns the units that `digits` times ten to the power of `exponent` has in a decimal of this
+/// scale.
+///
+/// The digits are 0 to 9, and there may be any number of them.
 pub fn units(
     negative: bool,
     digits: impl IntoIterator<Item = u8>,
@@ -33,7 +35,7 @@ pub fn units(
     let (mut found, mut zeros, mut is_wide) = (0i128, 0i64, false);
     for digit in digits {
         if digit == 0 {
-            // They count when something else follows, and in the end.
+            // Zeros count when another digit follows, and at the end.
             zeros += i64::from(found != 0);
             continue;
         }
@@ -57,12 +59,12 @@ pub fn units(
     units.ok_or(Inexact::Range)
 }
 
-/// Ten to the power of `n`, where that fits.
+/// Returns ten to the power of `n`, if it fits.
 fn power(n: i64) -> Option<i128> {
     u32::try_from(n).ok().and_then(|n| 10i128.checked_pow(n))
 }
 
-/// A number as somebody has written it: sign, digits, and the exponent of the last one.
+/// A number in text form: its sign, its digits, and the exponent of the last digit.
 struct Written<'a> {
     negative: bool,
     whole: &'a str,
@@ -70,7 +72,7 @@ struct Written<'a> {
     exponent: i64,
 }
 
-/// Exponents beyond this are as good as this one: no text has so many digits.
+/// The largest exponent that is distinguished from larger ones: no text has so many digits.
 const EXPONENT_MAX: i64 = 1 << 40;
 
 impl Written<'_> {
@@ -106,7 +108,7 @@ impl Written<'_> {
         units(self.negative, digits, self.exponent, scale)
     }
 
-    /// The digits that it has after its point, 18 at most, and those of them that are not zeros at the end.
+    /// Returns the number of digits after the point, at most 18: with and without zeros at the end.
     fn scales(&self) -> (u8, u8) {
         let scale = |exponent: i64| (-exponent).clamp(0, i64::from(DataType::SCALE_MAX)) as u8;
         let digits = self.whole.bytes().rev();
@@ -132,19 +134,23 @@ fn parsed(text: &str, scale: u8, may_have_exponent: bool) -> Result<Value, Strin
     }
 }
 
-/// Reads a decimal from text: digits with an optional sign and point. More digits after the point
-/// than `scale` are refused unless they are zeros: input is never silently rounded.
+/// Reads a decimal from text: digits with an optional sign and point.
+///
+/// More digits after the point than `scale` are refused, unless they are zeros. So input is never
+/// silently rounded.
 pub fn parse_decimal(text: &str, scale: u8) -> Result<Value, String> {
     parsed(text, scale, false)
 }
 
-/// The same, of a number that may have an exponent.
+/// Reads a decimal as [`parse_decimal`] does, but the number may have an exponent.
 pub fn parse_number(text: &str, scale: u8) -> Result<Value, String> {
     parsed(text, scale, true)
 }
 
-/// Reads a decimal, which may have an exponent, with the digits after the point that it has: 18 at
-/// most, behind which there may be zeros only. Zeros go where there is no room for them.
+/// Reads a decimal with its own number of digits after the point. It may have an exponent.
+///
+/// After the first 18 digits there may be only zeros. Zeros at the end are dropped if the number
+/// would not fit with them.
 pub fn parse_any_decimal(text: &str) -> Result<Value, String> {
     let (all, needed) = Written::parse(text, true).map_or((0, 0), |written| written.scales());
     let mut scales = (needed..=all).rev().map(|scale| parsed(text, scale, true));
@@ -152,12 +158,12 @@ pub fn parse_any_decimal(text: &str) -> Result<Value, String> {
     found.unwrap_or_else(|| parsed(text, needed, true))
 }
 
-/// Whether a text is a decimal number, of whatever size.
+/// Whether a text is a decimal number, of any size.
 pub fn is_number(text: &str) -> bool {
     Written::parse(text, true).is_some()
 }
 
-/// From decimals of one scale to those of another, exactly.
+/// An exact conversion from decimals of one scale to those of another.
 #[derive(Clone, Copy, Debug)]
 pub struct Rescale {
     from: i8,
@@ -167,15 +173,15 @@ pub struct Rescale {
 }
 
 impl Rescale {
-    /// From numbers that are units divided by ten to the power of `from`.
+    /// Creates a conversion of numbers that are units divided by ten to the power of `from`.
     pub fn new(from: i8, to: u8) -> Rescale {
         let up = i64::from(to) - i64::from(from);
-        // Where a power does not fit, numbers are taken digit by digit.
+        // If a power does not fit, numbers are converted digit by digit.
         let of = |n: i64| power(n.max(0)).unwrap_or(0);
         Rescale { from, to, factor: of(up), divisor: of(-up) }
     }
 
-    /// The units in the other scale.
+    /// Returns the units in the other scale.
     #[inline]
     pub fn exactly(&self, units: i128) -> Result<i64, Inexact> {
         if self.divisor == 1 && self.factor == 1 {
@@ -191,14 +197,14 @@ impl Rescale {
         units.and_then(|units| i64::try_from(units).ok()).ok_or(Inexact::Range)
     }
 
-    /// The same of units that are given by their digits, however many.
+    /// Converts units that are given by their digits, however many.
     pub fn by_digits(&self, units: &str) -> Result<i64, Inexact> {
         let (negative, digits) = signed(units);
         let digits = digits.bytes().map(|byte| byte.wrapping_sub(b'0') % 10);
         self::units(negative, digits, -i64::from(self.from), self.to)
     }
 
-    /// What is said of units that are refused.
+    /// Returns the error text for units that are refused.
     pub fn said(&self, units: &str, why: Inexact) -> String {
         let (negative, digits) = signed(units);
         let sign = if negative { "-" } else { "" };

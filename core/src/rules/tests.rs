@@ -29,7 +29,7 @@ fn integer_division_rounds_down() {
 
 #[test]
 fn integer_quotients_are_rounded_once() {
-    // What Python gives for these.
+    // Python gives these results.
     let cases = [
         (9_007_199_254_740_993, 1, 9_007_199_254_740_992.0),
         (i64::MAX, 3, 3.0744573456182584e18),
@@ -206,7 +206,7 @@ fn columns_refuse_what_they_cannot_hold() {
 
 #[test]
 fn every_pair_of_types_has_a_value_or_a_refusal() {
-    // Whatever `binary_type` allows must compute or fault, with a value of the type it promised.
+    // Whatever `binary_type` allows must compute or fault, with a value of the promised type.
     use DataType as T;
     let samples = [
         (T::Int, int(3)),

@@ -1,15 +1,17 @@
-//! A thread that panics ends with an error, like one that fails: nobody waits for it, and its process says why it ends.
+//! Panics of threads as errors. Nothing waits for a thread that panics, so its process reports why
+//! it ends.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use tidemill_core::{Error, Result};
 use tidemill_env::panic_message;
 
-/// Does the work of a thread. What the work shares with others holds flags and reasons only, which a panic can't leave
-/// half written.
+/// Does the work of a thread. The work shares only flags and reasons with other threads, and a
+/// panic can't leave these half written.
 ///
 /// # Errors
-/// Those of the work; and when it panics, with the thread's name and what the panic said.
+/// The errors of the work. After a panic, an error with the thread's name and the message of the
+/// panic.
 pub(super) fn caught(thread: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(Error::internal(format!("the thread of {thread}: {}", panic_message(&*panic))))

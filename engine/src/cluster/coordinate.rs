@@ -50,17 +50,18 @@ use crate::settings::Settings;
 use crate::spec::AppSpec;
 use crate::{serve, sides};
 
-/// So long a row is waited for.
+/// The longest wait for a row.
 const ROW_WAIT: Duration = Duration::from_secs(10);
-/// So long the last snapshot may take.
+/// The time for the last snapshot, in microseconds.
 const LEAVE_WAIT_US: u64 = 60_000_000;
 
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
-    // They end before what they ask at,
+    // Fields are dropped in this order. Timers and sinks use the request server and the
+    // coordinator,
     timers: Timers,
     sinks: Sinks,
-    // and that before what it hands its answers to.
+    // and the request server uses the coordinator.
     desk: Arc<Desk>,
     coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
@@ -71,36 +72,37 @@ pub struct Cluster {
     procedures: BTreeMap<String, Procedure>,
     told: Arc<Told>,
     http: OnceLock<String>,
-    /// What its start has taken over of another version.
+    /// The changes of an upgrade at the start, if there was one.
     upgraded: Option<serde_json::Value>,
-    /// Its topics, whose partitions are the last sources.
+    /// The app's topics. Their partitions are the last sources.
     followed: Vec<Followed>,
-    /// Behind them, what it reads from files.
+    /// The app's files, as sources after the topics.
     feeds: Arc<Feeds>,
-    /// Once all of that has ended, for ever.
+    /// Whether all files have ended for good.
     has_ended: AtomicBool,
     event_time: Arc<EventTime>,
-    /// The directory, where the log that is in it does not hold it.
+    /// The lock of the directory, unless the log in the directory holds it.
     _held: Option<Box<dyn Lock>>,
 }
 
-/// What has left.
+/// The outputs that have left.
 struct Told {
     rings: Mutex<Rings>,
-    /// How much, and who waits for more.
+    /// The number of outputs, and the condition for followers that wait for more.
     count: Mutex<u64>,
     more: Condvar,
-    /// Transactions whose function failed, of those that have left since it began to read.
+    /// Transactions whose function failed, among the outputs since this process began to read them.
     faults: AtomicU64,
-    /// Windows that have slid without their triggers since then, and the last one in words.
+    /// Slides of windows whose triggers aborted since then, and the description of the last one.
     slides: Mutex<(u64, Option<String>)>,
 }
 
 impl Cluster {
-    /// Begins to form the cluster of whoever joins.
+    /// Starts the coordinator, which forms a cluster of the workers that join.
     ///
     /// # Errors
-    /// When a setting is wrong, its log can't be opened or is of another app, or nobody can listen.
+    /// When a setting is wrong, the log can't be opened or belongs to another app, or the address
+    /// is not available.
     pub fn start(
         spec: &AppSpec,
         functions: Arc<AppFunctions>,
@@ -119,7 +121,7 @@ impl Cluster {
         let program = spec.program.clone();
         let dir = &settings.dir;
         sides::for_several(&*env.disk, dir)?;
-        // Before anything is emptied, or opened for writing.
+        // The check comes before anything is emptied or opened for writing.
         apart::check(spec, &directories(settings), env)?;
         let held = hold(env, dir)?;
         let emptied = Emptied { disk: &*env.disk, path: dir, purpose: Purpose::Coordinator };
@@ -130,8 +132,8 @@ impl Cluster {
         host.machine.goes_on = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
-            return Err(Error::setting(format!("the log at {log} can't be begun anew from here"))
-                .help("remove its topics, or give the cluster another name"));
+            return Err(Error::setting(format!("the log at {log} can't be emptied from here"))
+                .help("delete its topics, or give the cluster another name"));
         }
         if fresh {
             if !was_begun {
@@ -139,7 +141,8 @@ impl Cluster {
             }
             emptied.remove()?;
         }
-        // One cut at a time is appended, and all wait for it.
+        // Cuts are appended one at a time, and everything waits for them. So the log gets no linger
+        // time.
         let json = Json::new(functions.clone(), fingerprint(spec), topics);
         let outputs = Json::new(functions.clone(), fingerprint(spec), Topics::default());
         let topics = (json, followed.clone(), of_files);
@@ -159,8 +162,9 @@ impl Cluster {
             0 => log,
             _ => Arc::new(Apart::inputs(first, rows.clone(), log)),
         };
-        // Each event has a number that is never used again: whoever followed a coordinator that has ended is told
-        // that there are rows that it has missed. In the log that it serves a record has so many at most.
+        // The number of an event is never used again. So a follower of an ended coordinator learns
+        // that it has missed rows. In the served log a record has at most `TOGETHER` outputs, which
+        // bounds the numbers before.
         let now = || env.clock.now_us().unsigned_abs();
         let numbered = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
         if served.is_none() {
@@ -187,14 +191,14 @@ impl Cluster {
         if fresh {
             emptied.end()?;
         }
-        // It is ours.
+        // The directory belongs to this cluster now.
         let closed = env.disk.close_to_others(dir);
         closed.map_err(|e| Error::io(format!("the directory {}", dir.display()), &e))?;
         let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
         let inputs = (of_files > 0).then_some((first, rows));
         let served = Served { log: served, inputs };
         let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
-        // Who writes outputs does not keep those waiting who wait for replies.
+        // Sinks write through a connection of their own, so that they do not delay the replies.
         let apart = match ways.is_empty() {
             true => None,
             false => {
@@ -218,7 +222,7 @@ impl Cluster {
         let is_here = settings.log.is_none();
         let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
         if is_here && !program.opaques.is_empty() {
-            // What fails is counted also where no client asks.
+            // Faults are counted even while no client asks.
             desk.begin();
         }
         Ok(Cluster {
@@ -243,17 +247,20 @@ impl Cluster {
         })
     }
 
-    /// Where workers join it.
+    /// The address that workers join at.
     pub fn address(&self) -> String {
         self.coordinator.address().to_string()
     }
 
-    /// Ends in good order: executes nothing more, and waits until all that was executed is in a snapshot, so
-    /// that whoever starts it again has nothing to do again; but not for ever. Whether it is in one. Sinks are whole then,
-    /// if all that the app reads has ended and nothing else `may_come`.
+    /// Ends cleanly. Executes nothing more, and waits a limited time until a snapshot has
+    /// everything executed, so that the next start has nothing to replay. Returns whether there is
+    /// such a snapshot.
+    ///
+    /// The sinks are then completed, if all input of the app has ended and nothing else `may_come`.
     ///
     /// # Errors
-    /// When what has left can't be written, or its sinks can't be made whole in time: whoever starts it again writes the rest.
+    /// When outputs can't be written, or sinks can't be completed in time. The next start writes
+    /// the rest.
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
@@ -261,14 +268,14 @@ impl Cluster {
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
         if is_wanted && !is_whole && !self.sinks.rows().is_empty() {
             let what =
-                "the last snapshot could not be taken in time, so what is written is not whole";
-            return Err(Error::resource(what).help("start the app again: it goes on there"));
+                "the last snapshot could not be taken in time, so the sinks are not complete";
+            return Err(Error::resource(what).help("start the app again: it continues there"));
         }
         Ok(is_whole)
     }
 
-    /// Whether all that the app reads from files has ended and has been taken into cuts, and there is some; and all work outside
-    /// that this has asked for is done.
+    /// Whether all files of the app have ended and are in cuts, and there is at least one. All work
+    /// outside that they caused must be done, too.
     fn has_input_ended(&self) -> bool {
         if self.has_ended.load(Ordering::Acquire) {
             return true;
@@ -278,14 +285,14 @@ impl Cluster {
             let cut = cuts.get(source as usize).map_or(0, |source| source.cut);
             !about.follows && self.feeds.end(source).is_some_and(|end| cut > end)
         };
-        // What is done outside comes back.
+        // Answers of work outside are new input.
         let is_done = self.functions.outboxes().is_empty() || outside == Some(0);
         let has_ended = is_done && self.feeds.all().count() > 0 && self.feeds.all().all(ends);
         self.has_ended.store(has_ended, Ordering::Release);
         has_ended
     }
 
-    /// What it is doing.
+    /// Returns the present status.
     pub fn status(&self) -> Status {
         let mut status = self.coordinator.status();
         let waits = self.sinks.troubles().into_iter().chain(self.feeds.trouble());
@@ -309,7 +316,7 @@ impl Cluster {
         status
     }
 
-    /// What an event was that has come too late, in words.
+    /// Describes a late event.
     fn told_late(&self, late: &LateEvent) -> String {
         let stream = &self.program.streams[late.stream.index()].spec.name;
         let from = self.topic(late.source).unwrap_or_else(|| format!("source {}", late.source));
@@ -318,9 +325,10 @@ impl Cluster {
         match first == last {
             true => format!(
                 "stream {stream}: row {first} of source {from} is late: its time is {time_us}, and it may not be before \
-                 {watermark_us}, the newest time of the rows before it less the disorder"
+                 {watermark_us}, the newest time of the rows before it less the out-of-orderness"
             ),
-            // Late by a source that was idle: only the coordinator knows that, and not which row it is.
+            // The event is late because its source was idle. Only the coordinator knows that, and
+            // it does not know the row.
             false => format!(
                 "stream {stream}: an event of {from}, between the offsets {first} and {last}, is late: its time is \
                  {time_us}, and the watermark was at {watermark_us} already"
@@ -328,8 +336,9 @@ impl Cluster {
         }
     }
 
-    /// The same for programs: members, epochs, and for each source how many requests are there that no cut has, and
-    /// how many times as many come in there as in the mean.
+    /// Returns the status as JSON: members, epochs, and figures of each source. `lag` is the
+    /// requests of a source in no cut yet. `skew` is its rate of requests, relative to the mean of
+    /// all sources.
     pub fn said(&self) -> serde_json::Value {
         let status = self.status();
         let (lag, skew) = (status.lag(), status.skew());
@@ -349,7 +358,7 @@ impl Cluster {
         let sink = |(stream, to, rows)| json!({"stream": stream, "to": to, "rows": rows});
         let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
         let event_time = self.event_time(&status.times);
-        let (parked, outside) = (status.parked, status.outside);
+        let (buffered, outside) = (status.buffered, status.outside);
         let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| shown(Peer(member.0)));
@@ -367,8 +376,8 @@ impl Cluster {
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
-            "event_time": event_time, "parked": parked.events, "parked_bytes": parked.bytes,
-            "late": parked.late, "outside": outside,
+            "event_time": event_time, "buffered": buffered.events, "buffered_bytes": buffered.bytes,
+            "late": buffered.late, "outside": outside,
             "faults": self.told.faults.load(Ordering::Relaxed),
             "aborted_slides": slides.0, "aborted_slide": slides.1,
             "input_ended": self.has_input_ended(),
@@ -380,7 +389,7 @@ impl Cluster {
         })
     }
 
-    /// For each stream in event time its watermark, and the source that holds it back.
+    /// Returns the watermark of each stream with event time, and the source that holds it back.
     fn event_time(&self, times: &Times) -> Vec<serde_json::Value> {
         let mut streams = BTreeMap::new();
         for source in self.event_time.sources() {
@@ -404,12 +413,12 @@ impl Cluster {
         streams.into_iter().map(stream).collect()
     }
 
-    /// Records a request at a source, for whoever has made it and knows where it belongs.
+    /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
         self.desk.call_placed(source, call, then);
     }
 
-    /// The partition of a topic that a source is, as `topic/partition`, or the path of its files.
+    /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
         let mut nth = source.checked_sub(self.desk.sources())?;
         for topic in &self.followed {
@@ -431,13 +440,13 @@ impl Cluster {
     }
 }
 
-/// Where a cluster keeps what is its own.
+/// The directories that the cluster uses alone.
 fn directories(settings: &ClusterSettings) -> Vec<PathBuf> {
     let snapshots = settings.snapshots.iter().filter(|text| !text.contains("://"));
     snapshots.map(PathBuf::from).chain([settings.dir.clone()]).collect()
 }
 
-/// What the sources behind a log's own are, with the partitions of each.
+/// Names the sources after the log's own ones, each with its number of partitions.
 fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
     let topics = topics.iter().map(|topic| (topic.topic.clone(), topic.partitions));
     topics
@@ -445,14 +454,14 @@ fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
         .collect()
 }
 
-/// Where the entity of a call lives.
+/// Returns the partition of a call's entity.
 pub(super) fn partition_of(program: &Program, call: &Call) -> Result<Partition> {
     let key = program.stored_key(call.table, &call.key);
     let key = Key::of(&key.map_err(|abort| Error::input(abort.reason))?);
     Ok(partition_in(&program.tables[call.table.index()], &key))
 }
 
-/// What can be called, each of it with ids of requests.
+/// The procedures that clients can call, all of them with request ids.
 fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     let mut procedures = calls::procedures(program);
     procedures.values_mut().for_each(|procedure| procedure.takes_requests = true);
@@ -490,11 +499,12 @@ impl Told {
     }
 }
 
-/// Whether an output tells of a function that failed.
+/// Whether an output reports a failed function.
 fn is_fault(program: &Program, output: &Output) -> bool {
     match output {
         Output::Reply { outcome, .. } => outcome.as_ref().is_err_and(Abort::is_fault),
-        // The last event of a request's transaction says what its reply says.
+        // The last event of a request's transaction is not counted, because its reply reports the
+        // same.
         Output::Event { path, stream, row, .. } if path.iter().ne(&[u32::MAX]) => {
             let stream = program.streams.get(stream.index());
             let is_abort = stream.is_some_and(|s| matches!(s.origin, Origin::Aborted(_)));
@@ -540,7 +550,7 @@ impl App for Cluster {
         Err(Error::program(format!(
             "changes of table {table} can't be followed on several processes yet"
         ))
-        .help("let its functions emit what others want to know"))
+        .help("let functions emit the changes as events of a stream"))
     }
 
     fn news(&self, seen: News, timeout_us: u64) -> News {
@@ -563,16 +573,16 @@ impl App for Cluster {
         let status = self.status();
         let (lags, skews) = (status.lag(), status.skew());
         let lag = lags.iter().sum();
-        let Status { generation, members, epoch, snapshot, left_out, troubles, parked, .. } =
+        let Status { generation, members, epoch, snapshot, left_out, troubles, buffered, .. } =
             status;
         let mut text = String::new();
         for (name, kind, help, value) in [
             ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
-            ("workers", "gauge", "Its members.", members.len() as u64),
+            ("workers", "gauge", "The workers of the generation.", members.len() as u64),
             (
                 "workers_left_out",
                 "gauge",
-                "Workers that live and can't reach members.",
+                "Live workers that can't reach members.",
                 left_out.len() as u64,
             ),
             (
@@ -583,13 +593,13 @@ impl App for Cluster {
             ),
             ("epoch", "counter", "The last cut.", epoch),
             ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
-            ("lag", "gauge", "Requests that no cut has.", lag),
-            ("parked", "gauge", "Events that wait for their watermark.", parked.events),
-            ("late", "counter", "Events that have come too late.", parked.late),
+            ("lag", "gauge", "Requests in no cut yet.", lag),
+            ("buffered", "gauge", "Events that wait for their watermark.", buffered.events),
+            ("late", "counter", "Late events.", buffered.late),
             (
                 "faults",
                 "counter",
-                "Transactions whose function failed, since this process began to read what leaves.",
+                "Transactions whose function failed, since this process began to read outputs.",
                 self.told.faults.load(Ordering::Relaxed),
             ),
             (
@@ -607,8 +617,12 @@ impl App for Cluster {
         }
         let lags: Vec<f64> = lags.iter().map(|lag| *lag as f64).collect();
         for (name, help, values) in [
-            ("source_lag", "Requests of a source that no cut has.", lags),
-            ("source_skew", "How many times as much comes in there as in the mean.", skews),
+            ("source_lag", "Requests of a source in no cut yet.", lags),
+            (
+                "source_skew",
+                "Rate of requests of a source, relative to the mean of all sources.",
+                skews,
+            ),
         ] {
             let _ = writeln!(
                 text,
@@ -623,7 +637,7 @@ impl App for Cluster {
 
     fn answers_at(&self, address: &str) {
         self.desk.begin();
-        // Nobody else has set it, or it is the same.
+        // A repeated call sets the same address.
         let _ = self.http.set(address.to_owned());
     }
 
@@ -644,7 +658,7 @@ impl App for Cluster {
             Ok(Answer::Returned(_)) => Ok(None),
             Ok(Answer::Aborted(abort)) => Err(Error::input(abort.reason)),
             Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
-                .help("start one, or wait until those that are there have recovered")),
+                .help("start a worker, or wait until the running ones have recovered")),
         }
     }
 
@@ -677,10 +691,10 @@ impl App for Cluster {
                 Answer::Returned(value) => Ok(value),
                 Answer::Aborted(abort) => Err(abort),
                 Answer::Unknown => {
-                    let error = Error::resource("nobody knows whether the call was recorded");
+                    let error = Error::resource("it is unknown whether the call was recorded");
                     return then(Err(error.help(match may_ask_again {
-                        true => "ask again with the same id: it is executed once",
-                        false => "look at what it would have changed before calling again",
+                        true => "repeat the call with the same id: it is executed once",
+                        false => "check whether its changes were made before you repeat the call",
                     })));
                 }
             };

@@ -1,4 +1,4 @@
-//! Whether the cuts that are found belong to the log.
+//! The check that the cuts belong to the log.
 
 use tidemill_cluster::Topic;
 use tidemill_core::{Error, Result};
@@ -6,20 +6,21 @@ use tidemill_durable::Log;
 
 use super::ask::read;
 
-/// Refuses a log in which something was executed and whose cuts are somewhere else: in what order, only they say.
+/// Refuses a log with outputs but without cuts, which must then be elsewhere. Only the cuts have
+/// the order of the outputs.
 ///
 /// # Errors
-/// When it is so, or the log can't be read.
+/// When the cuts are missing, or the log can't be read.
 pub(super) fn check(log: &dyn Log, sources: u32) -> Result<()> {
     if read(log, Topic::Cuts, u64::MAX)?.upto > 0 {
         return Ok(());
     }
     for source in 0..sources {
         if read(log, Topic::Output(source), u64::MAX)?.upto > 0 {
-            return Err(Error::setting("the log has outputs, and there are no cuts, which say how they came about")
+            return Err(Error::setting("the log has outputs, but there are no cuts, which have their order")
                 .help(
-                    "start it with the setting cluster_cuts and the data directory that it had before; or begin \
-                     anew with a cluster of another name",
+                    "use the setting cluster_cuts and the data directory of the earlier runs; or start \
+                     from scratch with another cluster_name",
                 ));
         }
     }

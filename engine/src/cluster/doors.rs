@@ -13,7 +13,7 @@ use super::format::Json;
 use super::settings::Cuts;
 use super::ClusterSettings;
 
-/// Threads that write and read objects.
+/// The threads that write and read objects.
 const STORE_THREADS: usize = 2;
 const KAFKA: &str = "kafka://";
 const S3: &str = "s3://";
@@ -23,28 +23,28 @@ pub(super) fn brokers(url: &str) -> Option<&str> {
     url.strip_prefix(KAFKA).map(|brokers| brokers.trim_end_matches('/'))
 }
 
-/// Refuses a log or a store that is none, before anything is made.
+/// Refuses a log or store of an unknown kind, before anything is created.
 ///
 /// # Errors
-/// Which setting is wrong.
+/// When a setting is wrong, with its name.
 pub(super) fn check(settings: &ClusterSettings) -> Result<()> {
     if let Some(url) = settings.log.as_deref().filter(|url| brokers(url).is_none()) {
-        return Err(Error::setting(format!("cluster_log is '{url}', which is no log"))
+        return Err(Error::setting(format!("cluster_log is '{url}', which is not a log"))
             .help("give kafka://host:port, or nothing for a log that the coordinator serves"));
     }
     let is_unknown = |at: &&str| at.contains("://") && !at.starts_with(S3);
     if let Some(at) = settings.snapshots.as_deref().filter(is_unknown) {
-        return Err(Error::setting(format!("cluster_snapshots is '{at}', which is no store"))
+        return Err(Error::setting(format!("cluster_snapshots is '{at}', which is not a store"))
             .help("give a directory that all processes see, or s3://bucket/prefix"));
     }
     Ok(())
 }
 
-/// The log, where it is not the coordinator that serves it, of an app with so many sources of files. Appends wait so long for others to go along, or as long
-/// as is mostly right.
+/// Opens the log of an app with `feeds` sources of files; `None` where the coordinator serves the
+/// log. `linger_ms` is how long appends wait for others, or the default.
 ///
 /// # Errors
-/// When it can't be opened.
+/// When the log can't be opened.
 pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
@@ -56,7 +56,7 @@ pub(super) fn log(
     let mut kafka = KafkaSettings::new(brokers, name, settings.sources);
     (kafka.followed, kafka.elsewhere) = (followed, feeds);
     kafka.properties.clone_from(&settings.log_options);
-    // What is together already does not wait for others.
+    // Outputs that are already in one message do not wait for others.
     let together = (settings.together > 1).then_some(0);
     kafka.linger_ms = linger_ms.or(together).unwrap_or(kafka.linger_ms);
     kafka.replication = settings.log_replication;
@@ -67,7 +67,7 @@ pub(super) fn log(
     Ok(Some(Arc::new(log)))
 }
 
-/// The store of snapshots.
+/// Opens the store of snapshots.
 ///
 /// # Errors
 /// When it can't be opened.

@@ -1,13 +1,19 @@
-//! Files that the app's streams read, as sources: those of each stream are one source of the cluster, behind its topics. The
-//! coordinator reads them, and serves what it has read to the worker that asks for it. So places in them are in cuts, as all
-//! others are, and nothing is written twice.
+//! Files that the app's streams read, as sources. The files of each stream are one source of the
+//! cluster, after the topics. The coordinator reads them, and serves the rows to the worker that
+//! asks for them. So cuts have their positions, as those of all sources, and the rows are not
+//! stored again.
 //!
-//! A stream in event time that has several files is read in the order of its rows' times, one that has not file by file (`feed`).
-//! Where a feed stood is known at marks (`marks`), of which a file of the coordinator's directory has two: the last one that no
-//! recovery goes behind, where whoever starts again goes on; and one behind all that anybody has been given, up to which he finds
-//! out whether the files are what they were. Behind its rows a feed that ends says so: what waits to be a batch is one then, in its
-//! place among all that is executed, and nothing holds its watermark back any more. A file that has grown since goes on at the next
-//! start: its new rows are behind the record that says that it ended.
+//! A stream with event time and several files is read in the order of its rows' times. Other
+//! streams are read file by file (`feed`).
+//!
+//! Positions of a feed are known at marks (`marks`). A file of the coordinator's directory has two
+//! of them. The first is the last one that no recovery goes back beyond: the next start continues
+//! there. The second is after all rows that were given out: up to it the next start checks that the
+//! files have not changed.
+//!
+//! A feed that ends has further records after its rows. They complete its waiting batch, at its
+//! place in the order, and release the watermark. A file that has grown since then continues at the
+//! next start. Its new rows come after the record of its end.
 
 mod feed;
 mod file;
@@ -33,10 +39,10 @@ use crate::functions::AppFunctions;
 use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SourceDecl};
 
-/// So long a read waits before it looks again whether a file has grown.
+/// The pause of a waiting read before it checks again whether a file has grown.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How many sources files are: one for each stream that reads some.
+/// The number of sources of files: one for each stream that reads some.
 pub(super) fn count(spec: &AppSpec) -> u32 {
     of_files(spec).count() as u32
 }
@@ -46,7 +52,8 @@ pub(super) fn of_files(spec: &AppSpec) -> impl Iterator<Item = &SourceDecl> {
     spec.sources.iter().filter(|decl| decl.files.is_some())
 }
 
-/// How many sources a stream has, if all of them end: with the last of them what waits to be a batch is one.
+/// The number of a stream's sources, if all of them end. The end of the last one completes the
+/// waiting batch.
 fn ends_of(spec: &AppSpec, decl: &SourceDecl) -> Option<usize> {
     let ends = |decl: &SourceDecl| {
         let follows = decl.files.as_ref().map(|files| files["follow"] == true);
@@ -59,22 +66,22 @@ fn ends_of(spec: &AppSpec, decl: &SourceDecl) -> Option<usize> {
 /// The files that an app reads.
 pub(super) struct Feeds {
     first: u32,
-    /// Those that had ended and go on, each with the first record of what is new.
+    /// The feeds that had ended and continue, each with the first record of the new rows.
     pub goes_on: Arc<[(u32, u64)]>,
     shared: Arc<Shared>,
     jobs: Option<Sender<Job>>,
-    // Behind a lock only because a handle is not shared between threads.
+    // The lock is there only because a handle can't be shared between threads.
     thread: Mutex<Option<Handle>>,
 }
 
-/// What the thread tells.
+/// The state that the thread shares.
 struct Shared {
     feeds: Vec<About>,
-    /// For each where it says that it ends, once it has been read to there.
+    /// For each feed the record of its end, after it has been read.
     ends: Mutex<Vec<Option<u64>>>,
     failed: Mutex<Option<Error>>,
     is_over: AtomicBool,
-    /// What it waits for.
+    /// The reason why the thread is blocked, if it is.
     trouble: Mutex<Option<String>>,
 }
 
@@ -92,12 +99,12 @@ impl Waiting for Shared {
     }
 }
 
-/// What is known of a feed beforehand.
+/// The properties of a feed that are known beforehand.
 #[derive(Clone)]
 pub(super) struct About {
-    /// As the user has it.
+    /// The path as the user has declared it.
     pub path: PathBuf,
-    /// Whether it never ends.
+    /// Whether the feed never ends.
     pub follows: bool,
 }
 
@@ -107,11 +114,12 @@ enum Job {
 }
 
 impl Feeds {
-    /// Those of an app, as the sources from `first` on. Marks are in a directory, of which those that are there count, unless
-    /// all begins anew.
+    /// Opens the files of an app, as the sources from `first` on. The marks in the directory count,
+    /// unless the start is `fresh`.
     ///
     /// # Errors
-    /// When a file can't be opened, or is not what was read before; with the user's line.
+    /// When a file can't be opened, or has changed since it was read. The error has the user's
+    /// line.
     pub fn open(
         spec: &AppSpec,
         functions: &Arc<AppFunctions>,
@@ -143,7 +151,7 @@ impl Feeds {
         let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
         let waits = Waits::default();
         let waiting: Arc<dyn Waiting> = shared.clone();
-        // Nobody else has set it.
+        // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let env = &patient(env, &waits);
         let reader = Reader { env: env.clone(), dir: dir.into(), feeds, shared: shared.clone() };
@@ -166,18 +174,18 @@ impl Feeds {
         Ok(Feeds { first, goes_on, shared, jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
     }
 
-    /// What is known of them beforehand, each with its source.
+    /// The feeds' properties, each with its source.
     pub fn all(&self) -> impl Iterator<Item = (u32, &About)> {
         (self.first..).zip(&self.shared.feeds)
     }
 
-    /// Where a source ends, once that is known: nothing is read behind it.
+    /// The record of a source's end, after it is known. Nothing follows it.
     pub fn end(&self, source: u32) -> Option<u64> {
         let feed = source.checked_sub(self.first)?;
         self.shared.ends.lock().get(feed as usize).copied().flatten()
     }
 
-    /// What holds it up, if anything does.
+    /// The reason why a feed is blocked, if one is.
     pub fn trouble(&self) -> Option<String> {
         self.shared.trouble.lock().clone()
     }
@@ -198,13 +206,13 @@ impl Drop for Feeds {
         self.shared.is_over.store(true, Ordering::Release);
         self.jobs = None;
         if let Some(thread) = self.thread.lock().take() {
-            // It has told why it ended, a panic too.
+            // The thread has reported why it ended, even after a panic.
             let _ = thread.join();
         }
     }
 }
 
-/// The log of its rows, for those who read them by their sources.
+/// The log of the feeds' rows, for readers that know them by their sources.
 pub(super) struct Rows {
     pub feeds: Arc<Feeds>,
     pub env: Env,
@@ -212,7 +220,7 @@ pub(super) struct Rows {
 
 impl Log for Rows {
     fn append(&self, _: Topic, _: u64, _: Record, then: Then<std::result::Result<u64, Refused>>) {
-        // Nobody else writes files.
+        // Nothing can be appended to files.
         then(Err(Refused::Unknown));
     }
 
@@ -269,7 +277,7 @@ impl Reader {
                 Ok(job) => waiting.push(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    // Whoever waits is told.
+                    // Waiting readers get an answer.
                     return waiting.into_iter().for_each(|job| {
                         if let Job::Read { then, .. } = job {
                             then(None);
@@ -281,13 +289,13 @@ impl Reader {
         }
     }
 
-    /// Does a job, or gives it back, to be done later.
+    /// Does a job, or returns it for a later try.
     fn done(&mut self, job: Job) -> Option<Job> {
         let (feed, from, limit, until_ns, then) = match job {
             Job::Trim { feed, below } => {
                 let has_gone_on = self.feeds[feed].trim(below);
                 let written = if has_gone_on { self.write_marks() } else { Ok(()) };
-                // Who reads next hears of it.
+                // The next read reports the error.
                 if let Err(error) = written {
                     self.fails(error);
                 }
@@ -308,7 +316,7 @@ impl Reader {
                 then(Some(found));
             }
             Err(error) => {
-                // Before whoever waits hears of it, and asks again.
+                // The failure is stored first, before the reader gets its answer and asks again.
                 self.fails(error);
                 then(None);
             }
@@ -316,7 +324,7 @@ impl Reader {
         None
     }
 
-    /// Some records of a feed. Before anybody has them it is known durably what was read.
+    /// Reads some records of a feed. The marks are durable before any record is given out.
     fn read(&mut self, feed: usize, from: u64, limit: usize) -> Result<Records> {
         let found = self.feeds[feed].read(from, limit, &self.shared.is_over)?;
         if self.feeds[feed].has_more() {
@@ -330,7 +338,7 @@ impl Reader {
         self.shared.failed.lock().get_or_insert(error);
     }
 
-    /// Makes durable what is known of each feed.
+    /// Makes the marks of all feeds durable.
     fn write_marks(&mut self) -> Result<()> {
         let marks: Marks = self.feeds.iter().map(Feed::known).collect();
         marks::write(&*self.env.disk, &self.dir, &marks)?;

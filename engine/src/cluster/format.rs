@@ -1,17 +1,20 @@
 //! Requests and outputs as messages of Kafka.
 //!
-//! **Requests.** The value is JSON: `{"call": "account.transfer", "args": {"id": 1, "to": 2}}` calls a function
-//! or a procedure, `{"event": "payments", "row": {...}}` is an event of a stream. The header `request-id`, or the
-//! field of that name, comes back with the reply. A list of such objects is as many requests, which get into one
-//! epoch. What can't be read is a request that is refused, with the reason. What the coordinator's own clients ask
-//! is written in Tidemill's bytes, as its header `record` says, for the version of the app that `version` names.
+//! **Requests.** The value is JSON: `{"call": "account.transfer", "args": {"id": 1, "to": 2}}`
+//! calls a function or a procedure, and `{"event": "payments", "row": {...}}` is an event of a
+//! stream. The header `request-id`, or the field of that name, comes back with the reply. A list of
+//! such objects is as many requests, which are in the same epoch. An unreadable request is refused,
+//! with the reason. Requests of the coordinator's own clients are in Tidemill's encoding, in the
+//! header `record`, for the version of the app that the header `version` names.
 //!
-//! **Outputs.** The value is JSON: `{"reply": ...}` or `{"aborted": "why"}` with the header `request-id`, and an
-//! event's row with the header `stream`. The header `id` tells each from all others, for who keeps track of what
-//! has been seen. Where several are together the value is a list of objects, each of which has as fields what
-//! headers say of one alone, and an event its row in the field `row`. The header `record` has the outputs in
-//! Tidemill's bytes. A message that has no value is none of these: a generation begins, or outside has said something to
-//! a function.
+//! **Outputs.** The value is JSON. It is `{"reply": ...}` or `{"aborted": "why"}` with the header
+//! `request-id`, or an event's row with the header `stream`. The header `id` is unique, for readers
+//! that remember which outputs they have seen.
+//!
+//! If several outputs are in one message, the value is a list of objects. Each has the headers of a
+//! single output as fields, and an event has its row in the field `row`. The header `record` has
+//! the outputs in Tidemill's encoding. A message without a value is no output: it begins a
+//! generation, or has an answer from outside to a function.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -34,25 +37,25 @@ const RECORD: &str = "record";
 const VERSION: &str = "version";
 const STREAM: &str = "stream";
 const ID: &str = "id";
-/// An id of a request that is no text, in hexadecimal digits.
+/// The id of a request that is not text, in hexadecimal digits.
 const REQUEST_ID_HEX: &str = "request-id-hex";
 
-/// Why what clients of a coordinator have asked is refused, where it was of another version.
+/// The refusal of a request of the coordinator's clients that was made for another version.
 const OTHER_VERSION: &str = "it was asked of another version of the app: ask again";
-/// So many requests may be in one message.
+/// The most requests in one message.
 const TOGETHER_MAX: usize = 1000;
-/// Bytes of what a client calls its request, at most.
+/// The longest request id, in bytes.
 const ID_BYTES_MAX: usize = 256;
 
 /// The messages of an app.
 pub(super) struct Json {
     functions: Arc<AppFunctions>,
-    /// Which version of it, in hexadecimal digits.
+    /// The version of the app, in hexadecimal digits.
     version: String,
     topics: Topics,
 }
 
-/// What a client writes.
+/// A request as a client writes it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Asked<'a> {
@@ -68,7 +71,7 @@ struct Asked<'a> {
     id: Option<Cow<'a, str>>,
 }
 
-/// What its sender calls a request that can't be read.
+/// The id of a request that can't be read.
 #[derive(Deserialize)]
 struct Named<'a> {
     #[serde(borrow, rename = "request-id")]
@@ -76,12 +79,12 @@ struct Named<'a> {
 }
 
 impl Json {
-    /// Those of an app with this fingerprint, and of the topics that it follows.
+    /// Creates the format of an app with this fingerprint, and of the topics that it follows.
     pub fn new(functions: Arc<AppFunctions>, fingerprint: u128, topics: Topics) -> Json {
         Json { functions, version: format!("{fingerprint:032x}"), topics }
     }
 
-    /// The requests of a message; `id` is what its headers call the one that is not in a list.
+    /// Parses the requests of a message; `id` is the id in its headers, for a single request.
     fn list(&self, value: Option<&[u8]>, id: &[u8]) -> Result<Vec<Request>, String> {
         let value = value.ok_or("the message has no value")?;
         let text = std::str::from_utf8(value).map_err(|_| "the message is no text")?;
@@ -96,7 +99,7 @@ impl Json {
         Ok(list.map(|(nth, one)| self.read(one.get(), &[], Some(nth))).collect())
     }
 
-    /// One request; where it can't be read, one that will be refused.
+    /// Parses one request. An unreadable one becomes a request that will be refused.
     fn read(&self, text: &str, id: &[u8], nth: Option<usize>) -> Request {
         let own = |own: Option<Cow<'_, str>>| own.map_or(id.into(), |own| own.as_bytes().into());
         let (id, call): (RequestId, _) = match serde_json::from_str::<Asked<'_>>(text) {
@@ -106,7 +109,7 @@ impl Json {
                 (own(named), Err(error.to_string()))
             }
         };
-        // Of one in a list that has no id, only its reason can tell which it is.
+        // In a list, an element without an id can only be identified by its place.
         let of = |why: String| match nth.filter(|_| id.is_empty()) {
             Some(nth) => format!("element {nth} of the list: {why}"),
             None => why,
@@ -115,7 +118,7 @@ impl Json {
         self.named(Request { id, call })
     }
 
-    /// A request whose id comes back with its reply, or one that is refused.
+    /// Refuses a request whose id is too long to come back with its reply.
     fn named(&self, request: Request) -> Request {
         match request.id.len() {
             0..=ID_BYTES_MAX => request,
@@ -129,7 +132,7 @@ impl Json {
         }
     }
 
-    /// What it asks for, or why it can't be read.
+    /// Creates the call of a request, or returns why it can't be read.
     fn asked(&self, asked: &Asked<'_>) -> Result<Call, String> {
         let row = |raw: Option<&RawValue>, schema: &Schema| {
             values::read_row(raw.map_or("{}", |raw| raw.get()), schema)
@@ -157,7 +160,7 @@ fn own(message: &Message<'_>) -> Option<Record> {
     take_record(&mut bytes).filter(|_| bytes.is_empty())
 }
 
-/// Why a list is refused.
+/// Returns why a list is refused.
 fn too_many(count: usize) -> String {
     format!("it is a list of {count}: give 1 to {TOGETHER_MAX} together")
 }
@@ -169,7 +172,7 @@ fn place(output: &Output) -> String {
     format!("{}/{}", tid.0, path.join("."))
 }
 
-/// `"reply":...` or `"aborted":"why"`.
+/// Writes `"reply":...` or `"aborted":"why"`.
 fn write_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
     match outcome {
         Ok(reply) => {
@@ -183,7 +186,7 @@ fn write_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
     }
 }
 
-/// `"name":"text"`.
+/// Writes `"name":"text"`.
 fn write_text(name: &str, text: &str, out: &mut Vec<u8>) {
     values::write(&Value::str(name), out);
     out.push(b':');
@@ -191,7 +194,7 @@ fn write_text(name: &str, text: &str, out: &mut Vec<u8>) {
 }
 
 impl Json {
-    /// A message of an output alone.
+    /// Writes the message of a single output.
     fn alone(&self, output: &Output, outgoing: &mut Outgoing) {
         let (headers, value) = (&mut outgoing.headers, &mut outgoing.value);
         headers.push((ID.into(), place(output).into_bytes()));
@@ -212,7 +215,7 @@ impl Json {
         }
     }
 
-    /// One of several in a message.
+    /// Writes one of several outputs in a message.
     fn one_of(&self, output: &Output, out: &mut Vec<u8>) {
         out.push(b'{');
         write_text(ID, &place(output), out);
@@ -250,11 +253,11 @@ impl Format for Json {
             Record::Requests(vec![self.named(Request { id: RequestId::from(id), call })])
         };
         if let Some(Record::Requests(mut requests)) = own(message) {
-            // Others can write that header, too.
+            // Any client can write that header.
             if requests.is_empty() || requests.len() > TOGETHER_MAX {
                 return refused(&too_many(requests.len()));
             }
-            // Their handlers are numbers, which another version gives to others.
+            // Their handlers are numbers, which differ between versions.
             let version = message.header(VERSION);
             if version.is_some_and(|version| version != self.version.as_bytes()) {
                 for Request { call, .. } in &mut requests {
@@ -295,13 +298,13 @@ impl Format for Json {
                     outgoing.value.push(b']');
                 }
             },
-            // For people, who see that there is something.
+            // The value is only for people who look at the topic.
             Record::Requests(requests) => {
                 outgoing.key = requests.first().map(|request| request.id.to_vec());
                 outgoing.value.extend_from_slice(b"{}");
                 outgoing.headers.push((VERSION.into(), self.version.clone().into_bytes()));
             }
-            // For nobody who reads outputs.
+            // Readers of outputs ignore answers.
             Record::Answer { .. } => {}
             Record::Generation { .. } | Record::End | Record::Cut(_) | Record::Snapshot(_) => {}
         }

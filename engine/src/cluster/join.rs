@@ -17,10 +17,11 @@ use crate::functions::AppFunctions;
 use crate::sides;
 use crate::spec::AppSpec;
 
-/// Joins the cluster whose coordinator is at an address, and executes its part of the app from then on.
+/// Joins the cluster whose coordinator is at an address, and executes its part of the app from then
+/// on.
 ///
 /// # Errors
-/// When a setting is wrong, the store can't be opened, or nobody can listen.
+/// When a setting is wrong, the store can't be opened, or the address is not available.
 pub fn join(
     spec: &AppSpec,
     functions: Arc<AppFunctions>,
@@ -39,7 +40,7 @@ pub fn join(
     let json = Json::new(functions.clone(), fingerprint(spec), topics);
     let (sources, feeds) = (host.machine.sources, feeds::count(spec));
     let log = log(settings, &host.cluster, None, (json, followed, feeds), env)?;
-    // Files are read where the coordinator is.
+    // The coordinator reads the files.
     let log = (log, (feeds > 0).then_some(sources - feeds));
     let outboxes = Desks::of(spec, &functions, settings.sources, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?, outboxes)

@@ -1,23 +1,24 @@
-//! An app on several processes: what its coordinator's process and its workers' processes are made of.
+//! An app on several processes: the parts of its coordinator's process and of its workers'
+//! processes.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! | --- | --- |
-//! | `settings` | what may be chosen |
+//! | `settings` | the settings of a cluster |
 //! | `doors` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `topics` | the app's own topics, as sources |
 //! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
-//! | `times` | streams in event time, by the sources that they come by |
-//! | `timers` | transactions that its clock asks for |
+//! | `times` | streams with event time, by their sources |
+//! | `timers` | transactions that the coordinator's clock requests |
 //! | `join` | a worker |
-//! | `outboxes` | work outside, which workers have done |
-//! | `slow` | what takes much longer than in one process |
-//! | `cuts` | that the cuts which were made are there |
-//! | `ask` | asking the log and the store, and waiting |
-//! | `caught` | a thread that panics, told as an error |
-//! | `upgrade` | of which program the state is, and going on with another version |
+//! | `outboxes` | work outside, which workers do |
+//! | `slow` | features that are much slower than in one process |
+//! | `cuts` | the check that the recorded cuts are there |
+//! | `ask` | requests to the log and the store that wait |
+//! | `caught` | panics of threads as errors |
+//! | `upgrade` | the program that the state belongs to, and upgrades to another version |
 
 mod ask;
 mod caught;
@@ -49,9 +50,9 @@ use tidemill_kafka::Followed;
 use crate::outlets::sink_keys;
 use crate::spec::AppSpec;
 
-/// What tells what executes a log from what else might, for the log and the processes: the program, the
-/// setting that says what aborts, and the topics that are read. With others recorded cuts would come to something else.
-/// With other sinks something else would leave.
+/// A hash of everything that determines how a log is executed. It has the program, the setting that
+/// causes aborts, and the topics that are read. With different ones, a replay of the recorded cuts
+/// would give other results. With different sinks, other outputs would leave.
 fn executes(
     spec: &AppSpec,
     message_bytes_max: usize,
@@ -65,7 +66,7 @@ fn executes(
         put_bytes(topic.as_bytes(), &mut bytes);
         put_u32(*partitions, &mut bytes);
     }
-    // What waits for its batch was in other tables before "open".
+    // Before "open", other tables had the events that wait for their batch.
     if spec.program.streams.iter().any(|stream| stream.batch.is_some()) {
         put_bytes(b"open", &mut bytes);
     }
@@ -73,8 +74,8 @@ fn executes(
         put_bytes(b"files", &mut bytes);
         put_bytes(decl.stream.as_bytes(), &mut bytes);
     }
-    // Cuts have the watermarks by group, and places in them by event source. What windows of procedures hold, and what ends an
-    // interval, went by other rules in logs of "event source".
+    // Cuts have the watermarks by group, and positions by event source. Before this text, logs had
+    // "event source", and other rules for windows of procedures and for ends of intervals.
     for EventSource { source, stream, group, .. } in event_time.sources() {
         put_bytes(b"event source, windows in event time", &mut bytes);
         put_u32(*source, &mut bytes);
@@ -89,12 +90,13 @@ fn executes(
     Ok(hash128(&bytes))
 }
 
-/// What tells one program from another.
+/// A hash that identifies the program.
 fn fingerprint(spec: &AppSpec) -> u128 {
     crate::fingerprint::of(&crate::fingerprint::text(&spec.program))
 }
 
-/// What tells the log of one cluster from another's: its name, because its app may change.
+/// A hash that identifies the log of a cluster. It is of the cluster's name, because its app may
+/// change.
 fn log_of(name: &str) -> u128 {
     hash128(name.as_bytes())
 }

@@ -1,8 +1,9 @@
-//! Work outside on several processes: whoever owns a row of an outbox has it done, and what it comes to is a request.
+//! Work outside on several processes. The owner of an outbox's row does its work, and the answer is
+//! a request.
 //!
-//! The outbox is the whole memory of it, as in one process: whoever executes an answer removes the row, and the second
-//! answer finds none. So whatever dies, somebody else has the row and has the work done, with the same key for those
-//! outside to know it by.
+//! The outbox is the whole memory of the work, as in one process. The transaction of an answer
+//! removes the row, and a second answer finds none. So after any crash a worker has the row and
+//! does the work again, with the same key, by which the outside can recognize it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,49 +23,50 @@ use crate::external::{ask, who, Outside, AGAIN, WAIT};
 use crate::functions::AppFunctions;
 use crate::spec::AppSpec;
 
-/// What ids of answers begin with: no client can send it.
+/// The prefix of the ids of answers. No client can send it.
 const ANSWER: &str = "\u{1}external/";
 
-/// The work outside of an app's workers.
+/// The work outside of an app on a worker.
 pub(super) struct Desks {
     env: Env,
     desks: Vec<Arc<Desk>>,
 }
 
-/// An outbox at work; its threads share it.
+/// An outbox with its work; its threads share it.
 struct Desk {
     functions: Arc<AppFunctions>,
     table: TableId,
-    /// What begins with the row's key is an event of this stream.
+    /// The stream of answers. Its events begin with the row's key.
     answers: StreamId,
     columns: Arc<Schema>,
-    /// Which column of the outbox is its key.
+    /// The column of the outbox that is its key.
     key: usize,
     outside: Arc<dyn Outside>,
     at_once: usize,
-    /// Of how many sources the log is that clients ask of.
+    /// The number of the log's sources for requests of clients.
     sources: u32,
     work: Mutex<Work>,
-    /// Told when there is something to do, and when there never is again.
+    /// Notified when there is work, and when there will be none any more.
     needed: Condvar,
     is_over: AtomicBool,
 }
 
 #[derive(Default)]
 struct Work {
-    /// The rows that are there.
+    /// The present rows.
     rows: BTreeMap<Key, Arc<[Value]>>,
-    /// Those that nobody has begun with.
+    /// The rows whose work has not begun.
     waiting: VecDeque<Key>,
-    /// Those that somebody has begun with, and whether he still is at it, until their rows have gone.
+    /// The rows whose work has begun, until they are gone. The value says whether a thread still
+    /// does the work.
     begun: BTreeMap<Key, bool>,
 }
 
 impl Desks {
-    /// Those of an app, if it has any.
+    /// Prepares the work outside of an app, if it has any.
     ///
     /// # Errors
-    /// When a table or stream is not there, or is not what it should be.
+    /// When a table or stream is missing or has wrong columns.
     pub fn of(
         spec: &AppSpec,
         functions: &Arc<AppFunctions>,
@@ -127,7 +129,7 @@ impl Outboxes for Desks {
     fn end(&self) {
         for desk in &self.desks {
             desk.is_over.store(true, Ordering::Release);
-            // Whoever is about to wait has seen it, or is waked.
+            // The lock makes sure that a thread sees `is_over` before it waits, or is notified.
             drop(desk.work.lock());
             desk.needed.notify_all();
         }
@@ -152,7 +154,8 @@ impl Desk {
                 None => drop(work.rows.remove(key)),
             }
         }
-        // Between two generations there are none: what somebody is at is not begun again for that.
+        // Between two generations there are no rows. Work in progress is not started again for
+        // that.
         let Work { rows, begun, .. } = work;
         if !rows.is_empty() {
             begun.retain(|key, is_at_it| *is_at_it || rows.contains_key(key));
@@ -164,7 +167,7 @@ impl Desk {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// The next row that nobody has begun with; nothing when there will be none.
+    /// Returns the next row whose work has not begun; `None` when there will be none any more.
     fn next(&self) -> Option<(Key, Arc<[Value]>)> {
         let mut work = self.work.lock();
         while !self.is_over() {
@@ -189,12 +192,12 @@ impl Desk {
             let requests = said.and_then(|said| self.requests(key_value, &said));
             let is_answer = requests.is_some();
             if let Some((source, requests)) = requests {
-                // Nobody knows of an answer that is not recorded. One that is twice is one.
+                // An answer counts only after it is recorded. A second record of it has no effect.
                 while !self.is_over() && !self.append(log, source, &requests) {
                     self.wait(env);
                 }
             } else {
-                // It is begun again, behind the others, and not at once.
+                // The work starts again after a while, behind the other rows.
                 self.wait(env);
             }
             let work = &mut *self.work.lock();
@@ -213,7 +216,7 @@ impl Desk {
             .for_each(|_| env.clock.sleep_us(WAIT.as_micros() as u64));
     }
 
-    /// An answer to the row with this key as requests, and the source that they go to.
+    /// Returns the answer to the row with this key as requests, and their source.
     fn requests(&self, key: &Value, answer: &[Value]) -> Option<(u32, Vec<Request>)> {
         let calls = self.functions.event(self.answers, answer).ok()?;
         let partition = partition_of(self.functions.program(), calls.first()?).ok()?;
@@ -222,12 +225,12 @@ impl Desk {
         Some((source, calls.into_iter().map(|call| Request { id: id.clone(), call }).collect()))
     }
 
-    /// Whether requests are recorded now, as far as anybody knows.
+    /// Appends requests. Returns whether they are known to be recorded.
     fn append(&self, log: &dyn Log, source: u32, requests: &[Request]) -> bool {
         let (tell, told) = channel();
         let record = Record::Requests(requests.to_vec());
         let then = move |result: std::result::Result<u64, _>| {
-            // Whoever waits has not gone.
+            // The receiver still exists.
             let _ = tell.send(result.is_ok());
         };
         log.append(Topic::Input(source), 0, record, Box::new(then));

@@ -1,4 +1,4 @@
-//! What may be chosen of a cluster. All its processes are given the same, but for where they listen.
+//! The settings of a cluster. All its processes have the same ones, except for their addresses.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,86 +18,92 @@ use super::topics::sources;
 use crate::functions::knows_rows;
 use crate::spec::AppSpec;
 
-/// A machine is told the time so often in a beat.
+/// How often a state machine gets the time in a beat.
 const TICKS: u64 = 4;
-/// So many outputs are a record of the log that the coordinator serves, at most.
+/// The most outputs in a record of the log that the coordinator serves.
 pub(super) const TOGETHER: usize = 256;
-/// So many requests of a source are in an epoch where nothing else is said; and where none of them runs again.
+/// The default of requests of a source in an epoch: in general, and where none of them can run
+/// again.
 const EPOCH_ROWS: u64 = 250;
 const EPOCH_ROWS_KNOWN: u64 = 2500;
-/// So often these requests may slide a window by time. An epoch that has begun is executed whole, and a stop waits for it.
+/// The most slides of windows by time that the requests of an epoch may cause, by default. An epoch
+/// is executed whole once it has begun, and a stop waits for it.
 const EPOCH_SLIDES: i64 = 10_000;
-/// Bytes of a secret, at least.
+/// The shortest secret, in bytes.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Settings of a cluster. Unknown ones are errors.
+/// The settings of a cluster. Unknown ones are errors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClusterSettings {
-    /// Its name; the app's where none is given.
+    /// The cluster's name; by default the app's.
     pub name: Option<String>,
-    /// Where this process listens for the others.
+    /// The address that this process listens at.
     pub listen: String,
-    /// Where the others reach it, where that is elsewhere.
+    /// The address that the other processes use, where it differs.
     pub advertised: Option<String>,
-    /// The certificate of this process with its chain, as PEM. With it processes speak TLS to each other.
+    /// The certificate of this process with its chain, as PEM. With it processes use TLS between
+    /// each other.
     pub certificate: Option<PathBuf>,
-    /// Its private key, as PEM.
+    /// The private key of the certificate, as PEM.
     pub key: Option<PathBuf>,
-    /// The certificate of the authority that has signed those of all processes of the cluster, as PEM.
+    /// The certificate of the authority that has signed the certificates of all processes, as PEM.
     pub authority: Option<PathBuf>,
-    /// The coordinator's directory, with the log that it serves, and snapshots that are nowhere else.
+    /// The directory of the coordinator. It has the served log, and the snapshots if no other place
+    /// is set.
     pub dir: PathBuf,
-    /// Begins anew: what is in the directory goes. Of the coordinator.
+    /// Whether the coordinator empties its directory at the start.
     pub fresh: bool,
-    /// Where the log is: `kafka://host:port,host:port`, or nothing for the one that the coordinator serves.
+    /// The log: `kafka://host:port,host:port`, or none for one that the coordinator serves.
     pub log: Option<String>,
-    /// Where the cuts are, when the log is in Kafka: with it, or in the coordinator's directory, where they are
-    /// durable sooner. Never another place in the life of a log.
+    /// The place of the cuts when the log is in Kafka: in Kafka too, or in the coordinator's
+    /// directory, where they are durable sooner. It must never change in the life of a log.
     pub cuts: Cuts,
-    /// Properties of librdkafka for the log in Kafka, as `security.protocol`.
+    /// The properties of librdkafka for the log in Kafka, such as `security.protocol`.
     pub log_options: BTreeMap<String, String>,
-    /// On how many brokers topics are kept that are made.
+    /// The replication factor of topics that are created.
     pub log_replication: u16,
-    /// Where snapshots are stored: a directory that all processes see, or `s3://bucket/prefix`.
+    /// The store of snapshots: a directory that all processes see, or `s3://bucket/prefix`.
     pub snapshots: Option<String>,
-    /// Whether keys and snapshots may go unencrypted to a store in S3 that is not on this machine.
+    /// Whether keys and snapshots may go unencrypted to an S3 store that is not on this machine.
     pub snapshots_allow_http: bool,
-    /// What has not succeeded by then at a store in S3 has failed.
+    /// The time after which a request to an S3 store has failed, in microseconds.
     pub snapshots_timeout_us: u64,
-    /// Sources: requests come in by so many ways, each in an order of its own. Never another number in the
-    /// life of a log.
+    /// The number of sources: the ways that requests enter by, each with an order of its own. It
+    /// must never change in the life of a log.
     pub sources: u32,
-    /// Who is silent for so long is lost.
+    /// The silence after which a process is given up, in microseconds.
     pub lease_us: u64,
-    /// So often a worker says that it lives.
+    /// The period of a worker's beats, in microseconds.
     pub beat_us: u64,
-    /// A generation that has not begun by then gives way to the next.
+    /// The time for a generation to begin, in microseconds. After it the next one is tried.
     pub form_us: u64,
-    /// So many requests of a source are in one epoch at most. In long epochs more of them are in each other's
-    /// way, and run again, but for those whose rows are known beforehand. Where nothing is said: what is mostly right for the
-    /// program.
+    /// The most requests of a source in an epoch. In longer epochs more requests conflict and run
+    /// again, except for those whose rows are known beforehand. The default depends on the program.
     pub epoch_rows_max: Option<u64>,
-    /// So many replies and events of an epoch are one message of Kafka at most: with more than one, it is a list.
+    /// The most replies and events of an epoch in one message of Kafka. With more than one, the
+    /// message is a list.
     pub together: usize,
-    /// A request, a reply or an event may take so many bytes in the log: a call that is larger is refused, and a
-    /// transaction of which a larger one would leave aborts. Another one is as another version of the program: what
-    /// was recorded with the one before would come to something else. A log in Kafka, where brokers take messages of 1 MB
-    /// unless they are told otherwise, has them in two forms at once.
+    /// The largest request, reply or event in the log, in bytes. A larger call is refused, and a
+    /// transaction with a larger output aborts.
+    ///
+    /// A change of it counts as another version of the program, because a replay of the records
+    /// could give other results. A log in Kafka has each message in two forms. By default brokers
+    /// take messages of up to 1 MB.
     pub message_bytes_max: usize,
-    /// Snapshots are so long apart at least.
+    /// The shortest time between snapshots, in microseconds.
     pub snapshot_us: u64,
-    /// After so many objects a snapshot is a whole one.
+    /// The number of objects after which a snapshot is a whole one.
     pub snapshot_objects_max: usize,
 }
 
-/// Where the cuts are of a log in Kafka.
+/// The place of the cuts of a log in Kafka.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cuts {
-    /// In a topic of their own: the coordinator goes on wherever it is started again.
+    /// A topic of their own. The coordinator may be started again on any machine.
     Log,
-    /// In the coordinator's directory, which must not be lost.
+    /// The coordinator's directory, which must not be lost.
     Coordinator,
 }
 
@@ -138,10 +144,10 @@ impl ClusterSettings {
         self.name.clone().unwrap_or_else(|| spec.program.name.to_string())
     }
 
-    /// What a process is started with, checked.
+    /// Returns the checked settings of a process.
     ///
     /// # Errors
-    /// What is wrong, and how to mend it.
+    /// When a setting is wrong, with the remedy.
     pub(super) fn host(
         &self,
         spec: &AppSpec,
@@ -156,14 +162,14 @@ impl ClusterSettings {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
         if name.is_empty() || !name.chars().all(fits) {
             let what =
-                format!("the cluster is called '{name}', which can't begin names of objects");
+                format!("the cluster's name is '{name}', which can't be a prefix of object names");
             return wrong(what, "set cluster_name to a name of ASCII letters, digits, - and _");
         }
         if secret.len() < SECRET_BYTES_MIN {
             let what = format!("the cluster's secret has {} bytes", secret.len());
             return wrong(
                 what,
-                "give at least 16 bytes that nobody can guess: `openssl rand -hex 32`",
+                "give at least 16 random bytes, for example from `openssl rand -hex 32`",
             );
         }
         if self.sources == 0 || self.sources > 4096 {
@@ -174,7 +180,7 @@ impl ClusterSettings {
                 "cluster_lease_us is {}, and cluster_beat_us {}",
                 self.lease_us, self.beat_us
             );
-            return wrong(what, "a lease is three beats long at least: one may be late");
+            return wrong(what, "a lease needs at least three beats, because one may be late");
         }
         let positive = [
             ("cluster_epoch_rows_max", self.epoch_rows_max.unwrap_or(1)),
@@ -193,9 +199,9 @@ impl ClusterSettings {
         if is_open(&listen) && advertised.is_none() {
             return wrong(
                 format!(
-                    "at {listen} a process listens on all addresses, and others reach it by one"
+                    "cluster_listen is {listen}, which is all addresses, and other processes need a single one"
                 ),
-                "say which: cluster_advertised",
+                "set cluster_advertised to the address that they reach",
             );
         }
         Ok(Host {
@@ -213,7 +219,7 @@ impl ClusterSettings {
                 beat_us: self.beat_us,
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
-                // What the coordinator serves nobody else reads.
+                // Only processes of the cluster read a log that the coordinator serves.
                 tells_left: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 snapshot_every: 1,
@@ -221,7 +227,7 @@ impl ClusterSettings {
                 objects_max: self.snapshot_objects_max,
                 event_time: event_time.into(),
                 goes_on: [].into(),
-                parked_bytes_max: spec.settings.parked_bytes_max as u64,
+                buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
                 clock_jump_us_max: spec.settings.clock_jump_us_max,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
@@ -235,8 +241,9 @@ impl ClusterSettings {
 }
 
 impl ClusterSettings {
-    /// What all processes of a cluster have to have the same: the program, and where they read and store what
-    /// they share. One that stored its part of a snapshot elsewhere would be missed by the next recovery.
+    /// A hash of everything that all processes must have in common: the program, and the places
+    /// that they share. A process with another store would write its part of a snapshot where
+    /// recoveries can't find it.
     fn shared(&self, fingerprint: u128) -> u128 {
         let mut bytes = Vec::new();
         put_u128(fingerprint, &mut bytes);
@@ -248,7 +255,7 @@ impl ClusterSettings {
         hash128(&bytes)
     }
 
-    /// The certificates, where there are some.
+    /// Opens the certificates, if there are some.
     fn tls(&self, env: &Env) -> Result<Option<Tls>> {
         let found = [&self.certificate, &self.key, &self.authority].map(Option::as_deref);
         match found {
@@ -264,19 +271,19 @@ impl ClusterSettings {
                 };
                 let (given, missing) = (named(true).join(" and "), named(false).join(" and "));
                 Err(Error::setting(format!("{given} without {missing}")).help(
-                    "TLS between processes needs all three: each shows its certificate, and has to know who \
-                     signs those of the others",
+                    "TLS between processes needs all three: each shows its certificate, and checks those of \
+                     the others against the authority",
                 ))
             }
         }
     }
 }
 
-/// An address that a setting gives.
+/// Parses the address in a setting.
 pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
     text.parse().map_err(|_| {
-        Error::setting(format!("{setting} is '{text}', which is no address"))
-            .help("give one with a port, as 127.0.0.1:7400, or with port 0 for a free one")
+        Error::setting(format!("{setting} is '{text}', which is not an address"))
+            .help("give one with a port, such as 127.0.0.1:7400, or with port 0 for a free one")
     })
 }
 
@@ -285,7 +292,7 @@ pub(super) fn shown(peer: Peer) -> String {
     format!("{:08x}", peer.0)
 }
 
-/// So many requests of a source are in an epoch where nothing else is said.
+/// The default of requests of a source in an epoch.
 fn epoch_rows(spec: &AppSpec) -> u64 {
     if knows_rows(spec) {
         return EPOCH_ROWS_KNOWN;
@@ -311,37 +318,27 @@ mod tests {
     use crate::spec::SourceDecl;
     use crate::Settings;
 
-    const PAGE: &str = include_str!("../../../docs/processes.md");
+    const PAGE: &str = include_str!("../../../docs/reference/settings.md");
     const SECRET: [u8; 16] = [7; 16];
 
-    /// The table of settings of the page: what it says of the default of each.
+    /// The defaults in the reference, by setting.
     fn told() -> BTreeMap<String, String> {
-        let (_, section) = PAGE.split_once("\n## Settings\n").unwrap();
-        let rows = section.lines().skip_while(|line| !line.starts_with("| `"));
-        let mut told = BTreeMap::new();
-        for row in rows.take_while(|line| line.starts_with("| `")) {
-            let cells: Vec<&str> = row.split('|').skip(1).map(str::trim).collect();
-            let names = cells[0].split(", ").map(|name| name.trim_matches('`').to_owned());
-            let names: Vec<String> = names.collect();
-            // Numbers have commas, too, without a space behind them.
-            let all: Vec<&str> = cells[1].split(", ").collect();
-            let of = |nth: usize| if all.len() == names.len() { all[nth] } else { cells[1] };
-            told.extend(
-                names.iter().enumerate().map(|(nth, name)| (name.clone(), of(nth).to_owned())),
-            );
-        }
-        told
+        let rows = PAGE.lines().filter(|line| line.starts_with("| `"));
+        let cells = rows.map(|row| row.split(" | ").collect::<Vec<_>>());
+        let named =
+            cells.map(|cells| (cells[0].trim_matches(['|', ' ', '`']).to_owned(), cells[1]));
+        named.map(|(name, default)| (name, default.trim().to_owned())).collect()
     }
 
-    /// What the page says where a setting is what it is without being said.
+    /// The text of the reference for a default.
     fn shown(name: &str, default: &Value) -> String {
         match (name, default) {
             ("listen", Value::String(at)) => at.trim_end_matches(":0").into(),
-            // It follows from where it listens, which is in the same row.
+            // It follows from `cluster_listen`.
             ("advertised", Value::Null) => "127.0.0.1".into(),
             ("name", Value::Null) => "the app's".into(),
             ("log", Value::Null) => "served".into(),
-            ("log_options", Value::Object(none)) if none.is_empty() => "–".into(),
+            ("log_options", Value::Object(none)) if none.is_empty() => "none".into(),
             ("snapshots", Value::Null) => "in the data directory".into(),
             (_, Value::Null) => String::new(),
             (_, Value::Number(number)) => {
@@ -357,10 +354,11 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_page() {
         let mut told = told();
-        assert_eq!(told.remove("cluster_epoch_rows_max").unwrap().split(' ').next(), Some("250;"));
-        assert_eq!(told.remove("parked_bytes_max").as_deref(), Some("256 MiB"));
-        assert_eq!(Settings::default().parked_bytes_max, 256 << 20);
-        // What processes know is in a file; no setting is without it.
+        assert_eq!(told.remove("buffered_bytes_max").as_deref(), Some("256 MiB"));
+        told.retain(|name, _| name.starts_with("cluster_"));
+        assert_eq!(told.remove("cluster_epoch_rows_max").as_deref(), Some("250"));
+        assert_eq!(Settings::default().buffered_bytes_max, 256 << 20);
+        // The secret comes from a file, and has no default.
         assert_eq!(told.remove("cluster_secret_file").as_deref(), Some(""));
         let Value::Object(mut own) = json!(ClusterSettings::default()) else { panic!("no object") };
         assert_eq!(own.remove("epoch_rows_max"), Some(Value::Null));
@@ -433,11 +431,10 @@ mod tests {
 
     #[test]
     fn an_epoch_is_longer_where_all_is_declared_and_rows_follow_from_the_event() {
-        let told = told().remove("cluster_epoch_rows_max").unwrap();
-        let words =
-            "250; 2,500 where all transactions are declared and their rows follow from the event; as many as slide \
-             a window by time 10,000 times, where these are fewer";
-        assert_eq!(told, words);
+        let words = "2,500 where all transactions are declared with keys from the event";
+        assert!(PAGE.lines().any(
+            |row| row.starts_with("| `cluster_epoch_rows_max` | 250 |") && row.contains(words)
+        ));
         let settings = ClusterSettings::default();
         let found = [true, false].map(|has_function| machine(&settings, has_function).epoch_max);
         assert_eq!(found, [250, 2_500]);
@@ -446,7 +443,8 @@ mod tests {
         assert_eq!(found, [7, 7]);
     }
 
-    /// What these do is checked where it is done: of generations, cuts and snapshots in `cluster/tests/limits.rs`.
+    /// The effects of these settings are tested elsewhere: those of generations, cuts and snapshots
+    /// in `cluster/tests/limits.rs`.
     #[test]
     fn settings_are_those_of_the_machines() {
         let settings = ClusterSettings {
@@ -466,7 +464,7 @@ mod tests {
         assert_eq!((found.form_us, found.function.output_bytes_max), (6_000, 7_000));
         assert_eq!((found.snapshot_every, found.snapshot_us, found.objects_max), (1, 8_000, 9));
         assert_eq!(found.outputs_max, 10);
-        // Nobody reads what the coordinator serves but the cluster.
+        // Only processes of the cluster read a log that the coordinator serves.
         let served = ClusterSettings { log: None, ..settings };
         assert_eq!(machine(&served, true).outputs_max, TOGETHER);
     }

@@ -1,9 +1,10 @@
-//! Sinks of an app on several processes: the coordinator writes what leaves to topics and files.
+//! Sinks of an app on several processes. The coordinator writes outputs to topics and files.
 //!
-//! What leaves is in the log's outputs. Once all that leaves of an epoch is there, its events are in the one order, over
-//! all sources, and are written in it: so each is the row of a number, as in one process, and what one process does so that
-//! each is there once holds here, too. The places of sinks are in snapshots' manifests; whoever starts again reads the
-//! outputs on from there, and asks each sink what it has.
+//! Outputs are in the log. When all outputs of an epoch are there, its events are put into the one
+//! order, over all sources, and written. So each event is a row with a number, as in one process,
+//! and the same means make sure that each row is written once. The manifests of snapshots have the
+//! sinks' positions. After a start the coordinator reads the outputs from there, and asks each sink
+//! how many rows it has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,26 +28,26 @@ use crate::internal::SinkFacts;
 use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SinkDecl, Target};
 
-/// So many records are read at once, and so many rows written.
+/// The most records that are read at once, and the most rows that are written at once.
 const READ: usize = 4096;
-/// So long a read waits for what is there already, in microseconds.
+/// How long a read waits for records that exist already, in microseconds.
 const READ_WAIT_US: u64 = 200_000;
-/// So long it is looked whether it is to end.
+/// How long the thread waits for outputs before it checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// So often the coordinator is told what is written, in nanoseconds.
+/// The period of reports to the coordinator about the written rows, in nanoseconds.
 const TELL_NS: u64 = 1_000_000_000;
-/// So long the end waits for what is not written.
+/// How long the end waits for unwritten rows.
 const END: Duration = Duration::from_secs(15);
-/// The same where nothing more will ever come.
+/// How long it waits where the output is complete for good.
 const END_OF_ALL: Duration = Duration::from_secs(60);
-/// Before a log that does not answer is asked again, in microseconds.
+/// The pause before a log that does not answer is asked again, in microseconds.
 const AGAIN_US: u64 = 50_000;
 
-/// What is in a manifest of sinks.
+/// The note about sinks in a manifest.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note {
-    /// What ids of rows are made of, in hexadecimal digits: who begins anew has another.
+    /// A part of the ids of rows, in hexadecimal digits. A start from scratch gets a different one.
     run: String,
     sinks: Vec<SinkFacts>,
 }
@@ -61,12 +62,12 @@ impl Note {
                 Kind::Io,
                 format!("the places of sinks in the newest snapshot can't be read: {e}"),
             )
-            .help("another version of tidemill has written them: use that one")
+            .help("another version of tidemill has written them: use that version")
         })
     }
 
     fn run(&self) -> u128 {
-        // Written by `note` below, as hexadecimal digits; what stands in a manifest is checked as a whole.
+        // `begin` has written it as hexadecimal digits, and a manifest is checked as a whole.
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
     }
 
@@ -84,11 +85,11 @@ impl Note {
 /// A sink that the app declares.
 struct Way {
     stream: String,
-    /// What tells it from others of the stream.
+    /// The name of the sink among those of its stream.
     name: String,
     target: Target,
     at: String,
-    /// Where a new one begins.
+    /// The position of a new sink.
     begins: SinkPlace,
 }
 
@@ -99,12 +100,12 @@ pub(super) struct Ways {
     all: Vec<Way>,
     fresh: bool,
     troubles: Troubles,
-    /// Whom files tell that they wait for room.
+    /// The target of reports about files that wait for disk space.
     waits: Waits,
 }
 
 impl Ways {
-    /// Those of an app, whose topics are there and can be written.
+    /// Opens the sinks of an app. Their topics exist and can be written.
     ///
     /// # Errors
     /// When one can't be written, with the user's line.
@@ -146,7 +147,7 @@ impl Ways {
         Ok((StreamId(found as u16), program.streams[found].spec.schema.clone()))
     }
 
-    /// Opens one: as a new one, or at a place.
+    /// Opens a sink: as a new one, or at a position.
     fn sink(
         &self,
         way: &Way,
@@ -169,11 +170,12 @@ impl Ways {
         opened.map_err(|error| error.at(way.at.clone()))
     }
 
-    /// What is written where a log begins, or another version of the app goes on with it: sinks that were there keep their
-    /// places, others begin now. Before that what the version before has left is written, as far as it has the sinks.
+    /// Returns the positions of sinks where a log begins, or where another version of the app
+    /// continues it. Existing sinks keep their positions, and new ones begin now. Before that, the
+    /// outputs of the earlier version are written to the sinks that still exist.
     ///
     /// # Errors
-    /// When a new one can't be opened, or what has left can't be read or written.
+    /// When a new sink can't be opened, or outputs can't be read or written.
     pub fn begin(
         &self,
         program: &Program,
@@ -198,7 +200,7 @@ impl Ways {
             let place = match (known.place(way), &way.target) {
                 (Some(place), _) => place.clone(),
                 (None, Target::Topic(_)) => way.begins.clone(),
-                // What is there is refused, or goes.
+                // An existing file is refused, or replaced.
                 (None, Target::File(_)) => {
                     self.sink(way, &schema, 0, None)?;
                     SinkPlace::default()
@@ -213,7 +215,7 @@ impl Ways {
         Ok(note.at(manifest.base, manifest.outputs.clone()))
     }
 
-    /// Writes all that has left up to a snapshot by the program that has executed it.
+    /// Writes all outputs up to a snapshot, by the program that has executed them.
     fn catch_up(&self, program: &Program, manifest: &Manifest, log: &dyn Log) -> Result<Note> {
         let written = &manifest.written;
         let note = Note::of(written)?;
@@ -234,17 +236,17 @@ impl Ways {
     }
 }
 
-/// A sink that is written.
+/// An open sink.
 struct Open {
     stream: String,
     name: String,
     schema: Arc<Schema>,
     sink: Box<dyn Sink>,
-    /// Where the user has declared it.
+    /// The user's line of its declaration.
     at: String,
 }
 
-/// Writes what leaves.
+/// Writes the outputs.
 struct Writer {
     env: Env,
     run: String,
@@ -254,7 +256,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Opens all sinks where they were; those that are not known yet are an error, or `skips`ped.
+    /// Opens all sinks at their positions. Sinks without a position are an error, or are left out
+    /// with `skips`.
     fn open(ways: &Ways, program: &Program, left: &Left, skips: bool) -> Result<Writer> {
         let note = Note::of(&left.written)?;
         let mut sinks = Vec::new();
@@ -263,9 +266,9 @@ impl Writer {
                 if skips {
                     continue;
                 }
-                let what = format!("{} is not among the outputs of the runs before", way.name);
+                let what = format!("{} was not among the outputs of earlier runs", way.name);
                 return Err(Error::setting(what)
-                    .help("leave outputs as they were")
+                    .help("leave the outputs as they were")
                     .at(way.at.clone()));
             };
             let (id, schema) = match (ways.stream(program, way), skips) {
@@ -282,7 +285,7 @@ impl Writer {
         Ok(Writer { env, run: note.run, sinks, leaving, is_settled: false })
     }
 
-    /// Writes all that has left up to there; whether it could be read.
+    /// Writes all outputs up to `left`. Returns whether they could be read.
     fn write(&mut self, left: &Left, log: &dyn Log, is_over: &AtomicBool) -> Result<bool> {
         while let Some((source, from)) = self.leaving.missing(left) {
             match read(log, source, from) {
@@ -298,7 +301,7 @@ impl Writer {
                 }
             }
         }
-        // A later generation has begun, which says more.
+        // A later generation has begun, and reports more.
         let Some(ready) = self.leaving.ready(left) else { return Ok(true) };
         let mut rows: BTreeMap<StreamId, Vec<Row>> = BTreeMap::new();
         for (stream, row) in ready {
@@ -321,7 +324,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Nothing more will come.
+    /// Completes the sinks.
     fn finish(&mut self) -> Result<()> {
         let finish = |(_, open): &mut (StreamId, Open)| {
             open.sink.finish().map_err(|error| error.at(open.at.clone()))
@@ -329,7 +332,7 @@ impl Writer {
         self.sinks.iter_mut().try_for_each(finish)
     }
 
-    /// Where all of it is, durably.
+    /// Returns the durable positions of all sinks.
     fn written(&mut self) -> Result<Written> {
         let mut note = Note { run: self.run.clone(), sinks: Vec::new() };
         for (_, open) in &mut self.sinks {
@@ -342,7 +345,7 @@ impl Writer {
     }
 }
 
-/// Some outputs of a source.
+/// Reads some outputs of a source.
 fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
     let found = answer(|then| {
         log.read(Topic::Output(source), from, Some(READ), READ_WAIT_US, then);
@@ -350,27 +353,27 @@ fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
     found.ok().flatten()
 }
 
-/// What the thread tells.
+/// The state that the thread shares.
 #[derive(Default)]
 struct Told {
     is_ending: AtomicBool,
-    /// Nobody waits any more for what can't be written.
+    /// Whether the thread should end even with unwritten rows.
     gives_up: AtomicBool,
-    /// Nothing more will come, ever.
+    /// Whether the output is complete for good.
     is_all: AtomicBool,
     has_ended: AtomicBool,
     failed: Mutex<Option<Error>>,
-    /// By sink how many rows it has.
+    /// The number of rows of each sink.
     rows: Mutex<Vec<(String, String, u64)>>,
 }
 
-/// Says of files that there is no room for them.
+/// Reports files that wait for disk space.
 struct Room {
     told: Arc<Told>,
     troubles: Troubles,
 }
 
-/// Who waits for room, among the troubles of sinks.
+/// The name of this report among the troubles of sinks.
 const ROOM: &str = "sinks";
 
 impl Waiting for Room {
@@ -387,18 +390,18 @@ impl Waiting for Room {
     }
 }
 
-/// The sinks of an app that are written, until this is dropped.
+/// The sinks of an app, which are written until this is dropped.
 pub(super) struct Sinks {
     told: Arc<Told>,
     troubles: Troubles,
-    /// As long as this is there, files wait for room.
+    /// Files wait for disk space as long as this exists.
     _room: Arc<dyn Waiting>,
-    // Behind a lock only because a handle is not shared between threads.
+    // The lock is there only because a handle can't be shared between threads.
     thread: Mutex<Option<Handle>>,
 }
 
 impl Sinks {
-    /// Begins to write what leaves, if there are sinks.
+    /// Begins to write outputs, if there are sinks.
     ///
     /// # Errors
     /// When the thread can't be started.
@@ -415,7 +418,7 @@ impl Sinks {
             told.has_ended.store(true, Ordering::Release);
             return Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(None) });
         }
-        // Nobody else has set it.
+        // This can't fail: it is set only here.
         let _ = ways.waits.set(Arc::downgrade(&room));
         let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
         let run = move || {
@@ -428,26 +431,26 @@ impl Sinks {
         Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Why nothing can be written any more, if that is so.
+    /// The error that has ended the writing, if there is one.
     pub fn failed(&self) -> Option<Error> {
         self.told.failed.lock().clone()
     }
 
-    /// What holds them up.
+    /// The reasons why sinks are blocked.
     pub fn troubles(&self) -> Vec<String> {
         self.troubles.all().into_iter().map(|(who, what)| format!("{who}: {what}")).collect()
     }
 
-    /// For each stream and where it is written how many rows are there.
+    /// Each stream, its target, and the number of rows there.
     pub fn rows(&self) -> Vec<(String, String, u64)> {
         self.told.rows.lock().clone()
     }
 
-    /// Writes what has left, and ends; waits for it, but not for ever. Files are whole then, if that is all that there will
-    /// ever be.
+    /// Writes the remaining outputs and ends, with a limit of time. If the output is complete for
+    /// good, the files are completed.
     ///
     /// # Errors
-    /// Why it can't be written; and when it takes too long to write all that there will ever be.
+    /// The error of writing. An error when it takes too long to complete the sinks for good.
     pub fn finish(&self, env: &Env, is_all: bool) -> Result<()> {
         self.told.is_all.store(is_all, Ordering::Release);
         self.told.is_ending.store(true, Ordering::Release);
@@ -457,7 +460,10 @@ impl Sinks {
             if env.clock.monotonic_ns() > until_ns {
                 self.told.gives_up.store(true, Ordering::Release);
                 let why = self.troubles().first().map_or(String::new(), |why| format!(": {why}"));
-                let what = format!("not all was written within {} seconds{why}", wait.as_secs());
+                let what = format!(
+                    "the outputs could not be written within {} seconds{why}",
+                    wait.as_secs()
+                );
                 let error = Error::resource(what);
                 let again = "start the app again: it writes the rest, and nothing twice";
                 return if is_all { Err(error.help(again)) } else { Ok(()) };
@@ -474,13 +480,13 @@ impl Drop for Sinks {
         self.told.gives_up.store(true, Ordering::Release);
         self.troubles.give_up();
         if let Some(thread) = self.thread.lock().take() {
-            // It has told why it ended, a panic too.
+            // The thread has reported why it ended, even after a panic.
             let _ = thread.join();
         }
     }
 }
 
-/// Writes until it is to end and all that has left is written.
+/// Writes until it should end and all outputs are written.
 fn run(
     ways: &Ways,
     program: &Program,
@@ -501,7 +507,8 @@ fn run(
         if let Some(left) = left {
             let open = match &mut writer {
                 Some(open) => open,
-                // Not before its generation has begun: then nobody of an earlier one writes more.
+                // The sinks are opened after the generation has begun. Then no earlier one writes
+                // any more.
                 None => writer.insert(Writer::open(ways, program, &left, false)?),
             };
             let is_written = open.write(&left, log, &told.gives_up)?;
@@ -510,7 +517,7 @@ fn run(
                 (open.stream.clone(), open.name.clone(), open.sink.place().rows)
             };
             *told.rows.lock() = open.sinks.iter().map(of).collect();
-            // What a later one says, is more.
+            // A later report covers this one.
             unwritten = (!is_written).then_some(left);
         }
         let now_ns = ways.env.clock.monotonic_ns();

@@ -1,21 +1,22 @@
-//! What of an app takes much longer on several processes than in one: told when it starts, and in its status.
+//! Features of an app that are much slower on several processes than in one. They are reported at
+//! the start and in the status.
 
 use tidemill_txn::program::Program;
 
-/// What there is of that, each in a sentence with what to do.
+/// Describes these features, each in a sentence with a remedy.
 pub(super) fn slow(program: &Program) -> Vec<String> {
     let histories = program.tables.iter().filter(|table| table.history.is_some()).map(|table| {
         format!(
-            "table {} keeps a history, whose versions are rows on several processes: an event that writes it, or reads a \
-             window over it, takes milliseconds, and in one process microseconds; run the app in one process, or keep \
+            "table {} has a history, whose versions are rows on several processes: an event that writes it, or reads a \
+             window over it, takes milliseconds, instead of microseconds in one process; run the app in one process, or store \
              the sums that it needs in columns",
             table.name
         )
     });
     let windows = program.windows.iter().map(|window| {
         format!(
-            "window {} has its rows with other nodes on several processes: an event that comes to it takes \
-             milliseconds, and in one process a fraction of one; run the app in one process, or make the window shorter",
+            "window {} has its rows on other nodes on several processes: an event that enters it takes \
+             milliseconds, instead of a fraction of one in one process; run the app in one process, or make the window shorter",
             window.name
         )
     });
@@ -37,9 +38,6 @@ mod tests {
         b.history(table, History { time_us: Some(1_000), versions: None });
         b.table("others", &["k"], columns(["k", "n"]));
         let told = slow(&b.finish().unwrap());
-        assert!(
-            told.len() == 1 && told[0].starts_with("table sensors keeps a history"),
-            "{told:?}"
-        );
+        assert!(told.len() == 1 && told[0].starts_with("table sensors has a history"), "{told:?}");
     }
 }

@@ -1,8 +1,9 @@
-//! Timers: transactions that the coordinator's clock asks for, as a client would.
+//! Timers: transactions that the coordinator's clock requests, as a client would.
 //!
-//! A firing is a request whose id says which one it is, so it is executed once, whatever dies and whatever the clock
-//! does. It fires at the multiples of its period. A coordinator that starts asks for the last one, which is executed
-//! unless it was; so firings that were missed, while there was none or nobody executed them, come as one.
+//! A firing is a request with an id of its own, so it is executed once, whatever process dies and
+//! whatever the clock does. A timer fires at the multiples of its period. A coordinator that starts
+//! requests the last firing again, which is executed unless it was before. So firings that were
+//! missed while no process executed them become one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError};
@@ -19,39 +20,39 @@ use super::caught::caught;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
-/// The longest sleep: whoever ends the cluster does not wait longer.
+/// The longest sleep, in microseconds. The end of the cluster waits no longer.
 const SLEEP_US: u64 = 20_000;
 
-/// How long a firing that is under way may take when the cluster is to end.
+/// The time for a firing under way when the cluster ends, in microseconds.
 const FINISH_US: u64 = 5_000_000;
 
-/// The timers of an app at work, until this is dropped.
+/// The running timers of an app, until this is dropped.
 pub(super) struct Timers {
     env: Env,
     state: Arc<State>,
-    // Behind a lock only because a handle is not shared between threads.
+    // The lock is there only because a handle can't be shared between threads.
     thread: Mutex<Option<Handle>>,
 }
 
-/// What the thread is told, and tells.
+/// The state that the thread shares.
 #[derive(Default)]
 struct State {
-    /// Nothing fires any more.
+    /// Whether no timer fires any more.
     is_ending: AtomicBool,
-    /// What is under way is not waited for.
+    /// Whether a firing under way is not awaited.
     is_over: AtomicBool,
     has_ended: AtomicBool,
     failed: Mutex<Option<Error>>,
 }
 
-/// One timer.
+/// A timer.
 struct Timer {
     stream: StreamId,
     period_us: i64,
     due_us: i64,
 }
 
-/// What their thread needs.
+/// The thread's own parts.
 struct Clockwork {
     env: Env,
     desk: Arc<Desk>,
@@ -91,12 +92,12 @@ impl Timers {
         Ok(Timers { env, state, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Why nothing fires any more, where that was not asked for.
+    /// The error that has ended the timers, if there is one.
     pub fn failed(&self) -> Option<Error> {
         self.state.failed.lock().clone()
     }
 
-    /// Lets nothing fire any more, and waits for what is under way, but not for ever.
+    /// Stops the timers, and waits a limited time for a firing under way.
     pub fn finish(&self) {
         self.state.is_ending.store(true, Ordering::Release);
         let begun_ns = self.env.clock.monotonic_ns();
@@ -112,7 +113,7 @@ impl Drop for Timers {
         self.state.is_ending.store(true, Ordering::Release);
         self.state.is_over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.get_mut().take() {
-            // It has told why it ended, a panic too.
+            // The thread has reported why it ended, even after a panic.
             let _ = thread.join();
         }
     }
@@ -134,20 +135,20 @@ impl Clockwork {
         }
     }
 
-    /// The transactions of a firing, all or none of them, in the order of their handlers.
+    /// Requests the transactions of a firing, all or none of them, in the order of their handlers.
     fn fire(&self, timer: &Timer, at_us: i64) {
         let firing = self.functions.firing(timer.stream, at_us, timer.period_us);
         let firing = firing.unwrap_or_default();
-        // All firings of a timer are in one source, where they are in their order: one that was recorded and not executed when a
-        // coordinator died is before those of the next.
+        // All firings of a timer are in one source, and so in order. A firing that was recorded but
+        // not executed before a coordinator died precedes those of the next one.
         let name = &self.functions.program().streams[timer.stream.index()].spec.name;
         let hash = encode::hash128(name.as_bytes()) as u64;
         let source = (hash % u64::from(self.desk.sources())) as u32;
-        // Nobody knows whether it was recorded: with its ids it is executed once.
+        // It may be unknown whether the firing was recorded. By its ids it is executed once.
         while !self.is_over() && !self.is_done(&firing, source) {}
     }
 
-    /// Asks for a firing, and waits for it; whether it has been executed.
+    /// Requests a firing, and waits for it. Returns whether it has been executed.
     fn is_done(&self, firing: &[Call], source: u32) -> bool {
         if firing.is_empty() {
             return true;

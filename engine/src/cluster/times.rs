@@ -1,5 +1,6 @@
-//! Where events of streams in event time come from: each of a stream's sources, in the order in which they are declared,
-//! and of each the log's partitions. So ties between equal times go as in one process.
+//! The sources of events of streams with event time. They are in the order of the declarations, and
+//! of each source in the order of the log's partitions. So ties between equal times are resolved as
+//! in one process.
 
 use tidemill_cluster::{EventSource, EventTime, Interval};
 use tidemill_core::{Result, StreamId, StreamTime};
@@ -10,7 +11,8 @@ use tidemill_txn::reference::by_event_time;
 
 use crate::spec::AppSpec;
 
-/// The streams in event time of an app whose requests come by so many sources, behind which its topics' partitions are.
+/// Returns the streams with event time of an app. Its requests come by `own` sources, and the
+/// partitions of its topics follow.
 ///
 /// # Errors
 /// When streams that share a table have times of different types.
@@ -19,7 +21,7 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
     let of = Groups::of(program)?.of;
     let mut groups: Vec<usize> = Vec::new();
     let mut sources = Vec::new();
-    let mut add = |stream: StreamId, from: std::ops::Range<u32>, disorder_us, idle_us| {
+    let mut add = |stream: StreamId, from: std::ops::Range<u32>, out_of_orderness_us, idle_us| {
         let group = of[stream.index()];
         let known = groups.iter().position(|known| *known == group);
         let group = known.unwrap_or_else(|| {
@@ -27,15 +29,21 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             groups.len() - 1
         });
         let spec = &program.streams[stream.index()].spec;
-        let source =
-            |source| EventSource { source, stream, group, disorder_us, idle_us, late: spec.late };
+        let source = |source| EventSource {
+            source,
+            stream,
+            group,
+            out_of_orderness_us,
+            idle_us,
+            late: spec.late,
+        };
         sources.extend(from.map(source));
     };
     let is_timed = |stream: StreamId| {
         let stream = &program.streams[stream.index()];
         stream.origin == Origin::Input && matches!(stream.spec.time, StreamTime::Event { .. })
     };
-    // Files are behind topics.
+    // Files follow the topics.
     let mut feed = own + super::topics::sources(topics);
     let (mut topics, mut next) = (topics.iter(), own);
     for decl in &spec.sources {
@@ -53,10 +61,10 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
         let Some(stream) = program.streams.iter().position(is_it) else { continue };
         let stream = StreamId(stream as u16);
         if is_timed(stream) {
-            add(stream, from, decl.disorder_us, decl.idle_us);
+            add(stream, from, decl.out_of_orderness_us, decl.idle_us);
         }
     }
-    // Others may send into a stream that has no source of its own.
+    // Clients may send into a stream without a source of its own.
     for index in 0..program.streams.len() {
         let stream = StreamId(index as u16);
         let name = &*program.streams[index].spec.name;
@@ -64,7 +72,7 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             add(stream, 0..own, 0, None);
         }
     }
-    // The order in which functions say on which of them an event is.
+    // The order of the bits by which functions say on which of them an event is.
     let interval = |(stream, us): (StreamId, i64)| {
         let group = groups.iter().position(|group| *group == of[stream.index()]);
         Interval { group: group.expect("its events come from somewhere"), us }
@@ -102,7 +110,7 @@ mod tests {
         }
         let topic = |stream: &str| SourceDecl {
             kafka: Some(serde_json::json!({})),
-            disorder_us: 3,
+            out_of_orderness_us: 3,
             ..SourceDecl::pushed(stream)
         };
         let file = |stream: &str| SourceDecl {
@@ -119,7 +127,7 @@ mod tests {
         let found: Vec<_> = of
             .sources()
             .iter()
-            .map(|of| (of.source, of.stream, of.group, of.disorder_us))
+            .map(|of| (of.source, of.stream, of.group, of.out_of_orderness_us))
             .collect();
         let [votes, clicks, bids, _] = streams[..] else { unreachable!("there are four") };
         let wanted = [
@@ -129,7 +137,7 @@ mod tests {
             (1, votes, 1, 0),
             (6, bids, 0, 0),
             (5, votes, 1, 3),
-            // Nobody has declared where it comes from.
+            // The stream has no declared source.
             (0, clicks, 2, 0),
             (1, clicks, 2, 0),
         ];

@@ -1,5 +1,6 @@
-//! The app's own topics: each partition is a source of the cluster, behind those of its inputs. So places in them are
-//! in cuts, as all others are, and nothing is written twice.
+//! The app's own topics. Each partition is a source of the cluster, after those of the log's
+//! inputs. So cuts have their positions, as those of all sources, and messages are not stored
+//! again.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ use super::ClusterSettings;
 use crate::functions::AppFunctions;
 use crate::spec::{AppSpec, SourceDecl};
 
-/// How many sources topics are.
+/// The number of sources of topics.
 pub(super) fn sources(topics: &[Followed]) -> u32 {
     topics.iter().map(|topic| topic.partitions).sum()
 }
@@ -23,15 +24,16 @@ pub(super) fn sources(topics: &[Followed]) -> u32 {
 #[derive(Default)]
 pub(super) struct Topics {
     all: Vec<(StreamId, FollowedTopic)>,
-    /// What registries of schemas have to say.
+    /// The reports of schema registries.
     troubles: Troubles,
 }
 
 impl Topics {
-    /// Those of an app.
+    /// Opens the topics of an app.
     ///
     /// # Errors
-    /// When one is in another Kafka than the log, when nobody takes its events, and as for any topic.
+    /// When a topic is in another Kafka cluster than the log, when its events are not taken, and as
+    /// for any topic.
     pub fn open(
         spec: &AppSpec,
         functions: &AppFunctions,
@@ -40,7 +42,7 @@ impl Topics {
     ) -> Result<Topics> {
         let mut topics = Topics::default();
         for decl in &spec.sources {
-            // What is pushed comes by the log, and files are the coordinator's.
+            // Pushed events come by the log, and the coordinator reads files.
             if decl.kafka.is_none() {
                 continue;
             }
@@ -64,16 +66,16 @@ impl Topics {
         let brokers = settings.log.as_deref().and_then(super::doors::brokers);
         if brokers != Some(topic.brokers.trim()) {
             let (topic, at) = (&topic.topic, topic.brokers.trim());
-            let what = format!("topic {topic} at {at} is read with the log, which is elsewhere");
+            let what = format!("topic {topic} is at {at}, and the log is elsewhere");
             return Err(Error::setting(what).help(format!(
-                "say --log kafka://{at}; on several processes topics and log are in one Kafka, which both \
+                "use --log kafka://{at}; on several processes topics and log are in one Kafka, which both \
                  name in the same way"
             )));
         }
         if !topic.properties.is_empty() && topic.properties != settings.log_options {
-            let what = format!("topic {} has other properties than the log", topic.topic);
+            let what = format!("topic {} and the log have different properties", topic.topic);
             return Err(Error::setting(what).help(
-                "on several processes it is read with cluster_log_options: leave properties= out",
+                "on several processes cluster_log_options apply to both: leave properties= out",
             ));
         }
         topic.properties.clone_from(&settings.log_options);
@@ -83,12 +85,12 @@ impl Topics {
         Ok((stream, FollowedTopic::open(&topic, &schema, env, (&self.troubles, &who))?))
     }
 
-    /// What the log follows.
+    /// The topics that the log follows.
     pub fn followed(&self) -> Vec<Followed> {
         self.all.iter().map(|(_, topic)| topic.followed.clone()).collect()
     }
 
-    /// What holds up the reading of messages that are there.
+    /// The reason why the reading of messages is blocked, if it is.
     pub fn trouble(&self) -> Option<String> {
         let failed = self.all.iter().find_map(|(_, topic)| {
             let error = topic.failed()?;
@@ -102,13 +104,13 @@ impl Topics {
         self.all.iter().find(|(_, topic)| topic.followed.topic == name)
     }
 
-    /// Whether a message can be read.
+    /// Whether a message can be read now.
     pub fn is_ready(&self, topic: &str, message: &Message<'_>) -> bool {
         self.find(topic).is_none_or(|(_, topic)| topic.is_ready(message))
     }
 
-    /// The transactions of a message, whose replies have its place as their id. One that can't be read is a row of the
-    /// stream's dead letters.
+    /// Creates the transactions of a message. The id of their replies is its position. A message
+    /// that can't be read becomes a row of the stream's dead letters.
     pub fn requests(
         &self,
         functions: &Arc<AppFunctions>,

@@ -1,11 +1,13 @@
-//! Which program a cluster's state is of, and going from one version of it to another.
+//! The program that a cluster's state belongs to, and upgrades from one version of it to another.
 //!
-//! A file of the coordinator's directory describes it. Which one it is the log says, too, in the manifest of each
-//! snapshot, and in one of epoch 0 with nothing in it until there is another: so neither another app, nor another
-//! version, nor a directory that has lost its file goes on with what is not its own. An upgrade takes the newest snapshot, converts its rows as an
-//! upgrade in one process does, and puts them as a snapshot of one epoch later, which counts when the cuts name it.
-//! What is about to happen is in the file before, with that epoch: so whatever a crash leaves, the next start knows
-//! of which program the rows are.
+//! A file of the coordinator's directory describes the program. The log identifies it, too: by the
+//! manifest of each snapshot, and at first by an empty one of epoch 0. So another app, another
+//! version, or a directory that has lost its file can't continue with state that is not its own.
+//!
+//! An upgrade takes the newest snapshot, converts its rows as an upgrade in one process does, and
+//! stores them as a snapshot of the next epoch. It counts when the cuts name it. The planned
+//! upgrade is in the file before, with that epoch. So after any crash the next start knows which
+//! program the rows belong to.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -32,17 +34,18 @@ use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
 use crate::upgrade::{check, refused};
 
-/// The file that says of which program a cluster's state is.
+/// The file that describes the program of a cluster's state.
 const PROGRAM: &str = "program";
 
-/// A log of brokers has less than it had when it has seemed so for so long; and how often that is looked at.
+/// Brokers may report a log as too short for a while. After this time it counts as too short. Also
+/// the pause between checks.
 const SURE_NS: u64 = 5_000_000_000;
 const AGAIN_US: u64 = 100_000;
 
 /// Rows by their keys.
 type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
 
-/// A program, and what tells it from others.
+/// A program, and its identity.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Version {
@@ -50,13 +53,13 @@ struct Version {
     /// The topics that it reads, with their partitions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     topics: Vec<(String, u32)>,
-    /// Where its events in event time come from.
+    /// The sources of its events with event time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     event_sources: Vec<TimedSource>,
     app: Stored,
 }
 
-/// An event source: what says that a place in cuts is one of it.
+/// An event source. Positions in cuts refer to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TimedSource {
@@ -67,28 +70,28 @@ struct TimedSource {
     group: usize,
 }
 
-/// What is in the file.
+/// The contents of the file.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     is: Version,
-    /// What it is from this epoch on.
+    /// The version after an upgrade, and the epoch from which it counts.
     becomes: Option<(u64, Version)>,
 }
 
-/// What the cuts say.
+/// The state according to the cuts.
 struct Found {
     /// The last generation.
     generation: u64,
     /// The newest snapshot that counts.
     manifest: Option<Arc<Manifest>>,
-    /// How many cuts are behind it.
+    /// The number of cuts after it.
     cuts: usize,
-    /// For each source how many of its records cuts or the snapshot have.
+    /// For each source, the number of its records in the cuts or the snapshot.
     needed: Vec<u64>,
 }
 
-/// Each at least as much as this.
+/// Raises each number to at least the given one.
 fn at_least(needed: &mut Vec<u64>, these: &[u64]) {
     needed.resize(needed.len().max(these.len()), 0);
     needed.iter_mut().zip(these).for_each(|(needed, this)| *needed = (*needed).max(*this));
@@ -98,7 +101,7 @@ fn at_least(needed: &mut Vec<u64>, these: &[u64]) {
 pub(super) struct Starting<'a> {
     pub env: &'a Env,
     pub dir: &'a Path,
-    /// The program as nodes execute it, and what tells it from others.
+    /// The program as nodes execute it, and its identity.
     pub program: &'a tidemill_txn::Program,
     pub fingerprint: u128,
     pub topics: Vec<(String, u32)>,
@@ -106,22 +109,26 @@ pub(super) struct Starting<'a> {
     pub settings: &'a Settings,
     pub log: &'a dyn Log,
     pub store: &'a dyn Store,
-    /// What the names of objects begin with.
+    /// The prefix of the names of objects.
     pub prefix: &'a str,
     pub sources: u32,
-    /// How many of them, the last ones, are files: what is in them is nobody's request yet.
+    /// The number of sources that are files, which come last. Their unread rows are not requests
+    /// yet.
     pub feeds: u32,
-    /// Where what leaves is written.
+    /// The sinks.
     pub ways: &'a Ways,
-    /// Whether requests stand in the log as this program's only: those of people are read by name.
+    /// Whether requests in the log are in this program's encoding. Requests of people have names,
+    /// and any version reads them.
     pub has_own_requests: bool,
 }
 
 impl Starting<'_> {
-    /// Makes the state that of this program, if it is another version's; what was done then.
+    /// Makes sure that the state belongs to this program. Upgrades it if it belongs to another
+    /// version, and then returns the changes.
     ///
     /// # Errors
-    /// When it is another's and no upgrade was asked for, or it can't be done; nothing has changed then.
+    /// When the state belongs to another program and no upgrade is allowed, or the upgrade fails.
+    /// Nothing has changed then.
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let (sources, sinks) = (Vec::new(), Vec::new());
         let app = Stored { program: self.program.clone(), sources, sinks, codes: BTreeMap::new() };
@@ -141,7 +148,8 @@ impl Starting<'_> {
                 is = next;
             }
         }
-        // Before anything is written: it may be another log than that of the upgrade.
+        // The checks come before any write, because the log may be a different one from the
+        // upgrade's.
         self.check_log(&is, found.manifest.as_deref())?;
         self.check_sources(&is, found.manifest.as_deref())?;
         if was_interrupted {
@@ -152,17 +160,17 @@ impl Starting<'_> {
         }
         let (was, name) = (&is.app.program.name, &self.program.name);
         if was != name {
-            let what = format!("{} is of the app {was}, not of {name}", self.dir.display());
+            let what = format!("{} belongs to the app {was}, not to {name}", self.dir.display());
             return Err(Error::setting(what).help("give another directory: --data-dir"));
         }
         if self.settings.upgrade == Upgrade::Off {
             let what = format!(
-                "{} is of another version of the program, or was executed with another cluster_message_bytes_max, \
+                "{} belongs to another version of the program, or was executed with another cluster_message_bytes_max, \
                  other sinks, other topics, or fewer partitions of them",
                 self.dir.display()
             );
             return Err(Error::setting(what).help(
-                "start that version, or let this one take over what it has left: upgrade=true \
+                "start that version, or let this one take over its data: upgrade=true \
                  (tidemill coordinator --upgrade, tidemill run --processes N --upgrade)",
             ));
         }
@@ -184,7 +192,7 @@ impl Starting<'_> {
         let mut places = self.ways.begin(self.program, &manifest, before)?;
         let mut converted = Vec::new();
         comparison.convert(&store, &left.manifest, |table, _, key, row| {
-            // What is kept beside rows, as of one process, is not there.
+            // Other state of an engine in one process does not exist here.
             let Some(spec) = tables.get(table.index()) else { return };
             let mut bytes = row;
             let columns = spec.schema.columns.iter();
@@ -199,7 +207,7 @@ impl Starting<'_> {
             serde_json::json!({"epoch": epoch, "rows": converted.len(), "changes": found.changes});
         let written = Written { is: is.clone(), becomes: Some((epoch, now.clone())) };
         self.write(&written)?;
-        // Nobody else writes from here on, and one that has begun in between is seen.
+        // From here on no other process writes, and a process that has begun meanwhile is noticed.
         self.append(generation, Record::Generation { generation })?;
         let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
         self.put(&object, &Object::Part(converted.into()))?;
@@ -213,7 +221,7 @@ impl Starting<'_> {
         }
         manifest.written = places.into();
         if !waits(&manifest) {
-            // The numbers of event sources may be others now.
+            // The numbers of event sources may have changed.
             manifest.waiting = Some(Vec::new());
         }
         manifest.times = times;
@@ -224,7 +232,7 @@ impl Starting<'_> {
         Ok(said)
     }
 
-    /// Where events in event time come from.
+    /// The sources of events with event time.
     fn event_sources(&self) -> Vec<TimedSource> {
         let timed = |of: &EventSource| {
             let spec = &self.program.streams[of.stream.index()].spec;
@@ -238,14 +246,14 @@ impl Starting<'_> {
         self.event_time.sources().iter().map(timed).collect()
     }
 
-    /// Refuses what only the other version can execute.
+    /// Refuses records that only the other version can execute.
     fn check_behind(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
-        // In logs of earlier versions other events were late.
+        // Earlier versions had other rules for late events.
         let is_of_before = manifest.waiting.is_none();
         if (self.has_own_requests || is_of_before) && waits(manifest) {
             return Err(refused(vec![
                 "events wait for their watermark, and only the version that they were recorded for can execute \
-                 them: start that version until they have been"
+                 them: run that version until they are executed"
                     .into(),
             ]));
         }
@@ -259,14 +267,14 @@ impl Starting<'_> {
             return Ok(());
         }
         Err(refused(vec![format!(
-            "{} and {} come behind the newest snapshot, and only the version that they were recorded for \
-             can execute them: start that version, stop it (SIGTERM: it leaves a snapshot then), and upgrade",
+            "{} and {} come after the newest snapshot, and only the version that they were recorded for \
+             can execute them: start that version, stop it (with SIGTERM it leaves a snapshot), and upgrade",
             counted(cuts as u64, "recorded cut"),
             counted(requests, "request"),
         )]))
     }
 
-    /// What the cuts say.
+    /// Reads the cuts.
     fn newest(&self) -> Result<Found> {
         let (mut generation, mut cuts, mut needed) = (0, Vec::new(), Vec::new());
         let mut newest: Option<Arc<Manifest>> = None;
@@ -277,7 +285,7 @@ impl Starting<'_> {
                     cuts.push(cut.epoch);
                     at_least(&mut needed, &cut.upto);
                 }
-                // Of equals the first counts.
+                // Of equal snapshots the first counts.
                 Record::Snapshot(manifest)
                     if newest.as_ref().is_none_or(|newest| manifest.epoch > newest.epoch) =>
                 {
@@ -293,7 +301,8 @@ impl Starting<'_> {
         Ok(Found { generation, manifest: newest, cuts, needed })
     }
 
-    /// Refuses requests that have less than cuts have taken of them: a cut is recorded behind what it takes.
+    /// Refuses a log that has fewer requests than cuts include. A cut is recorded after the
+    /// requests that it includes.
     fn check_inputs(&self, needed: &[u64]) -> Result<()> {
         let read: u32 = self.topics.iter().map(|(_, partitions)| partitions).sum();
         let own = self.sources.saturating_sub(read) as usize;
@@ -304,15 +313,15 @@ impl Starting<'_> {
                 if there >= *needed {
                     break;
                 }
-                // Brokers that come back may say for a moment that it ends earlier than it does.
+                // Brokers that restart may report a lower end for a moment.
                 if self.has_own_requests || self.env.clock.monotonic_ns() > until_ns {
                     let what = format!(
-                        "the requests of source {source} end at {there} in the log of the cluster {}, and cuts have \
-                         taken {needed} of them",
+                        "the requests of source {source} end at {there} in the log of the cluster {}, but cuts include \
+                         {needed} of them",
                         self.prefix
                     );
                     return Err(Error::new(Kind::Io, what).help(
-                        "the log is left as it is; restore it, or begin anew with another directory and another \
+                        "nothing was changed; restore the log, or start from scratch with another directory and another \
                          cluster_name",
                     ));
                 }
@@ -322,7 +331,8 @@ impl Starting<'_> {
         Ok(())
     }
 
-    /// Refuses another number of sources for requests than the log has: which request is in which follows from it.
+    /// Refuses a number of sources for requests that differs from the log's. The source of a
+    /// request depends on it.
     fn check_sources(&self, is: &Version, manifest: Option<&Manifest>) -> Result<()> {
         let read = |topics: &[(String, u32)]| topics.iter().map(|(_, of)| of).sum::<u32>();
         let all = manifest.map_or(0, |manifest| manifest.inputs.len() as u32);
@@ -335,16 +345,16 @@ impl Starting<'_> {
             return Ok(());
         }
         let what = format!(
-            "cluster_sources is {has}, and the number of sources of the log of the cluster {} is {had}",
+            "cluster_sources is {has}, but the number of sources of the log of the cluster {} is {had}",
             self.prefix
         );
         Err(Error::setting(what).help(format!(
-            "start it with cluster_sources={had}: a log keeps the number that it began with; another number needs a new \
+            "set cluster_sources={had}, because a log keeps the number that it began with; another number needs a new \
              directory, and with a log elsewhere another cluster_name"
         )))
     }
 
-    /// Says in a new log of which program it is.
+    /// Records in a new log which program it belongs to.
     fn begin(&self, found: Found) -> Result<()> {
         let generation = found.generation;
         let mut manifest = found.manifest;
@@ -356,15 +366,15 @@ impl Starting<'_> {
                 Manifest { program, generation, inputs, outputs, ..Manifest::default() };
             empty.written = self.ways.begin(self.program, &empty, None)?.into();
             self.append(generation, Record::Snapshot(empty.into()))?;
-            // Whoever else begins it at the same time may have been first.
+            // Another process that begins at the same time may have been first.
             manifest = self.newest()?.manifest;
         }
         if manifest.is_some_and(|manifest| manifest.program == self.fingerprint) {
             return Ok(());
         }
         let what = format!(
-            "the log of the cluster {} is of another app, or of another version of this one, and in {} nothing \
-             says of which",
+            "the log of the cluster {} belongs to another app or another version of this one, and {} does not \
+             say to which",
             self.prefix,
             self.dir.display()
         );
@@ -374,29 +384,29 @@ impl Starting<'_> {
         ))
     }
 
-    /// Refuses a log that is not of the program that the directory describes.
+    /// Refuses a log that does not belong to the program in the directory.
     fn check_log(&self, is: &Version, manifest: Option<&Manifest>) -> Result<()> {
         let dir = self.dir.display();
         let (what, help) = match manifest {
             Some(manifest) if shown(manifest.program) == is.fingerprint => return Ok(()),
             Some(_) => (
-                format!("the log of the cluster {} is of another program than {dir}", self.prefix),
+                format!("the log of the cluster {} belongs to another program than {dir}", self.prefix),
                 "give the directory that belongs to it (--data-dir), or this cluster another name \
                  (cluster_name)",
             ),
             None => (
                 format!(
-                    "{dir} is that of a cluster that has begun, and in the log of the cluster {} is nothing",
+                    "{dir} belongs to a cluster with data, but the log of the cluster {} is empty",
                     self.prefix
                 ),
                 "give the log that it had (--log, cluster_name); if that is lost, give a new directory \
-                 (--data-dir), or begin anew (--fresh)",
+                 (--data-dir), or start from scratch (--fresh)",
             ),
         };
         Err(Error::setting(what).help(help))
     }
 
-    /// The rows of a snapshot, encoded.
+    /// Reads the rows of a snapshot, encoded.
     fn rows(&self, manifest: &Manifest) -> Result<Rows> {
         let mut rows = BTreeMap::new();
         for name in &manifest.objects {
@@ -405,7 +415,7 @@ impl Starting<'_> {
             let object = bytes.and_then(|bytes| take_object(&bytes));
             let Some(Object::Part(part)) = object else {
                 let what = format!("the object {whole} of the newest snapshot can't be read");
-                return Err(Error::new(Kind::Io, what).help("see whether the store is there"));
+                return Err(Error::new(Kind::Io, what).help("check that the store is reachable"));
             };
             for (table, key, row) in part.iter().cloned() {
                 match row {
@@ -425,7 +435,7 @@ impl Starting<'_> {
         let appended = answer(|then| self.log.append(Topic::Cuts, generation, record, then))?;
         appended.map(drop).map_err(|why| {
             Error::new(Kind::Io, format!("the upgrade can't be recorded: {why:?}"))
-                .help("see that no other coordinator runs and that the log can be written, and start again")
+                .help("check that no other coordinator runs and that the log can be written, and start again")
         })
     }
 
@@ -436,7 +446,7 @@ impl Starting<'_> {
         match answer(|then| self.store.put(name.clone(), bytes, then))? {
             true => Ok(()),
             false => Err(Error::new(Kind::Io, format!("the object {name} can't be stored"))
-                .help("see whether the store is there, and start again")),
+                .help("check that the store is reachable, and start again")),
         }
     }
 
@@ -463,7 +473,8 @@ impl Starting<'_> {
     }
 }
 
-/// Refuses topics whose partitions would have other numbers among the sources than they had. New ones come last.
+/// Refuses topics whose partitions would change their numbers among the sources. New ones come
+/// last.
 fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
     let is_same = |nth: usize, (topic, partitions): &(String, u32)| {
         now.get(nth).is_some_and(|(name, count)| {
@@ -474,28 +485,28 @@ fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
     match was.iter().enumerate().find(|(nth, topic)| !is_same(*nth, topic)) {
         None => Ok(()),
         Some((_, (topic, partitions))) => Err(refused(vec![format!(
-            "{topic} was read with {partitions} partitions, and others may come only behind those that were read, \
-             topics before files: leave the streams that read some as they are, in their order, and declare new ones last"
+            "{topic} was read with {partitions} partitions, and new sources may only come after the existing ones, \
+             topics before files: leave the existing streams as they are, in their order, and declare new ones last"
         )])),
     }
 }
 
-/// Whether events wait for their watermark behind a snapshot.
+/// Whether a snapshot has buffered events.
 fn waits(manifest: &Manifest) -> bool {
     manifest.inputs_needed().zip(&manifest.inputs).any(|(needed, input)| needed < *input)
 }
 
-/// How far event time has come, for a version with other event sources. Events that wait are known by their places among
-/// these.
+/// Returns the progress of event time, for a version with other event sources. Buffered events are
+/// known by their positions among the sources.
 fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Result<Times> {
     if was == now || manifest.times.watermarks.is_empty() {
         return Ok(manifest.times.clone());
     }
     if waits(manifest) {
         return Err(refused(vec![
-            "events wait for their watermark, and streams in event time, their sources, or which of them share a \
-             table, are others than when they came: start the version before until they have been executed, or leave \
-             all that as it is"
+            "events wait for their watermark, but the streams with event time, their sources, or the tables that they \
+             share have changed since: run the earlier version until the events are executed, or undo \
+             these changes"
                 .into(),
         ]));
     }
@@ -517,7 +528,7 @@ fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Res
     for (of, other) in now.iter().flat_map(|of| was.iter().map(move |other| (of, other))) {
         let before = manifest.times.watermarks.get(other.group).filter(|_| is_same(of, other));
         if let Some(before) = before.filter(|before| **before != Position::MIN) {
-            // Nothing of that time waits, whatever its source.
+            // No earlier event is buffered, from any source.
             let at = Position { time_us: before.time_us, ..Position::MIN };
             watermarks[of.group] = watermarks[of.group].max(at);
         }
@@ -525,12 +536,12 @@ fn carried(was: &[TimedSource], now: &[TimedSource], manifest: &Manifest) -> Res
     Ok(Times { newest, watermarks, idle: Vec::new(), ended, late: manifest.times.late })
 }
 
-/// A fingerprint as the file has it.
+/// A fingerprint in the form of the file.
 fn shown(fingerprint: u128) -> String {
     format!("{fingerprint:032x}")
 }
 
-/// How many requests are in a record.
+/// The number of requests in a record.
 fn requests_of(record: &Record) -> u64 {
     match record {
         Record::Requests(requests) => requests.len() as u64,
@@ -538,7 +549,7 @@ fn requests_of(record: &Record) -> u64 {
     }
 }
 
-/// The rows as a snapshot of one process.
+/// Writes the rows as a snapshot of an engine in one process.
 fn left(
     store: &Arc<dyn tidemill_snapshot::Store>,
     app: &Stored,
@@ -555,10 +566,10 @@ fn left(
         let partition = partition_of_bytes(&specs[table.index()], &key.0);
         delta.push(table, partition, &key.0, Some(&bytes));
     }
-    // How far event time has come is by sources of the cluster, in its manifest.
+    // The manifest has the progress of event time, by the cluster's sources.
     let watermarks = vec![Position::MIN; app.program.streams.len()];
     let facts = Facts { epoch, tables: counts, watermarks, ..Facts::default() };
-    let internal = Internal { facts, parked: Vec::new(), rings: Vec::new() };
+    let internal = Internal { facts, buffered: Vec::new(), rings: Vec::new() };
     let head = Head { epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
     let manifest =
         Snapshots::open(store.clone(), 0, 0)?.publish(head, &internal.encode(), &delta)?;

@@ -1,4 +1,5 @@
-//! Batches of procedures: where their events come to wait, and the clock that says when those in arrival time are whole.
+//! Batches of procedures: the place of waiting events, and the clock that completes batches in
+//! arrival time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,35 +9,38 @@ use tidemill_function::{Call, Target};
 use tidemill_txn::program::{Origin, Program, Stream, Timer};
 use tidemill_txn::reference::{by_arrival, by_event_time, Rounds};
 
-/// Nothing more comes by a source.
+/// The end of a source.
 pub(super) struct Last {
-    /// The stream that comes in batches, or a part of what does.
+    /// The batched stream: the source's stream, or one derived from it.
     pub stream: StreamId,
-    /// How many sources it has.
+    /// The number of its sources.
     pub sources: i64,
     /// The time of the newest event, if it had one.
     pub time_us: Option<i64>,
 }
 
-/// Streams of the clock's firings, each with the stream whose batches it closes.
+/// Timer streams of the clock, each with the stream whose batches it completes.
 pub(super) struct Batches(BTreeMap<StreamId, StreamId>);
 
-/// So often within the time of a batch somebody looks whether that has passed; no sooner, and no later.
+/// The number of checks within the interval of a batch, and the bounds of the period between
+/// checks, in microseconds.
 const LOOKS: i64 = 8;
 const PERIOD_US: (i64, i64) = (10_000, 60_000_000);
 
 impl Batches {
-    /// What looking is.
+    /// The target of a check whether a batch is due.
     pub const TARGET: Target = Target::Function(u32::MAX - 4);
 
-    /// What it is that nothing more comes by a source of a stream: when all of them have ended, what waits is a batch.
+    /// The target of a source's end. When all sources of a stream have ended, its waiting events
+    /// are the last batch.
     pub const LAST: Target = Target::Function(u32::MAX - 6);
 
-    /// What an event is with which intervals end. The number of its stream comes first, then a bit for each of the streams
-    /// [in intervals](by_event_time) whose do.
+    /// The target of an event that ends intervals. The arguments begin with the number of its
+    /// stream. A bit for each of the streams [in intervals](by_event_time) follows, set where an
+    /// interval ends.
     pub const ENDING: Target = Target::Function(u32::MAX - 5);
 
-    /// Gives a program a timer for each stream whose batches are whole after some time.
+    /// Adds to a program a timer for each stream whose batches are complete after some time.
     pub fn add(program: &mut Program) -> Batches {
         let mut batches = BTreeMap::new();
         for index in 0..program.streams.len() {
@@ -59,7 +63,7 @@ impl Batches {
         Batches(batches)
     }
 
-    /// What a firing is, if it is one of these.
+    /// Returns the check that a firing stands for, if it is a firing of these timers.
     pub fn look(&self, program: &Program, rounds: &Rounds, firing: StreamId) -> Option<Call> {
         let of = self.0.get(&firing)?;
         let (table, key) = rounds.waits(program, program.root_stream(*of))?;
@@ -67,9 +71,9 @@ impl Batches {
         Some(Call { target: Batches::TARGET, table, key: key.into(), args })
     }
 
-    /// What it is that nothing more comes by one of so many sources of an input stream, whose newest event had this time: a
-    /// call for each part of the stream that comes in batches which do not end by event time. It has its place behind all
-    /// events of that source.
+    /// Returns the calls at the end of one of `sources` sources of an input stream, whose newest
+    /// event had the time `newest_us`. There is a call for each batched stream that comes from it,
+    /// except those with intervals of event time. Each call comes after all events of that source.
     pub fn last(
         program: &Program,
         rounds: &Rounds,
@@ -92,7 +96,7 @@ impl Batches {
         all.filter_map(call).collect()
     }
 
-    /// What a call says that is one of these. Others may have written it.
+    /// Parses the arguments of a `LAST` call. Any client may have written them into the log.
     pub fn last_of(program: &Program, call: &Call) -> Option<Last> {
         let [Value::Int(number), Value::Int(sources), newest] = &call.args[..] else { return None };
         let stream = StreamId(u16::try_from(*number).ok()?);
@@ -105,14 +109,15 @@ impl Batches {
         is_batched.then_some(Last { stream, sources: *sources, time_us })
     }
 
-    /// The stream that a call is about. Others may have written it.
+    /// Returns the stream that a check is about. Any client may have written the call into the log.
     pub fn of(&self, call: &Call) -> Option<StreamId> {
         let [Value::Int(number)] = call.args[..] else { return None };
         self.0.values().copied().find(|stream| i64::from(stream.0) == number)
     }
 
-    /// An event, which is one of these, with the streams whose intervals end; nothing where it is no event of a stream.
-    /// Others may have written it.
+    /// Parses an `ENDING` call: the stream, the streams whose intervals end, and the event itself.
+    /// Returns `None` where it is not an event of a stream. Any client may have written the call
+    /// into the log.
     pub fn ending(program: &Program, call: &Call) -> Option<(StreamId, Arc<[StreamId]>, Call)> {
         let [Value::Int(number), Value::Int(ends), event @ ..] = &call.args[..] else {
             return None;
@@ -120,7 +125,7 @@ impl Batches {
         Batches::event_ending(program, call, (*number, *ends), event)
     }
 
-    /// The same of one that is admitted, with where it stands.
+    /// Parses an `ADMITTED` call in the same way. Also returns the time at which the event stands.
     pub fn admitted(
         program: &Program,
         call: &Call,
@@ -150,7 +155,7 @@ impl Batches {
         is_event.then(|| (stream, ends.collect(), Call { args: event.into(), ..call.clone() }))
     }
 
-    /// An event of a stream, with which intervals end.
+    /// Makes an event of a stream one that ends intervals.
     pub fn ends(stream: StreamId, ends: u64, call: Call) -> Call {
         let numbers = [Value::Int(stream.0.into()), Value::Int(ends.cast_signed())];
         let args = numbers.into_iter().chain(call.args.iter().cloned()).collect();

@@ -1,4 +1,5 @@
-//! Messages of topics and rows of files that can't be read: events of `STREAM.dead`, in their places in the order.
+//! Rows of topics and files that can't be read. They become events of `STREAM.dead`, in their
+//! places in the order.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +15,11 @@ use crate::spec::SourceDecl;
 pub(super) struct Letters(BTreeMap<StreamId, StreamId>);
 
 impl Letters {
-    /// What the call of one is.
+    /// The target of a dead letter's call.
     pub const TARGET: Target = Target::Function(u32::MAX - 2);
 
-    /// Gives a program one for each stream that comes from topics or files.
+    /// Adds to a program a stream of dead letters for each stream that is read from topics or
+    /// files.
     pub fn add(program: &mut Program, sources: &[SourceDecl]) -> Letters {
         let mut letters = BTreeMap::new();
         for decl in sources.iter().filter(|decl| !decl.is_pushed()) {
@@ -42,7 +44,8 @@ impl Letters {
         Letters(letters)
     }
 
-    /// What the call of one is given, which came by a source of this name; nothing where the stream has none.
+    /// Returns the arguments of a dead letter's call for a row from the source of this name.
+    /// Returns `None` where the stream has no dead letters.
     pub fn call(&self, stream: StreamId, source: &str, bad: &BadRow) -> Option<Vec<Value>> {
         let dead = self.0.get(&stream)?;
         let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
@@ -57,7 +60,7 @@ impl Letters {
         ])
     }
 
-    /// Begins one. Others may have written it.
+    /// Begins the call of a dead letter. Any client may have written it into the log.
     pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         let dead = match call.args.first() {
             Some(Value::Int(dead)) => self.0.values().find(|id| i64::from(id.0) == *dead),

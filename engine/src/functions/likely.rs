@@ -1,23 +1,25 @@
-//! Which rows an event's transaction uses, most likely: found by looking at which columns of events the keys were.
+//! Prediction of the rows that an event's transaction uses. It learns from which columns of earlier
+//! events the keys were.
 //!
-//! Nothing depends on it but time: what a node asks for together it need not ask for one after the other.
+//! Only time depends on it: a node requests predicted rows together instead of one after the other.
 
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
 use tidemill_core::{Row, StreamId, TableId, Value};
 
-/// So many uses are looked at before what they have in common is taken for the rule, and so many at all.
+/// The uses that are observed before their common columns count as the rule, and the most that are
+/// observed at all.
 const ENOUGH: u32 = 8;
 const MOST: u32 = 256;
-/// So many events are looked at for a use.
+/// The most events that are compared for a use.
 pub(super) const EVENTS: usize = 256;
-/// So many kinds of uses a stream's events have of one table.
+/// The most kinds of uses of one table by a stream's events.
 const KINDS: usize = 4;
-/// So many columns of events are looked at: each is a bit.
+/// The most columns of events that are compared, because each is a bit.
 const COLUMNS: usize = 64;
 
-/// What is known.
+/// The observed uses, by stream.
 #[derive(Default)]
 pub(super) struct Likely(Mutex<BTreeMap<StreamId, Uses>>);
 
@@ -28,21 +30,22 @@ struct Uses {
     tables: BTreeMap<TableId, Vec<Kind>>,
 }
 
-/// A kind of use: by column of the key the columns of the event that it has always been.
+/// A kind of use: for each column of the key, the event's columns that have always been equal to
+/// it, as bits.
 struct Kind {
     seen: u32,
     columns: Vec<u64>,
 }
 
 impl Likely {
-    /// Whether uses of these events are worth looking at.
+    /// Whether uses by events of this stream are still worth observing.
     pub fn learns(&self, stream: StreamId) -> bool {
         self.0.lock().get(&stream).is_none_or(|uses| uses.seen < MOST)
     }
 
-    /// A row is used while these events of a stream are executed.
+    /// Observes that a row is used while these events of a stream are executed.
     pub fn used(&self, stream: StreamId, events: &[Row], table: TableId, key: &[Value]) {
-        // By column of the key those of an event that are it: of the event that is most like the key.
+        // For each column of the key, the equal columns of all events that match the whole key.
         if !self.learns(stream) {
             return;
         }
@@ -77,7 +80,7 @@ impl Likely {
         }
     }
 
-    /// The keys that these events will use.
+    /// Calls `each` with the keys that these events will probably use.
     pub fn expected(
         &self,
         events: &[(StreamId, &[Value])],
@@ -118,7 +121,7 @@ mod tests {
     fn what_keys_have_always_been_they_will_be() {
         let likely = Likely::default();
         for n in 0..80 {
-            // Two rows of one table, one of another, and one that no column says.
+            // Two rows of one table, one of another, and one that no column determines.
             let events = [row(&[n, n * 7 % 5, n + 100]), row(&[n + 1, n * 3 % 5, n + 200])];
             for event in &events {
                 let key = |columns: &[usize]| -> Row {
@@ -134,7 +137,7 @@ mod tests {
         assert!(!likely.learns(STREAM) && likely.learns(StreamId(4)));
         let found = expected(&likely, &[70, 2, 999]);
         assert_eq!(found, [(0, row(&[70])), (0, row(&[999])), (1, row(&[2, 70]))]);
-        // Of another version, which has other columns.
+        // An event of another version, which has fewer columns.
         assert_eq!(expected(&likely, &[70]), [(0, row(&[70]))]);
         assert!(expected(&Likely::default(), &[70, 2, 999]).is_empty());
     }

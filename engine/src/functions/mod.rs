@@ -1,9 +1,10 @@
-//! The functions of an app as nodes run them (`tidemill_function`): entities' functions, procedures that are
-//! called, and handlers of events. Each call and each event is a [`Call`]; where it runs is where its
-//! entity lives, or, where it has none, chance that is the same everywhere: a hash of what it is given.
+//! The functions of an app as nodes run them (`tidemill_function`): functions of entities, called
+//! procedures, and handlers of events. Each call and each event is a [`Call`]. It runs where its
+//! entity lives. A call without an entity runs at a node that a hash of its arguments picks, which
+//! is the same everywhere.
 //!
-//! What sets off more than a transaction with its own steps (handlers behind it, procedures, triggers, windows of
-//! its own) runs whole at one node: see `whole.rs`.
+//! Some events cause more than a transaction with its own steps: further handlers, procedures,
+//! triggers, or windows of the handler. They run whole at one node: see `whole.rs`.
 
 mod batches;
 mod dead;
@@ -44,10 +45,11 @@ use crate::requests::Request;
 use crate::settings::OnFault;
 use crate::spec::AppSpec;
 
-/// What begins functions that find their accesses by running.
+/// Begins functions that find their accesses by running.
 pub trait Begins: Send + Sync {
-    /// Begins a function, by its place among [`Program::opaques`]. Of a request, it returns what the reply has:
-    /// the one value of the row, or null. Other calls of it return whatever their callers understand.
+    /// Begins a function, by its place among [`Program::opaques`]. For a request, it returns the
+    /// reply: the one value of the row, or null. Other calls return any value that their callers
+    /// understand.
     fn begin(
         &self,
         function: usize,
@@ -55,7 +57,8 @@ pub trait Begins: Send + Sync {
         is_request: bool,
     ) -> Result<Box<dyn Activation>, Abort>;
 
-    /// The same of a function that has been begun again many times: it may keep where it is, if that costs less.
+    /// Wraps the activation of a function that has been restarted many times. It may retain its
+    /// position instead, if that costs less.
     fn keep(&self, activation: Box<dyn Activation>) -> Box<dyn Activation> {
         activation
     }
@@ -63,20 +66,20 @@ pub trait Begins: Send + Sync {
 
 /// An app's program as nodes see it.
 pub struct AppFunctions {
-    /// As nodes hold its rows: those of windows as any other.
+    /// The program as nodes hold its rows: the rows of windows are ordinary rows.
     program: Arc<Program>,
-    /// As it is in one process.
+    /// The program as it is in one process.
     whole: Arc<Program>,
     rounds: Arc<Rounds>,
-    /// Tables of events that wait to be batches.
+    /// The tables of events that wait for their batch.
     waiting: BTreeSet<TableId>,
-    /// By handler: the table of its entity, if it is a function of one.
+    /// For each handler, the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
-    /// By handler: how its transactions run whose rows are known, if they are.
+    /// For each handler, how its transactions run if their rows are known from the event.
     alone: Vec<Option<Alone>>,
-    /// By handler: whether somebody takes the calls of it that abort.
+    /// For each handler, whether a handler takes the calls of it that abort.
     takes_aborts: Vec<bool>,
-    /// Handlers that clients call, by name.
+    /// The handlers that clients call, by name.
     called: BTreeMap<String, usize>,
     begins: Arc<dyn Begins>,
     requests: Requests,
@@ -87,25 +90,27 @@ pub struct AppFunctions {
     likely: Arc<Likely>,
     /// The streams in intervals of event time: the bits of [`Functions::intervals`].
     intervals: Vec<StreamId>,
-    /// Streams of topics, which nobody else sends into.
+    /// The streams that are read from topics or files only.
     from_sources: BTreeSet<StreamId>,
-    /// Streams that are written to sinks.
+    /// The streams that are written to sinks.
     written: BTreeSet<StreamId>,
-    /// Tables that ask for work outside.
+    /// The tables that ask for work outside.
     outboxes: Vec<TableId>,
 }
 
-/// The call of an entity's function by another function. Requests of clients have another target.
+/// The target of a call of an entity's function by another function. Requests of clients have
+/// another target.
 pub fn inner(handler: usize) -> Target {
     Target::Function(2 * handler as u32)
 }
 
-/// What ids of firings begin with: no client can send it.
+/// The prefix of the ids of firings. No client can send it.
 const FIRING: &str = "\u{1}firing/";
-/// How much longer than two periods a firing is known: a coordinator that starts asks for the last one.
+/// How long the id of a firing is retained beyond two periods, in microseconds. A coordinator that
+/// starts requests the last firing again.
 const FIRING_KEPT_US: i64 = 600_000_000;
 
-/// Whether all transactions of an app are declared ones whose rows follow from the event.
+/// Whether all transactions of an app are declared, with rows that follow from the event.
 pub fn knows_rows(spec: &AppSpec) -> bool {
     let program = &spec.program;
     let is_one = |(number, handler): (usize, &Handler)| {
@@ -116,10 +121,10 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
         && program.handlers.iter().enumerate().all(is_one)
 }
 
-/// What no function is.
+/// The target of requests that can't be read. No function has it.
 const UNREADABLE: Target = Target::Function(u32::MAX);
 
-/// So much is told of why.
+/// The longest reason of an unreadable request, in bytes.
 const WHY_BYTES_MAX: usize = 1000;
 
 fn request(handler: usize) -> Target {
@@ -135,10 +140,11 @@ fn handler_of(target: Target) -> Option<(usize, bool)> {
 }
 
 impl AppFunctions {
-    /// Those of an app, or what of it does not run on several nodes yet.
+    /// Creates the functions of an app.
     ///
     /// # Errors
-    /// A program error that names it, and the user's line.
+    /// A program error for a part of the app that does not run on several nodes yet, with the
+    /// user's line.
     pub fn new(spec: &AppSpec, begins: Arc<dyn Begins>) -> Result<Arc<AppFunctions>> {
         let program = &spec.program;
         program.check()?;
@@ -149,19 +155,22 @@ impl AppFunctions {
             let handler = program.handlers.iter().position(is_it);
             let table = usize::from(decl.table) < program.tables.len();
             let (Some(handler), true) = (handler, table) else {
-                return Err(Error::internal(format!("{} is no function here", decl.handler)));
+                return Err(Error::internal(format!(
+                    "the handler or table of the function {} does not exist",
+                    decl.handler
+                )));
             };
             entities[handler] = Some(TableId(decl.table));
         }
         if program.tables.is_empty() && !program.handlers.is_empty() {
-            return Err(Error::program("an app without tables has nothing to share")
+            return Err(Error::program("an app without tables can't run on several processes")
                 .help("run it in one process"));
         }
         if spec.settings.on_fault == OnFault::Stop {
             return Err(Error::setting(
-                "on_fault=stop: on several processes a function that fails does not end the run yet",
+                "on_fault=stop: on several processes a fault does not end the run yet",
             )
-            .help("leave it out: faults are counted, and whoever calls is answered with 500"));
+            .help("leave it out: faults are counted, and the caller gets status 500"));
         }
         let called = |(number, handler): (usize, &Handler)| {
             program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
@@ -187,10 +196,10 @@ impl AppFunctions {
             for table in window.kept() {
                 program.tables[table.index()].keeps = None;
             }
-            // They are read together.
+            // The groups of a window are read together.
             program.tables[window.groups.index()].partition_prefix = Some(0);
         }
-        // Their versions are rows.
+        // On nodes the versions of histories are rows.
         program.tables.iter_mut().for_each(|table| table.history = None);
         program.forget();
         let written = spec.sinks.iter().filter_map(|decl| told::stream(&program, &decl.stream));
@@ -209,7 +218,7 @@ impl AppFunctions {
             .is_needed(&program, handler.input)
         {
             true => None,
-            // Entries of indexes come and go with rows that the transactions of functions write.
+            // Entries of indexes change with the rows that transactions of functions write.
             false
                 if reference::uses(&program, number)
                     .any(|of| program.tables[of.index()].keeps.is_some()) =>
@@ -245,8 +254,8 @@ impl AppFunctions {
         }))
     }
 
-    /// A client's call of a procedure or an entity's function by its name, with a value for each column of
-    /// its stream of calls.
+    /// Creates a client's call of a procedure or an entity's function by its name, with a value for
+    /// each column of its stream of calls.
     ///
     /// # Errors
     /// When there is none of this name, or the row has other columns.
@@ -255,7 +264,7 @@ impl AppFunctions {
         self.made(handler, row)
     }
 
-    /// The same, executed once however often it is asked with one id.
+    /// Creates a client's call that is executed once, however often it is sent with one id.
     ///
     /// # Errors
     /// As [`AppFunctions::call`].
@@ -263,8 +272,9 @@ impl AppFunctions {
         Ok(self.requests.call(self.call(name, row)?, request))
     }
 
-    /// The transactions of an event, in the order of the handlers on its stream; one where its round is executed
-    /// as a whole, and of a stream in event time.
+    /// Creates the transactions of an event, in the order of the handlers on its stream. It is a
+    /// single one where its round is executed as a whole, or where several handlers take a stream
+    /// with event time.
     ///
     /// # Errors
     /// When the row has other columns than the stream.
@@ -282,7 +292,7 @@ impl AppFunctions {
         self.check_columns(stream, row)?;
         let number = self.program.handlers.len() + stream.index();
         let target = Target::Function(2 * number as u32);
-        // What waits for its batch is executed where that is.
+        // An event that waits for its batch is executed where the batch is.
         let (table, key) = match self.rounds.waits(&self.program, stream) {
             Some((table, key)) => (table, key.into()),
             None => (TableId(0), placed(&self.program.tables[0], number, row).into()),
@@ -290,14 +300,14 @@ impl AppFunctions {
         Ok(vec![Call { target, table, key, args: row.into() }])
     }
 
-    /// The stream of whose event a call is the round.
+    /// The stream of the event whose round the call is, if it is one.
     fn round_of(&self, target: Target) -> Option<StreamId> {
         let (number, _) = handler_of(target).filter(|(_, is_request)| !is_request)?;
         let stream = number.checked_sub(self.program.handlers.len())?;
         (stream < self.program.streams.len()).then_some(StreamId(stream as u16))
     }
 
-    /// The input stream of whose event a call is, where that is in event time.
+    /// The input stream of the event that the call is, if that stream has event time.
     fn in_time(&self, call: &Call) -> Option<StreamId> {
         let stream = self.round_of(call.target).or_else(|| {
             let (number, _) = handler_of(call.target).filter(|(_, is_request)| *is_request)?;
@@ -306,8 +316,8 @@ impl AppFunctions {
         stream.filter(|stream| self.times.has(*stream))
     }
 
-    /// What is executed when nothing more comes by one of so many sources of an input stream, whose newest event had this
-    /// time, if any had one.
+    /// Returns the calls at the end of one of `sources` sources of an input stream, whose newest
+    /// event had the time `newest_us`, if any.
     pub fn last_batches(
         &self,
         stream: StreamId,
@@ -315,13 +325,13 @@ impl AppFunctions {
         newest_us: Option<i64>,
     ) -> Vec<Call> {
         let mut last = Batches::last(&self.program, &self.rounds, stream, (sources, newest_us));
-        // A window takes what its owner puts there of the last batch.
+        // They come last, because the last batch may put rows into windows.
         last.extend(self.slides.last(&self.program, stream, newest_us));
         last
     }
 
-    /// The input streams of which something ends when their last source does, this one and others: all of their sources are
-    /// counted.
+    /// The input streams whose batches or windows end together with those of this stream, and the
+    /// stream itself. All of their sources count.
     pub fn end_together(&self, stream: StreamId) -> BTreeSet<StreamId> {
         self.slides.together(stream).chain([stream]).collect()
     }
@@ -331,8 +341,8 @@ impl AppFunctions {
         &self.program.timers
     }
 
-    /// The transactions of a timer's firing, in the order of the handlers on its stream, each executed once
-    /// however often it is asked.
+    /// Creates the transactions of a timer's firing, in the order of the handlers on its stream.
+    /// Each is executed once, however often it is sent.
     ///
     /// # Errors
     /// When this is no stream of firings.
@@ -347,7 +357,8 @@ impl AppFunctions {
         Ok(calls.into_iter().enumerate().map(once).collect())
     }
 
-    /// The columns of a call of this name: the entity's key, where it has one, and the parameters.
+    /// Returns the columns of a call by its name: the entity's key, where it has one, and the
+    /// parameters.
     ///
     /// # Errors
     /// When there is none of this name.
@@ -356,7 +367,7 @@ impl AppFunctions {
         Ok(self.program.streams[self.program.handlers[*handler].input.index()].spec.schema.clone())
     }
 
-    /// The columns of a stream that events come in by.
+    /// Returns the columns of an input stream.
     ///
     /// # Errors
     /// When there is none of this name.
@@ -364,23 +375,24 @@ impl AppFunctions {
         Ok(self.program.streams[self.input(stream)?.index()].spec.schema.clone())
     }
 
-    /// The transaction of an event of a stream on which there is one handler.
+    /// Creates the transaction of an event of a stream with exactly one handler.
     ///
     /// # Errors
-    /// When there is no such stream, or another number of handlers on it.
+    /// When there is no such stream, or it has several handlers or none.
     pub fn only_event(&self, stream: &str, row: &[Value]) -> Result<Call> {
         let input = self.input(stream)?;
         if self.times.has(input) && self.from_sources.contains(&input) {
             let what =
-                format!("events of stream {stream} come by its source, which has their order");
-            return Err(
-                Error::program(what).help("write it there, or declare the stream with push()")
-            );
+                format!("clients can't send events of stream {stream}: its source has their order");
+            return Err(Error::program(what)
+                .help("write the event to the source, or declare the stream with push()"));
         }
         let mut calls = self.event(input, row)?;
         match (calls.pop(), calls.is_empty()) {
             (Some(call), true) => Ok(call),
-            _ => Err(Error::program(format!("stream {stream} has not one handler"))),
+            _ => Err(Error::program(format!(
+                "stream {stream} has no handler or several ones, and needs exactly one"
+            ))),
         }
     }
 
@@ -389,33 +401,35 @@ impl AppFunctions {
         let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == *name;
         let found = streams.iter().position(|s| is_it(s) && s.origin == Origin::Input);
         let found = found.map(|found| StreamId(found as u16));
-        // What the clock sends nobody else does.
+        // Only the clock sends into the stream of a timer.
         let is_timer = |stream: &StreamId| self.timers().iter().any(|t| t.stream == *stream);
         let found = found.filter(|stream| !is_timer(stream));
         found.ok_or_else(|| Error::program(format!("there is no stream {name}")))
     }
 
-    /// A stream that events come in by, whose events somebody takes.
+    /// Finds an input stream whose events are taken by a handler or sink.
     ///
     /// # Errors
-    /// When there is none of this name, or nobody does.
+    /// When there is none of this name, or nothing takes its events.
     pub fn taken(&self, name: &str) -> Result<StreamId> {
         let stream = self.input(name)?;
         let has_taker = Rounds::takers(&self.program, stream).next().is_some();
         match has_taker || self.rounds.is_passed_on(&self.program, stream) {
             true => Ok(stream),
-            false => Err(Error::program(format!("nobody takes the events of stream {name}"))
-                .help("give it a handler, write it to a sink, or leave its source out")),
+            false => {
+                Err(Error::program(format!("no handler or sink takes the events of stream {name}"))
+                    .help("give it a handler, write it to a sink, or leave its source out"))
+            }
         }
     }
 
-    /// A stream's name and columns.
+    /// Returns a stream's name and columns.
     pub fn stream(&self, stream: StreamId) -> Option<(Arc<str>, Arc<Schema>)> {
         let spec = &self.program.streams.get(stream.index())?.spec;
         Some((spec.name.clone(), spec.schema.clone()))
     }
 
-    /// A request that could not be read: it is refused, with the reason.
+    /// Creates the call for a request that could not be read. It aborts with the reason.
     pub fn unreadable(&self, why: &str) -> Call {
         let end = (0..=WHY_BYTES_MAX.min(why.len())).rfind(|at| why.is_char_boundary(*at));
         let why = &why[..end.unwrap_or(0)];
@@ -424,8 +438,8 @@ impl AppFunctions {
         Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
     }
 
-    /// A message of a topic, or a row of a file, that could not be read: a row of the stream's dead letters. `from` is the
-    /// partition, or the file's name.
+    /// Creates the call for a row of a topic or file that could not be read. It becomes a row of
+    /// the stream's dead letters. `from` is the partition, or the file's name.
     pub fn dead(&self, stream: StreamId, from: &str, bad: &BadRow) -> Call {
         let name = &self.program.streams[stream.index()].spec.name;
         match self.letters.call(stream, &format!("{name}/{from}"), bad) {
@@ -440,7 +454,7 @@ impl AppFunctions {
     fn no_procedure(&self, name: &str) -> Error {
         let known: Vec<&str> = self.called.keys().map(String::as_str).collect();
         Error::program(format!("there is no procedure {name}"))
-            .help(format!("there are {}", known.join(", ")))
+            .help(format!("the procedures are {}", known.join(", ")))
     }
 
     fn made(&self, handler: usize, row: &[Value]) -> Result<Call> {
@@ -450,7 +464,7 @@ impl AppFunctions {
             let (key, args) = row.split_at(self.program.tables[table.index()].key.len());
             return Ok(Call { target, table, key: key.into(), args: args.into() });
         }
-        // One whose rows are known is told to their owners; it comes in anywhere.
+        // A call whose rows are known is sent to their owners, so it may enter anywhere.
         let table = TableId(0);
         let key = placed(&self.program.tables[0], handler, row);
         Ok(Call { target, table, key: key.into(), args: row.into() })
@@ -466,8 +480,8 @@ impl AppFunctions {
         Ok(())
     }
 
-    /// Whether there is such a handler, and a call has a value for each column of its stream. Others may have
-    /// written it.
+    /// Whether the handler exists, and the call has a value for each column of its stream. Any
+    /// client may have written the call into the log.
     fn is_event(&self, number: usize, call: &Call) -> bool {
         self.program.handlers.get(number).is_some_and(|handler| {
             let columns = self.program.streams[handler.input.index()].spec.schema.len();
@@ -476,7 +490,7 @@ impl AppFunctions {
         })
     }
 
-    /// Whether values are those of a row of a stream. Others may have written them.
+    /// Whether values form a row of a stream. Any client may have written them into the log.
     fn is_row(&self, stream: StreamId, values: &[Value]) -> bool {
         let columns = &self.program.streams[stream.index()].spec.schema.columns;
         let fits = |(value, column)| rules::store(value, column).is_ok_and(|v| v == *value);
@@ -488,7 +502,7 @@ impl AppFunctions {
         Box::new(Whole::new(shared, what, call, is_keyed))
     }
 
-    /// The row of the stream that a request came by, as it came.
+    /// Rebuilds the row of the stream that a request came in by.
     fn row(&self, handler: usize, call: &Call) -> Vec<Value> {
         let key = match self.entities[handler] {
             Some(_) => &call.key[..],
@@ -497,8 +511,8 @@ impl AppFunctions {
         key.iter().chain(call.args.iter()).cloned().collect()
     }
 
-    /// What a request's caller is told of what it came to, and the event that tells all others: what it
-    /// returned, or that it was aborted. That event is the last of its transaction.
+    /// Returns the reply to a request's caller, and the last event of its transaction. That event
+    /// tells others what the function returned, or that it aborted.
     pub fn replied(
         &self,
         call: &Call,
@@ -541,12 +555,12 @@ impl AppFunctions {
         let handler = &self.program.handlers[number];
         let is_taken = self.takes_aborts[number];
         let outcome = match outcome {
-            // Its events have left with it.
+            // The call aborted, and the events of its abort have left with it.
             Ok(value) if is_taken => match told::settled(value) {
                 Ok(value) => Ok(value),
                 Err(reason) => return (Reply::told(reason), None),
             },
-            // Nobody has taken it: nothing of it was executed.
+            // The abort was not taken by a handler, because nothing of the call was executed.
             Err(abort) if is_taken => return (Reply::of(&abort), None),
             outcome => outcome,
         };
@@ -614,7 +628,8 @@ impl Functions for AppFunctions {
             let (stream, ends, time_us, event) = found.ok_or_else(unknown)?;
             return Ok(self.begin_whole(What::Admitted(stream, ends, time_us), &event, false));
         }
-        // Others may have written it, and then it has no place among others.
+        // Any client may have written the event into the log. Without a time it has no place in the
+        // order.
         if self.in_time(call).is_some() && self.timed(call).is_none() {
             return Err(Abort::refused("the event has no time"));
         }
@@ -679,14 +694,14 @@ impl Functions for AppFunctions {
         if of.peek().is_none() || !self.is_row(stream, &call.args) {
             return 0;
         }
-        // What a map or filter can't take is refused as a whole.
+        // Where a map or filter fails, the whole event is refused, so it ends no interval.
         let views = views(&self.program, stream, &call.args).unwrap_or_default();
         let is_on = |of| views.iter().any(|(on, _)| *on == of);
         of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 
     fn admitted(&self, call: Call, time_us: i64) -> Call {
-        // Without windows nobody sees at which time it is.
+        // Without windows the time of the event is not visible.
         let Program { tables, windows, .. } = &*self.program;
         let has_times = tables.iter().any(|table| table.history.is_some()) || !windows.is_empty();
         match self.round_of(call.target).filter(|_| has_times) {
@@ -733,7 +748,7 @@ impl Functions for AppFunctions {
         }
         let (stream, row) = self.last(call, outcome)?;
         let is_written = self.written.contains(&stream);
-        // Others may have written values into the log that no column takes.
+        // Any client may have written values into the log that fit no column.
         let row = self.program.stored_output(stream, &row).ok().filter(|_| is_written)?;
         Some((stream, row.into()))
     }
@@ -768,7 +783,7 @@ impl Functions for AppFunctions {
     }
 }
 
-/// A key of a table, made of what a call without an entity is given.
+/// Makes a key of a table from the arguments of a call without an entity.
 fn placed(spec: &TableSpec, handler: usize, row: &[Value]) -> Vec<Value> {
     let mut bytes = vec![handler as u8];
     row.iter().for_each(|value| encode::value(value, &mut bytes));
@@ -787,7 +802,7 @@ fn placed(spec: &TableSpec, handler: usize, row: &[Value]) -> Vec<Value> {
     spec.key.iter().map(value).collect()
 }
 
-/// What of an app does not run on several nodes yet.
+/// Refuses the parts of an app that do not run on several nodes yet.
 fn refused(spec: &AppSpec) -> Result<()> {
     let program = &spec.program;
     let refuse = |what: String, at: &str| {

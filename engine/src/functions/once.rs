@@ -1,8 +1,8 @@
-//! Requests that may come again: each is executed once, whoever asks, and by whatever process.
+//! Requests that clients may repeat. Each is executed once, whichever client or process sends it.
 //!
-//! A request with an id is a call of its own, on a row of a table that the engine keeps: it looks whether the id
-//! is known, calls the function, and writes down what that returned, all in one transaction. Ids are in buckets,
-//! so that those whose time is over are found where new ones come.
+//! A request with an id is a call of its own, on a row of a table that the engine adds. It checks
+//! whether the id is known, calls the function, and stores the reply, all in one transaction. Ids
+//! are in buckets, so that new ids find the expired ones of their bucket.
 
 use std::sync::Arc;
 
@@ -14,13 +14,14 @@ use tidemill_txn::program::{Abort, AbortKind, Program};
 use super::told;
 use crate::requests::{Request, EXPIRIES, REQUESTS};
 
-/// Ids are in so many buckets; never another number in the life of a log.
+/// The number of buckets of ids. It must never change in the life of a log.
 const BUCKETS: u128 = 1024;
-/// So many whose time is over are forgotten when one comes.
+/// The most expired ids that a new one removes.
 const SWEEP_MAX: u32 = 4;
-/// In place of a reply, in front of the reason: the call has aborted, and somebody has taken that. No value begins so.
+/// The first byte of a stored reply that is the reason of an abort which a handler has taken. No
+/// encoded value begins with it.
 const ABORTED: u8 = 0xff;
-/// Why a request is refused whose id is that of another call.
+/// The refusal of a request whose id belongs to a different call.
 const OTHER: &str = "the request id is that of another call";
 
 /// The tables of requests.
@@ -31,10 +32,10 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// What the call of a request is.
+    /// The target of a request's call.
     pub const TARGET: Target = Target::Function(u32::MAX - 1);
 
-    /// Gives a program the tables.
+    /// Adds the tables to a program.
     pub fn add(program: &mut Program) -> Requests {
         let mut table = |name: &str, key: usize, columns: Vec<Column>| {
             let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(columns).into());
@@ -61,7 +62,7 @@ impl Requests {
         Requests { requests, expiries }
     }
 
-    /// The call of a request: `inner` is executed once.
+    /// Creates the call of a request, which executes `inner` once.
     pub fn call(&self, inner: Call, request: &Request) -> Call {
         let hash = encode::hash128(request.id.as_bytes());
         let key = [Value::Int((hash % BUCKETS) as i64), Value::str(&request.id)];
@@ -78,7 +79,7 @@ impl Requests {
         Call { target: Requests::TARGET, table: self.requests, key: key.into(), args: head.into() }
     }
 
-    /// The call that a request makes; `None` when these are no arguments of one.
+    /// Returns the inner call of a request; `None` when the arguments do not form one.
     pub fn inner(call: &Call) -> Option<Call> {
         match &call.args[..] {
             [_, Value::Int(number), Value::Int(table), Value::List(key), Value::List(args)] => {
@@ -90,7 +91,7 @@ impl Requests {
         }
     }
 
-    /// Begins one, of whose call the program says this.
+    /// Begins a request. `wanted` says how the program uses the result of its inner call.
     pub fn begin(
         &self,
         call: &Call,
@@ -106,18 +107,18 @@ impl Requests {
         Ok(Box::new(Once { of, key, inner, kept_us, called, wanted }))
     }
 
-    /// Whether a request was refused because its id is that of another call.
+    /// Whether a request was refused because its id belongs to a different call.
     pub fn is_other(abort: &Abort) -> bool {
         abort.kind == AbortKind::Fault && abort.reason == OTHER
     }
 }
 
-/// Who wants to know what a call has come to.
+/// The uses of a call's result beside its reply.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    /// The stream of what it returns, where that is written somewhere.
+    /// The stream of its return value, where that is written to a sink.
     pub returned: Option<StreamId>,
-    /// Whether somebody takes it when it aborts.
+    /// Whether a handler takes its aborts.
     pub takes_aborts: bool,
 }
 
@@ -132,7 +133,7 @@ struct Once {
 }
 
 impl Once {
-    /// What tells this call from others with its id.
+    /// A hash that distinguishes this call from others with its id.
     fn hash(&self) -> Value {
         let Call { target, table, key, args } = &self.inner;
         let mut bytes = format!("{target:?}{table:?}").into_bytes();
@@ -140,7 +141,7 @@ impl Once {
         Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
     }
 
-    /// What was written down of a request, which may have been when the program was another one.
+    /// Returns the stored reply. An earlier version of the program may have stored it.
     fn remembered(&self, mut reply: &[u8]) -> Result<Step, Stop> {
         if let [ABORTED, reason @ ..] = reply {
             let reason = String::from_utf8_lossy(reason);
@@ -153,7 +154,7 @@ impl Once {
         Ok(Step::Done(if self.wanted.takes_aborts { told::returned(value) } else { value }))
     }
 
-    /// Looks whether the request is known, and calls the function where it is not.
+    /// Checks whether the request is known, and calls the function if it is not.
     fn ask(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let Requests { requests, expiries } = self.of;
         let now_us = context.now_us();
@@ -202,7 +203,7 @@ impl Activation for Once {
             [bucket.clone(), id.clone(), self.hash(), Value::Bytes(bytes.into()), until.clone()];
         context.put(self.of.requests, &row)?;
         context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
-        // Not when it is asked again.
+        // A repeated request does not emit it again.
         if let (Some(stream), Some(value)) = (returned, outcome.ok().filter(|v| *v != Value::Null))
         {
             context.emit(stream, &[value])?;

@@ -10,18 +10,18 @@ use tidemill_txn::reference::{between, Behind, Kept, Rows, Version};
 
 use super::likely::{Likely, EVENTS};
 
-/// What a function on a node reaches, as rows.
+/// The rows that a function on a node reaches.
 pub(super) struct OnNodes<'c> {
     context: &'c mut dyn Context,
     kept: &'c Kept,
     likely: &'c Likely,
-    /// Events that are executed, of streams of which it is not known which rows they use.
+    /// The executed events, of streams whose uses of rows are still observed.
     learns: Vec<(StreamId, Vec<Row>)>,
-    /// Rows that have not all their values yet. They go where they live when they have.
+    /// Rows that lack some values yet. They go to their owners when they are whole.
     partial: BTreeMap<(TableId, Key), Row>,
     /// How many transactions have begun.
     begun: u32,
-    /// Whether all is begun again, because a row is not here yet.
+    /// Whether everything runs again, because a row has not arrived yet.
     is_unwound: bool,
 }
 
@@ -35,7 +35,7 @@ impl<'c> OnNodes<'c> {
         OnNodes { context, kept, likely, learns, partial, begun: 0, is_unwound: false }
     }
 
-    /// Why a transaction ends that has aborted so.
+    /// Returns why a transaction has ended that aborted with `abort`.
     pub(super) fn why(&self, abort: Abort) -> Stop {
         match self.is_unwound {
             true => Stop::Unwind,
@@ -49,13 +49,14 @@ impl<'c> OnNodes<'c> {
             Stop::Overdue(_) => unreachable!("a function says so, and no context"),
             Stop::Unwind => {
                 self.is_unwound = true;
-                // Nobody sees it.
+                // This abort is never seen.
                 Abort { kind: AbortKind::Raised, reason: String::new() }
             }
         })
     }
 
-    /// Refuses a row of which another has the entry in a unique index, before anything of it is written.
+    /// Refuses a row whose entry in a unique index belongs to another row, before anything of it is
+    /// written.
     fn check_entries(
         &mut self,
         program: &Program,
@@ -78,7 +79,8 @@ impl<'c> OnNodes<'c> {
         Ok(())
     }
 
-    /// The first rows of some, in key order, which the context is asked for, with those that have not all their values yet.
+    /// Returns the first rows of a range in key order. It merges the rows of the context with those
+    /// that lack some values yet.
     fn look_for(
         &mut self,
         program: &Program,
@@ -93,7 +95,7 @@ impl<'c> OnNodes<'c> {
             self.partial.iter().filter(|((of, key), row)| *of == table && is_one(key, row));
         let partial: Vec<(Key, Row)> =
             partial.map(|((_, key), row)| (key.clone(), row.clone())).collect();
-        // A whole row may be there in the place of one that is not.
+        // A row of the context may be an older version of one that lacks values.
         let asked = u32::try_from(limit.saturating_add(partial.len())).unwrap_or(u32::MAX);
         let rows = ask(self.context, asked);
         let rows = self.done(rows)?;
@@ -104,7 +106,8 @@ impl<'c> OnNodes<'c> {
     }
 }
 
-/// Whether a row has all the values that it must have. One that comes to be column by column has them in the end.
+/// Whether a row has all the values that it must have. A row that is built column by column has
+/// them in the end.
 fn is_whole(program: &Program, table: TableId, row: &[Value]) -> bool {
     let columns = &program.tables[table.index()].schema.columns;
     columns.iter().zip(row).all(|(column, value)| column.nullable || !value.is_null())
@@ -220,7 +223,7 @@ impl Rows for OnNodes<'_> {
 
     fn overdue(&mut self, reason: &str) {
         let verdict = self.context.verdict(self.begun, Some(reason));
-        // It is begun again, and then it is known.
+        // The transaction runs again, and then finds the verdict.
         let _ = self.done(verdict);
     }
 

@@ -1,4 +1,4 @@
-//! Windows by time: the clock that says when they end where no event does, and that they end with their input.
+//! Windows by time. A clock ends them where no event does, and they end with their input.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,34 +13,35 @@ use crate::spec::{AppSpec, SourceDecl};
 
 /// The windows by time of an app.
 pub(super) struct Slides {
-    /// Streams of the clock's firings, each with a stream whose windows it ends.
+    /// Timer streams of the clock, each with a stream whose windows it ends.
     timers: BTreeMap<StreamId, StreamId>,
-    /// By input stream that is read from files, all of which end: a stream whose windows end with them, and how many sources
-    /// all streams have that do so.
+    /// By input stream whose files all end: a stream whose windows end with them, and the number of
+    /// sources of all such input streams.
     ends: BTreeMap<StreamId, (StreamId, i64)>,
-    /// By stream whose windows are ended: a window.
+    /// By stream whose windows end, the first of these windows.
     windows: BTreeMap<StreamId, WindowId>,
-    /// Where it is told which have slid without their triggers.
+    /// The stream of slides whose triggers aborted.
     pub aborted: Option<StreamId>,
 }
 
-/// The name of that stream: the window, when it ended, and why.
+/// The name of that stream, with the window, its end, and the reason.
 pub(crate) const ABORTED: &str = "tidemill.aborted_slides";
 
-/// So often within a slide somebody looks whether it has passed; no sooner, and no later.
+/// The number of checks within a slide, and the bounds of the period between checks, in
+/// microseconds.
 const LOOKS: i64 = 8;
 const PERIOD_US: (i64, i64) = (10_000, 60_000_000);
-/// So often somebody looks how far event time has come.
+/// The period between checks of event time, in microseconds.
 const EVENT_TIME_US: i64 = 500_000;
 
 impl Slides {
-    /// What looking is.
+    /// The target of a check whether windows slide.
     pub const TARGET: Target = Target::Function(u32::MAX - 8);
 
-    /// What it is that nothing more comes by a source.
+    /// The target of a source's end.
     pub const LAST: Target = Target::Function(u32::MAX - 9);
 
-    /// Gives a program a timer for each group of streams whose owners have windows by time.
+    /// Adds to a program a timer for each group of streams whose handlers own windows by time.
     pub fn add(spec: &AppSpec, program: &mut Program, groups: &Groups) -> Slides {
         let mut slides = Slides {
             timers: BTreeMap::new(),
@@ -99,14 +100,14 @@ impl Slides {
         slides
     }
 
-    /// What a firing is, if it is one of these.
+    /// Returns the check that a firing stands for, if it is a firing of these timers.
     pub fn look(&self, program: &Program, firing: StreamId) -> Option<Call> {
         let of = *self.timers.get(&firing)?;
         self.call(program, Slides::TARGET, of, [Value::Int(of.0.into())].into())
     }
 
-    /// What it is that nothing more comes by a source of an input stream, whose newest event had this time. It has its place
-    /// behind all events of that source.
+    /// Returns the call at the end of a source of an input stream, whose newest event had the time
+    /// `newest_us`. It comes after all events of that source.
     pub fn last(&self, program: &Program, input: StreamId, newest_us: Option<i64>) -> Option<Call> {
         let (of, sources) = *self.ends.get(&input)?;
         let newest = newest_us.map_or(Value::Null, Value::Timestamp);
@@ -115,14 +116,14 @@ impl Slides {
         self.call(program, Slides::LAST, of, args)
     }
 
-    /// The input streams with whose last source the same windows end as with that of this one.
+    /// The input streams that end the same windows as this one.
     pub fn together(&self, input: StreamId) -> impl Iterator<Item = StreamId> + '_ {
         let of = self.ends.get(&input).map(|(of, _)| *of);
         let is_with = move |(_, (other, _)): &(&StreamId, &(StreamId, i64))| Some(*other) == of;
         self.ends.iter().filter(is_with).map(|(stream, _)| *stream)
     }
 
-    /// It is executed where the first window is.
+    /// Creates a call, which is executed where the first window is.
     fn call(
         &self,
         program: &Program,
@@ -134,13 +135,14 @@ impl Slides {
         Some(Call { target, table: window.state, key: [Value::Int(0)].into(), args })
     }
 
-    /// The stream that a call is about. Others may have written it.
+    /// Returns the stream that a check is about. Any client may have written the call into the log.
     pub fn of(&self, call: &Call) -> Option<StreamId> {
         let [Value::Int(number)] = call.args[..] else { return None };
         self.windows.keys().copied().find(|stream| i64::from(stream.0) == number)
     }
 
-    /// What a call says by which a source ends: the stream whose windows end, and by which input. Others may have written it.
+    /// Parses a `LAST` call: the stream whose windows end, and the input that ends. Any client may
+    /// have written the call into the log.
     pub fn last_of(&self, call: &Call) -> Option<(StreamId, Last)> {
         let [Value::Int(of), Value::Int(input), Value::Int(sources), newest] = &call.args[..]
         else {
@@ -157,8 +159,8 @@ impl Slides {
     }
 }
 
-/// The input streams of some that are read from files, and how many sources they have together; none where a source of any
-/// of them does not end.
+/// The accepted input streams that are read from files, and the number of their sources. There are
+/// none where any of their sources does not end.
 fn ends(
     spec: &AppSpec,
     program: &Program,

@@ -5,7 +5,8 @@ use tidemill_txn::program::{Batching, Builder, Expr, Opaque, Tx};
 use super::*;
 use crate::settings::Settings;
 
-/// A program whose handler moves an amount from one row to another, and perhaps one behind it.
+/// A program whose handler moves an amount from one row to another. It may have a second handler on
+/// the first one's output.
 fn program(has_second: bool) -> Program {
     let mut b = Builder::new("bank");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -44,7 +45,7 @@ fn rows_are_known_where_nothing_sets_off_more() {
     assert!(!knows_rows(&written("moves")));
 }
 
-/// Who begins nothing: all is declared.
+/// An implementation for programs without opaque functions.
 pub(crate) struct Nobody;
 
 impl Begins for Nobody {
@@ -72,7 +73,7 @@ fn functions(program: Program) -> Arc<AppFunctions> {
     AppFunctions::new(&spec, Arc::new(Nobody)).unwrap()
 }
 
-/// Why a call aborts on a node, which has no rows then.
+/// Returns why a call aborts on a node. The node has no rows then.
 fn refused(functions: &Arc<AppFunctions>, call: Call) -> String {
     let rows = Rows::new(functions.program().tables.len());
     let (settings, functions) = (tidemill_function::Settings::default(), functions.clone());
@@ -93,7 +94,7 @@ fn what_others_have_written_into_the_log_is_refused() {
     let moves = bank.taken("moves").unwrap();
     let call = |values: [Value; 2]| bank.event(moves, &values).unwrap().pop().unwrap();
     let once = |call: Call| bank.requests.call(call, &Request { id: "i".into(), kept_us: 10 });
-    // By whichever way it comes.
+    // This holds for calls with and without a request id.
     let text = call([Value::str("x"), Value::Int(4)]);
     let why = "\"x\" can't be stored in column 'id' of type int";
     assert_eq!(refused(&bank, text.clone()), why);
@@ -125,7 +126,7 @@ fn only_events_of_a_stream_are_in_its_intervals() {
     };
     assert_eq!(event(&[3, 1].map(Value::Int)), 0b11);
     assert_eq!(event(&[3, 9].map(Value::Int)), 0b01);
-    // Ten by nothing, too few columns, another type: they are refused, and no interval ends with them.
+    // A division by zero, too few columns, and a wrong type are refused, and end no interval.
     assert_eq!(event(&[3, 0].map(Value::Int)), 0);
     assert_eq!(event(&[3].map(Value::Int)), 0);
     assert_eq!(event(&[Value::Int(3), Value::str("x")]), 0);

@@ -1,4 +1,4 @@
-//! Events in event time: their times, and what becomes of those that come too late.
+//! Events with event time: their times, and the treatment of late ones.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Origin, Program, Stream};
 
-/// The input streams in event time.
+/// The input streams with event time.
 pub(super) struct Times {
     streams: BTreeMap<StreamId, InTime>,
-    /// By any stream one in event time with which it has a watermark in common.
+    /// For each stream, a stream with event time that has the same watermark.
     beside: Vec<Option<StreamId>>,
 }
 
@@ -18,19 +18,21 @@ struct InTime {
     /// The column of the times.
     column: usize,
     late: Late,
-    /// The stream and those that are derived of it, each with the stream of its late events.
+    /// The stream and those derived from it, each with the stream of its late events.
     sides: Vec<(StreamId, StreamId)>,
 }
 
 impl Times {
-    /// What the call of a late event is that others are told of.
+    /// The target of a late event that is passed on to the stream of late events.
     pub const LATE: Target = Target::Function(u32::MAX - 3);
 
-    /// What an event is that is late and executed nevertheless. The number of its stream comes first, then where it stands, then
-    /// a bit for each of the streams in intervals whose do end with it.
+    /// The target of a late event that is executed nevertheless. The arguments begin with the
+    /// number of its stream and the time at which it stands. A bit for each stream in intervals
+    /// follows, set where an interval ends with the event.
     pub const ADMITTED: Target = Target::Function(u32::MAX - 7);
 
-    /// Those of a program, which is given a stream of late events for each where late ones go there.
+    /// Finds the streams of a program. Adds a stream of late events for each whose late events are
+    /// passed on.
     pub fn add(program: &mut Program, groups: &Groups) -> Times {
         let mut times = BTreeMap::new();
         for index in 0..program.streams.len() {
@@ -64,8 +66,9 @@ impl Times {
         Times { beside: groups.of.iter().map(beside).collect(), streams: times }
     }
 
-    /// The time of what comes by an input stream and has this time: that; where the watermark was at the cut before, of what
-    /// comes late or has none; the clock, where no stream with which it shares a table is in event time.
+    /// Returns the time at which an event of an input stream stands. That is its own time, or the
+    /// watermark at the previous cut, if it is late or has none. It is the clock where no stream
+    /// that shares a table has event time.
     pub fn stands(&self, stream: StreamId, time_us: Option<i64>, context: &dyn Context) -> i64 {
         let beside = self.beside.get(stream.index()).copied().flatten();
         match beside.and_then(|beside| context.mark_us(beside)) {
@@ -74,12 +77,13 @@ impl Times {
         }
     }
 
-    /// Whether an input stream is in event time.
+    /// Whether an input stream has event time.
     pub fn has(&self, stream: StreamId) -> bool {
         self.streams.contains_key(&stream)
     }
 
-    /// The time of an event of a stream, if it has one. Others may have written it.
+    /// The time of an event of a stream, if it has one. Any client may have written the event into
+    /// the log.
     pub fn of(&self, stream: StreamId, event: &[Value]) -> Option<i64> {
         match event.get(self.streams.get(&stream)?.column)? {
             Value::Timestamp(time) | Value::Int(time) | Value::Decimal(time, _) => Some(*time),
@@ -87,7 +91,7 @@ impl Times {
         }
     }
 
-    /// What is executed of a late event.
+    /// Returns the call that is executed for a late event.
     pub fn late(&self, stream: StreamId, call: Call) -> Call {
         match self.streams.get(&stream) {
             Some(InTime { late: Late::Side, .. }) => {
@@ -99,14 +103,14 @@ impl Times {
         }
     }
 
-    /// What is executed of a late event of a stream that stands at this time.
+    /// Returns the call of a late event of a stream that is executed, and stands at this time.
     pub fn admitted(stream: StreamId, time_us: i64, call: Call) -> Call {
         let numbers = [Value::Int(stream.0.into()), Value::Timestamp(time_us), Value::Int(0)];
         let args = numbers.into_iter().chain(call.args.iter().cloned()).collect();
         Call { target: Times::ADMITTED, args, ..call }
     }
 
-    /// The same of one with which intervals end.
+    /// Sets the intervals that end with an admitted event.
     pub fn admitted_ends(mut call: Call, ends: u64) -> Call {
         let mut args = call.args.to_vec();
         if let Some(bits) = args.get_mut(2) {
@@ -116,7 +120,7 @@ impl Times {
         call
     }
 
-    /// Begins to tell others of a late event. Others may have written the call.
+    /// Begins to pass on a late event. Any client may have written the call into the log.
     pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         let unknown = || Abort::refused("there is no such function");
         let Some((Value::Int(number), event)) = call.args.split_first() else {
@@ -128,7 +132,7 @@ impl Times {
         if !is_event(&program.streams[root.index()].spec.schema.columns) {
             return Err(unknown());
         }
-        // Where a map or filter can't compute, the event is not on that stream.
+        // Where a map or filter fails, the event is not on that stream.
         let mut views: Vec<(StreamId, Vec<Value>)> = vec![(*root, event.to_vec())];
         for (stream, _) in sides {
             let Stream { spec, origin, .. } = &program.streams[stream.index()];
@@ -145,7 +149,7 @@ impl Times {
     }
 }
 
-/// Tells others of a late event.
+/// Passes on a late event, to the late streams of all streams that it is on.
 struct Told(Vec<(StreamId, Row)>);
 
 impl Activation for Told {

@@ -1,5 +1,5 @@
-//! Events that tell others what a request has come to: what its function returned, and why its transaction aborted. They
-//! leave where they are written to a sink.
+//! Events that carry the result of a request: the return value of its function, or the reason of
+//! its abort. They leave the cluster where a sink takes them.
 
 use std::collections::BTreeSet;
 
@@ -11,52 +11,52 @@ use super::once::{Requests, Wanted};
 use super::{handler_of, AppFunctions};
 use crate::spec::SinkDecl;
 
-/// A stream whose events leave, by its name: one that somebody emits, or one whose events are passed on as they come in.
+/// Finds a stream by name whose events may leave: an emitted one, or one that passes its events on.
 pub(super) fn stream(program: &Program, name: &str) -> Option<StreamId> {
     let found = program.streams.iter().position(|stream| *stream.spec.name == *name);
     let found = found.map(|index| StreamId(index as u16));
-    // Whoever calls is told, and nobody else.
+    // The events of a call are for its caller only.
     found.filter(|stream| !program.calls.contains(stream))
 }
 
-/// Of the streams that are written those whose events nobody emits: inputs, and what a map or filter makes of them.
+/// Of the streams with sinks, those that no function emits: inputs, maps and filters.
 pub(super) fn passed_on(program: &Program, sinks: &[SinkDecl]) -> BTreeSet<StreamId> {
     let written = sinks.iter().filter_map(|decl| stream(program, &decl.stream));
     written.filter(|stream| !program.streams[stream.index()].is_output()).collect()
 }
 
-/// Refuses sinks of streams whose events do not leave.
+/// Refuses sinks of streams whose events can't leave.
 ///
 /// # Errors
-/// Names the stream, and the user's line.
+/// An error that names the stream and the user's line.
 pub(super) fn check(program: &Program, sinks: &[SinkDecl]) -> Result<()> {
     crate::outlets::sink_keys(sinks)?;
     let is_missing = |decl: &&SinkDecl| stream(program, &decl.stream).is_none();
     let Some(SinkDecl { stream, at, .. }) = sinks.iter().find(is_missing) else { return Ok(()) };
-    let what = format!("stream {stream} is written: that does not run on several processes yet");
+    let what = format!("a sink of stream {stream}: that does not run on several processes yet");
     Err(Error::program(what)
-        .help("write what calls return, or what of them aborts; or run the app in one process")
+        .help("give sinks to the results or aborts of calls only, or run the app in one process")
         .at(at.clone()))
 }
 
-/// Whether somebody takes the calls of a handler that abort. Then one that does ends well for the protocol, because what
-/// those who take it write counts.
+/// Whether a handler takes the aborts of this handler's calls. For the protocol such an aborted
+/// call ends well, because the writes of that handler count.
 pub(super) fn takes_aborts(program: &Program, number: usize) -> bool {
     let handler = &program.handlers[number];
     program.calls.contains(&handler.input) && program.handlers_on(handler.aborted).next().is_some()
 }
 
-/// What the function of such a call returns when it has aborted for this reason.
+/// The return value of such a call that has aborted with this reason.
 pub(super) fn aborted(reason: Value) -> Value {
     Value::List([Value::Bool(false), reason].into())
 }
 
-/// The same when it has not.
+/// The return value of such a call that has not aborted.
 pub(super) fn returned(value: Value) -> Value {
     Value::List([Value::Bool(true), value].into())
 }
 
-/// What such a call has come to, by what its function returned: what it returns itself, or why it has aborted.
+/// Splits the return value of such a call: the function's own value, or the reason of its abort.
 pub(super) fn settled(value: Value) -> std::result::Result<Value, String> {
     match &value {
         Value::List(of) => match &of[..] {
@@ -69,7 +69,7 @@ pub(super) fn settled(value: Value) -> std::result::Result<Value, String> {
 }
 
 impl AppFunctions {
-    /// Who wants to know what a call has come to.
+    /// Returns how the result of a call is used beside its reply.
     pub(super) fn wanted(&self, call: &Call) -> Wanted {
         let number = handler_of(call.target).filter(|(_, is_request)| *is_request);
         let number = number.map(|(number, _)| number);
@@ -81,7 +81,8 @@ impl AppFunctions {
         }
     }
 
-    /// The last event of a request's transaction, which its own does not emit. Others may have written the request.
+    /// Returns the last event of a request's transaction, which the function itself does not emit.
+    /// Any client may have written the request into the log.
     pub(super) fn last(
         &self,
         call: &Call,
@@ -89,7 +90,7 @@ impl AppFunctions {
     ) -> Option<(StreamId, Row)> {
         if call.target == Requests::TARGET {
             let inner = Requests::inner(call)?;
-            // What it returned it has emitted itself, the first time that it was asked.
+            // The return value was emitted by the call's first execution.
             let has_run = outcome.as_ref().is_err_and(|abort| !Requests::is_other(abort));
             let is_call = has_run && inner.target != Requests::TARGET;
             return is_call.then(|| self.last(&inner, outcome)).flatten();

@@ -1,5 +1,6 @@
-//! Transactions that run whole at one node, as they would in one process, with the rows of others fetched: those of
-//! declared handlers whose rows are not known from the event, and rounds, in which an event sets off more than one.
+//! Transactions that run whole at one node, as they would in one process, with rows fetched from
+//! their owners. They are declared handlers whose rows are not known from the event, and rounds in
+//! which an event triggers more than one transaction.
 
 use std::sync::Arc;
 
@@ -14,29 +15,29 @@ use super::rows::OnNodes;
 use super::times::Times;
 use super::told;
 
-/// What is executed.
+/// The work to execute.
 pub(super) enum What {
     /// The transaction of a handler.
     Handler(usize),
-    /// All that comes of an event of a stream.
+    /// The round of an event of a stream.
     Round(StreamId),
-    /// The same of an event with which intervals of these streams end.
+    /// The round of an event that ends intervals of these streams.
     Ending(StreamId, Arc<[StreamId]>),
-    /// The same of one that is late, and stands at this time.
+    /// The round of a late event that ends intervals of these streams and stands at this time.
     Admitted(StreamId, Arc<[StreamId]>, i64),
-    /// All that comes of a call of a handler, which is told what its own transaction has come to.
+    /// The round of a call of a handler, which returns the result of its own transaction.
     Replies { handler: usize, takes_aborts: bool },
-    /// All that comes of a batch of a stream, if it is due.
+    /// The round of a batch of a stream, if it is due.
     Due(StreamId),
-    /// All that comes of the last batch of a stream, when the last of its sources has ended.
+    /// The round of the last batch of a stream, when its last source has ended.
     Last(Last),
-    /// All that comes of windows by time whose time has come, of those who take a stream.
+    /// The due slides of windows by time, of the handlers that take a stream.
     Slides(StreamId),
-    /// The same of all that hold rows, when the last source has ended of this stream and of others beside it.
+    /// The slides of all windows with rows, when the last source of these streams has ended.
     LastSlides(StreamId, Last),
 }
 
-/// One that runs.
+/// The execution of a transaction or round.
 pub(super) struct Whole {
     program: Arc<Program>,
     rounds: Arc<Rounds>,
@@ -62,7 +63,7 @@ impl Whole {
         Whole { program, rounds, times, likely, what, event }
     }
 
-    /// The stream that what is executed came by.
+    /// The stream that the event came in by.
     fn input(&self) -> StreamId {
         match self.what {
             What::Handler(handler) | What::Replies { handler, .. } => {
@@ -125,8 +126,9 @@ impl Activation for Whole {
     }
 }
 
-/// What the function of a call of a handler returns whose round has these events: where somebody takes what of it aborts, as
-/// [`told::settled`] reads it. What the call returned is sent by whoever has called.
+/// Returns the return value of a handler's call, whose round has these events. Where a handler
+/// takes its aborts, [`told::settled`] splits the value. The caller emits the returned value
+/// itself.
 fn settle(handler: &Handler, takes_aborts: bool, events: &mut Vec<(StreamId, Row)>) -> Value {
     let Handler { aborted, output, .. } = handler;
     if let Some((_, event)) = events.iter().find(|(stream, _)| takes_aborts && stream == aborted) {

@@ -15,12 +15,13 @@ use super::{backup, dlq, status, tail, Answer, Fields, Lines, Ls, Query, Reply, 
 use crate::past::{Basis, Moment};
 use crate::view::View;
 
-/// Bytes of a request.
+/// The largest request, in bytes.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
-/// How long a connection may be idle, in microseconds.
+/// The longest silence of a connection, in microseconds.
 const IDLE_US: u64 = 300_000_000;
 
-/// One look back at a time, and one scan: each needs memory, or holds the tables.
+/// At most one query of an earlier state at a time, because it needs memory. At most one scan at a
+/// time, because it locks the tables.
 static ONE_PAST: Mutex<()> = Mutex::new(());
 static ONE_SCAN: Mutex<()> = Mutex::new(());
 
@@ -38,7 +39,7 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
             Ok(Some(request)) => request,
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
                 let what = format!("a request has at most {REQUEST_BYTES_MAX} bytes");
-                // Whoever has gone reads no refusal.
+                // The client may have gone, and then the refusal is lost.
                 let _ = reply.close(Err(Error::input(what).into()));
                 return;
             }
@@ -47,13 +48,14 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
         let answer =
             catch_unwind(AssertUnwindSafe(|| answer(view, stopping, &request, &mut reply)));
         let answer = answer.unwrap_or_else(|_| {
-            Err(Error::internal("answering has failed; the engine goes on").into())
+            Err(Error::internal("the answer has failed; the engine keeps running").into())
         });
         if matches!(answer, Err(Stop::Failed(..)))
             && stopping.load(Ordering::Acquire)
             && !reply.has_begun
         {
-            // Who hears nothing asks again, and then what the engine has left is read.
+            // A client without an answer asks again, and then reads the files of the stopped
+            // engine.
             return;
         }
         reply.has_begun = false;
@@ -67,7 +69,8 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
     let mut fields = Fields::parse(request)?;
     let stops = || {
         if stopping.load(Ordering::Acquire) {
-            return Err(Error::resource("the engine stops").help("ask again: its files are read"));
+            return Err(Error::resource("the engine is stopping")
+                .help("ask again: the answer then comes from its files"));
         }
         Ok(())
     };
@@ -119,14 +122,15 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
             reply.end(json!({"backup": report}))
         }
         "restore" | "verify" => {
-            let what = format!("'{}' is for a stopped engine, and this one runs", fields.verb());
+            let what =
+                format!("'{}' needs a stopped engine, and this one is running", fields.verb());
             Err(Error::resource(what).help("stop it first").into())
         }
         other => Err(unknown(other)),
     }
 }
 
-/// What comes of a verb that nobody knows.
+/// The refusal of an unknown verb.
 pub(crate) fn unknown(verb: &str) -> Stop {
     let verbs = [
         "status",
@@ -148,7 +152,7 @@ pub(crate) fn unknown(verb: &str) -> Stop {
     error.into()
 }
 
-/// The rows as of a moment, the present when there is none.
+/// Returns the rows as of a moment, or the present rows.
 fn rows(
     view: &View,
     plan: &Plan,
@@ -160,7 +164,7 @@ fn rows(
         return Ok(rows);
     }
     let (Some(moment), Some((site, fingerprint))) = (as_of, &view.site) else {
-        return Err(Error::internal("a running engine without a data directory was asked"));
+        return Err(Error::internal("a running engine without a data directory got a request"));
     };
     let _one = loop {
         match ONE_PAST.try_lock_for(Duration::from_millis(100)) {
@@ -180,32 +184,33 @@ fn rows(
     Ok(plan.past(&basis.at(moment)?))
 }
 
-/// The rows as of a moment, when that is the present: the last epoch that is durable. Nobody waits
-/// for one that is not yet.
+/// Returns the rows as of a moment, if that is the present: the last durable epoch. Later epochs
+/// are refused, not awaited.
 fn present(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Rows>> {
     let shared = &view.shared;
     let is_scan = !plan.is_point();
     let _one = is_scan.then(|| ONE_SCAN.lock());
     let before = view.env.clock.monotonic_ns();
     let state = shared.state.lock();
-    // Behind the lock: what has left by now is not let go of before it is open again.
+    // The epoch is read under the lock, so its versions are retained until the lock is released.
     let left = shared.left();
     match as_of {
         None | Some(Moment::Newest) => {}
         Some(Moment::Epoch(epoch)) if epoch > left => {
-            let what = format!("epoch {epoch} has not come yet; the last durable is {left}");
+            let what =
+                format!("epoch {epoch} is not durable yet; the last durable epoch is {left}");
             return Err(Error::setting(what));
         }
         Some(Moment::Epoch(epoch)) if epoch == left => {}
-        // What is later than the last cut has not changed it.
+        // No later cut has changed the state by that time.
         Some(Moment::Time(us)) if us >= state.as_of(left).clock_us => {}
         Some(_) => return Ok(None),
     }
     let rows = plan.present(&state, left)?;
     drop(state);
     if is_scan {
-        // The engine waits while we look at all rows. It has at least as long for itself before
-        // the next one may.
+        // The engine waits during a scan. It then has at least as long for itself before the next
+        // scan.
         let us = (view.env.clock.monotonic_ns() - before) / 1000;
         if us > 1000 {
             view.env.clock.sleep_us(us);

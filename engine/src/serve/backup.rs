@@ -1,4 +1,4 @@
-//! Copies of a data directory: making them, bringing them back, and reading all of one.
+//! Copies of a data directory: making them, restoring them, and verifying one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::objects::Part;
 use crate::stored::Stored;
 use crate::view::View;
 
-/// Bytes of an object that are copied at a time.
+/// The bytes of an object that are copied at a time.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// How often somebody who waits looks whether there is still something to wait for.
+/// How often a waiting thread checks whether it should go on waiting.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Copies a snapshot of a running engine, taken now, and what it needs of the logs.
+/// Copies a new snapshot of a running engine, with the necessary part of the logs.
 pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) -> Result<Value> {
     let Some((site, _)) = &view.site else {
-        return Err(Error::internal("a running engine without a data directory was asked"));
+        return Err(Error::internal("a running engine without a data directory got a request"));
     };
     check_target(site, to)?;
     let Some(_held) = view.shared.copying.try_lock_for(LOOK) else {
@@ -39,14 +39,14 @@ pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) ->
         }
         _ => None,
     };
-    // What is known to be durable, and so can't change while it is copied.
+    // These parts are durable, so they can't change while they are copied.
     let log = view.shared.out.lock().log;
     let [input, cuts] = log.map_or([0, 0], |logs| logs.map(|log| log.next));
     let cuts = manifest.as_ref().map_or(cuts, |m| m.head.cut_next);
     copy(site, manifest.as_ref(), input, cuts, to)
 }
 
-/// Has a snapshot taken, and waits for it.
+/// Requests a snapshot and waits for it.
 fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
     let shared = &view.shared;
     let executed = shared.state.lock().epoch();
@@ -55,7 +55,7 @@ fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
     out.snapshot_error = None;
     shared.force.store(true, std::sync::atomic::Ordering::Release);
     view.gate.wake();
-    // One that was under way may be older than what has been executed.
+    // A snapshot that was under way may be older than the last executed epoch.
     while out.snapshot_epoch < executed.max(before + 1) {
         if let Some(error) = out.snapshot_error.as_ref().or(out.stalled.as_ref()) {
             return Err(error.clone());
@@ -72,7 +72,7 @@ fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Copies what a stopped engine has left.
+/// Copies the data directory of a stopped engine.
 pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
     check_target(site, to)?;
     let manifest = newest(&*site.store(), site.app)?;
@@ -81,15 +81,15 @@ pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
     copy(site, manifest.as_ref(), input, cuts, to)
 }
 
-/// Brings a backup back.
+/// Restores a backup.
 pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Value> {
     let site = Site::look(disk, from)
         .map_err(|error| error.help("give the folder that a backup was made into"))?;
     stopped(&site, to)
 }
 
-/// Refuses a folder that has something in it, that is in the directory which is copied, or whose place
-/// depends on who asks.
+/// Refuses a folder that is not empty, that is inside the copied directory, or whose place depends
+/// on the current directory.
 fn check_target(site: &Site, to: &Path) -> Result<()> {
     let disk = &*site.disk;
     if !to.is_absolute() {
@@ -99,7 +99,7 @@ fn check_target(site: &Site, to: &Path) -> Result<()> {
     let io = |e: std::io::Error| Error::io(to.display(), &e);
     if disk.destination(to).map_err(io)?.starts_with(disk.resolve(&site.path).map_err(io)?) {
         let (to, from) = (to.display(), site.path.display());
-        return Err(Error::setting(format!("{to} is in {from}, which is to be copied"))
+        return Err(Error::setting(format!("{to} is inside {from}, the directory to copy"))
             .help("give a folder elsewhere"));
     }
     let found = match disk.list(to) {
@@ -110,7 +110,7 @@ fn check_target(site: &Site, to: &Path) -> Result<()> {
     match found.iter().find(|path| !path.ends_with("LOCK")) {
         None => Ok(()),
         Some(other) => Err(Error::setting(format!(
-            "{} is not empty: there is {}",
+            "{} is not empty: it contains {}",
             to.display(),
             other.display()
         ))
@@ -130,7 +130,7 @@ fn copy(
     disk.keep_private(to);
     disk.create_dir_all(to).map_err(io)?;
     disk.close_to_others(to).map_err(io)?;
-    // Nobody begins to run there meanwhile.
+    // The lock keeps other engines from starting there during the copy.
     let _held = match disk.try_lock_dir(to) {
         Ok(Some(held)) => Some(held),
         Ok(None) => return Err(taken(to)),
@@ -147,13 +147,13 @@ fn copy(
     if let Some(manifest) = manifest {
         let (source, target) = (site.store(), DirStore::new(disk.clone(), to.join("store")));
         let objects = manifest.objects.iter().map(|object| object.name.clone());
-        // The manifest last, as always.
+        // The manifest comes last, as always.
         for name in objects.chain([manifest.internal.name.clone(), manifest.name()]) {
             copy_object(&*source, &target, &name)?;
         }
     }
     Begins::copy(&**disk, &site.path, to)?;
-    // The identity at the end: what has none is no data directory.
+    // The identity comes at the end: a folder without one is no data directory.
     site.copy_identity(to)?;
     let copied = Site::look(disk, to)?;
     let mut report = verify(&copied)?;
@@ -177,7 +177,7 @@ fn copy_object(source: &dyn Store, target: &dyn Store, name: &str) -> Result<()>
     }
 }
 
-/// Reads all that counts in a data directory, and compares all checksums.
+/// Reads everything that counts in a data directory, and compares all checksums.
 pub(crate) fn verify(site: &Site) -> Result<Value> {
     let store = site.store();
     let mut from = (0, 0);
@@ -186,7 +186,7 @@ pub(crate) fn verify(site: &Site) -> Result<Value> {
     for (index, epoch) in all.iter().enumerate() {
         let manifest = open_at(&*store, site.app, *epoch)?;
         manifest.internal(&*store)?;
-        // Versions of rows stand behind them.
+        // Versions of rows follow the rows, and are not counted.
         let program = Stored::parse(&manifest.head.program).map(|stored| stored.program);
         let tables = program.map_or(usize::MAX, |program| program.tables.len());
         rows = 0;

@@ -1,4 +1,4 @@
-//! Dead-letter and late streams: what is in them, and sending it again.
+//! Dead-letter and late streams: their rows, and sending these again.
 
 use std::sync::atomic::Ordering;
 
@@ -14,19 +14,19 @@ use super::{Answer, Fields, Reply};
 use crate::rings::Rings;
 use crate::view::View;
 
-/// Rows of each stream when nobody says how many, and the most.
+/// The rows of each stream by default, and the most.
 const LIMIT: usize = 1000;
 const LIMIT_MAX: usize = 1_000_000;
-/// Rows that are sent again at a time.
+/// The most rows that are sent again at a time.
 const REPLAY_MAX: usize = 10_000;
 
-/// Which rows to list.
+/// A request to list rows.
 pub(crate) struct Ls {
     stream: Option<String>,
     limit: usize,
 }
 
-/// What was found of a stream.
+/// The found rows of a stream.
 pub(crate) struct Found {
     stream: String,
     first: u64,
@@ -44,8 +44,10 @@ impl Ls {
         if let Some(stream) = &self.stream {
             ring(rings, stream)?;
             if !is_dlq(stream, rings) {
-                let what = format!("{stream} is no dead-letter or late stream");
-                return Err(Error::setting(what).help("they end with .dead and .late"));
+                let what = format!("{stream} is not a dead-letter or late stream");
+                return Err(
+                    Error::setting(what).help("the names of such streams end with .dead or .late")
+                );
             }
         }
         let wanted = |name: &str| self.stream.as_ref().is_none_or(|stream| stream == name);
@@ -85,7 +87,7 @@ fn is_dlq(stream: &str, rings: &Rings) -> bool {
     matches!(base.1, "dead" | "late")
 }
 
-/// A row to be sent again, and what it is instead.
+/// A row to send again, and its corrected value.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Again {
@@ -94,7 +96,7 @@ struct Again {
     value: Option<Box<RawValue>>,
 }
 
-/// Rows to be sent again.
+/// A request to send rows again.
 pub(super) struct Replay {
     stream: String,
     rows: Vec<Again>,
@@ -111,21 +113,21 @@ impl Replay {
         Ok(Replay { stream, rows })
     }
 
-    /// Sends them all, or none; how many.
+    /// Sends all rows or none. Returns their number.
     pub(super) fn send(&self, view: &View) -> Result<u64> {
         let base = self.stream.strip_suffix(".dead").or(self.stream.strip_suffix(".late"));
         let base = base.ok_or_else(|| {
-            Error::setting(format!("{} is no dead-letter or late stream", self.stream))
-                .help("they end with .dead and .late")
+            Error::setting(format!("{} is not a dead-letter or late stream", self.stream))
+                .help("the names of such streams end with .dead or .late")
         })?;
-        // Rows of a derived stream come from its input.
+        // Rows of a derived stream come from its input, so they can't be sent.
         let pushed = view.pushed(base).map_err(|error| {
             let help = format!(
-                "mend what {base} is read from: a file that is followed takes corrected rows at its \
+                "correct the input of {base}: a followed file takes corrected rows at its \
                  end; {}",
                 error.help
             );
-            Error::setting(format!("{base} is not a stream that rows are sent into")).help(help)
+            Error::setting(format!("{base} is not a pushed stream")).help(help)
         })?;
         let schema = pushed.handle.schema().clone();
         let is_late = self.stream.ends_with(".late");
@@ -134,8 +136,8 @@ impl Replay {
         let row = |again: &Again| -> Result<Row> {
             let of = |why: String| Error::input(format!("row {}: {why}", again.row));
             if again.row < ring.first() || again.row >= ring.next() {
-                return Err(of("it is not there".into()).help(format!(
-                    "rows from {} up to {} are",
+                return Err(of("it is not retained".into()).help(format!(
+                    "rows from {} up to {} are retained",
                     ring.first(),
                     ring.next()
                 )));
@@ -162,7 +164,7 @@ impl Replay {
         match pushed.handle.try_send(batch)? {
             TrySend::Sent(sent) => pushed.sent.fetch_max(pushed.known + sent, Ordering::AcqRel),
             TrySend::Full(_) => {
-                return Err(Error::resource(format!("{base} takes no more rows at the moment"))
+                return Err(Error::resource(format!("the queue of {base} is full"))
                     .help("try again when the engine has caught up"));
             }
         };

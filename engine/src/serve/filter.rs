@@ -1,12 +1,12 @@
-//! Filters: comparisons of a column with a value, with `and` between them. They are computed as a
-//! program's expressions are.
+//! Filters: comparisons of a column with a value, joined with `and`. They are computed like a
+//! program's expressions.
 
 use tidemill_connect::values;
 use tidemill_core::rules::{self, Binary};
 use tidemill_core::{Column, DataType, Error, Result, Schema, Value};
 use tidemill_txn::program::{evaluate, Block, Expr, ExprId};
 
-/// Comparisons of one filter.
+/// The most comparisons of a filter.
 const COMPARISONS_MAX: usize = 64;
 
 /// A filter on the rows of a schema.
@@ -18,7 +18,7 @@ pub(crate) struct Filter {
 
 #[derive(Debug, PartialEq)]
 enum Token<'a> {
-    /// A name, a number, `true`: what stands without quotes.
+    /// A name, a number or `true`: text without quotes.
     Word(&'a str),
     Quoted(String),
     Op(Binary),
@@ -35,8 +35,9 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>> {
         let used = match first {
             '\'' | '"' => {
                 let end = rest[1..].find(first);
-                let end =
-                    end.ok_or_else(|| wrong(format!("the filter's text {rest} has no end")))?;
+                let end = end.ok_or_else(|| {
+                    wrong(format!("the text {rest} in the filter has no closing quote"))
+                })?;
                 tokens.push(Token::Quoted(rest[1..=end].to_owned()));
                 end + 2
             }
@@ -68,8 +69,11 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>> {
 }
 
 impl Filter {
+    /// Parses a filter.
+    ///
     /// # Errors
-    /// When it is no filter, names a column that is not there, or compares what can't be compared.
+    /// When the text is not a filter, names an unknown column, or compares values that can't be
+    /// compared.
     pub(crate) fn parse(text: &str, schema: &Schema) -> Result<Filter> {
         let tokens = tokens(text)?;
         let mut filter = Filter { block: Block::default(), comparisons: Vec::new() };
@@ -77,7 +81,7 @@ impl Filter {
             |token: &Token<'_>| matches!(token, Token::Word(w) if w.eq_ignore_ascii_case("and"));
         for part in tokens.split(is_and) {
             let [Token::Word(column), Token::Op(op), value] = part else {
-                return Err(wrong(format!("'{text}' is no filter")));
+                return Err(wrong(format!("'{text}' is not a filter")));
             };
             let index = schema.find("the table", column).map_err(|mut e| {
                 e.kind = tidemill_core::Kind::Input;
@@ -98,14 +102,14 @@ impl Filter {
         Ok(filter)
     }
 
-    /// Whether a row is wanted. A comparison that has no value does not hold.
+    /// Whether the filter accepts a row. A comparison without a value does not hold.
     pub(crate) fn keeps(&self, row: &[Value]) -> bool {
         let holds = |id: &ExprId| evaluate(&self.block, *id, row) == Ok(Value::Bool(true));
         self.comparisons.iter().all(holds)
     }
 }
 
-/// A value to compare a column with.
+/// Parses a value that a column is compared with.
 fn literal(token: &Token<'_>, column: &Column) -> Result<Value> {
     let refuse = |why: String| wrong(format!("column '{}' is {}: {why}", column.name, column.ty));
     match token {
@@ -123,7 +127,7 @@ fn literal(token: &Token<'_>, column: &Column) -> Result<Value> {
             let numbers = word.strip_prefix(['-', '+']).unwrap_or(word);
             let is_number = numbers.starts_with(|c: char| c.is_ascii_digit() || c == '.');
             if !is_number {
-                return Err(refuse(format!("'{word}' is no value; texts stand in quotes")));
+                return Err(refuse(format!("'{word}' is not a value; put text in quotes")));
             }
             if let Ok(int) = word.parse() {
                 return Ok(match column.ty {
@@ -133,7 +137,7 @@ fn literal(token: &Token<'_>, column: &Column) -> Result<Value> {
             }
             let float = || word.parse().map(Value::Float).map_err(|e| refuse(format!("{e}")));
             match column.ty {
-                // As many digits as it has: nothing is rounded.
+                // All digits are parsed, so nothing is rounded.
                 DataType::Decimal(_) => rules::parse_any_decimal(word).map_err(refuse),
                 _ => float(),
             }

@@ -1,4 +1,4 @@
-//! Health and metrics, for whoever serves them.
+//! Health and metrics, for the servers that show them.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,8 @@ use serde_json::{json, Value};
 
 use crate::view::View;
 
-/// Whether it is recovered, not stalled and has not failed; and the same for people.
+/// Whether the engine is ready: recovered, not stalled, and without error. Also a description for
+/// people.
 pub(crate) fn health(view: &View) -> (bool, Value) {
     let shared = &view.shared;
     let failed = shared.error().is_some();
@@ -22,7 +23,7 @@ pub(crate) fn health(view: &View) -> (bool, Value) {
     (ready, said)
 }
 
-/// All counters, in the text format of Prometheus.
+/// Returns all metrics in the text format of Prometheus.
 pub(crate) fn metrics(view: &View) -> String {
     let status = view.status();
     let now = view.env.clock.monotonic_ns();
@@ -40,7 +41,7 @@ pub(crate) fn metrics(view: &View) -> String {
         }
     };
     let count = |n: u64| [("", n as f64)];
-    let events = "Input events executed or set aside.";
+    let events = "Input events executed or quarantined.";
     add("events_total", "counter", events, &count(status.events));
     let transactions = "Transactions, aborted ones included.";
     add("transactions_total", "counter", transactions, &count(status.transactions));
@@ -51,7 +52,12 @@ pub(crate) fn metrics(view: &View) -> String {
     add("late_total", "counter", "Late events.", &count(status.late));
     add("epochs_total", "counter", "Epochs executed.", &count(executed));
     add("durable_epoch", "gauge", "The last durable epoch.", &count(durable));
-    add("parked_events", "gauge", "Events that wait for their watermark.", &count(status.parked));
+    add(
+        "buffered_events",
+        "gauge",
+        "Events that wait for their watermark.",
+        &count(status.buffered),
+    );
     let lag = "How far the slowest watermark is behind the newest event time.";
     add("lag_seconds", "gauge", lag, &[("", status.lag_us as f64 / 1e6)]);
     let bytes = [("{log=\"input\"}", log[0].bytes as f64), ("{log=\"cuts\"}", log[1].bytes as f64)];
@@ -62,9 +68,9 @@ pub(crate) fn metrics(view: &View) -> String {
         let help = "Seconds since the last snapshot of this run.";
         add("snapshot_age_seconds", "gauge", help, &[("", age)]);
     }
-    add("stalls_total", "counter", "How often writing waited for room.", &count(stalls));
-    add("stalled", "gauge", "Whether writing waits for room.", &count(stalled));
-    let troubles = "Sources and sinks that wait for somebody, as brokers that are away.";
+    add("stalls_total", "counter", "How often a write waited for disk space.", &count(stalls));
+    add("stalled", "gauge", "Whether a write waits for disk space.", &count(stalled));
+    let troubles = "Sources and sinks that can't proceed, for example without their broker.";
     add("troubles", "gauge", troubles, &count(status.troubles.len() as u64));
     text
 }

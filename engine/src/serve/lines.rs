@@ -4,16 +4,16 @@ use std::io::{self, ErrorKind};
 
 use tidemill_env::Connection;
 
-/// Bytes that are read at a time.
+/// The bytes of one read.
 const PIECE: usize = 16 << 10;
 
-/// Reads lines. What a read that timed out has left stays for the next.
+/// A reader of lines. A partial line stays for the next call when a read times out.
 pub(crate) struct Lines {
     connection: Box<dyn Connection>,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that hold no newline.
+    /// The bytes of the buffer that are known to hold no newline.
     seen: usize,
-    /// The longest line.
+    /// The longest line, in bytes.
     max: usize,
 }
 
@@ -22,19 +22,19 @@ impl Lines {
         Lines { connection, buffer: Vec::new(), seen: 0, max }
     }
 
-    /// As [`next`](Lines::next), within so many microseconds; for ever when absent.
+    /// Reads as [`next`](Lines::next), within so many microseconds, or without a limit.
     ///
     /// # Errors
-    /// `TimedOut` when no byte has come.
+    /// `TimedOut` when no byte arrives in time.
     pub(crate) fn next_within(&mut self, timeout_us: Option<u64>) -> io::Result<Option<Vec<u8>>> {
         self.connection.set_read_timeout(timeout_us)?;
         self.next()
     }
 
-    /// The next line, without its newline; `None` at the end.
+    /// Reads the next line, without its newline. Returns `None` at the end.
     ///
     /// # Errors
-    /// `InvalidData` when a line is too long; what the connection says.
+    /// `InvalidData` when a line is too long, and errors of the connection.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             if let Some(at) = self.buffer[self.seen..].iter().position(|b| *b == b'\n') {
@@ -53,7 +53,7 @@ impl Lines {
             }
             let mut piece = [0; PIECE];
             match self.connection.read(&mut piece) {
-                // What has no newline was cut off.
+                // A rest without a newline was cut off, and is dropped.
                 Ok(0) => return Ok(None),
                 Ok(read) => self.buffer.extend_from_slice(&piece[..read]),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}

@@ -1,8 +1,8 @@
-//! Answers on a socket: a thread takes connections in, and each has one of its own.
+//! Answers on a socket. A thread accepts connections, and each connection has a thread of its own.
 //!
-//! Nobody who comes may stop the engine or make it hold unbounded memory: connections, requests and
-//! what is held for a reader are bounded, waiting has limits, and a panic in an answer ends that
-//! answer. `docs/running.md` is the protocol.
+//! No client can stop the engine or make it use unbounded memory. Connections, requests and the
+//! memory for a reader are bounded, waits have limits, and a panic ends only its own answer.
+//! `docs/internals/protocol.md` describes the protocol.
 
 mod answer;
 mod backup;
@@ -40,17 +40,17 @@ pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
 pub(crate) use tail::ring;
 
-/// Connections at a time.
+/// The most connections at a time.
 const CONNECTIONS_MAX: usize = 32;
-/// How long answers under way are given at the end.
+/// The time for answers under way when the engine ends.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long somebody who asked for lines may take none of them, in microseconds.
+/// The time after which a client that reads no lines is disconnected, in microseconds.
 const WRITE_US: u64 = 10_000_000;
 
-/// What serves one connection. It ends when the connection does, or soon after `stopping`.
+/// Serves one connection. It ends with the connection, or soon after `stopping`.
 type Serve = Arc<dyn Fn(Box<dyn Connection>, &AtomicBool) + Send + Sync>;
 
-/// Answers while an engine with a data directory runs.
+/// The request server of an engine with a data directory.
 pub(crate) struct Server {
     doors: Vec<Door>,
 }
@@ -78,10 +78,10 @@ struct Open {
 }
 
 impl Server {
-    /// Begins to answer, when there is a data directory.
+    /// Starts the request server, if there is a data directory.
     ///
     /// # Errors
-    /// When the address can't be had.
+    /// When the address is not available.
     pub(crate) fn start(view: &Arc<View>) -> Result<Server> {
         let mut doors = Vec::new();
         if let Some((site, _)) = &view.site {
@@ -95,7 +95,7 @@ impl Server {
         Ok(Server { doors })
     }
 
-    /// Ends all answers, and waits for that.
+    /// Ends all answers, and waits until they have ended.
     pub(crate) fn stop(self) {
         self.doors.into_iter().for_each(Door::close);
     }
@@ -126,12 +126,12 @@ impl Door {
         self.sessions.stopping.store(true, Ordering::Release);
         self.view.shared.ring_come.notify_all();
         self.listener.close();
-        // Its end has no news: what it would say, nobody asks.
+        // The thread's result does not matter.
         let _ = self.thread.join();
-        // The name is free before anybody may start anew.
+        // The address must be free before the next start.
         drop(self.listener);
         let mut open = self.sessions.open.lock();
-        // Who has asked for nothing need not be waited for.
+        // Connections without a request are ended at once.
         open.connections.values().for_each(|c| drop(c.shutdown(Shutdown::Read)));
         while !open.connections.is_empty() {
             if self.sessions.ended.wait_for(&mut open, GRACE).timed_out() {
@@ -147,7 +147,7 @@ impl Sessions {
             match listener.accept() {
                 Ok((connection, _)) => self.begin(connection, view, serve),
                 Err(e) if e.kind() == std::io::ErrorKind::NotConnected => return,
-                // No file handle is free: somebody will have closed one soon.
+                // No file handle is free. One is likely to become free soon.
                 Err(_) => view.env.clock.sleep_us(10_000),
             }
             if self.stopping.load(Ordering::Acquire) {
@@ -168,7 +168,7 @@ impl Sessions {
         }
         let mut open = self.open.lock();
         if open.connections.len() >= CONNECTIONS_MAX {
-            // Closed without a word: to say one may mean to wait.
+            // It is closed without a message, because sending one could block.
             return;
         }
         let number = open.next;
@@ -178,7 +178,7 @@ impl Sessions {
         let (sessions, serve) = (self.clone(), serve.clone());
         let body = move || {
             let answer = || serve(connection, &sessions.stopping);
-            // What an answer dies of concerns nobody else.
+            // A panic of one answer does not affect the others.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
             sessions.end(number);
         };

@@ -16,11 +16,11 @@ use super::{Answer, Fields, Reply};
 use crate::past::{Moment, Past};
 use crate::shared::State;
 
-/// Rows when nobody says how many, and the most.
+/// The rows of an answer by default, and the most.
 const LIMIT: usize = 1000;
 const LIMIT_MAX: usize = 100_000;
 
-/// A query as it was asked.
+/// A query as it was requested.
 pub(crate) struct Query {
     table: String,
     key: Option<Box<RawValue>>,
@@ -29,7 +29,7 @@ pub(crate) struct Query {
     pub(crate) as_of: Option<Moment>,
 }
 
-/// A query of a program's table.
+/// A query, resolved for a table of the program.
 pub(crate) struct Plan {
     index: usize,
     spec: TableSpec,
@@ -38,13 +38,13 @@ pub(crate) struct Plan {
     limit: usize,
 }
 
-/// What was found.
+/// The found rows.
 pub(crate) struct Rows {
     rows: Vec<Row>,
     more: bool,
     as_of: u64,
     clock_us: i64,
-    /// Recorded cuts that it does not have.
+    /// The recorded cuts that the rows do not include.
     behind: u64,
 }
 
@@ -79,7 +79,7 @@ impl Query {
     }
 }
 
-/// An epoch, or a time.
+/// Parses an epoch or a time.
 fn moment(raw: &str) -> Result<Moment> {
     if let Ok(epoch) = raw.parse() {
         return Ok(Moment::Epoch(epoch));
@@ -92,7 +92,7 @@ fn moment(raw: &str) -> Result<Moment> {
     }
 }
 
-/// A value for each key column.
+/// Parses a value for each key column.
 fn key(spec: &TableSpec, raw: &RawValue) -> Result<Vec<Value>> {
     let parts: Vec<&RawValue> = match spec.key.len() {
         1 if !raw.get().starts_with('[') => vec![raw],
@@ -115,7 +115,7 @@ fn key(spec: &TableSpec, raw: &RawValue) -> Result<Vec<Value>> {
     parts.iter().zip(columns).map(value).collect()
 }
 
-/// What a schema looks like in a head.
+/// Describes a schema in the head of an answer.
 pub(crate) fn columns(schema: &Schema) -> serde_json::Value {
     let column = |c: &Column| json!({"name": c.name, "type": c.ty.to_string()});
     schema.columns.iter().map(column).collect()
@@ -132,16 +132,16 @@ impl Plan {
         reply.line(&json!({"table": self.spec.name, "columns": columns(schema), "key": key}))
     }
 
-    /// Looks in tables of an earlier time.
+    /// Finds the rows in tables of an earlier time.
     pub(crate) fn past(&self, past: &Past) -> Rows {
         let table = past.tables[self.index].newest();
         self.select(&table, past.epoch, past.clock_us, past.behind)
     }
 
-    /// Looks in the engine's tables, as the last epoch left them that has left the engine.
+    /// Finds the rows in the engine's tables, as of the last epoch that has left the engine.
     ///
     /// # Errors
-    /// When it is another one.
+    /// When `epoch` is a different one.
     pub(crate) fn present(&self, state: &State, epoch: u64) -> Result<Rows> {
         let at = state.as_of(epoch);
         let table = state.tables[self.index].as_of(at.seq)?;

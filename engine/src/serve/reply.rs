@@ -5,16 +5,16 @@ use std::io;
 use serde_json::{json, Value};
 use tidemill_core::Error;
 
-/// Why an answer ends before its end.
+/// The reason why an answer ends early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// Who asked has gone, or takes nothing.
+    /// The client has gone, or reads nothing.
     Gone,
-    /// Something is wrong, and what else is to be said of it.
+    /// An error, and further fields of the answer.
     Failed(Error, Value),
 }
 
-/// What an answer comes to.
+/// The result of an answer.
 pub(crate) type Answer = Result<(), Stop>;
 
 impl From<Error> for Stop {
@@ -29,13 +29,13 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// Where the lines of a reply go.
+/// The target of the lines of a reply.
 pub(crate) struct Reply<'a> {
     /// Takes bytes that end with a newline.
     put: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
     /// `running` or `stopped`.
     pub(crate) engine: &'static str,
-    /// A line has been put since the last request.
+    /// Whether a line has been written since the last request.
     pub(crate) has_begun: bool,
 }
 
@@ -47,26 +47,26 @@ impl Reply<'_> {
         Reply { put, engine, has_begun: false }
     }
 
-    /// A line that is JSON already, without its newline.
+    /// Writes a line of JSON, given without its newline.
     pub(crate) fn raw(&mut self, mut line: Vec<u8>) -> Answer {
         line.push(b'\n');
         self.has_begun = true;
         Ok((self.put)(&line)?)
     }
 
-    /// A line.
+    /// Writes a line.
     pub(crate) fn line(&mut self, value: &Value) -> Answer {
         self.raw(value.to_string().into_bytes())
     }
 
-    /// The last line; `fields` is an object.
+    /// Writes the last line; `fields` is an object.
     pub(crate) fn end(&mut self, mut fields: Value) -> Answer {
         fields["engine"] = json!(self.engine);
         fields["end"] = json!(true);
         self.line(&fields)
     }
 
-    /// Says what has ended an answer. An error when nobody hears it.
+    /// Reports the error that has ended an answer. Returns an error when the client is gone.
     pub(crate) fn close(&mut self, answer: Answer) -> io::Result<()> {
         match answer {
             Ok(()) => Ok(()),

@@ -1,4 +1,4 @@
-//! Where a run is, and what it is.
+//! The status and the description of a run.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::requests::shown;
 use crate::rings::Rings;
 use crate::view::View;
 
-/// What `status` says of a running engine.
+/// Returns the `status` of a running engine.
 pub(super) fn running(view: &View) -> Value {
     let executed = view.shared.state.lock().epoch();
     let (error, ended) = (view.shared.error(), view.shared.is_over());
@@ -42,7 +42,7 @@ pub(super) fn running(view: &View) -> Value {
     said
 }
 
-/// What `inspect` says of a running engine.
+/// Returns the `inspect` of a running engine.
 pub(super) fn inspect(view: &View) -> Result<Value> {
     let mut said = describe(&view.program, &view.decls, &[])?;
     let state = view.shared.state.lock();
@@ -58,7 +58,7 @@ pub(super) fn inspect(view: &View) -> Result<Value> {
     Ok(said)
 }
 
-/// Adds what a program holds to what it is.
+/// Adds the numbers of rows to a program's description.
 pub(crate) fn add(
     said: &mut Value,
     program: &tidemill_txn::program::Program,

@@ -13,9 +13,9 @@ use super::{Answer, Fields, Reply, Stop};
 use crate::rings::{Ring, Rings};
 use crate::view::View;
 
-/// Rows that are taken at a time.
+/// The rows that are taken at a time.
 const ROWS: usize = 256;
-/// After so long without an event comes a sign of life.
+/// The time without an event after which a heartbeat is sent.
 const LIFE: Duration = Duration::from_secs(1);
 
 pub(super) struct Tail {
@@ -24,14 +24,16 @@ pub(super) struct Tail {
     follow: bool,
 }
 
-/// A stream whose rows are kept.
+/// Finds the retained rows of a stream.
 pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
     rings.by_name.get(stream).ok_or_else(|| {
         let names = || rings.by_name.keys().map(String::as_str);
-        let error = Error::setting(format!("stream {stream} is none whose events are kept"));
+        let error = Error::setting(format!("no events of stream {stream} are retained"));
         match nearest(stream, names()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help(format!("there are {}", names().collect::<Vec<_>>().join(", "))),
+            None => {
+                error.help(format!("such streams are {}", names().collect::<Vec<_>>().join(", ")))
+            }
         }
     })
 }
@@ -59,10 +61,14 @@ impl Tail {
             let from = self.from.unwrap_or(next);
             if from < first || from > next {
                 let error = match from < first {
-                    true => Error::input(format!("row {from} of {} is gone", self.stream)),
-                    false => Error::input(format!("row {from} of {} has not come", self.stream)),
+                    true => {
+                        Error::input(format!("row {from} of {} is no longer retained", self.stream))
+                    }
+                    false => {
+                        Error::input(format!("row {from} of {} does not exist yet", self.stream))
+                    }
                 };
-                let help = format!("rows from {first} up to {next} are there");
+                let help = format!("rows from {first} up to {next} are retained");
                 return Err(Stop::Failed(error.help(help), json!({"first": first, "next": next})));
             }
             (ring.schema.clone(), from)
@@ -70,12 +76,12 @@ impl Tail {
         let head = json!({"stream": self.stream, "columns": columns(&schema), "from": at});
         reply.line(&head)?;
         loop {
-            // Looked at first: what comes before the end is there then.
+            // This is read first, so all rows before the end are visible below.
             let is_over = stopping.load(Ordering::Acquire) || shared.is_over();
             let mut rings = shared.rings.lock();
             let ring = ring(&rings, &self.stream)?;
             if at < ring.first() {
-                let what = format!("rows from {at} on went before they were read");
+                let what = format!("rows from {at} on were dropped before they were read");
                 let error = Error::resource(what)
                     .help("read faster, follow fewer events, or raise tail_rows and tail_bytes");
                 let fields = json!({"next": at, "first": ring.first()});

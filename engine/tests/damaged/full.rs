@@ -1,15 +1,16 @@
-//! A start on a full disk: it starts, says why it waits, is asked, and goes on when there is room.
+//! A start on a full disk. It starts, reports why it waits, answers queries, and continues when
+//! there is space.
 
 use super::*;
 
-/// The world with the real clock: who waits for room sleeps.
+/// The environment with the real clock, because a writer that waits for space sleeps.
 fn waking(sim: &SimEnv) -> Env {
     Env { clock: clock(), ..sim.env() }
 }
 
 #[test]
 fn a_start_on_a_full_disk_waits_for_room() {
-    // After a stop, and after a crash, with nothing and with something to make again.
+    // After a stop and after a crash, with nothing and with something to replay.
     for (stopped, rows) in [(true, 3), (false, 3), (true, 0)] {
         let sim = SimEnv::new(1);
         let mill = start(&sim, settings()).unwrap();
@@ -20,7 +21,7 @@ fn a_start_on_a_full_disk_waits_for_room() {
         let sim = copy(&sim);
         sim.disk.set_capacity(Some(sim.disk.used()));
         let env = waking(&sim);
-        // The log has made no room ahead that would do.
+        // The log's reserved space is too small.
         let source = SourceDecl::pushed("numbers");
         let mill = Mill::start(spec(source, settings()), env.clone()).unwrap();
         soon("the recovery", || !mill.status().recovering);
@@ -41,8 +42,8 @@ fn a_start_on_a_full_disk_waits_for_room() {
     }
 }
 
-/// Some file systems have no room even for bytes that are there already. What was read is then not acted upon
-/// before it is known to be stored.
+/// Some file systems have no space even for rewriting existing bytes. Then rows that were read
+/// count only after they are known to be stored.
 #[test]
 fn what_is_not_known_to_be_stored_is_waited_for() {
     let sim = SimEnv::new(1);
@@ -61,7 +62,7 @@ fn what_is_not_known_to_be_stored_is_waited_for() {
     mill.stop().unwrap();
 }
 
-/// Who asks for the end while nothing waits to be written is not told of the disk.
+/// A stop while no write waits does not report the disk.
 #[test]
 fn a_stop_on_a_full_disk_ends() {
     let sim = SimEnv::new(1);
@@ -72,7 +73,7 @@ fn a_stop_on_a_full_disk_ends() {
     let source = SourceDecl::pushed("numbers");
     let mill = Mill::start(spec(source, settings()), waking(&sim)).unwrap();
     soon("the recovery", || !mill.status().recovering);
-    // Whether the last snapshot has room or not, it ends, and the next start has everything.
+    // It ends whether the last snapshot has space or not, and the next start has everything.
     let _ = mill.stop();
     sim.disk.set_capacity(None);
     let mill = start(&sim, settings()).unwrap();

@@ -1,8 +1,9 @@
-//! One process at a time: whoever comes second is refused before anything is touched, and the first goes on.
+//! One process at a time. The second one is refused before anything is changed, and the first
+//! continues.
 
 use super::*;
 
-/// Somebody takes the lock's file for a stale one.
+/// A user removes the lock's file as a stale one.
 #[test]
 fn a_directory_is_held_without_its_file() {
     let sim = SimEnv::new(1);
@@ -24,7 +25,7 @@ fn a_directory_is_held_without_its_file() {
     mill.stop().unwrap();
 }
 
-/// An earlier version holds nothing once its file is gone, but answers.
+/// An earlier version holds no lock once its file is gone, but answers.
 #[test]
 fn a_directory_whose_engine_answers_is_taken() {
     let sim = SimEnv::new(1);
@@ -42,7 +43,7 @@ fn a_directory_whose_engine_answers_is_taken() {
     start(&sim, settings()).unwrap().stop().unwrap();
 }
 
-/// A backup is not written, and none is brought back, where somebody is about to run.
+/// A backup is neither written nor restored where a process is about to run.
 #[test]
 fn no_copy_is_made_where_somebody_is() {
     let sim = SimEnv::new(1);

@@ -1,5 +1,5 @@
-//! Inputs that have less than recorded cuts took of them: refused by name, and not waited for. What may still
-//! come is waited for with a reason, until somebody asks for the end.
+//! Inputs with fewer rows than recorded cuts have. They are refused by name, and not awaited. Rows
+//! that may still arrive are awaited, with a report, until a stop is requested.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn open(sim: &SimEnv, path: &str, follow: bool) -> Result<Mill, Error> {
     Mill::start(spec(reads(path, follow), settings), sim.env())
 }
 
-/// Lets a machine's clock go on while something is waited for.
+/// Advances the clock while the test waits.
 fn while_time_passes(sim: &SimEnv, what: &str, mut is_there: impl FnMut() -> bool) {
     soon(what, || {
         sim.clock.advance_us(10_000);
@@ -43,7 +43,7 @@ fn left(path: &str, follow: bool, files: &[(&str, i64)]) -> SimEnv {
         write(&sim, &format!("/in/{name}"), &lines(first..first + rows));
         first += rows;
     }
-    // A run that has come to its end takes a snapshot.
+    // A run that has ended takes a snapshot.
     let stall = sim.disk.stall_from(tidemill_sim::DiskOp::Write.under("/data/store"), 1);
     let mill = open(&sim, path, follow).unwrap();
     while_time_passes(&sim, "the rows", || mill.status().events == first as u64);
@@ -52,7 +52,7 @@ fn left(path: &str, follow: bool, files: &[(&str, i64)]) -> SimEnv {
     left
 }
 
-/// What becomes of a start: refused, at once or in its recovery.
+/// Checks that a start is refused, at once or in its recovery.
 #[track_caller]
 fn refused(sim: &SimEnv, path: &str, follow: bool, words: &[&str]) {
     let error = match open(sim, path, follow) {
@@ -60,7 +60,7 @@ fn refused(sim: &SimEnv, path: &str, follow: bool, words: &[&str]) {
         Ok(mill) => {
             while_time_passes(sim, "the refusal", || mill.wait(0).is_err());
             let error = mill.wait(0).unwrap_err();
-            assert_eq!(mill.table("seen").unwrap_err(), error, "who asks is told");
+            assert_eq!(mill.table("seen").unwrap_err(), error, "readers get the error");
             assert_eq!(mill.drain().unwrap_err(), error);
             error
         }
@@ -75,7 +75,7 @@ fn a_shorter_file_is_refused() {
         let sim = left("/in/a.jsonl", follow, &[("a.jsonl", 2)]);
         write(&sim, "/in/a.jsonl", &lines(0..1));
         refused(&sim, "/in/a.jsonl", follow, &["a.jsonl", "row 1", "up to 2"]);
-        // As it was it goes on.
+        // With the original file it continues.
         write(&sim, "/in/a.jsonl", &lines(0..3));
         let mill = open(&sim, "/in/a.jsonl", follow).unwrap();
         while_time_passes(&sim, "the rows", || mill.status().events == 3);
@@ -113,7 +113,7 @@ fn a_file_that_has_gone_is_refused() {
     let sim = left("/in/*.jsonl", false, &[("a.jsonl", 2), ("b.jsonl", 3)]);
     sim.disk.remove(Path::new("/in/a.jsonl")).unwrap();
     refused(&sim, "/in/*.jsonl", false, &["2 sources", "1 now: numbers/b.jsonl"]);
-    // A snapshot knows the names.
+    // A snapshot has the names.
     write(&sim, "/in/a.jsonl", &lines(0..2));
     open(&sim, "/in/*.jsonl", false).unwrap().stop().unwrap();
     sim.disk.remove(Path::new("/in/a.jsonl")).unwrap();
@@ -121,16 +121,16 @@ fn a_file_that_has_gone_is_refused() {
         &sim,
         "/in/*.jsonl",
         false,
-        &["files are not those", "there is no more numbers/a.jsonl"],
+        &["files are not those", "there is no longer numbers/a.jsonl"],
     );
 }
 
-/// A recovery that waits says for what, and ends when it is asked to: nothing is lost.
+/// A recovery that waits reports the reason, and a stop ends it. Nothing is lost.
 #[test]
 fn a_recovery_gives_way() {
     let rows = 100_000;
     let sim = left("/in/a.jsonl", false, &[("a.jsonl", rows)]);
-    // Whoever has the file does not answer.
+    // The file system does not answer.
     let stall = sim.disk.stall_from(tidemill_sim::DiskOp::Read.under("/in"), 8);
     let mill = Arc::new(open(&sim, "/in/a.jsonl", false).unwrap());
     while_time_passes(&sim, "the reason", || !mill.status().troubles.is_empty());
@@ -140,7 +140,7 @@ fn a_recovery_gives_way() {
         let mill = mill.clone();
         sim.env().threads.spawn("stop", Box::new(move || drop(mill.stop().unwrap()))).unwrap()
     };
-    // The engine's thread sees it at its next turn.
+    // The engine's thread sees the stop at its next turn.
     clock().sleep_us(300_000);
     stall.release();
     stopping.join().unwrap();

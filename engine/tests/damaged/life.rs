@@ -1,4 +1,4 @@
-//! Trouble with files is told in the log of the engine's life, once each time that it happens.
+//! Problems with files are in the log of the engine's life, once each time that they happen.
 
 use std::io::ErrorKind;
 
@@ -9,7 +9,7 @@ use tidemill_sim::DiskCall;
 use super::logs::blocks;
 use super::*;
 
-/// What was told: the event, and what it says.
+/// The reported events, each with its text.
 #[derive(Default)]
 struct Heard(Mutex<Vec<(String, String)>>);
 
@@ -23,7 +23,7 @@ impl LifeSink for Heard {
 }
 
 impl Heard {
-    /// What was said with events of this kind.
+    /// The texts of events of this kind.
     fn of(&self, event: &str) -> Vec<String> {
         let told = self.0.lock();
         told.iter().filter(|(of, _)| of == event).map(|(_, what)| what.clone()).collect()
@@ -54,7 +54,7 @@ fn damage_that_was_mended_is_told_once() {
         assert!(told.iter().all(|what| what.contains(&*name.display().to_string())), "{told:?}");
         mill.stop().unwrap();
         assert_eq!(heard.of("damage").len(), damaged);
-        // Now it is whole.
+        // The files are whole now.
         let (mill, heard) = listen(sim.env());
         mill.stop().unwrap();
         assert_eq!(heard.of("damage"), [""; 0]);

@@ -1,11 +1,11 @@
-//! Damaged logs: whatever is missing of what was acknowledged is refused by name, before anything is
-//! written; what nobody has answered for may be missing. Nothing hangs.
+//! Damaged logs. Missing acknowledged records are refused by name, before anything is written.
+//! Other records may be missing. Nothing hangs.
 
 use tidemill_sim::DiskOp;
 
 use super::*;
 
-/// Every so many cases are tried; all of them where `TIDEMILL_CASES` asks for many.
+/// The step between tried cases; 1 where `TIDEMILL_CASES` asks for many.
 fn every(sampled: usize) -> usize {
     let cases: Option<usize> = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     if cases.is_some_and(|cases| cases >= 1000) {
@@ -15,16 +15,16 @@ fn every(sampled: usize) -> usize {
     }
 }
 
-/// A directory that somebody has left in the midst of work.
+/// A directory of a run that was interrupted.
 struct Left {
     name: &'static str,
     sim: SimEnv,
-    /// So many rows were acknowledged, and so many sent: 0, 1, 2 and so on.
+    /// The number of acknowledged rows, and of sent ones: 0, 1, 2 and so on.
     acknowledged: u64,
     sent: u64,
 }
 
-/// After some acknowledged rows, in blocks of their own, without any snapshot.
+/// A directory after some acknowledged rows, in blocks of their own, without any snapshot.
 fn acknowledged(blocks: i64) -> Left {
     let sim = SimEnv::new(1);
     let mill = start(&sim, settings()).unwrap();
@@ -33,7 +33,7 @@ fn acknowledged(blocks: i64) -> Left {
     Left { name: "cuts behind", sim: copy(&sim), acknowledged: rows, sent: rows }
 }
 
-/// The same, and then rows that are in the log and in no cut.
+/// The same directory with further rows that are in the log and in no cut.
 fn without_cut() -> Left {
     let sim = SimEnv::new(1);
     let mill = start(&sim, settings()).unwrap();
@@ -46,7 +46,7 @@ fn without_cut() -> Left {
     left
 }
 
-/// A snapshot, and rows behind it.
+/// A directory with a snapshot, and rows after it.
 fn behind_a_snapshot() -> Left {
     let sim = SimEnv::new(1);
     let mill = start(&sim, settings()).unwrap();
@@ -61,7 +61,8 @@ fn all() -> [Left; 3] {
     [acknowledged(4), without_cut(), behind_a_snapshot()]
 }
 
-/// The segments of a log, and in its last one where blocks begin, and the last one ends.
+/// The segments of a log. For the last one, also the begin of each block and the end of the last
+/// block.
 pub(super) fn blocks(sim: &SimEnv, log: &str) -> (Vec<PathBuf>, Vec<u64>) {
     let names: Vec<PathBuf> = (files(&*sim.disk, Path::new(log)).into_iter())
         .map(|(path, _)| path)
@@ -80,15 +81,15 @@ pub(super) fn blocks(sim: &SimEnv, log: &str) -> (Vec<PathBuf>, Vec<u64>) {
     (names, places.into_iter().map(|at| at as u64).collect())
 }
 
-/// What came of all cases.
+/// The outcomes of all cases.
 #[derive(Debug, Default)]
 struct Tally {
     refused: u64,
     whole: u64,
 }
 
-/// Starts on a damaged directory: it is refused, or everything that was acknowledged is there. Checking and
-/// copying find the same.
+/// Starts on a damaged directory. It is refused, or has all acknowledged rows. A check and a copy
+/// find the same.
 fn check(left: &Left, what: &str, damage: impl Fn(&SimDisk), tally: &mut Tally) {
     let sim = copy(&left.sim);
     damage(&sim.disk);
@@ -128,7 +129,7 @@ fn check(left: &Left, what: &str, damage: impl Fn(&SimDisk), tally: &mut Tally) 
     tally.whole += 1;
 }
 
-/// One bit is another one, anywhere in the last three blocks or just behind.
+/// One bit is flipped, anywhere in the last three blocks or just after them.
 #[test]
 fn any_bit_of_the_last_blocks_is_refused_or_does_not_matter() {
     let mut tally = Tally::default();
@@ -148,8 +149,8 @@ fn any_bit_of_the_last_blocks_is_refused_or_does_not_matter() {
     assert!(tally.refused > 0 && tally.whole > 0, "{tally:?}");
 }
 
-/// The last block of the input log has nothing behind it, and what is known of it is in the cuts: damage there
-/// is named with file and place.
+/// Nothing follows the last block of the input log, but the cuts know its size. So damage there is
+/// named with file and place.
 #[test]
 fn damage_of_the_last_block_is_named() {
     let left = acknowledged(2);
@@ -161,7 +162,7 @@ fn damage_of_the_last_block_is_named() {
     words.iter().for_each(|word| assert!(error.what.contains(word), "{error}"));
 }
 
-/// A file that was cut off, at any length; and one that ends with zeros.
+/// A file is cut off at any length, or ends with zeros.
 #[test]
 fn any_length_is_refused_or_does_not_matter() {
     let mut tally = Tally::default();
@@ -189,7 +190,7 @@ fn any_length_is_refused_or_does_not_matter() {
     assert!(tally.refused > 0 && tally.whole > 0, "{tally:?}");
 }
 
-/// A file or a folder that is not there any more, of logs of several segments.
+/// A file or a folder is missing, of logs with several segments.
 #[test]
 fn any_missing_segment_is_refused_or_does_not_matter() {
     let mut tally = Tally::default();
@@ -213,7 +214,7 @@ fn any_missing_segment_is_refused_or_does_not_matter() {
             let mut gone: Vec<Vec<PathBuf>> = all.iter().map(|path| vec![path.clone()]).collect();
             gone.push(segments.clone());
             gone.push(all.clone());
-            // The last one, and what says that there was one: other records need it.
+            // The last segment and the file that names it. Other records need it.
             if log == "/data/input" {
                 gone.push(vec![segments[segments.len() - 1].clone(), dir.join("LAST")]);
             }
@@ -233,8 +234,8 @@ fn any_missing_segment_is_refused_or_does_not_matter() {
     assert!(tally.refused > 20 && tally.whole > 0, "{tally:?}");
 }
 
-/// Where an earlier version has recorded cuts, which do not say how many records they need, their rows say it.
-/// A directory of that version is in `golden`; here its cuts are made from those of today.
+/// Cuts of an earlier version do not have the number of records that they need. Their rows show it.
+/// A directory of that version is in `golden`; here its cuts are made from present ones.
 #[test]
 fn rows_of_the_last_cut_are_needed_whoever_has_recorded_it() {
     let left = acknowledged(3);

@@ -1,5 +1,5 @@
-//! What a start finds that is not as it was left: damaged logs, inputs that are shorter, a full disk, and
-//! somebody else who runs.
+//! Starts on changed directories: damaged logs, shorter inputs, a full disk, and another running
+//! process.
 
 mod full;
 mod held;
@@ -43,7 +43,7 @@ fn settings() -> Settings {
         workers: 1,
         log_segment_bytes: 1 << 16,
         snapshot_us: 1 << 48,
-        // What the simulated clock has written the real one reads.
+        // The real clock continues after the simulated one.
         clock_jump_us_max: 315_576_000_000_000,
         ..Settings::default()
     }
@@ -63,7 +63,7 @@ fn send(mill: &Mill, numbers: std::ops::Range<i64>) {
     mill.send("numbers", Batch::from_rows(schema, rows.iter().map(|r| &r[..]))).unwrap();
 }
 
-/// Sends numbers, and waits until they are safe.
+/// Sends numbers, and waits until they are durable.
 fn send_safe(mill: &Mill, numbers: std::ops::Range<i64>) {
     let end = numbers.end as u64;
     send(mill, numbers);
@@ -81,7 +81,7 @@ fn clock() -> Arc<dyn Clock> {
     Env::real().clock
 }
 
-/// Waits for something that comes soon, or fails: nothing may hang.
+/// Waits for something that happens soon, or fails, because nothing may hang.
 fn soon(what: &str, mut is_there: impl FnMut() -> bool) {
     let clock = clock();
     for _ in 0..60_000 {
@@ -117,7 +117,7 @@ fn asked(env: &Env, request: &Json) -> Json {
     serde_json::from_str(&last).unwrap()
 }
 
-/// An error that says what, where, and what to do.
+/// Checks that an error has the fault, the place and the remedy.
 #[track_caller]
 fn assert_clear(error: &Error, word: &str) {
     assert!(error.kind != Kind::Internal, "{error}");

@@ -7,7 +7,7 @@ use tidemill_core::Schema;
 use tidemill_env::Env;
 use tidemill_txn::reference::InputRow;
 
-/// Writes rows as JSON lines, each in the line of its offset; those between are no rows.
+/// Writes rows as JSON lines, each in the line of its offset. The lines between are not rows.
 pub fn write_file(env: &Env, path: &str, schema: &Schema, rows: &[InputRow]) {
     let (mut text, mut line) = (Vec::new(), 0);
     for row in rows {

@@ -1,9 +1,9 @@
-//! What clients have seen, and the procedures that they have set off.
+//! The observations of clients, and the procedures that they trigger.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// What a procedure does to the lists of the keys that its event names.
+/// The action of a procedure on the lists of the keys that its event names.
 #[derive(Clone, Copy, Debug)]
 pub enum Do {
     /// Appends its number.
@@ -12,7 +12,7 @@ pub enum Do {
     Read(usize),
 }
 
-/// A procedure: what it takes, what it emits into, and what it does.
+/// A procedure: its input stream, its output stream, and its actions.
 pub struct Procedure {
     pub name: &'static str,
     pub takes: &'static str,
@@ -42,15 +42,15 @@ pub const PROCEDURES: [Procedure; 6] = [
     Procedure { name: "end", takes: "begun", emits: None, does: &[Read(2), Append(0)] },
 ];
 
-/// The transactions that they make; one of several procedures is nested.
+/// The transactions that they form. One with several procedures is nested.
 pub const NODES: [&[usize]; 5] = [&[0], &[1], &[2, 3], &[4], &[5]];
 /// The nested one.
 pub const NESTED: usize = 2;
-/// Who precedes whom in a round.
+/// The order of transactions in a round.
 pub const EDGES: [(usize, usize); 3] = [(0, 1), (1, 2), (3, 4)];
-/// The streams that are pushed, and the transactions in a round of each.
+/// The pushed streams, and the transactions in a round of each.
 pub const STREAMS: [(&str, &[usize]); 2] = [("left", &[0, 1, 2]), ("right", &[3, 4])];
-/// Keys that there are.
+/// The number of keys.
 pub const KEYS: u64 = 4;
 
 /// Whether the last procedure of the nested transaction refuses a round.
@@ -63,16 +63,16 @@ pub fn number(procedure: usize, round: i64) -> i64 {
     round * 10 + procedure as i64
 }
 
-/// What a transaction has done to a list.
+/// The action of a transaction on a list.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// It has appended a number.
     Append { key: i64, number: i64 },
-    /// It has seen all of it.
+    /// It has read the whole list.
     Read { key: i64, list: Vec<i64> },
 }
 
-/// Whose turn it was.
+/// The owner of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Who {
     /// A transaction of [`NODES`] in a round.
@@ -85,36 +85,36 @@ pub enum Who {
 #[derive(Clone, Debug)]
 pub struct Transaction {
     pub who: Who,
-    /// When its client has made it, and when it was answered, by a counter that all clients share. The
+    /// When its client made it, and when it was answered, by a counter that all clients share. The
     /// transactions of a round are made with its event, and answered with its acknowledgement.
     pub made: u64,
     pub answered: u64,
-    /// In program order; of one that has aborted, what it would have appended.
+    /// In program order. An aborted one has its intended appends.
     pub ops: Vec<Op>,
     pub committed: bool,
 }
 
-/// Who has had a turn, in the recorded order.
+/// A procedure's or call's turn, in the recorded order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Procedure { procedure: usize, round: i64 },
     Call(i64),
 }
 
-/// All that was seen.
+/// All observations.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub transactions: Vec<Transaction>,
-    /// Those that have committed.
+    /// The committed turns.
     pub schedule: Vec<Turn>,
-    /// The lists in the end.
+    /// The final lists.
     pub lists: BTreeMap<i64, Vec<i64>>,
-    /// Rounds of each of [`STREAMS`].
+    /// The rounds of each of [`STREAMS`].
     pub rounds: [i64; 2],
 }
 
 impl History {
-    /// Fails where there is nothing that could be wrong.
+    /// Fails if the history is too small to have faults.
     pub fn is_worth_checking(&self) {
         let calls = self.transactions.iter().filter(|t| matches!(t.who, Who::Call(_))).count();
         let aborted = self.transactions.iter().filter(|t| !t.committed).count();
@@ -123,8 +123,8 @@ impl History {
         assert!(self.rounds.iter().all(|rounds| *rounds > 10), "{:?}", self.rounds);
     }
 
-    /// Writes what committed, a transaction a line.
-    #[allow(clippy::disallowed_methods)] // For a program that is no part of this one.
+    /// Writes the committed transactions, one a line.
+    #[allow(clippy::disallowed_methods)] // The file is for an external program.
     pub fn write(&self, path: &str) {
         let mut file = std::fs::File::create(path).expect("the folder is there");
         for (id, transaction) in self.transactions.iter().filter(|t| t.committed).enumerate() {

@@ -1,6 +1,6 @@
-//! The load on a running engine: two clients push batches into a stream each, three call, one of them
-//! without waiting, all at the same time. What each transaction has done leaves with it: in a call's
-//! reply, in the one stream that all of them emit into.
+//! The load on a running engine. Two clients push batches into a stream each, and three call, one
+//! of them without waiting, all at the same time. The actions of each transaction leave with it: in
+//! a call's reply, and in the one stream that all of them emit into.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,15 +19,15 @@ use crate::history::{
 };
 use crate::model::{keys, Dice};
 
-/// Events of each stream that is pushed.
+/// The events of each pushed stream.
 const ROUNDS: i64 = 60;
-/// Calls of each client that calls.
+/// The calls of each calling client.
 const CALLS: i64 = 60;
 const CALLERS: i64 = 3;
-/// Who emits into the stream of what was done, where that is a call.
+/// The number of a call among the procedures that emit into the stream of actions.
 const CALL: i64 = -1;
 
-/// Kinds of calls: those that read, those that append, those that append and abort.
+/// The kinds of calls: those that read, those that append, and those that append and abort.
 const APPENDS: i64 = 1;
 const ABORTS: i64 = 2;
 
@@ -51,8 +51,8 @@ fn list(ints: &[i64]) -> Value {
     Value::List(ints.iter().copied().map(Value::Int).collect())
 }
 
-/// Does something to the lists, and notes it: what, the key, then the number, or the list behind its
-/// length.
+/// Acts on the lists, and notes each action: its kind, the key, then the number, or the length and
+/// the list.
 struct Doing<'t> {
     tx: &'t mut dyn Tx,
     noted: Vec<i64>,
@@ -93,7 +93,7 @@ fn ops(noted: &[i64]) -> Vec<Op> {
     ops
 }
 
-/// A procedure at work.
+/// The function of a procedure.
 struct Working {
     procedure: usize,
     emits: Option<StreamId>,
@@ -123,7 +123,7 @@ impl Opaque for Working {
     }
 }
 
-/// A call at work.
+/// The function of a call.
 struct Answering {
     reply: StreamId,
     done: StreamId,
@@ -177,14 +177,14 @@ fn program() -> Program {
     b.emits(ask, &[done, reply]);
     b.nested("nested", NODES[NESTED], &[]);
     let mut program = b.finish().unwrap();
-    // The reply is what the function returns.
+    // The reply is the function's return value.
     program.handlers[ask].output = Some(reply);
     program.streams[reply.index()].origin = Origin::Output(HandlerId(ask as u16));
     program.check().unwrap();
     program
 }
 
-/// All clients' counter.
+/// The counter that all clients share.
 #[derive(Clone, Default)]
 struct Moments(Arc<AtomicU64>);
 
@@ -194,7 +194,7 @@ impl Moments {
     }
 }
 
-/// Rounds of a stream with their keys, and when each was sent and acknowledged.
+/// The rounds of a stream with their keys, and when each was sent and acknowledged.
 type Pushed = Vec<([i64; 3], u64, u64)>;
 /// A call, when it was made and answered, and its reply.
 type Asked = ([i64; 4], u64, u64, Reply);
@@ -215,7 +215,7 @@ fn push(mill: &Mill, moments: &Moments, stream: &str, dice: &mut Dice) -> Pushed
         let rows: Vec<[Value; 4]> = pushed[first..].iter().enumerate().map(row).collect();
         let batch = Batch::from_rows(schema.clone(), rows.iter().map(|row| &row[..]));
         let sent = mill.send(stream, batch).unwrap();
-        // Not each is waited for.
+        // Not every round is awaited.
         if dice.below(2) == 0 || pushed.len() as i64 >= ROUNDS {
             mill.acknowledge(stream, sent).unwrap();
             let answered = moments.next();
@@ -256,7 +256,7 @@ fn call(mill: &Mill, moments: &Moments, caller: i64, dice: &mut Dice) -> Vec<Ask
     told.iter().collect()
 }
 
-/// A history of the engine, on a simulated disk.
+/// Runs the load on the engine, on a simulated disk, and returns the history.
 pub fn run(seed: u64, workers: usize) -> History {
     let sim = SimEnv::new(seed);
     let settings = Settings {
@@ -315,7 +315,7 @@ pub fn run(seed: u64, workers: usize) -> History {
             for node in STREAMS[stream].1 {
                 let of = |procedure: &usize| noted.get(&(*procedure, round)).cloned();
                 let seen: Vec<Option<Vec<Op>>> = NODES[*node].iter().map(of).collect();
-                // Nothing is noted by what has aborted.
+                // An aborted transaction notes nothing.
                 let committed = seen.iter().all(Option::is_some);
                 let would = || {
                     let of = |p: &usize| {
@@ -346,7 +346,7 @@ pub fn run(seed: u64, workers: usize) -> History {
         let (committed, ops) = match reply {
             Reply::Returned(Some(row)) => {
                 let ops = ops(&ints(&row[0]));
-                // What it was told is what was recorded.
+                // The reply equals the recorded actions.
                 assert_eq!(calls_noted.get(&id), Some(&ops), "call {id}");
                 (true, ops)
             }

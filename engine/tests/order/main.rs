@@ -1,20 +1,23 @@
-//! Histories of a mixed load, and what must hold of every one: pushed batches that go through
-//! procedures, a nested transaction among them, and calls made by several clients at the same time.
+//! Histories of a mixed load, and the properties of every history. Pushed batches go through
+//! procedures, one of them nested, while several clients make calls.
 //!
-//! Every key holds a list; a transaction appends numbers that nobody else appends, and reads whole lists.
-//! So each read tells exactly which transactions came before it, and a checker needs not search: it
-//! draws the graph of who must come before whom, and looks for a cycle, as Elle does.
+//! Every key holds a list. A transaction appends unique numbers, and reads whole lists. So each
+//! read shows exactly which transactions came before it, and a checker need not search. It draws
+//! the graph of the necessary orders, and looks for a cycle, as Elle does.
 //!
-//! | file | what it is |
+//! | file | purpose |
 //! | --- | --- |
-//! | `history` | what clients have seen, and the procedures that they have set off |
+//! | `history` | the observations of clients, and the procedures that they trigger |
 //! | `load` | the load on a running engine |
 //! | `model` | the same load in a loop, for histories to spoil |
-//! | `serial` | checks that one serial order explains all that was seen, and respects who was answered before whom was made, each stream's order, and the procedures' (S-Store 2.3, 2.4) |
-//! | `rounds` | checks the recorded schedule of turns: the dataflow order and the stream order constraint (S-Store 2.3) |
-//! | `nested` | checks that a nested transaction is one (S-Store 2.4) |
+//! | `serial` | checks that one serial order explains all observations |
+//! | `rounds` | checks the schedule of turns: dataflow and stream order (S-Store, section 2.3) |
+//! | `nested` | checks that a nested transaction is one (S-Store, section 2.4) |
 //! | `spoiled` | histories that are wrong, each in one way |
-//! | `porcupine` | the same histories before a checker that others have written (`make histories`) |
+//! | `porcupine` | the same histories for an external checker (`make histories`) |
+//!
+//! The serial order also respects real time, the order of each stream, and that of the procedures
+//! (S-Store, sections 2.3 and 2.4).
 
 mod history;
 mod load;
@@ -26,14 +29,14 @@ mod spoiled;
 
 use history::History;
 
-/// Everything that must hold of a history.
+/// Checks all properties of a history.
 fn check(history: &History) -> Result<(), String> {
     serial::check(history)?;
     rounds::check(history)?;
     nested::check(history)
 }
 
-/// How many histories: more when a longer run is asked for.
+/// The number of histories: more when a longer run is requested.
 fn cases(few: u64) -> u64 {
     let asked = std::env::var("TIDEMILL_CASES").ok().and_then(|cases| cases.parse::<u64>().ok());
     asked.map_or(few, |asked| few.max(asked / 200))
@@ -48,7 +51,7 @@ fn what_clients_see_of_the_engine_has_one_serial_order() {
                 panic!("seed {seed}, {workers} workers: {wrong}");
             }
             history.is_worth_checking();
-            // For a checker that others have written: `make histories`.
+            // The file is for an external checker: `make histories`.
             if let Ok(folder) = std::env::var("TIDEMILL_HISTORIES") {
                 history.write(&format!("{folder}/{seed}-{workers}.jsonl"));
             }

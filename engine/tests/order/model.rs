@@ -1,5 +1,5 @@
-//! The load in a loop: rounds and calls one after the other, in an order drawn from a seed. Moments are
-//! drawn so that many overlap, and the real order is always possible.
+//! The load in a loop: rounds and calls one after the other, in an order from a seed. The moments
+//! come from the seed, too. Many overlap, and the real order is always possible.
 
 use crate::history::{
     is_refused, number, Do, History, Op, Transaction, Turn, Who, KEYS, NESTED, NODES, PROCEDURES,
@@ -18,17 +18,17 @@ impl Dice {
     }
 }
 
-/// Three keys that differ.
+/// Three different keys.
 pub fn keys(dice: &mut Dice) -> [i64; 3] {
     let first = dice.below(KEYS);
     let step = 1 + 2 * dice.below(KEYS / 2);
     [0, 1, 2].map(|nth| ((first + nth * step) % KEYS) as i64)
 }
 
-/// How many rounds and calls follow one another.
+/// The number of rounds and calls.
 const STEPS: u64 = 200;
 
-/// A history of that loop.
+/// Runs the loop and returns its history.
 pub fn run(seed: u64) -> History {
     let (mut dice, mut history) = (Dice(seed), History::default());
     for step in 1..=STEPS {

@@ -1,10 +1,10 @@
-//! Checks that a nested transaction is one (S-Store 2.4): nobody has a turn between its procedures, all
-//! of them commit or none does, each sees what those before it have appended and nothing that others
-//! have appended in between, and whoever else looks sees what all of them have appended or nothing.
+//! The check that a nested transaction is one (S-Store, section 2.4). No other turn comes between
+//! its procedures. All of them commit, or none does. Each sees the appends of those before it, and
+//! no appends of others in between. Other transactions see the appends of all of them, or of none.
 
 use crate::history::{number, History, Op, Turn, Who, NESTED, NODES};
 
-/// Says what is wrong.
+/// Checks a history. Returns the fault.
 pub fn check(history: &History) -> Result<(), String> {
     adjacent(history)?;
     for transaction in &history.transactions {
@@ -29,7 +29,7 @@ pub fn check(history: &History) -> Result<(), String> {
     Ok(())
 }
 
-/// The turns of its procedures follow one another.
+/// Checks that the turns of its procedures follow one another.
 fn adjacent(history: &History) -> Result<(), String> {
     let procedures = NODES[NESTED];
     for (place, turn) in history.schedule.iter().enumerate() {
@@ -50,7 +50,7 @@ fn adjacent(history: &History) -> Result<(), String> {
     Ok(())
 }
 
-/// What it sees of a list does not change, but for what it appends itself.
+/// Checks that its view of a list changes only by its own appends.
 fn inside(round: i64, ops: &[Op]) -> Result<(), String> {
     for (at, op) in ops.iter().enumerate() {
         let Op::Read { key, list } = op else { continue };
@@ -74,8 +74,7 @@ fn inside(round: i64, ops: &[Op]) -> Result<(), String> {
     Ok(())
 }
 
-/// What another transaction has seen: all that this one has appended to the lists that it looked at, or
-/// nothing.
+/// Checks that another transaction has seen all of its appends to the lists that it read, or none.
 fn outside(own: &[Op], other: &[Op]) -> Result<(), String> {
     let mut seen = None;
     for op in other {

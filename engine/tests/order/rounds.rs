@@ -1,13 +1,13 @@
-//! Checks the recorded schedule of turns against the two constraints of S-Store 2.3: in each round the
-//! procedures come in a topological order of the graph (dataflow order), and each procedure takes the
-//! rounds of its stream in their order (stream order). Each has each round once. Between turns anything
-//! else may come.
+//! The check of the recorded schedule of turns against the two constraints of S-Store (section
+//! 2.3). In each round the procedures come in a topological order of the graph (dataflow order).
+//! Each procedure takes the rounds of its stream in their order (stream order). Each takes each
+//! round once. Between turns anything else may come.
 
 use std::collections::BTreeMap;
 
 use crate::history::{is_refused, History, Turn, EDGES, NESTED, NODES, PROCEDURES, STREAMS};
 
-/// Says what is wrong.
+/// Checks a history. Returns the fault.
 pub fn check(history: &History) -> Result<(), String> {
     let mut at: BTreeMap<(usize, i64), usize> = BTreeMap::new();
     for (place, turn) in history.schedule.iter().enumerate() {
@@ -52,7 +52,7 @@ fn name(procedure: usize) -> &'static str {
     PROCEDURES[procedure].name
 }
 
-/// Which procedure precedes which, among these transactions: those inside of one, too.
+/// The order of procedures among these transactions, and within each.
 fn edges(nodes: &[usize]) -> impl Iterator<Item = (usize, usize)> + '_ {
     let inside =
         nodes.iter().flat_map(|node| NODES[*node].windows(2)).map(|pair| (pair[0], pair[1]));

@@ -1,17 +1,18 @@
-//! Checks that there is one serial order of all transactions that explains what every one of them has
-//! seen and what is there in the end, in which a call that was answered before another one was made
-//! comes before it, each stream's rounds come in their order, and those who precede others in a round
-//! before these.
+//! The check that one serial order of all transactions explains what each has seen, and the final
+//! lists. It respects three further orders. A call that was answered before another was made comes
+//! first. The rounds of a stream come in their order. Transactions come in the order of a round's
+//! graph.
 //!
-//! The lists in the end tell the order of all appends to a key, so who must come before whom follows:
-//! who appends before another one; who appends what another one sees; who does not see what another one
-//! appends. An order exists if, and only if, these and the orders above have no cycle.
+//! The final lists show the order of all appends to a key. So edges of a graph follow: from each
+//! append to the next one, from an append to a transaction that sees it, and from a transaction to
+//! an append that it does not see. A serial order exists exactly if these and the orders above have
+//! no cycle.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::history::{History, Op, Who, EDGES, NODES};
 
-/// Says what is wrong.
+/// Checks a history. Returns the fault.
 pub fn check(history: &History) -> Result<(), String> {
     let appended = appended(history)?;
     let mut graph = Graph::new(history.transactions.len());
@@ -26,8 +27,8 @@ pub fn check(history: &History) -> Result<(), String> {
                     let own = own.get(key).map_or(&[][..], Vec::as_slice);
                     let before = seen(history, *key, list, own)
                         .map_err(|wrong| format!("{:?} {wrong}", transaction.who))?;
-                    // Whoever appended the last one that it saw comes before it, and whoever appended
-                    // the first one that it did not see comes behind it.
+                    // The transaction with the last append that it saw comes before it. The one
+                    // with the first append that it did not see comes after it.
                     if let Some(last) = before.last() {
                         graph.edge(appended[&(*key, *last)], number);
                     }
@@ -55,8 +56,8 @@ pub fn check(history: &History) -> Result<(), String> {
     }
 }
 
-/// Who has appended what: by key and number. Everything that was committed is there once, and nothing
-/// else is.
+/// Finds the transaction of each append, by key and number. Every committed append must be in the
+/// lists once, and nothing else.
 fn appended(history: &History) -> Result<HashMap<(i64, i64), usize>, String> {
     let mut appended = HashMap::new();
     for (at, transaction) in history.transactions.iter().enumerate().filter(|(_, t)| t.committed) {
@@ -82,8 +83,8 @@ fn appended(history: &History) -> Result<HashMap<(i64, i64), usize>, String> {
     }
 }
 
-/// What a transaction has seen that others have appended, given what it had appended itself: what it saw
-/// is how the list begins, and ends with what it has appended.
+/// Returns the appends of others that a transaction has seen, given its own. Its view is a prefix
+/// of the list, and ends with its own appends.
 fn seen<'l>(
     history: &History,
     key: i64,
@@ -98,7 +99,7 @@ fn seen<'l>(
         .ok_or_else(|| format!("has not seen in {key} what it had appended: {list:?}, {own:?}"))
 }
 
-/// The orders of streams, and those of procedures in a round.
+/// Adds the orders of streams, and those of procedures in a round.
 fn in_streams(history: &History, graph: &mut Graph) {
     let committed = history.transactions.iter().enumerate().filter(|(_, t)| t.committed);
     let mut nodes: BTreeMap<(usize, i64), usize> = BTreeMap::new();
@@ -120,8 +121,9 @@ fn in_streams(history: &History, graph: &mut Graph) {
     }
 }
 
-/// Who was answered before another one was made comes before it. Each moment at which somebody was
-/// answered is a node of the graph, and comes before the later ones: so there are few edges.
+/// Adds the order of real time: a transaction that was answered before another was made comes
+/// before it. Each moment of an answer is a node of the graph, and comes before the later ones. So
+/// there are few edges.
 fn in_real_time(history: &History, graph: &mut Graph) {
     let committed = || history.transactions.iter().enumerate().filter(|(_, t)| t.committed);
     let mut moments: BTreeMap<u64, usize> = BTreeMap::new();
@@ -138,7 +140,7 @@ fn in_real_time(history: &History, graph: &mut Graph) {
     }
 }
 
-/// Who must come before whom.
+/// The edges from transactions to those that must come later.
 struct Graph(Vec<Vec<usize>>);
 
 impl Graph {
@@ -157,7 +159,7 @@ impl Graph {
         }
     }
 
-    /// A cycle, if there is one.
+    /// Returns a cycle, if there is one.
     fn cycle(&self) -> Option<Vec<usize>> {
         let mut before = vec![0usize; self.0.len()];
         self.0.iter().flatten().for_each(|to| before[*to] += 1);
@@ -170,7 +172,7 @@ impl Graph {
                 }
             }
         }
-        // Of what is left each has one before it that is left, too: going back comes to a cycle.
+        // Each remaining node has a remaining predecessor, so a walk back reaches a cycle.
         let mut back = vec![None; before.len()];
         for (from, tos) in self.0.iter().enumerate().filter(|(from, _)| before[*from] > 0) {
             tos.iter().for_each(|to| back[*to] = Some(from));

@@ -1,4 +1,4 @@
-//! Histories that are wrong, each in one way: the checker of the property that is broken must say so.
+//! Histories that are wrong, each in one way. The checker of the broken property must report it.
 
 use crate::history::{number, History, Op, Turn, Who, NESTED, NODES};
 use crate::model;
@@ -6,10 +6,10 @@ use crate::{check, nested, rounds, serial};
 
 const SEEDS: std::ops::Range<u64> = 0..20;
 
-/// A way to spoil a history; whether there was something to spoil.
+/// Spoils a history. Returns whether that was possible.
 type Spoil = fn(&mut History) -> bool;
 
-/// Asserts that a checker says this of histories that are spoiled so, and nothing of those that are not.
+/// Asserts that a checker reports this for spoiled histories, and nothing for the others.
 fn found(checker: fn(&History) -> Result<(), String>, spoil: Spoil, says: &str) {
     let mut spoiled = 0;
     for seed in SEEDS {
@@ -41,7 +41,7 @@ fn read_of_a_call(
 
 #[test]
 fn a_call_that_sees_what_has_long_gone() {
-    // Much longer ago than calls overlap.
+    // The state is much older than calls overlap.
     let spoil: Spoil = |history| match read_of_a_call(history, 12) {
         Some((_, _, list)) => {
             list.truncate(1);
@@ -126,7 +126,7 @@ fn a_call_that_comes_long_after_what_it_does_not_see() {
     found(serial::check, spoil, "must come before the next one");
 }
 
-/// Two transactions each of which does not see what the other one appends, although both read it.
+/// Two transactions do not see each other's appends, although both read the lists.
 #[test]
 fn two_that_do_not_see_each_other() {
     let spoil: Spoil = |history| {
@@ -149,7 +149,7 @@ fn two_that_do_not_see_each_other() {
     found(serial::check, spoil, "Call(9002)");
 }
 
-/// Exchanges the appends of a procedure in two rounds: everywhere, so that nothing else is wrong.
+/// Exchanges the appends of a procedure in two rounds everywhere, so that nothing else is wrong.
 #[test]
 fn a_stream_whose_rounds_come_in_another_order() {
     let spoil: Spoil = |history| {
@@ -161,7 +161,7 @@ fn a_stream_whose_rounds_come_in_another_order() {
         };
         history.lists.values_mut().flatten().for_each(exchange);
         for transaction in &mut history.transactions {
-            // Nor does real time tell.
+            // Real time does not show it either.
             (transaction.made, transaction.answered) = (0, 1 << 40);
             if let Who::Node(1, round @ (3 | 9)) = &mut transaction.who {
                 *round = 12 - *round;
@@ -251,7 +251,7 @@ fn nested_ops(history: &mut History, round: i64) -> Option<&mut Vec<Op>> {
 
 #[test]
 fn a_nested_transaction_that_sees_others_or_not_itself() {
-    // What its second procedure sees of the key that its first one has appended to.
+    // The view of its second procedure of the key that its first one has appended to.
     fn last_seen(history: &mut History) -> Option<&mut Vec<i64>> {
         match nested_ops(history, 5)?.get_mut(2)? {
             Op::Read { list, .. } => Some(list),

@@ -1,4 +1,4 @@
-//! Random programs, asked of every epoch that is kept.
+//! Random programs, queried as of every retained epoch.
 
 use super::inputs::write_file;
 use super::*;
@@ -13,7 +13,8 @@ fn every_kept_epoch_can_be_asked_for() {
     assert!(asked > cases, "{asked}");
 }
 
-/// Against the reference, which is given the first cuts only: how many epochs were compared.
+/// Compares with the reference, which gets the first cuts only. Returns how many epochs were
+/// compared.
 fn check(seed: u64) -> u64 {
     let mut dice = random::Dice(seed);
     let shape = random::Shape {
@@ -39,10 +40,10 @@ fn check(seed: u64) -> u64 {
             write_file(&env, &path, &spec.schema, rows);
         }
         let source = &program.sources[index];
-        let (stream, disorder_us) = (spec.name.to_string(), source.disorder_us);
+        let (stream, out_of_orderness_us) = (spec.name.to_string(), source.out_of_orderness_us);
         sources.push(SourceDecl {
             stream,
-            disorder_us,
+            out_of_orderness_us,
             idle_us: source.idle_us,
             files,
             kafka: None,
@@ -100,8 +101,8 @@ fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], 
             let last = found.last().unwrap();
             if last.get("error").is_some() {
                 let what = last["error"]["what"].as_str().unwrap();
-                let gone =
-                    what.contains("no longer kept") || what.contains("would have to be made again");
+                let gone = what.contains("no longer retained")
+                    || what.contains("would have to be replayed");
                 assert!(
                     gone || what.contains("no snapshot yet"),
                     "seed {seed}, epoch {epoch}: {what}"

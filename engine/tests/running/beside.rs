@@ -1,4 +1,4 @@
-//! Reading goes on beside a slow disk, a full disk, and what has just been acknowledged.
+//! Queries work beside a slow disk and a full one, and see rows that have just been acknowledged.
 
 use super::*;
 use tidemill_engine::App;
@@ -15,8 +15,8 @@ fn soon<T: Send + 'static>(what: &str, act: impl FnOnce() -> T + Send + 'static)
     result.unwrap_or_else(|_| panic!("{what} waits, or has failed"))
 }
 
-/// While a sync takes long, epochs are executed that are not durable: nobody sees them, and nobody
-/// who reads waits for them.
+/// While a sync takes long, epochs are executed that are not durable. They are not visible, and no
+/// reader waits for them.
 #[test]
 fn a_slow_disk_keeps_nobody_from_reading() {
     let sim = SimEnv::new(1);
@@ -56,11 +56,11 @@ fn a_slow_disk_keeps_nobody_from_reading() {
     mill.stop().unwrap();
 }
 
-/// While there is no room to write, everybody may read: what is durable, and nothing else.
+/// On a full disk every reader sees the durable rows, and nothing else.
 #[test]
 fn a_full_disk_keeps_nobody_from_reading() {
     let sim = SimEnv::new(1);
-    // Who waits for room sleeps: that must not move the clock.
+    // A writer that waits for space sleeps. That must not move the clock.
     let real = Env::real().clock;
     let env = Env { clock: real.clone(), ..sim.env() };
     let settings = || Settings { epoch_rows_max: 100, log_segment_bytes: 1 << 16, ..settings() };
@@ -73,7 +73,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
     let mut at = 1;
     for round in 0..2 {
         sim.disk.set_capacity(Some(sim.disk.used()));
-        // Behind the room that the log has made ahead the disk is full.
+        // Beyond the log's reserved space the disk is full.
         let sending = {
             let (mill, first) = (mill.clone(), at);
             beside(move || {
@@ -140,7 +140,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
         let health = soon("health", move || of.health());
         assert!(!health.ready && health.said["stalled"] == true, "{health:?}");
         if round == 0 {
-            // There is room again, and all goes on.
+            // There is space again, and everything continues.
             sim.disk.set_capacity(None);
             sending.join().unwrap();
             mill.drain().unwrap();
@@ -148,7 +148,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
             assert_eq!(mill.row("accounts", &[Value::Int(7)]).unwrap().unwrap()[1], all);
             assert_eq!(status()["state"], "running");
         } else {
-            // The process dies instead. What was shown is there again, also on a full disk.
+            // The process dies instead. Visible rows are there again, also on a full disk.
             sim.disk.kill();
             assert!(mill.stop().is_err());
             sending.join().unwrap();
@@ -167,7 +167,7 @@ fn a_full_disk_keeps_nobody_from_reading() {
     mill.stop().unwrap();
 }
 
-/// Rows that are acknowledged can be seen, by whoever asks.
+/// Acknowledged rows are visible to every reader.
 #[test]
 fn what_is_acknowledged_can_be_seen() {
     let sim = SimEnv::new(1);

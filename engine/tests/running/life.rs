@@ -1,4 +1,4 @@
-//! What an engine tells of itself.
+//! The reports of an engine about itself.
 
 use super::*;
 use tidemill_engine::App;
@@ -117,7 +117,7 @@ fn health_and_metrics() {
     assert!(!mill.health().ready);
 }
 
-/// With real sockets and files, the same.
+/// Real sockets and files give the same answers.
 #[test]
 fn a_real_engine_answers() {
     let dir = tempfile::tempdir().unwrap();
@@ -132,7 +132,7 @@ fn a_real_engine_answers() {
     assert!(follow.nth(1).unwrap().contains("\"row\":0"));
     let running: Vec<String> = ask(&env, &data, &query).collect();
     assert!(running[1].contains("\"balance\":\"1.00\""), "{running:?}");
-    // A copy can be asked for while it runs, and somebody who follows does not keep it from ending.
+    // A copy can be requested while it runs, and a follower does not keep it from ending.
     let to = dir.path().join("copy");
     let copied: Vec<String> =
         ask(&env, &data, &json!({"do": "backup", "to": to}).to_string()).collect();

@@ -1,4 +1,4 @@
-//! Asking an engine that runs, and one that has stopped.
+//! Queries to a running engine, and to a stopped one.
 
 #[path = "../inputs/mod.rs"]
 mod inputs;
@@ -24,7 +24,7 @@ use tidemill_txn::reference::{self, CutAt, InputRow};
 
 const DATA: &str = "/data";
 
-/// Accounts with a balance; what overdraws one is refused.
+/// Accounts with a balance. A payment that overdraws one is refused.
 fn bank(late: Late) -> Program {
     let mut b = Builder::new("bank");
     let balance = Column::new("balance", DataType::Decimal(2)).default(Value::Decimal(0, 2));
@@ -61,7 +61,7 @@ fn app(program: Program, settings: Settings) -> AppSpec {
     AppSpec::new(program, sources, settings)
 }
 
-/// Without snapshots, so that a start makes all cuts again.
+/// Settings without snapshots, so that a start replays all cuts.
 fn log_only() -> Settings {
     Settings { durable: Durable::Log, ..settings() }
 }

@@ -80,7 +80,7 @@ fn an_earlier_time_is_the_last_cut_before_it() {
         let before = json!({"do": "query", "table": "accounts", "as_of": "1999-01-01T00:00:00Z"});
         let lines = lines(&env, &before);
         assert!(lines.last().unwrap()["rows"] == 0 || lines.last().unwrap()["error"].is_object());
-        // The second time when it has stopped, without a snapshot at the end of the run.
+        // The second time the engine has stopped, without a snapshot at the end of the run.
         mill.stop().unwrap();
     }
 }
@@ -119,7 +119,7 @@ fn with_an_opaque_handler_the_past_is_at_snapshots_only() {
     let why = refused(&env, at(json!(snapshot.as_u64().unwrap() + 1)));
     assert!(why.contains("handler double is opaque"), "{why}");
     assert_eq!(rows(&env, json!({"do": "query", "table": "t"}))[0]["v"], 3);
-    // As if it had been killed now: a clean stop takes a snapshot.
+    // The copy is like a killed run, because a clean stop takes a snapshot.
     for (path, bytes) in image(&sim) {
         let path = Path::new("/killed").join(path.strip_prefix("/data/").unwrap());
         env.disk.create_dir_all(path.parent().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Streams that are followed, dead and late rows, backups, and requests that are none.
+//! Followed streams, dead and late rows, backups, and invalid requests.
 
 use super::*;
 
@@ -60,11 +60,11 @@ fn rows_of_before_a_snapshot_can_be_followed() {
             let lines = lines(&env, &request(from));
             lines.iter().filter_map(|l| l["row"].as_u64()).collect::<Vec<u64>>()
         };
-        // What there was before the stop, by the numbers that it had.
+        // The rows from before the stop have the same numbers.
         assert_eq!(tail(first(paid)), (first(paid)..paid).collect::<Vec<_>>());
         if first(paid) > 0 {
             let why = refused(&env, request(first(paid) - 1));
-            assert!(why.contains("is gone"), "{why}");
+            assert!(why.contains("no longer retained"), "{why}");
         }
         while paid < upto {
             paid += 1;
@@ -84,7 +84,7 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
     let mut follow =
         ask(&env, Path::new(DATA), &json!({"do": "tail", "stream": "pay", "from": 0}).to_string());
     assert!(follow.next().unwrap().contains("columns"), "it has begun");
-    // More than a connection holds, so that the engine has to wait for us.
+    // These are more rows than a connection holds, so the engine has to wait for the reader.
     for n in 0..100 {
         let rows: Vec<[i64; 3]> = (0..100).map(|i| [2 + n * 100 + i, 7, 1]).collect();
         pay(&mill, &rows);
@@ -97,7 +97,7 @@ fn who_reads_too_slowly_is_told_where_to_go_on() {
             next = row + 1;
         }
         if next == 10_001 {
-            return; // The scheduler let it read along.
+            return; // The reader kept up by chance.
         }
     }
     assert_eq!(last["next"], next, "{last}");
@@ -161,7 +161,7 @@ fn a_backup_is_a_data_directory() {
     assert!(refused(&env, to("backup")).contains("absolute"));
     pay(&mill, &[[3, 7, 100]]);
     let why = refused(&env, json!({"do": "restore", "from": "/backup"}));
-    assert!(why.contains("runs"), "{why}");
+    assert!(why.contains("is running"), "{why}");
     mill.stop().unwrap();
     let stopped = end(&env, to("/stopped"));
     assert_eq!(stopped["engine"], "stopped");
@@ -181,7 +181,7 @@ fn a_backup_is_a_data_directory() {
             mill.stop().unwrap();
         }
     }
-    // Not one damaged byte is copied back.
+    // No damaged byte is restored.
     let damaged = env.disk.list(Path::new("/backup/store/data")).unwrap().pop().unwrap();
     let mut file = env.disk.open_at(&damaged, 40).unwrap();
     file.write_all(b"x").unwrap();
@@ -222,7 +222,7 @@ fn garbage_stops_nobody() {
     }
     for text in texts {
         let mut connection = connect();
-        // It may have been closed on us.
+        // The engine may have closed the connection.
         let _ = connection.write_all(&text);
         let _ = connection.write_all(b"\n");
         let _ = connection.shutdown(std::net::Shutdown::Write);
@@ -233,7 +233,7 @@ fn garbage_stops_nobody() {
             assert!(line.is_object());
         }
     }
-    // More than there may be, and nobody says anything.
+    // These are more connections than allowed, and none sends anything.
     let idle: Vec<_> = (0..100).map(|_| connect()).collect();
     pay(&mill, &[[1, 7, 100]]);
     drop(idle);

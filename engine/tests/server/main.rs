@@ -1,7 +1,8 @@
-//! The whole engine over topics of a real broker is the reference, bit for bit: random programs over random
-//! messages, while their process is killed now and then. `make test-servers` starts a broker and runs this.
+//! The whole engine over topics of a real broker equals the reference, bit for bit. Random programs
+//! run over random messages, while their process is killed now and then. `make test-servers` starts
+//! a broker and runs this.
 
-#![allow(clippy::disallowed_methods)] // Processes, time and files of the tests themselves.
+#![allow(clippy::disallowed_methods)] // The tests use processes, time and files directly.
 
 #[path = "../../../txn/tests/random/mod.rs"]
 mod random;
@@ -28,24 +29,24 @@ use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 use topics::{make_topics, Writer};
 
-/// What a process that is to be killed is told in its environment: seed, life and folder.
+/// The environment variables of a process to kill: seed, life and folder.
 const TOLD: [&str; 3] = ["TOPICS_SEED", "TOPICS_LIFE", "TOPICS_FOLDER"];
-/// So many cases run at the same time.
+/// The number of cases that run at the same time.
 const AT_ONCE: usize = 4;
-/// Partitions of each topic that is written.
+/// The partitions of each written topic.
 const OUT: usize = 2;
 
-/// A program with what comes to it and how it is run, all of it from one seed, so that several processes have
-/// the same.
+/// A program with its input and settings. All of it comes from one seed, so that several processes
+/// have the same.
 struct Case {
     seed: u64,
     program: Program,
     rows: Vec<Vec<InputRow>>,
-    /// Rows of an epoch are one transaction of Kafka.
+    /// Whether the rows of an epoch are one transaction of Kafka.
     transactions: bool,
-    /// Snapshots are taken all the time, and where cuts fall does not matter.
+    /// Whether snapshots are taken all the time. The cuts do not matter then.
     snapshots: bool,
-    /// Topics that no other run has.
+    /// The prefix of the topics, which no other run uses.
     topics: String,
     folder: PathBuf,
 }
@@ -53,7 +54,7 @@ struct Case {
 impl Case {
     fn new(seed: u64, folder: &Path) -> Case {
         let mut dice = Dice(seed);
-        // Each way of writing with each of the two.
+        // Each way of writing is combined with each of the two kinds of input.
         let (transactions, orderly) = (seed % 2 == 1, seed / 2 % 2 == 1);
         let shape = Shape { plain: dice.chance(50), orderly, histories: true, words: false };
         let program = random::program(&mut dice, shape);
@@ -69,7 +70,7 @@ impl Case {
         Case { seed, program, rows, transactions, snapshots, topics, folder }
     }
 
-    /// One partition for each source, of one topic.
+    /// The input topic, with one partition for each source.
     fn inputs(&self) -> String {
         format!("{}-in", self.topics)
     }
@@ -78,7 +79,7 @@ impl Case {
         format!("{}-out-{stream}", self.topics)
     }
 
-    /// The streams that are written.
+    /// The streams with sinks.
     fn written(&self) -> Vec<usize> {
         let inner = |origin: &Origin| matches!(origin, Origin::Input | Origin::Derived { .. });
         let streams = self.program.streams.iter().enumerate();
@@ -89,7 +90,7 @@ impl Case {
         let mut dice = Dice(self.seed << 16 | life);
         let name = |index: usize| self.program.streams[index].spec.name.to_string();
         let sources = self.program.sources.iter().enumerate().map(|(index, source)| SourceDecl {
-            disorder_us: source.disorder_us,
+            out_of_orderness_us: source.out_of_orderness_us,
             kafka: Some(json!({
                 "topic": self.inputs(), "brokers": brokers(), "partitions": [index],
             })),
@@ -122,7 +123,7 @@ impl Case {
         AppSpec { sinks, ..AppSpec::new(self.program.clone(), sources.collect(), settings) }
     }
 
-    /// What comes, by partition: rows, and messages that can't be read where a row is missing.
+    /// The messages of each partition: rows, and unreadable messages where a row is missing.
     fn messages(&self) -> Vec<Vec<Vec<u8>>> {
         let of = |(rows, source): (&Vec<InputRow>, &SourceSpec)| {
             let schema = &self.program.streams[source.stream.index()].spec.schema;
@@ -138,7 +139,7 @@ impl Case {
         self.rows.iter().zip(&self.program.sources).map(of).collect()
     }
 
-    /// A process of its own, which runs the app until it is killed.
+    /// Starts a process that runs the app until it is killed.
     fn process(&self, life: u64) -> Child {
         let told = [self.seed.to_string(), life.to_string(), self.folder.display().to_string()];
         Command::new(std::env::current_exe().expect("this program"))
@@ -149,7 +150,7 @@ impl Case {
             .expect("a process")
     }
 
-    /// What the reference makes of it.
+    /// Returns the result of the reference.
     fn wanted(&self, mill: &Mill) -> reference::Outcome {
         let cuts: Vec<CutAt> = if self.snapshots {
             let end = |rows: &Vec<InputRow>| rows.last().map_or(0, |row| row.offset + 1);
@@ -158,7 +159,7 @@ impl Case {
             vec![CutAt { offsets, clock_us: 0, idle, ended: Vec::new(), ..Default::default() }]
         } else {
             let cuts = mill.cuts();
-            // Without a snapshot the last life repeats all that those before it have recorded.
+            // Without a snapshot the last life repeats all recorded epochs of earlier lives.
             let epochs: Vec<u64> = cuts.iter().map(|cut| cut.epoch).collect();
             assert_eq!(epochs, (1..=cuts.len() as u64).collect::<Vec<_>>(), "{}", self.topics);
             cuts.into_iter().map(random::cut_at).collect()
@@ -180,7 +181,7 @@ impl Case {
             let rows: Vec<&Row> = rows.into_iter().flatten().map(|(_, row)| row).collect();
             let rows = Batch::from_rows(stream.schema.clone(), rows.iter().map(|row| &row[..]));
             let values = MessageValues::new(&stream.schema, MessageFormat::Json, &[]).unwrap();
-            // Rows without a key go around, and have their numbers.
+            // Rows without a key go to the partitions in turn, by their numbers.
             let mut expected = vec![Vec::new(); OUT];
             for n in 0..rows.len() {
                 let mut text = Vec::new();
@@ -203,7 +204,7 @@ impl Case {
     }
 }
 
-/// Sends messages in small pieces, some of them again and again in transactions that are aborted.
+/// Sends messages in small pieces, some of them repeatedly in transactions that are aborted.
 fn send(inputs: &str, messages: &[Vec<Vec<u8>>], seed: u64, in_transactions: bool) {
     let mut dice = Dice(seed);
     let writer = Writer::new(in_transactions.then_some(inputs));
@@ -233,7 +234,7 @@ fn check(seed: u64) -> u64 {
     let kills = 1 + dice.below(2);
     for life in 0..kills {
         let mut process = case.process(life);
-        // Before it has begun, while it recovers, or in the midst of what comes.
+        // The kill comes before the start, during the recovery, or during the input.
         std::thread::sleep(Duration::from_millis(dice.below(1_200)));
         if let Some(status) = process.try_wait().expect("its status") {
             let said = std::fs::read_to_string(folder.path().join(format!("{life}.log")));
@@ -275,7 +276,7 @@ fn server_any_program_over_topics_is_the_reference() {
         }
         kills.fetch_add(check(seed), Ordering::Relaxed);
     };
-    // They wait most of the time.
+    // The threads wait most of the time.
     std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(run))));
     println!("{cases} programs, killed {} times", kills.into_inner());
 }

@@ -1,4 +1,4 @@
-//! Topics that are made, filled and read by somebody else than the engine.
+//! Topics that are created, filled and read without the engine.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::read::{config, LONG};
 
-/// Makes topics with so many partitions each.
+/// Creates topics with so many partitions each.
 pub fn make_topics(names: &[(String, usize)]) {
     let new = names.iter().map(|(name, partitions)| {
         NewTopic::new(name, *partitions as i32, TopicReplication::Fixed(1))
@@ -20,7 +20,7 @@ pub fn make_topics(names: &[(String, usize)]) {
     for made in futures_executor::block_on(made).unwrap() {
         made.unwrap();
     }
-    // They have no leaders yet, and an app that starts now is told so.
+    // New topics have no leaders yet, and an app that starts now would get an error.
     let consumer: BaseConsumer = config().create().unwrap();
     let begun = Instant::now();
     for (name, partitions) in names {
@@ -34,14 +34,14 @@ pub fn make_topics(names: &[(String, usize)]) {
     }
 }
 
-/// Whoever else writes.
+/// Writes messages.
 pub struct Writer {
     producer: BaseProducer,
     in_transactions: bool,
 }
 
 impl Writer {
-    /// One whose messages are in transactions of this id, or in none.
+    /// Creates a writer whose messages are in transactions of this id, or in none.
     pub fn new(id: Option<&str>) -> Writer {
         let mut config = config();
         id.into_iter().for_each(|id| {
@@ -54,7 +54,7 @@ impl Writer {
         Writer { producer, in_transactions: id.is_some() }
     }
 
-    /// Sends messages to a partition, together; whether they are to count.
+    /// Sends messages to a partition together. `counts` says whether their transaction commits.
     pub fn send(&self, topic: &str, partition: usize, messages: &[Vec<u8>], counts: bool) {
         assert!(self.in_transactions || counts);
         if self.in_transactions {

@@ -1,22 +1,22 @@
-//! Random programs, upgraded in the midst of their events.
+//! Random programs, upgraded during their input.
 
 use super::inputs::write_file;
 use super::*;
 
-/// Random programs, stopped somewhere and upgraded to the same with other names and more columns: as
-/// if the new one had run from the beginning.
+/// Random programs are stopped somewhere, and upgraded to the same program with other names and
+/// more columns. The results are as if the new one had run from the beginning.
 #[test]
 fn an_upgraded_run_is_that_of_the_reference() {
     let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
-    let mut parked = 0;
+    let mut buffered = 0;
     for seed in 0..cases {
-        parked += u64::from(upgraded_in_the_midst(seed));
+        buffered += u64::from(upgraded_in_the_midst(seed));
     }
-    println!("in {parked} of {cases} runs events waited");
-    assert!(parked > 0);
+    println!("in {buffered} of {cases} runs events waited");
+    assert!(buffered > 0);
 }
 
-/// Whether events waited for their watermark at the upgrade.
+/// Runs a case. Returns whether events waited for their watermark at the upgrade.
 fn upgraded_in_the_midst(seed: u64) -> bool {
     let mut dice = random::Dice(seed);
     let shape = random::Shape {
@@ -37,7 +37,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
     }
     let spec = |program: &Program, settings: Settings| {
         let sources = program.sources.iter().enumerate().map(|(index, source)| SourceDecl {
-            disorder_us: source.disorder_us,
+            out_of_orderness_us: source.out_of_orderness_us,
             files: Some(json!({"path": format!("/in/{index}.jsonl")})),
             ..SourceDecl::pushed(&program.streams[source.stream.index()].spec.name)
         });
@@ -59,7 +59,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
         }
     }
     mill.stop().unwrap();
-    let waited = mill.status().parked > 0;
+    let waited = mill.status().buffered > 0;
     let mut cuts = mill.cuts();
     let upgrade =
         Settings { upgrade: Upgrade::Lossless, renames: renames.clone(), ..settings(&mut dice) };
@@ -100,7 +100,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
         hash.take(&Batch::from_rows(schema, wanted.iter().map(|(_, row)| &row[..])));
         hashes.insert(&**name, hash);
     }
-    // Why something was refused has the names of tables in it.
+    // Reasons of refusals contain names of tables.
     if renames.is_empty() {
         let hash = streams_hash(hashes);
         assert_eq!(format!("{hash:032x}"), summary.output_hash, "seed {seed}");
@@ -108,12 +108,12 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
     waited
 }
 
-/// The same program with other names of tables and columns, more columns and more tables, and more
-/// versions of their rows.
+/// The same program with other names of tables and columns, more columns, more tables, and longer
+/// histories.
 fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String, String>) {
     let (mut new, mut renames) = (old.clone(), BTreeMap::new());
     let is_opaque = !old.opaques.is_empty();
-    // What the engine keeps is not the program's to change.
+    // The engine's own tables are not changed.
     for table in new.tables.iter_mut().filter(|table| table.keeps.is_none()) {
         let before = table.name.to_string();
         if dice.chance(40) {
@@ -128,7 +128,7 @@ fn changed(dice: &mut random::Dice, old: &Program) -> (Program, BTreeMap<String,
                 column.name = new.into();
             }
         }
-        // A function that writes whole rows knows how many columns a table has.
+        // A function that writes whole rows depends on the columns of a table.
         if !is_opaque {
             if dice.chance(60) {
                 columns.push(int("added").default(Value::Int(4)));

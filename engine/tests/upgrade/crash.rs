@@ -1,8 +1,8 @@
-//! Crashes and disks that fail, in the midst of an upgrade and after it.
+//! Crashes and failing disks, during an upgrade and after it.
 
 use super::*;
 
-/// Wherever the machine stops, there is the old program's directory or the new one's.
+/// After a crash at any point, the directory belongs to the old program or the new one.
 #[test]
 fn a_crash_leaves_the_old_or_the_new() {
     let sim = SimEnv::new(1);
@@ -46,8 +46,8 @@ fn a_crash_leaves_the_old_or_the_new() {
     assert!(old > 10 && upgraded > 10, "{old}, {upgraded}");
 }
 
-/// The same with events that wait and files that are written: whoever sends goes on behind what is known,
-/// and in the end everything is there once.
+/// A crash with buffered events and output files. The sender continues after the known rows, and
+/// in the end everything is there once.
 #[test]
 fn a_crash_in_an_upgraded_run_loses_and_repeats_nothing() {
     let sinks = |names: &[&str]| -> Vec<SinkDecl> {
@@ -112,7 +112,8 @@ fn a_crash_in_an_upgraded_run_loses_and_repeats_nothing() {
     println!("{images} images");
 }
 
-/// A disk that fails in the midst: the start fails, and the next one finds the old or the new.
+/// The disk fails during the upgrade. The start fails, and the next one finds the old program or
+/// the new one.
 #[test]
 fn a_disk_that_fails_leaves_the_old_or_the_new() {
     use std::io::ErrorKind;

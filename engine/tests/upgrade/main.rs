@@ -1,5 +1,5 @@
-//! From one version of a program to another: what is different, what becomes of the rows and of all
-//! that waits, what is refused, and what a crash in the midst leaves.
+//! Upgrades from one version of a program to another: the differences, the rows and buffered
+//! events, refusals, and crashes during an upgrade.
 
 #[path = "../inputs/mod.rs"]
 mod inputs;
@@ -68,7 +68,7 @@ fn app(program: Program, sources: &[&str], settings: Settings) -> AppSpec {
     AppSpec::new(program, sources, settings)
 }
 
-/// A table, and a stream whose events become its rows as far as columns have one name.
+/// A table, and a stream whose events become its rows, by the columns with equal names.
 #[derive(Clone)]
 struct Sketch {
     table: &'static str,
@@ -82,7 +82,7 @@ impl Sketch {
         Sketch { table: "t", key: key.to_vec(), events: columns.clone(), columns }
     }
 
-    /// Another table, and the same events.
+    /// The same events with other columns of the table.
     fn with(&self, columns: Vec<Column>) -> Sketch {
         Sketch { columns, ..self.clone() }
     }
@@ -109,7 +109,7 @@ impl Sketch {
         };
         let needs = |c: &Column| !c.nullable && c.default.is_none();
         if !has_key || rest.clone().any(|c| needs(c) && !fits(&c)) {
-            // Such events are passed over.
+            // Such events are ignored.
             h.done();
             return;
         }
@@ -133,7 +133,7 @@ impl Sketch {
         Batch::from_rows(schema, rows.iter().map(|r| &r[..]))
     }
 
-    /// A directory with these rows, of an engine that was stopped.
+    /// Creates a directory with these rows, of a stopped engine.
     fn written(&self, sim: &SimEnv, rows: &[Vec<Value>]) {
         let mill = self.start(sim, settings()).unwrap();
         mill.send("put", self.batch(rows)).unwrap();
@@ -142,7 +142,7 @@ impl Sketch {
         mill.stop().unwrap();
     }
 
-    /// What the hash of all tables is when nothing but these rows has ever been there.
+    /// The hash of all tables with only these rows.
     fn hash(&self, rows: &[Vec<Value>]) -> String {
         let fresh = Sketch { events: self.columns.clone(), ..self.clone() };
         let mill = fresh
@@ -188,8 +188,8 @@ fn lines(diff: &Json) -> Vec<String> {
     diff["changes"].as_array().unwrap().iter().map(line).collect()
 }
 
-/// Upgrades what `old` has written with `before`, and finds `after`, as diff and hash say, also after
-/// one more start.
+/// Upgrades the data of `old` with the rows `before`, and finds `after`. Checks the diff and the
+/// hash, also after one more start.
 #[track_caller]
 fn becomes(
     old: &Sketch,
@@ -210,7 +210,7 @@ fn becomes(
     assert_eq!(mill.sent("put").unwrap(), before.len() as u64);
     mill.stop().unwrap();
     refused(old.start(&sim, settings()), &["another version"]);
-    // What is done is not done again, and `renames` may stay.
+    // A completed upgrade is not repeated, and `renames` may stay.
     let mill = new.start(&sim, upgrading(renames)).unwrap();
     assert_eq!(mill.summary().unwrap().state_hash, new.hash(after));
     mill.stop().unwrap();
@@ -230,11 +230,11 @@ fn two() -> Vec<Vec<Value>> {
     vec![person(1, "Ann", 10), person(2, "Ben", -7)]
 }
 
-/// Counts events of a stream in event time by a key; what is behind the watermark waits.
+/// Counts events of a stream with event time by a key. Events after the watermark are buffered.
 struct Clocked {
-    /// Beside time, key and amount.
+    /// The columns beside time, key and amount.
     extra: Vec<Column>,
-    /// Only events with a larger amount, counted in another table, if there is such a stream.
+    /// If set, a stream of the events with a larger amount, which another table counts.
     above: Option<i64>,
     late: Late,
     amount: DataType,
@@ -293,7 +293,7 @@ impl Clocked {
 
     fn app(&self, settings: Settings) -> AppSpec {
         let mut app = app(self.program(), &["events"], settings);
-        app.sources[0].disorder_us = 5;
+        app.sources[0].out_of_orderness_us = 5;
         app
     }
 
@@ -318,7 +318,7 @@ impl Clocked {
         mill.send("events", Batch::from_rows(schema, rows.iter().map(|r| &r[..]))).unwrap();
     }
 
-    /// A directory with a late event and some that wait.
+    /// Creates a directory with a late event and some buffered ones.
     fn written(&self, sim: &SimEnv) {
         let mill = self.start(sim, settings()).unwrap();
         self.send(&mill, &[&[10, 1, 5], &[20, 2, 7]]);

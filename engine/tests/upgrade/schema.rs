@@ -1,4 +1,4 @@
-//! What becomes of rows when tables change, and what stands against it.
+//! The rows of changed tables, and changes that prevent an upgrade.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn columns_are_widened_by_the_rules_of_values() {
             "column widened t.n, from int, to decimal(2): converted",
         ]
     );
-    // An int is a float where it is small enough, and fits a decimal where that has room.
+    // An int becomes a float where it is small enough, and a decimal where that has enough digits.
     let float = people().with(vec![int("id"), text("name"), Column::new("n", DataType::Float)]);
     let row = |id, name, n| vec![Value::Int(id), Value::str(name), Value::Float(n)];
     becomes(&people(), &two(), &float, &[], &[row(1, "Ann", 10.0), row(2, "Ben", -7.0)]);
@@ -109,7 +109,7 @@ fn names_change_and_rows_stay() {
             "column renamed people.called, from t.name: kept",
         ]
     );
-    // Two names change places, and what was widened may have another name, too.
+    // Two names are exchanged, and a widened column may have a new name, too.
     let new = people().with(vec![int("id"), money("name", 1), text("n")]);
     let row = |id, n, name| vec![Value::Int(id), Value::Decimal(n, 1), Value::str(name)];
     let renames = [("t.name", "t.n"), ("t.n", "t.name")];
@@ -133,7 +133,7 @@ fn columns_and_tables_go_only_when_somebody_says_so() {
         [[Value::Int(1), Value::Int(10)], [Value::Int(2), Value::Int(-7)]]
     );
     mill.stop().unwrap();
-    // Back again: what has gone does not come back.
+    // Removed values do not come back.
     refused(people().start(&sim, upgrading(&[])), &["t.name", "has no default"]);
     let back = people().with(vec![int("id"), text("name").nullable(), int("n")]);
     let mill = back.start(&sim, upgrading(&[])).unwrap();
@@ -160,12 +160,12 @@ fn a_key_is_what_rows_are() {
         let diff = new.diff(&sim, &[]);
         assert!(diff["why"][0].as_str().unwrap().contains("key (a, b)"), "{diff}");
         refused(new.start(&sim, lossy()), &["leave the key as it is"]);
-        // Without rows any key will do.
+        // Without rows any key is possible.
         let sim = SimEnv::new(1);
         old.written(&sim, &[]);
         new.start(&sim, upgrading(&[])).unwrap().stop().unwrap();
     }
-    // Rows that would be one after rounding.
+    // These rows would be equal after rounding.
     let old = Sketch::new(&["k"], vec![money("k", 2), int("n")]);
     let sim = SimEnv::new(1);
     old.written(&sim, &[101, 102].map(|k| vec![Value::Decimal(k, 2), Value::Int(0)]));
@@ -215,14 +215,14 @@ fn renames_that_make_no_sense_are_refused() {
         let error = schema_diff(&sim.env(), Path::new(DATA), &new.app(upgrading(renames)));
         assert!(error.is_err());
     }
-    // What an earlier upgrade has done is not there to be done again.
+    // The changes of an earlier upgrade are not repeated.
     new.start(&sim, upgrading(&[("t.name", "t.called")])).unwrap().stop().unwrap();
     let more = new.with(vec![int("id"), text("called"), int("n"), text("note").nullable()]);
     let renames = [("t.name", "t.called")];
-    refused(more.start(&sim, upgrading(&renames)), &["no column 'name'", "take it out of renames"]);
+    refused(more.start(&sim, upgrading(&renames)), &["no column 'name'", "remove it from renames"]);
     let sim = SimEnv::new(2);
     people().written(&sim, &two());
-    // What is no rename of the key changes it.
+    // A change of the key's columns without a rename changes the key.
     let other = Sketch {
         key: vec!["number"],
         ..people().with(vec![int("number"), text("name"), int("n")])
@@ -248,7 +248,7 @@ fn the_setting_is_a_bool_or_lossy() {
     }
 }
 
-/// Only who recorded a cut can make it again.
+/// Only the version that recorded a cut can replay it.
 #[test]
 fn recorded_cuts_stand_against_it() {
     let sim = SimEnv::new(1);
@@ -259,7 +259,7 @@ fn recorded_cuts_stand_against_it() {
     mill.drain().unwrap();
     sim.disk.record();
     let new = people().with(vec![int("id"), text("name"), int("n"), text("note").nullable()]);
-    // Beside a running engine that is no matter: it leaves a snapshot when it stops.
+    // With a running engine the cuts do not matter: it leaves a snapshot when it stops.
     assert_eq!(new.diff(&sim, &[])["possible"], json!(true));
     let killed = sim.disk.take_trace().images(0, 0).next().unwrap();
     mill.stop().unwrap();
@@ -273,7 +273,7 @@ fn recorded_cuts_stand_against_it() {
     let mill = new.start(&world, upgrading(&[])).unwrap();
     assert_eq!(rows(&mill, "t").len(), 3);
     mill.stop().unwrap();
-    // Without any snapshot, too.
+    // The same without any snapshot.
     let sim = SimEnv::new(3);
     let log = Settings { durable: Durable::Log, ..settings() };
     let mill = people().start(&sim, log.clone()).unwrap();
@@ -283,7 +283,7 @@ fn recorded_cuts_stand_against_it() {
     refused(new.start(&sim, upgrading(&[])), &["no snapshot", "log+snapshots"]);
     let error = schema_diff(&sim.env(), Path::new(DATA), &new.app(settings())).unwrap_err();
     assert!(error.what.contains("no snapshot yet"), "{error}");
-    // And one in which nothing has happened is everybody's.
+    // An empty directory can be taken over by every program.
     people().start(&sim, Settings { upgrade: Upgrade::Lossless, ..log }).unwrap().stop().unwrap();
     let sim = SimEnv::new(4);
     people().start(&sim, upgrading(&[])).unwrap().stop().unwrap();
@@ -303,7 +303,7 @@ fn a_diff_is_of_one_app_and_writes_nothing() {
     sim.disk.record();
     people().with(vec![money("id", 1), int("name"), int("x")]).diff(&sim, &[]);
     assert!(sim.disk.take_trace().is_empty());
-    // What stands before a handler does not change it.
+    // Declarations before a handler do not change it.
     let mut b = Builder::new("a");
     b.table("first", &["k"], vec![int("k")]);
     b.stream("before", vec![int("k")]);

@@ -1,4 +1,4 @@
-//! What becomes of events that wait, of streams, sources and sinks, and of the past.
+//! Upgrades of buffered events, of streams, sources and sinks, and of earlier states.
 
 use super::*;
 
@@ -20,14 +20,14 @@ fn events_that_wait_are_executed_by_the_new_program() {
         "column added events.memo: null in every event",
         "column added events.unit: 1 in every event",
         "column widened events.x, from int, to decimal(2): converted",
-        "stream changed events, from late side, to late admit: late events are treated so from now on",
+        "stream changed events, from late side, to late admit: late events are treated in the new way from now on",
         "stream added above: empty",
         "handler added count: it takes the events from now on",
     ] {
         assert!(found.iter().any(|found| found == line), "'{line}' is not in {found:#?}");
     }
     let mill = new.start(&sim, upgrading(&[])).unwrap();
-    assert_eq!((mill.summary().unwrap().events, mill.status().parked), (2, 5));
+    assert_eq!((mill.summary().unwrap().events, mill.status().buffered), (2, 5));
     let late = || -> Json {
         let request = json!({"do": "dlq_ls"}).to_string();
         serde_json::from_str(&ask(&sim.env(), Path::new(DATA), &request).next().unwrap()).unwrap()
@@ -37,7 +37,7 @@ fn events_that_wait_are_executed_by_the_new_program() {
     let summary = mill.finish().unwrap();
     let expected = [("1", "13.00"), ("2", "6.00")].map(|(k, x)| (k.to_owned(), x.to_owned()));
     assert_eq!(sums(&mill), expected);
-    // The new stream has got what waited.
+    // The new stream has got the buffered events.
     assert_eq!(
         rows(&mill, "counts"),
         [[Value::Int(1), Value::Int(1)], [Value::Int(2), Value::Int(1)]]
@@ -58,7 +58,7 @@ fn events_that_wait_stand_against_what_they_do_not_fit() {
     refused(Clocked::new().start(&sim, lossy()), &["events.x", "can't be converted"]);
     let timed = Clocked { amount: DataType::Float, time: "k", ..Clocked::new() };
     refused(timed.start(&sim, lossy()), &["another time", "another name"]);
-    // Who lets them be executed first may do all that.
+    // All of that is possible after the events have been executed.
     text.start(&sim, settings()).unwrap().finish().unwrap();
 }
 
@@ -77,9 +77,9 @@ fn a_stream_that_goes_takes_its_events_along_when_somebody_says_so() {
     let found = lines(&diff);
     for line in [
         "stream removed events: 4 events that wait, and late and bad ones, are dropped (lost)",
-        "source removed events/push: its place behind 5 rows is dropped",
+        "source removed events/push: its place after 5 rows is dropped",
         "source added others/push: it is read from its first row on",
-        "handler removed add: what it has done stays",
+        "handler removed add: its earlier results stay",
     ] {
         assert!(found.iter().any(|found| found == line), "'{line}' is not in {found:#?}");
     }
@@ -90,7 +90,7 @@ fn a_stream_that_goes_takes_its_events_along_when_somebody_says_so() {
     mill.stop().unwrap();
 }
 
-/// Streams that touch a common table have one watermark: from now on the higher one.
+/// Streams that come to share a table have one watermark: the higher one.
 #[test]
 fn streams_that_meet_stand_where_the_first_of_them_is() {
     let program = |common: bool| {
@@ -128,7 +128,7 @@ fn streams_that_meet_stand_where_the_first_of_them_is() {
     assert!(
         lines(&diff)
             .iter()
-            .any(|line| line.contains("stream changed right: it has a table in common with left")),
+            .any(|line| line.contains("stream changed right: it shares a table with left")),
         "{diff:#}"
     );
     refused(Mill::start(new(upgrading(&[])), sim.env()), &["lose data", "stream right"]);
@@ -142,8 +142,8 @@ fn streams_that_meet_stand_where_the_first_of_them_is() {
     assert_eq!(rows(&mill, "left"), [[Value::Int(1), Value::Int(41)]]);
 }
 
-/// Files are read on where they were, whatever the order in which they are declared; a new one from its
-/// beginning; outputs go on, and new ones begin.
+/// Files continue at their positions, whatever the order of their declarations, and a new one
+/// begins at its first row. Outputs continue, and new ones begin.
 #[test]
 fn sources_and_sinks_keep_their_places() {
     let sim = SimEnv::new(1);
@@ -179,7 +179,7 @@ fn sources_and_sinks_keep_their_places() {
         spec.sinks = sinks.iter().map(sink).collect();
         spec
     };
-    // An id that is a multiple of three is refused: a null in its key.
+    // An id that is a multiple of three is refused, by a null in its key.
     let old = Sketch::new(&["id"], vec![int("id"), text("name"), int("n")]);
     ["a", "b"].iter().for_each(|name| append(name, 0..10));
     append("b", 10..20);
@@ -193,7 +193,7 @@ fn sources_and_sinks_keep_their_places() {
     let found = lines(&diff);
     for line in [
         "source added put/c.jsonl: it is read from its first row on",
-        "sink added /more.jsonl: it gets what comes from now on",
+        "sink added /more.jsonl: it gets the events from now on",
     ] {
         assert!(found.iter().any(|found| found == line), "'{line}' is not in {found:#?}");
     }
@@ -201,7 +201,7 @@ fn sources_and_sinks_keep_their_places() {
     assert_eq!(summary.events, 30 + 15);
     assert_eq!(summary.tables[0].rows, 25);
     assert_eq!((read("/out.jsonl"), read("/more.jsonl")), (0, 0));
-    // A file that is there is nobody's to write over, and columns are those that a file has.
+    // An existing file is not overwritten, and a file keeps its columns.
     append("foreign", 0..1);
     let foreign = spec(&new, &["b"], &["/in/foreign.jsonl"], lossy());
     refused(Mill::start(foreign, sim.env()), &["/in/foreign.jsonl is there already"]);
@@ -221,7 +221,7 @@ fn sources_and_sinks_keep_their_places() {
     Mill::start(fewer(upgrading(&[])), sim.env()).unwrap().finish().unwrap();
 }
 
-/// The past before an upgrade is another program's.
+/// The state before an upgrade belongs to another program.
 #[test]
 fn what_was_before_can_not_be_asked_for() {
     let sim = SimEnv::new(1);

@@ -1,15 +1,15 @@
-//! What every disk keeps to, be it real or simulated.
+//! The guarantees of every disk, real or simulated.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Disk, NodeKind};
 
-/// Checks what [`Disk`] promises, except what a crash leaves. Works in `dir`, which is made when
-/// missing and must be empty; leaves files there.
+/// Checks the guarantees of [`Disk`], except those about crashes. It works in `dir`, which is
+/// created if missing and must be empty, and leaves files there.
 ///
 /// # Panics
-/// Where a promise is broken.
+/// If a guarantee is broken.
 pub fn check(disk: &dyn Disk, dir: &Path) {
     disk.create_dir_all(dir).expect("the directory is made");
     assert_eq!(disk.list(dir).expect("an empty list"), [] as [PathBuf; 0]);
@@ -94,7 +94,7 @@ fn check_positions(disk: &dyn Disk, dir: &Path) {
     file.write_all(b"ab").expect("bytes");
     assert_eq!(get(disk, &path), b"ab\0\0\0\0", "set_len leaves the position");
     file.write_all(b"cdefgh").expect("bytes");
-    file.set_len(3).expect("the file is cut");
+    file.set_len(3).expect("the file is truncated");
     file.write_all(b"X").expect("bytes");
     assert_eq!(get(disk, &path), b"abcX", "the position is not behind the end");
     drop(file);
@@ -116,7 +116,7 @@ fn check_places(disk: &dyn Disk, dir: &Path) {
     file.write_all(b"EFG").expect("bytes");
     assert_eq!(get(disk, &path), b"abCDEFG", "the position moves on, and beyond the end");
 
-    // Two writers at different places do not disturb each other.
+    // Two writers at different places do not affect each other.
     let mut other = disk.open_at(&path, 0).expect("the file opens");
     other.write_all(b"AB").expect("bytes");
     file.write_all(b"H").expect("bytes");
@@ -145,21 +145,21 @@ fn check_places(disk: &dyn Disk, dir: &Path) {
 
 fn check_locks(disk: &dyn Disk, dir: &Path) {
     let path = dir.join("lock");
-    let lock = disk.try_lock(&path).expect("an answer").expect("nobody has it");
+    let lock = disk.try_lock(&path).expect("an answer").expect("it is free");
     assert_eq!(get(disk, &path), b"", "the file is made");
     assert!(disk.try_lock(&path).expect("an answer").is_none(), "one holder");
-    put(disk, &path, b"who asks nobody writes");
+    put(disk, &path, b"a lock is advisory");
     let other = disk.try_lock(&dir.join("lock-2")).expect("an answer");
     assert!(other.is_some(), "each file has a lock of its own");
     drop(lock);
     let lock = disk.try_lock(&path).expect("an answer").expect("it was given back");
-    assert_eq!(get(disk, &path), b"who asks nobody writes", "locking keeps the bytes");
+    assert_eq!(get(disk, &path), b"a lock is advisory", "locking keeps the bytes");
     assert!(disk.try_lock(&path).expect("an answer").is_none(), "one holder");
     drop(lock);
     assert_kind(disk.try_lock(&dir.join("missing").join("lock")), io::ErrorKind::NotFound);
     assert_kind(disk.try_lock(dir), io::ErrorKind::IsADirectory);
 
-    let held = disk.try_lock_dir(dir).expect("an answer").expect("nobody has it");
+    let held = disk.try_lock_dir(dir).expect("an answer").expect("it is free");
     assert!(disk.try_lock_dir(dir).expect("an answer").is_none(), "one holder");
     assert!(disk.try_lock(&path).expect("an answer").is_some(), "files have locks of their own");
     disk.remove(&path).expect("the file goes");
@@ -170,8 +170,8 @@ fn check_locks(disk: &dyn Disk, dir: &Path) {
     put(disk, &path, b"a file");
     assert_kind(disk.try_lock_dir(&path), io::ErrorKind::NotADirectory);
 
-    let held = crate::hold(disk, dir).expect("an answer").expect("nobody has it");
-    disk.remove(&dir.join("LOCK")).expect("somebody takes it for stale");
+    let held = crate::hold(disk, dir).expect("an answer").expect("it is free");
+    disk.remove(&dir.join("LOCK")).expect("the file is removed");
     assert!(crate::hold(disk, dir).expect("an answer").is_none(), "it is held all the same");
     assert!(!disk.exists(&dir.join("LOCK")).expect("an answer"), "and nothing has changed");
     drop(held);
@@ -204,7 +204,7 @@ fn check_names(disk: &dyn Disk, dir: &Path) {
     disk.rename(&b, &a).expect("the file is renamed");
     assert_eq!(id(&a), own, "a file stays what it is under another name");
     put(disk, &b, b"B");
-    assert_ne!(id(&b), own, "each file is another");
+    assert_ne!(id(&b), own, "two files have two identities");
     assert_ne!(id(dir), own);
     disk.rename(&a, &b).expect("the file is renamed");
 
@@ -275,5 +275,5 @@ fn check_directories(disk: &dyn Disk, dir: &Path) {
     assert_kind(disk.remove_dir(&file), io::ErrorKind::NotADirectory);
     disk.remove_dir(&other).expect("an empty directory is removed");
     assert_kind(disk.remove_dir(&other), io::ErrorKind::NotFound);
-    disk.create_dir_all(&other).expect("a directory is made again");
+    disk.create_dir_all(&other).expect("a directory is created again");
 }

@@ -33,12 +33,12 @@ mod here {
     use super::super::{timed_out, Addr, Connection, Listener};
     use crate::forks::Held;
 
-    /// Bytes that every system takes as a path of a socket (macOS 103, Linux 107).
+    /// The maximum bytes of a socket's path that every system takes (macOS 103, Linux 107).
     const PATH_BYTES_MAX: usize = 103;
-    /// How long whoever may listen already is given to show it.
+    /// The time that a possible listener has to show that it is there.
     const LOOK: Duration = Duration::from_secs(1);
 
-    /// Calls `act` with a name of the file that the system takes: a path that is too long becomes
+    /// Calls `act` with a name of the file that the system takes. A path that is too long becomes
     /// one through an open handle of its directory.
     fn with_short<T>(path: &Path, act: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
         let bytes = path.as_os_str().as_bytes().len();
@@ -69,11 +69,11 @@ mod here {
     pub(in super::super) fn listen(path: &Path) -> io::Result<Box<dyn Listener>> {
         match fs::symlink_metadata(path) {
             Ok(meta) if !meta.file_type().is_socket() => {
-                let what = format!("{} is there, and is no socket", path.display());
+                let what = format!("{} exists, and is not a socket", path.display());
                 return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
             }
             Ok(_) => match connect(path, LOOK) {
-                // What a dead process has left is replaced.
+                // The socket of a dead process is replaced.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
                 Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => {
@@ -84,7 +84,7 @@ mod here {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             Err(e) => return Err(e),
         }
-        // Made where nobody else gets in, so that it is never there with wider permissions.
+        // It is made in a directory for its owner only, so that it never has wider permissions.
         let private = private_dir(path)?;
         let made = private.join("s");
         let bound = with_short(&made, |made| UnixListener::bind(made)).and_then(|socket| {
@@ -93,7 +93,7 @@ mod here {
             let meta = fs::symlink_metadata(path)?;
             Ok((socket, (meta.dev(), meta.ino())))
         });
-        // Nothing is left there but after a failure.
+        // Only a failure leaves something there.
         let _ = fs::remove_file(&made);
         let _ = fs::remove_dir(&private);
         let (socket, file) = bound?;
@@ -102,7 +102,7 @@ mod here {
         Ok(Box::new(RealListener { _held: Held::new(&socket), socket, path, file, closed }))
     }
 
-    /// A new directory beside the socket, for its owner only.
+    /// Creates a new directory beside the socket, for its owner only.
     fn private_dir(path: &Path) -> io::Result<PathBuf> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -110,7 +110,7 @@ mod here {
             let dir = path.with_file_name(format!(".sock-{process}-{count}"));
             match DirBuilder::new().mode(0o700).create(&dir) {
                 Ok(()) => return Ok(dir),
-                // Of a dead process that had our number.
+                // A dead process with the same number has left it.
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(e) => return Err(e),
             }
@@ -124,8 +124,8 @@ mod here {
         if timeout.is_zero() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a timeout of 0"));
         }
-        // The standard library can't wait for so long only. The thread ends with the connection, or
-        // when the other side goes.
+        // The standard library has no such timeout. The thread ends with the connection, or when
+        // the other side closes.
         let (send, receive) = mpsc::channel();
         let (to, of) = (path.to_path_buf(), path.to_path_buf());
         let body = move || {
@@ -143,11 +143,11 @@ mod here {
     }
 
     struct RealListener {
-        // Let go before the socket is closed.
+        // Dropped before the socket is closed.
         _held: Held,
         socket: UnixListener,
         path: PathBuf,
-        /// Device and number of the file, so that nobody else's is removed.
+        /// The device and number of the file, so that no other file is removed.
         file: (u64, u64),
         closed: AtomicBool,
     }
@@ -155,8 +155,8 @@ mod here {
     impl RealListener {
         fn wake(&self) {
             let shut = self.socket.as_fd().try_clone_to_owned().map(UnixStream::from);
-            // This ends all calls of `accept` on Linux. Where it does not, a connection does, and
-            // wakes one of them.
+            // This ends all calls of `accept` on Linux. Elsewhere a connection does, and wakes one
+            // of them.
             if shut.and_then(|socket| socket.shutdown(Shutdown::Both)).is_err() {
                 let _ = connect(&self.path, LOOK);
             }
@@ -201,14 +201,14 @@ mod here {
         fn drop(&mut self) {
             let ours = |meta: &fs::Metadata| (meta.dev(), meta.ino()) == self.file;
             if fs::symlink_metadata(&self.path).is_ok_and(|meta| ours(&meta)) {
-                // One that stays is taken over by the next listener.
+                // If the file stays, the next listener takes it over.
                 let _ = fs::remove_file(&self.path);
             }
         }
     }
 
     struct RealConnection {
-        // Let go before the socket is closed.
+        // Dropped before the socket is closed.
         _held: Held,
         socket: UnixStream,
         near: PathBuf,

@@ -16,7 +16,7 @@ pub fn schema() -> Arc<Schema> {
     Arc::new(Schema::new(vec![Column::new("v", DataType::Int)]))
 }
 
-/// The value of a row tells where it comes from.
+/// Returns the value of a row, which shows its source and offset.
 pub fn value(source: u32, offset: u64) -> i64 {
     i64::from(source) * 1_000_000_000 + offset as i64
 }
@@ -25,10 +25,10 @@ pub fn time(offset: u64) -> i64 {
     offset as i64 * 3
 }
 
-/// Every so many rows one is bad.
+/// The interval at which a row is bad.
 pub const BAD_EVERY: u64 = 97;
 
-/// What a counting source does at an offset.
+/// The action of a counting source at an offset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum At {
     End,
@@ -38,7 +38,7 @@ pub enum At {
     Exit,
 }
 
-/// Counts rows; some are bad; every third poll finds nothing.
+/// A source that counts rows. Some are bad, and every third poll finds nothing.
 pub struct Count {
     pub source: u32,
     pub next: u64,
@@ -103,7 +103,7 @@ impl Ingress for Count {
     }
 }
 
-/// Keeps rows whose value can be divided by this.
+/// A filter that retains rows whose value is divisible by this.
 pub struct Divisible(pub i64);
 
 impl Transform for Divisible {
@@ -154,17 +154,18 @@ pub fn spec(workers: usize, inputs: Vec<Input>) -> Spec {
     Spec { env: Env::real(), workers, mesh: None, inputs, rows_max: 100, park_us: 1000 }
 }
 
-/// What the conductor took, by epoch.
+/// The deposits that the conductor took, by epoch.
 pub type Taken = Arc<Mutex<BTreeMap<u64, Deposit>>>;
 
-/// Opens an epoch, closes it when something is in it, takes it, and stops when all sources have
-/// ended.
+/// A conductor that opens an epoch, closes it when something is in it, takes it, and stops when all
+/// sources have ended.
 pub struct Collect {
     pub gate: Arc<Gate>,
     pub taken: Taken,
-    /// Sources that have not ended.
+    /// The number of sources that have not ended.
     pub running: usize,
-    /// Closes an epoch when so many rows are in it, or when nothing was added for some turns.
+    /// The number of rows at which it closes an epoch. It also does so when nothing was added for
+    /// some turns.
     pub rows: u64,
     pub same: (u64, u32),
     /// The next epoch to take.
@@ -208,11 +209,11 @@ impl Conductor for Collect {
     }
 }
 
-/// What becomes of a row's value on the way to a stream.
+/// A function from a row's value to its value in a stream, if it is there.
 pub type Becomes = fn(i64) -> Option<i64>;
 
-/// Every row of every source once, in the epoch that its offset belongs to, in order; also all
-/// bad rows. `streams`: of each stream, which values it has and what became of them.
+/// Checks that every row of every source is there once, in the epoch of its offset, in order, and
+/// all bad rows. `streams` has the function from values to those of each stream.
 pub fn check(taken: &BTreeMap<u64, Deposit>, ends: &[(u32, u64)], streams: &[(u16, Becomes)]) {
     for &(source, end) in ends {
         let id = SourceId(source);

@@ -1,4 +1,4 @@
-//! What functions ask outside, and what they are told.
+//! Questions of functions to the outside, and their answers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,19 +12,19 @@ use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::store::Store;
 
-/// By transaction and question.
+/// Answers by transaction and question.
 pub(super) type Answers = BTreeMap<(Tid, Asked), Arc<[u8]>>;
 
-/// What a function asks somebody outside.
+/// A question of a function to somebody outside.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The transaction.
     pub tid: Tid,
     /// The place of the call that asks.
     pub path: Path,
-    /// What the question is known by within its transaction, whoever runs it.
+    /// The identity of the question within its transaction, whichever node runs it.
     pub asked: Asked,
-    /// How it is asked.
+    /// The way to ask it.
     pub ask: Ask,
 }
 
@@ -34,13 +34,15 @@ impl PartialEq for Question {
     }
 }
 
-/// What a verdict of a clock about a part of a call is known by: an answer, too, to a question that nobody else asks.
+/// Returns the identity of a clock's verdict on a part of a call. A verdict is an answer, too, to a
+/// question that no function asks.
 pub(super) fn verdict(path: &Path, call: &Call, part: u32) -> Asked {
     hash(path, call, &part.to_le_bytes())
 }
 
-/// What a question at a place is known by. The call is in it, which says where it runs: so of one generation one node
-/// asks it, and there are no two answers.
+/// Returns the identity of a question at a place. The call is part of it, because the call
+/// determines where it runs. So only one node of a generation asks it, and there are no two
+/// answers.
 pub(super) fn hash(path: &Path, call: &Call, question: &[u8]) -> Asked {
     let mut text = String::new();
     let _ = write!(text, "{path:?}{:?}{:?}", call.target, call.table);
@@ -51,19 +53,20 @@ pub(super) fn hash(path: &Path, call: &Call, question: &[u8]) -> Asked {
 }
 
 impl<S: Store> Node<S> {
-    /// Makes known what outside has said before, be it to another node: functions that ask the same are told it.
+    /// Notes an earlier answer from outside, possibly to another node. Functions that ask the same
+    /// receive it.
     pub fn know(&mut self, tid: Tid, asked: Asked, answer: Arc<[u8]>) {
-        // Of two the first one counts, which somebody may have been told.
+        // The first of two answers counts, because a function may have received it.
         self.answers.entry((tid, asked)).or_insert(answer);
     }
 
-    /// Makes known that something has left of a transaction: it and all before it have come to what they came to, and
-    /// no clock may say now that one of them took too long.
+    /// Notes that output of a transaction has left. The results of this transaction and of all
+    /// before it are fixed, so no clock may decide now that one of them took too long.
     pub fn has_left(&mut self, tid: Tid) {
         self.left = self.left.max(tid);
     }
 
-    /// What outside has said to a question; the function that has asked goes on.
+    /// Passes the answer from outside to the function that asked, which continues.
     pub fn answered(&mut self, question: &Question, answer: Arc<[u8]>, out: &mut Outbox) {
         let Question { tid, path, asked, .. } = question;
         self.know(*tid, *asked, answer);

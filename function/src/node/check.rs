@@ -1,4 +1,4 @@
-//! What has to run again: whoever has read what the order does not give.
+//! The check of reads: transactions that read what the order does not give must run again.
 
 use super::part::Part;
 use super::run::look::{look, look_at};
@@ -9,20 +9,22 @@ use crate::order::Tid;
 use crate::program::RowAt;
 use crate::store::Store;
 
-/// What a node has found.
+/// The findings of a node.
 pub(super) struct Checked {
-    /// Who has to run again, and how.
+    /// The transactions that must run again, each with its mode.
     pub again: Vec<(Tid, Mode)>,
-    /// Who has read what another transaction wrote, and how it is to run if that one does.
+    /// Reads of what another transaction wrote: the reader, the writer, and the reader's mode if
+    /// the writer runs again.
     pub reads: Vec<(Tid, Tid, Mode)>,
-    /// How many run again because of what a clock has said.
+    /// The number of transactions that run again because of a clock's verdict.
     pub judged: u32,
 }
 
 impl<S: Store> Node<S> {
-    /// The transactions that have to run again, as far as this node can tell, and how: those that came in
-    /// here and were not run to the end, and those whose reads of rows of this node were told something else
-    /// than the order says now. And who of the others has read what another transaction of the epoch wrote.
+    /// Finds the transactions that must run again, as far as this node can tell, and how. These are
+    /// transactions that it received and that did not run to the end. They are also those that read
+    /// rows of this node which the order now gives differently. For the others it finds which have
+    /// read what another transaction of the epoch wrote.
     pub(super) fn check(&mut self) -> Checked {
         let Settings { fault, cache, rounds_max, .. } = self.settings;
         let epoch = running!(self);
@@ -34,11 +36,11 @@ impl<S: Store> Node<S> {
                 judged += u32::from(home.judged);
             }
         }
-        // Where one runs at a time, time is not what matters.
+        // When transactions run one at a time, speed does not matter.
         let is_slow = epoch.round + 1 >= rounds_max;
         let is_spoiled = |f: Fault| fault == Some(f);
         let is_there = |tid: Tid| is_spoiled(Fault::ReadUnfinished) || epoch.there.contains(&tid);
-        // All before the first that is not final are.
+        // All transactions before the first open one are final.
         let first = epoch.unsettled.first_key_value().map_or(Tid(0), |(&tid, _)| tid);
         let open = epoch.parts.iter().filter(|(&tid, _)| tid >= first);
         let mut open: Vec<(Tid, &Part)> = open.map(|(&tid, part)| (tid, part)).collect();
@@ -75,13 +77,13 @@ impl<S: Store> Node<S> {
                     epoch.versions.writers(what, place, is_there, &mut writers);
                     continue;
                 }
-                // If it has written there itself, some call of its own was too late, or too early.
+                // If it has written there itself, one of its own calls was too late or too early.
                 let is_own = epoch.versions.has_own(what, place);
                 if is_own && is_spoiled(Fault::ForgetBranches) {
                     continue;
                 }
-                // Calls that were repeated all at once were in each other's way: one that waits for its
-                // calls is not.
+                // Calls that were repeated all at once disturbed each other. A run that waits for
+                // its calls avoids this.
                 mode = mode.max(Some(match (is_own, part.mode) {
                     (true, Mode::Cached) => Mode::Fresh,
                     (true, _) => Mode::Sequential,
@@ -117,7 +119,7 @@ impl<S: Store> Node<S> {
             }
         }
         if is_spoiled(Fault::KeepConflicts) {
-            // As if only those of its own mattered.
+            // As if only the transactions that this node received mattered.
             again.retain(|(tid, _)| epoch.unreplied.contains(tid));
             read_from.clear();
         }

@@ -1,4 +1,4 @@
-//! The end of an epoch: what its transactions have written goes to the store, what they have emitted leaves.
+//! The end of an epoch: the writes of its transactions go to the store, and their events leave.
 
 use super::part::Part;
 use super::{Event, Fault, Node, Outbox};
@@ -13,7 +13,7 @@ impl<S: Store> Node<S> {
         let emit_twice = self.spoiled_by(Fault::EmitTwice);
         let mut epoch = self.running.take().expect("an epoch runs");
         if let Some(last) = epoch.parts.keys().max().filter(|_| !self.answers.is_empty()) {
-            // Nobody asks again what they have asked.
+            // The questions of these transactions can't be asked again.
             self.answers = self.answers.split_off(&(Tid(last.0 + 1), 0));
         }
         let (parts, declared) = (&epoch.parts, &epoch.declared);

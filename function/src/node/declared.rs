@@ -1,13 +1,15 @@
-//! Transactions whose rows are known before they run, over several owners without a vote, and mostly without running
-//! twice.
+//! Transactions whose rows are known before they run, over several owners without a vote, and
+//! mostly without a second run.
 //!
-//! Where one comes in the owners of its rows are told. When every node has told all of its own ([`Body::AllDeclared`]), each
-//! goes through those that touch its rows, in their order: it reads its own rows, tells them to the other owners, and runs
-//! the transaction when it has theirs. One that waits for these is in the way of whoever reads what it may write,
-//! and of nobody else. All owners come to the same, and each writes its own rows.
+//! The node that receives such a transaction announces it to the owners of its rows. When every
+//! node has announced all of its own ([`Body::AllDeclared`]), each goes through those that touch
+//! its rows, in their order. It reads its own rows, sends them to the other owners, and runs the
+//! transaction when it has theirs. A transaction that waits for rows blocks only readers of what it
+//! may write. All owners get the same result, and each writes its own rows.
 //!
-//! Where nothing else has come in at any node, what they have read is what the order gives: a node ends the epoch when it
-//! has done its share of it. Otherwise they are looked at and run again as all others.
+//! If no node received anything else, their reads are what the order gives. Then a node ends the
+//! epoch when it has done its share of it. Otherwise they are checked and run again like all
+//! others.
 
 use smallvec::SmallVec;
 use tidemill_core::{Row, StreamId, Value};
@@ -23,30 +25,31 @@ use crate::size;
 use crate::store::{Store, Stored};
 use crate::versions::Version;
 
-/// Most have a few rows.
+/// A small vector, because most transactions have a few rows.
 type Few<T> = SmallVec<[T; 4]>;
 
-/// What a node knows of such a transaction: it owns some of the rows, or it came in there, or both.
+/// A node's state of such a transaction, which it received, or of which it owns rows, or both.
 pub(super) struct Part {
     pub tid: Tid,
     call: Call,
-    /// Where it came in.
+    /// The node that received it.
     pub home: NodeId,
     rows: Vec<RowAt>,
     owners: Few<NodeId>,
-    /// The rows as they have been told in this run, and how many have not.
+    /// The rows that have arrived in this run. `missing` counts those that have not.
     told: Few<Stored>,
     missing: usize,
-    /// Who else owns some, and whether this node has told them its own.
+    /// The other owners of its rows. `has_told` says whether this node has sent them its own.
     others: Few<NodeId>,
     has_told: bool,
-    /// What it came to in this run, and what it emits then, where this node is the one that says so.
+    /// The result of this run. `events` has the emitted events, if this node is the one that
+    /// reports them.
     pub outcome: Option<Result<Value, Abort>>,
     pub events: Vec<(StreamId, Row)>,
 }
 
 impl Part {
-    /// What `me` knows of it.
+    /// Creates the state of node `me`.
     fn new(
         me: NodeId,
         tid: Tid,
@@ -66,7 +69,7 @@ impl Part {
         Part { tid, call, home, rows, owners, told, missing, others, has_told, outcome, events }
     }
 
-    /// Forgets the last run.
+    /// Discards the last run.
     fn forget(&mut self) {
         (self.missing, self.has_told, self.outcome) = (self.rows.len(), false, None);
         self.events.clear();
@@ -76,58 +79,59 @@ impl Part {
         self.rows.iter().enumerate().filter(move |(n, _)| self.owners[*n] == me)
     }
 
-    /// The rows of a node that it may write.
+    /// Returns the rows of a node that it may write.
     fn writes(&self, me: NodeId) -> impl Iterator<Item = &RowAt> + '_ {
         self.own(me).map(|(_, row)| row).filter(|row| row.writes)
     }
 
-    /// Whoever comes later and wants what it may write on a node waits for it.
+    /// Makes later readers of what it may write on a node wait for it.
     fn expect(&self, me: NodeId, gate: &mut Gate) {
         self.writes(me).for_each(|row| gate.expect(self.tid, row.table, row.key.clone()));
     }
 
-    /// The rows of a node as it has read them.
+    /// Returns the rows of a node as it has read them.
     pub fn reads(&self, me: NodeId) -> impl Iterator<Item = (&RowAt, &Stored)> + '_ {
         self.own(me).map(|(n, row)| (row, &self.told[n]))
     }
 
-    /// Whether a node runs it: one that owns none of the rows does where there are none.
+    /// Whether a node runs it. If it has no rows, a node runs it that owns none of them.
     fn is_of(&self, me: NodeId) -> bool {
         self.owners.contains(&me) || self.owners.is_empty()
     }
 
-    /// Whether this is the node that says what it came to, and what it emits.
+    /// Whether this node reports its result and its emitted events.
     fn is_told_by(&self, me: NodeId) -> bool {
         self.owners.first().is_none_or(|first| *first == me)
     }
 }
 
-/// Those of an epoch.
+/// The transactions with known rows of an epoch.
 #[derive(Default)]
 pub(super) struct Declared {
-    /// How many nodes have told all of theirs; and whether something else has come in at one of them.
+    /// The number of nodes that have announced all of theirs. `has_others` says whether one of them
+    /// received anything else.
     told: u16,
     has_others: bool,
-    /// As they have come.
+    /// The transactions, in the order of their arrival.
     pub parts: Vec<Part>,
-    /// When all are here, in their order: where each is.
+    /// The places in `parts` in the order of transactions, once all are here.
     order: Vec<(Tid, u32)>,
-    /// What has come before they were.
+    /// Messages that arrived before all were here.
     early: Vec<Body>,
 }
 
 impl Declared {
-    /// There are none in this program.
+    /// Notes that this program has no such transactions.
     pub fn are_none(&mut self, nodes: u16) {
         (self.told, self.has_others) = (nodes, true);
     }
 
-    /// What one came to, if it is one of them.
+    /// Returns the result of a transaction, if it is one of these.
     pub fn outcome(&self, tid: Tid) -> Option<&Result<Value, Abort>> {
         self.parts[self.find(tid)?].outcome.as_ref()
     }
 
-    /// The place of one among them.
+    /// Returns the place of a transaction among them.
     pub fn find(&self, tid: Tid) -> Option<usize> {
         let at = self.order.binary_search_by_key(&tid, |(of, _)| *of).ok()?;
         Some(self.order[at].1 as usize)
@@ -135,19 +139,20 @@ impl Declared {
 }
 
 impl Epoch {
-    /// Whether all transactions whose rows are known are here.
+    /// Whether all transactions with known rows are here.
     pub(super) fn has_all_declared(&self, nodes: u16) -> bool {
         self.declared.told == nodes
     }
 
-    /// Whether nothing else is in the epoch.
+    /// Whether the epoch has only such transactions.
     pub(super) fn is_declared(&self) -> bool {
         !self.declared.has_others
     }
 }
 
 impl<S: Store> Node<S> {
-    /// Tells the owners of a transaction's rows of it, where these are known; otherwise gives it back.
+    /// Announces a transaction to the owners of its rows, if these are known. Otherwise returns the
+    /// call.
     pub(super) fn declare(&mut self, tid: Tid, call: Call, out: &mut Outbox) -> Option<Call> {
         let Some(rows) = self.program.declared(&call) else { return Some(call) };
         let owners = self.owners_of(&rows);
@@ -166,7 +171,7 @@ impl<S: Store> Node<S> {
         rows.iter().map(|row| self.owners.of_row(program, row)).collect()
     }
 
-    /// One that touches rows of this node has come in at another.
+    /// Notes a transaction that touches rows of this node, and that another node received.
     pub(super) fn declared(&mut self, home: NodeId, tid: Tid, call: Call) {
         let rows = self.program.declared(&call).expect("all nodes have one program");
         let owners = self.owners_of(&rows);
@@ -176,7 +181,8 @@ impl<S: Store> Node<S> {
         epoch.open += 1;
     }
 
-    /// A node has told all of its own; after the last one they are run, in their order.
+    /// Notes that a node has announced all of its own. After the last node they run, in their
+    /// order.
     pub(super) fn all_declared(&mut self, others: bool, out: &mut Outbox) {
         let (nodes, me) = (self.owners.nodes(), self.me);
         let epoch = running!(self);
@@ -189,7 +195,7 @@ impl<S: Store> Node<S> {
         epoch.declared.order = order.collect();
         epoch.declared.order.sort();
         if epoch.declared.has_others {
-            // Those who are not known do not know either whose turn it is.
+            // Transactions without known rows do not know their turn either.
             epoch.declared.parts.iter().for_each(|part| part.expect(me, &mut epoch.gate));
         }
         for nth in 0..epoch.declared.order.len() {
@@ -200,13 +206,13 @@ impl<S: Store> Node<S> {
             match body {
                 Body::Values { tid, rows } => self.values(tid, rows, out),
                 Body::Outcome { tid, outcome } => self.outcome(tid, outcome),
-                _ => unreachable!("these are kept"),
+                _ => unreachable!("only these messages are stored"),
             }
         }
         self.tell_done(out);
     }
 
-    /// Undoes what this node has done of one; says whether it knows of it.
+    /// Undoes this node's part of a transaction. Returns whether the node has such a part.
     pub(super) fn undo_declared(&mut self, tid: Tid) -> bool {
         let me = self.me;
         let epoch = running!(self);
@@ -221,7 +227,7 @@ impl<S: Store> Node<S> {
         true
     }
 
-    /// Reads this node's rows of one and tells them, once nobody is in the way.
+    /// Reads this node's rows of a transaction and sends them, once no earlier one blocks it.
     pub(super) fn enter_declared(&mut self, at: usize, out: &mut Outbox) {
         let (me, stale) = (self.me, self.spoiled_by(Fault::DecideAlone));
         let epoch = running!(self);
@@ -232,7 +238,7 @@ impl<S: Store> Node<S> {
         }
         let in_the_way = |row: &RowAt| epoch.gate.writer_before(tid, row.table, &row.key);
         if let Some(earlier) = part.own(me).find_map(|(_, row)| in_the_way(row)) {
-            // Whoever comes later waits for it, too.
+            // Later transactions wait for it, too.
             part.expect(me, &mut epoch.gate);
             return epoch.gate.wait(earlier, Waiter { tid, path: None });
         }
@@ -266,14 +272,14 @@ impl<S: Store> Node<S> {
         self.run_declared(at, out);
     }
 
-    /// Rows that their owner has told.
+    /// Takes rows from their owner.
     pub(super) fn values(&mut self, tid: Tid, rows: Vec<(u32, Stored)>, out: &mut Outbox) {
         let nodes = self.owners.nodes();
         let epoch = running!(self);
         if !epoch.has_all_declared(nodes) {
             return epoch.declared.early.push(Body::Values { tid, rows });
         }
-        let at = epoch.declared.find(tid).expect("all have come");
+        let at = epoch.declared.find(tid).expect("all are announced");
         let part = &mut epoch.declared.parts[at];
         part.missing -= rows.len();
         for (n, row) in rows {
@@ -282,7 +288,7 @@ impl<S: Store> Node<S> {
         self.run_declared(at, out);
     }
 
-    /// What one came to that came in here, whose rows are all elsewhere.
+    /// Takes the result of a transaction that this node received, and whose rows are all elsewhere.
     pub(super) fn outcome(&mut self, tid: Tid, outcome: Result<Value, Abort>) {
         let nodes = self.owners.nodes();
         let epoch = running!(self);
@@ -294,7 +300,7 @@ impl<S: Store> Node<S> {
         epoch.open -= 1;
     }
 
-    /// Runs one whose rows are all here.
+    /// Runs a transaction if all of its rows are here.
     fn run_declared(&mut self, at: usize, out: &mut Outbox) {
         let (me, max) = (self.me, self.settings.output_bytes_max);
         let epoch = running!(self);

@@ -1,39 +1,40 @@
-//! Mistakes that an engine of this kind makes, so that tests can show that they would find each.
+//! Defects that an engine of this kind could have, injected so that tests can show that they detect
+//! each.
 
-/// A mistake to make on purpose. Those of a node are made by the node, the others by who drives it.
+/// A defect to inject. The node injects those of a node, and its driver the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The writes of an aborted transaction stay.
     SkipUndo,
-    /// A read is answered as the last epoch has left the row.
+    /// A read returns the row as the last epoch left it.
     StaleRead,
-    /// What a re-run has read is not looked at again.
+    /// The reads of a re-run are not checked again.
     LoseDependency,
-    /// Ranges are not looked at: rows that appear in one are overlooked.
+    /// Reads of ranges are not checked, so rows that appear in one are overlooked.
     ForgetRange,
-    /// Rows that all nodes have are asked of all nodes but one.
+    /// A search over all nodes leaves out one of them.
     ForgetNode,
-    /// That a row was missing is not looked at.
+    /// Reads that found no row are not checked.
     ForgetAbsence,
     /// A call does not see what its transaction has written before it.
     ForgetOwnWrites,
     /// A re-run takes cached replies, whatever it asks.
     TrustCachedCalls,
-    /// A re-run does not say that it has returned something else.
+    /// A re-run does not report that it has returned something else.
     TrustCachedReplies,
     /// A transaction counts as ended when half of its shares are back.
     LoseShare,
-    /// What has to run again is not told to the others.
+    /// A node does not report to the others what must run again.
     KeepConflicts,
-    /// The first failure to come in is the reason, wherever it happened.
+    /// The first failure to arrive is the reason, wherever it happened.
     FirstFailure,
-    /// A re-run reads as if it came behind all others.
+    /// A re-run reads as if it were after all others.
     ChangeStamp,
     /// A node drops what other nodes' transactions have written on it.
     ApplyPartly,
-    /// Events of a run that did not count leave too.
+    /// Events of a run that did not count leave, too.
     EmitTwice,
-    /// The owners of a declared transaction's rows decide each by what it owns.
+    /// Each owner of a declared transaction's rows decides by the rows that it owns.
     DecideAlone,
     /// A transaction sees what others have written before they have ended.
     ReadUnfinished,
@@ -41,83 +42,88 @@ pub enum Fault {
     ForgetBranches,
     /// A row's entry in an index stays when the row changes.
     KeepEntries,
-    /// A row gets an entry that another one has.
+    /// A row gets an entry of a unique index that another row has.
     ForgetUnique,
-    /// A re-run asks outside again what it was told.
+    /// A re-run asks the outside again for answers that it already has.
     AskAgain,
-    /// A transaction aborts because a clock says so, and that is recorded nowhere.
+    /// A transaction aborts because of a clock's verdict that is not recorded.
     JudgeEarly,
-    /// A row that was asked for before it was used is what it was then.
+    /// The value of a row that was requested ahead is used without confirmation.
     TrustAhead,
-    /// What a function has read before its calls have taken place is not looked at again.
+    /// Reads of a function before its pending calls have taken place are not checked.
     TrustDeferred,
     /// Replies leave before their cut is durable.
     ReplyEarly,
     /// After a recovery, replies that have left leave again.
     ReplyAgain,
-    /// A request that comes twice is executed twice.
+    /// A request that arrives twice is executed twice.
     ExecuteAgain,
     /// A snapshot counts though one of its parts was not stored.
     CountFailedPut,
-    /// A snapshot's part says the state of an epoch later than it should.
+    /// A part of a snapshot has the state of a later epoch than it should.
     SnapshotLate,
-    /// A recovery reads requests from one behind the recorded offset on.
+    /// A recovery reads requests from one after the recorded offset.
     SkipRequest,
     /// A recovery makes cuts of its own instead of the recorded ones.
     CutAnew,
-    /// Places are taken for records of the inputs, and not for the requests in them.
+    /// Places are counted by records of the inputs, and not by the requests in them.
     CountRecords,
-    /// Of a record of the outputs only the first one is known to have left.
+    /// Of a record of the outputs, only the first output is known to have left.
     KnowFirst,
-    /// Nobody looks at the generation of what is appended and sent.
+    /// The generation of appended records and sent messages is not checked.
     ForgetFence,
     /// A survivor of a failure keeps its rows, though others go back to the snapshot.
     KeepState,
-    /// A survivor takes back only what has changed since it took its last part of a snapshot.
+    /// A survivor undoes only what has changed since it took its last part of a snapshot.
     KeepLayers,
-    /// A survivor reads no part that it has stored itself, whatever it owned then.
+    /// A survivor does not read parts that it stored itself, whatever it owned then.
     KeepParts,
-    /// Who has read a snapshot before it came in takes a later one for that with more behind it.
+    /// A member that read a snapshot before it joined takes a later one for that one, with more
+    /// records after it.
     KeepPrepared,
-    /// Two members that can't reach each other get into one generation again and again.
+    /// Two members that can't reach each other get into the same generation again and again.
     LeaveNobodyOut,
-    /// Of an epoch all is said to have left while some of it is still being appended.
+    /// All outputs of an epoch are reported as left while some of them are still being appended.
     LeftEarly,
-    /// Whoever goes on writing what leaves begins behind what was read, whatever of it was not written.
+    /// A writer of outputs that takes over begins after what was read, even if some of it was not
+    /// written.
     ForgetWaiting,
-    /// Events stand by when they came, and not by their times.
+    /// Events are ordered by their arrival, and not by their times.
     RankByArrival,
-    /// A reader gives places without knowing how many requests of others come before.
+    /// A reader assigns places without knowing how many requests of others come before.
     RankAlone,
-    /// A reader divides a long epoch by what has come in at it, and not by all.
+    /// A reader divides a long epoch by its own events, and not by all.
     PartAlone,
-    /// An event is late where it is behind the watermark of its own cut.
+    /// An event is late if it is behind the watermark of its own cut.
     LateByItsCut,
-    /// A coordinator that begins a generation does not know what times have come, and makes watermarks of what comes.
+    /// A coordinator that begins a generation does not know the earlier event times, and makes
+    /// watermarks of new ones.
     ForgetTimes,
-    /// Who reads on behind a snapshot does not know what times have come, by which later events are late.
+    /// A reader that continues after a snapshot does not know the earlier event times, by which
+    /// later events are late.
     ForgetNewest,
-    /// A recovery reads on behind the snapshot, whatever was waiting for its watermark.
-    ForgetParked,
-    /// A recovery takes all events for waiting that it reads again.
+    /// A recovery reads on after the snapshot, and loses the buffered events.
+    ForgetBuffered,
+    /// A recovery buffers all events that it reads again.
     ParkAgain,
-    /// What a snapshot's cut has is let go of, be it that events in it wait.
-    TrimParked,
-    /// A source that has ended is waited for.
+    /// The log is trimmed up to a snapshot's cut, even where buffered events are before it.
+    TrimBuffered,
+    /// The watermark waits for a source that has ended.
     ForgetEnd,
-    /// A source that is silent holds the watermark back for ever.
+    /// A silent source holds the watermark back forever.
     ForgetIdle,
-    /// Where too much waits nothing is read any more that may have to wait, be it what all others wait for.
+    /// When too much is buffered, nothing is read that may have to be buffered, even what all
+    /// others wait for.
     PauseAll,
-    /// Somebody outside is asked for an epoch whose cut is not durable, and may become another one.
+    /// The outside is asked for an epoch whose cut is not durable and may still change.
     AskEarly,
-    /// A function goes on with an answer that is not durable.
+    /// A function continues with an answer that is not durable.
     TellEarly,
-    /// A recovery asks outside again what was answered.
+    /// A recovery asks the outside again for recorded answers.
     ForgetAnswers,
-    /// A recovery says that a transaction takes too long of which something has left.
+    /// A recovery decides that a transaction takes too long though its output has left.
     JudgeAgain,
-    /// Work outside is begun before the cut that asks for it is durable.
+    /// Work outside begins before the cut that asks for it is durable.
     WorkEarly,
     /// A recovery forgets the work outside that the snapshot's rows ask for.
     ForgetWork,
@@ -173,9 +179,9 @@ impl Fault {
         Fault::LateByItsCut,
         Fault::ForgetTimes,
         Fault::ForgetNewest,
-        Fault::ForgetParked,
+        Fault::ForgetBuffered,
         Fault::ParkAgain,
-        Fault::TrimParked,
+        Fault::TrimBuffered,
         Fault::ForgetEnd,
         Fault::ForgetIdle,
         Fault::PauseAll,

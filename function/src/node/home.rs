@@ -1,4 +1,4 @@
-//! Transactions where they came in: their beginning, and how it is known that all of their calls have ended.
+//! Transactions at the node that received them: their beginning, and the detection of their end.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +13,16 @@ use crate::share::Sum;
 use crate::size;
 use crate::store::Store;
 
-/// A transaction that came in here.
+/// A transaction that this node received.
 pub(super) struct Home {
     pub call: Call,
-    /// Who owns its entity; nobody when its key is none.
+    /// The owner of its entity, or `None` if its key is invalid.
     to: Option<NodeId>,
-    /// What has come back of its shares in this run.
+    /// The sum of the shares that have come back in this run.
     pub sum: Sum,
     /// The nodes that have taken part, in any run.
     pub parts: BTreeSet<NodeId>,
-    /// What all of its calls took.
+    /// The cost of all of its calls.
     pub spent: Spent,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
@@ -31,7 +31,7 @@ pub(super) struct Home {
     pub verdict: Option<Verdict>,
 }
 
-/// What a call says when it ends.
+/// The report of a call that ends.
 pub(super) struct Ended {
     pub share: u32,
     pub calls: u32,
@@ -57,7 +57,7 @@ impl Home {
         }
     }
 
-    /// What it came to, for whoever has asked.
+    /// Returns its result, for the client.
     fn outcome(&self) -> Result<Value, Abort> {
         match &self.failure {
             Some((_, abort)) => Err(size::told(abort.clone())),
@@ -67,7 +67,8 @@ impl Home {
 }
 
 impl<S: Store> Node<S> {
-    /// A request that has come in: where it goes, and what its function sees, is the key as the table has it.
+    /// Creates the state of a received request. The key as the table stores it determines where the
+    /// call goes and what its function sees.
     pub(super) fn home(&self, mut call: Call) -> Home {
         let program = self.program.program();
         let Ok(key) = run::stored_key(program, &call) else { return Home::new(call, None) };
@@ -76,7 +77,8 @@ impl<S: Store> Node<S> {
         Home::new(call, to)
     }
 
-    /// Begins a transaction, or begins it again, where whoever takes part does not know by itself.
+    /// Begins a transaction, or begins it again in a mode in which its participants do not start by
+    /// themselves.
     pub(super) fn begin_home(&mut self, tid: Tid, mode: Mode, out: &mut Outbox) {
         let epoch = running!(self);
         let home = epoch.homes.get_mut(&tid).expect("it came in here");
@@ -90,13 +92,13 @@ impl<S: Store> Node<S> {
         let path = Path::new();
         // The request is the first call.
         let (me, share, before) = (self.me, 0, Spent { calls: 1, uses: 0 });
-        // A key that is none is found when the function begins.
+        // An invalid key is found when the function begins.
         let to = to.unwrap_or(me);
         let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, before };
         self.send(to, call, out);
     }
 
-    /// Takes what a call has left of its share; the last one ends the transaction.
+    /// Takes the rest of a call's share. The last one ends the transaction.
     pub(super) fn ended(&mut self, from: NodeId, tid: Tid, ended: Ended, out: &mut Outbox) {
         let first_failure = self.spoiled_by(Fault::FirstFailure);
         let lose_share = self.spoiled_by(Fault::LoseShare);
@@ -118,14 +120,14 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// All calls of a transaction have ended.
+    /// Ends a transaction whose calls have all ended.
     fn end(&mut self, tid: Tid, out: &mut Outbox) {
         let Settings { calls_max, uses_max, .. } = self.settings;
         let epoch = running!(self);
         let home = epoch.homes.get_mut(&tid).expect("it came in here");
         let is_much = home.spent.calls > calls_max || home.spent.uses > uses_max;
         if is_much && epoch.run[&tid] != Mode::Sequential {
-            // Perhaps too much: only one call after the other says where.
+            // This may be too much. Only a run of one call after the other finds where.
             home.missed = Some(Mode::Sequential);
         }
         let verdict = match (home.missed, &home.failure) {
@@ -142,7 +144,7 @@ impl<S: Store> Node<S> {
         self.tell_done(out);
     }
 
-    /// Replies to those whose outcome nothing can change any more: all before `open`.
+    /// Replies to the transactions whose results nothing can change any more: all before `open`.
     pub(super) fn reply_before(&mut self, open: Option<Tid>, out: &mut Outbox) {
         let epoch = running!(self);
         while let Some(&tid) = epoch.unreplied.front() {

@@ -1,8 +1,9 @@
 //! A node: the state machine of one owner of partitions.
 //!
-//! By phase: [`home`] begins transactions and knows when all of their calls have ended; [`run`] runs
-//! functions; [`declared`] runs transactions whose rows are known; [`round`] goes from round to round;
-//! [`check`] finds what has to run again; [`commit`] ends the epoch; [`asked`] knows what outside has said.
+//! The modules by phase: [`home`] begins transactions and knows when all of their calls have ended.
+//! [`run`] runs functions. [`declared`] runs transactions whose rows are known. [`round`] goes from
+//! round to round. [`check`] finds what must run again. [`commit`] ends the epoch. [`asked`] has
+//! the answers from outside.
 
 mod asked;
 mod check;
@@ -39,7 +40,7 @@ use self::part::Part;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u16);
 
-/// Which node owns each partition; the same on all of them.
+/// The owner of each partition, the same on all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
     nodes: u16,
@@ -47,37 +48,37 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// Equal shares for so many nodes.
+    /// Creates equal shares for this many nodes.
     pub fn equal(nodes: u16) -> Owners {
         let worker = |p| tidemill_place::worker(tidemill_place::Partition(p), nodes.into());
         Owners::new(nodes, (0..PARTITIONS).map(|p| NodeId(worker(p) as u16)).collect())
     }
 
-    /// These, one for each of the [`PARTITIONS`].
+    /// Creates owners from a list with one for each of the [`PARTITIONS`].
     pub fn new(nodes: u16, by_partition: Arc<[NodeId]>) -> Owners {
         assert_eq!(by_partition.len(), usize::from(PARTITIONS), "an owner for each partition");
         assert!(by_partition.iter().all(|node| node.0 < nodes), "owners are nodes");
         Owners { nodes, by_partition }
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> u16 {
         self.nodes
     }
 
-    /// The owner of a partition.
+    /// Returns the owner of a partition.
     pub fn of(&self, partition: tidemill_place::Partition) -> NodeId {
         self.by_partition[usize::from(partition.0)]
     }
 
-    /// The owner of a row.
+    /// Returns the owner of a row.
     pub fn of_row(&self, program: &tidemill_txn::Program, row: &RowAt) -> NodeId {
         let spec = &program.tables[row.table.index()];
         self.of(tidemill_place::partition_of_bytes(spec, &row.key.0))
     }
 
-    /// The owner of the rows whose keys begin so; `None` when these columns do not say in which partition
-    /// they are.
+    /// Returns the owner of the rows whose keys begin with these values. Returns `None` if these
+    /// columns do not determine the partition.
     pub fn of_key(
         &self,
         program: &tidemill_txn::Program,
@@ -93,26 +94,29 @@ impl Owners {
     }
 }
 
-/// What may be chosen.
+/// The settings of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// So many calls may be in one transaction.
+    /// The maximum number of calls in one transaction.
     pub calls_max: u32,
-    /// So many uses of rows, calls and events may functions make in one.
+    /// The maximum number of uses of rows, calls and events that the functions of one transaction
+    /// make.
     pub uses_max: u32,
-    /// So many may be in one another.
+    /// The maximum depth of nested calls.
     pub depth_max: usize,
-    /// After so many rounds of an epoch transactions run one at a time.
+    /// The number of rounds of an epoch after which transactions run one at a time.
     pub rounds_max: u32,
-    /// A call that has been begun so often keeps where it is from then on, if it can ([`Functions::begin_kept`]).
+    /// The number of times that a call begins before it keeps its position, if it can
+    /// ([`Functions::begin_kept`]).
     pub begins_max: u32,
     /// Whether a re-run makes all calls at once where it can.
     pub cache: bool,
-    /// What random numbers are made of, beside places.
+    /// The seed of random numbers, which also depend on places.
     pub seed: u64,
-    /// An event, or the reply to a request, may take so many bytes in a log ([`crate::output_bytes`]).
+    /// The maximum bytes that an event or the reply to a request takes in a log
+    /// ([`crate::output_bytes`]).
     pub output_bytes_max: usize,
-    /// A mistake to make, so that tests can see that they would find it.
+    /// A defect to inject, so that tests can show that they detect it.
     #[doc(hidden)]
     pub fault: Option<Fault>,
 }
@@ -133,32 +137,34 @@ impl Default for Settings {
     }
 }
 
-/// What has come of something that concerns the world outside.
+/// An event of a node for its driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A transaction that has come in here is final. Those of one node come in their order, and before the
-    /// end of the epoch where nothing before them is open (early replies, Styx 6.4).
+    /// A transaction that this node received is final. Replies of one node come in the order of its
+    /// transactions. They come before the end of the epoch if nothing before them is open (early
+    /// replies: Styx, section 6.4).
     Replied {
-        /// Which.
+        /// The transaction.
         tid: Tid,
-        /// What it returned, or why it aborted.
+        /// The returned value, or the reason of the abort.
         outcome: Result<Value, Abort>,
     },
-    /// A committed transaction has emitted an event here; all events of an epoch, of all nodes, are in the
-    /// order of their transactions and then of their paths.
+    /// A committed transaction has emitted an event here. All events of an epoch, of all nodes, are
+    /// ordered by their transactions and then by their paths.
     Emitted {
         /// The transaction.
         tid: Tid,
-        /// The place in it.
+        /// The place in the transaction.
         path: Path,
         /// The stream.
         stream: StreamId,
         /// The event.
         row: Row,
     },
-    /// A function asks somebody outside, and goes on when [`Node::answered`] says what it is told.
+    /// A function asks somebody outside. It continues when [`Node::answered`] passes the answer.
     Asked(Question),
-    /// A row of an outbox has become this; none where it has gone. Those of an epoch come before its end.
+    /// The new state of a row of an outbox, or none if it was removed. Those of an epoch come
+    /// before its end.
     Outbox {
         /// The outbox.
         table: TableId,
@@ -169,10 +175,11 @@ pub enum Event {
     },
     /// The epoch is in the store, and the next one may begin.
     Committed {
-        /// Which.
+        /// The epoch.
         epoch: u64,
     },
-    /// A function has read the same twice and done something else: it is no function of what it reads.
+    /// A function has read the same twice and acted differently. So its result depends on something
+    /// else than what it reads.
     NotDeterministic {
         /// The transaction.
         tid: Tid,
@@ -181,53 +188,53 @@ pub enum Event {
     },
 }
 
-/// What a step of a node leaves to do.
+/// The results of a step of a node.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    /// Messages to other nodes, in the order in which they are to be sent.
+    /// The messages to other nodes, in the order in which they must be sent.
     pub messages: Vec<(NodeId, Message)>,
-    /// What has happened.
+    /// The events for the driver.
     pub events: Vec<Event>,
 }
 
-/// How much there was to do.
+/// Counts of the work of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Epochs.
+    /// The number of epochs.
     pub epochs: u64,
-    /// Rounds.
+    /// The number of rounds.
     pub rounds: u64,
-    /// Transactions that came in here.
+    /// The number of transactions that this node received.
     pub transactions: u64,
-    /// Calls executed here, those of re-runs included.
+    /// The number of calls executed here, including those of re-runs.
     pub calls: u64,
-    /// Of those the ones executed without being called.
+    /// The number of these calls that ran without being called.
     pub cached: u64,
     /// How often functions have begun, or begun again.
     pub begins: u64,
-    /// Messages to other nodes.
+    /// The number of messages to other nodes.
     pub messages: u64,
 }
 
-/// The state machine. Driven by [`Node::begin`], once for each epoch on every node, and
-/// [`Node::receive`]; what either leaves to do is in the [`Outbox`].
+/// The state machine. [`Node::begin`], once for each epoch on every node, and [`Node::receive`]
+/// drive it. The results of either are in the [`Outbox`].
 pub struct Node<S> {
     me: NodeId,
     program: Arc<dyn Functions>,
     owners: Owners,
     settings: Settings,
     store: S,
-    /// Messages of epochs and rounds that are not here yet.
+    /// Messages of epochs and rounds that this node has not reached yet.
     early: BTreeMap<(u64, u32), VecDeque<(NodeId, Message)>>,
     /// Messages to itself.
     own: VecDeque<Body>,
     fresh: Vec<Body>,
-    /// Those whose way is free.
+    /// Those that no longer have to wait.
     woken: VecDeque<Waiter>,
     running: Option<Epoch>,
-    /// What outside has said to questions of transactions that are not in the store yet.
+    /// Answers from outside to questions of transactions that are not in the store yet.
     answers: BTreeMap<(Tid, Asked), Arc<[u8]>>,
-    /// The last transaction of which something had left before it was executed here.
+    /// The last transaction whose output had left before this node executed it.
     left: Tid,
     counters: Counters,
 }
@@ -237,40 +244,41 @@ struct Epoch {
     number: u64,
     clock: Clock,
     round: u32,
-    /// Transactions that came in here whose rows are not known.
+    /// Transactions that this node received and whose rows are not known.
     homes: HashMap<Tid, Home, FixedState>,
-    /// Those whose rows are.
+    /// Transactions whose rows are known.
     declared: Declared,
-    /// How many have not ended in this round: of those that came in here, and of those of known rows that this node
-    /// knows of.
+    /// The number of transactions that have not ended in this round: those that this node received,
+    /// and those with known rows that it knows of.
     open: usize,
-    /// What this node does of transactions, its own and others'.
+    /// This node's parts of transactions, its own and others'.
     parts: HashMap<Tid, Part, FixedState>,
     versions: Versions,
     /// Transactions whose versions others see.
     there: HashSet<Tid, FixedState>,
     gate: Gate,
-    /// Those that run in this round.
+    /// Transactions that run in this round.
     run: BTreeMap<Tid, Mode>,
-    /// Those that are not final yet.
+    /// Transactions that are not final yet.
     unsettled: BTreeMap<Tid, Mode>,
     told_done: bool,
-    /// How many nodes have said that their transactions have ended, and then, what has to run again.
+    /// The number of nodes whose transactions have ended. `conflicts` counts those that then
+    /// reported what must run again.
     dones: u16,
     conflicts: u16,
     again: BTreeMap<Tid, Mode>,
-    /// By writer: who has read what it wrote.
+    /// The readers of what each transaction wrote, by writer.
     reads: BTreeMap<Tid, Vec<(Tid, Mode)>>,
-    /// How often a clock has said that a part of one takes too long, for which it runs again.
+    /// How often a clock's verdict on a part of a transaction has made it run again.
     judged: u32,
-    /// The first that is not final, and since when it is the first.
+    /// The first transaction that is not final, and the round since which it is the first.
     first_open: (Option<Tid>, u32),
-    /// Transactions that came in here and have not been replied to, in their order.
+    /// Transactions that this node received and has not replied to, in their order.
     unreplied: VecDeque<Tid>,
 }
 
 impl<S: Store> Node<S> {
-    /// A node with its rows.
+    /// Creates a node with its rows.
     pub fn new(
         me: NodeId,
         program: Arc<dyn Functions>,
@@ -296,17 +304,17 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// Its rows, as the last epoch has left them.
+    /// Returns its rows, as the last epoch left them.
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// The same, to change between epochs.
+    /// Returns its rows, to change them between epochs.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.store
     }
 
-    /// How much there has been to do.
+    /// Returns the counts of its work.
     pub fn counters(&self) -> Counters {
         self.counters
     }
@@ -316,10 +324,10 @@ impl<S: Store> Node<S> {
         self.running.is_some()
     }
 
-    /// Begins an epoch with the requests that have come in here, each at its place.
+    /// Begins an epoch with the requests that this node received, each at its place.
     ///
     /// # Panics
-    /// When one runs: every node begins an epoch when it has ended the one before.
+    /// If an epoch runs: every node begins an epoch after it has ended the one before.
     pub fn begin(
         &mut self,
         number: u64,
@@ -371,7 +379,7 @@ impl<S: Store> Node<S> {
         self.work(out);
     }
 
-    /// Takes a message.
+    /// Processes a message.
     pub fn receive(&mut self, from: NodeId, message: Message, out: &mut Outbox) {
         match self.is_due(&message) {
             true => self.handle(from, message.body, out),
@@ -383,7 +391,7 @@ impl<S: Store> Node<S> {
         self.work(out);
     }
 
-    /// Whether a message is of the round that is here. Nobody can be more than one round ahead.
+    /// Whether a message belongs to the current round. No node can be more than one round ahead.
     fn is_due(&self, message: &Message) -> bool {
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
         let due = here == Some((message.epoch, message.round));
@@ -395,10 +403,11 @@ impl<S: Store> Node<S> {
         due
     }
 
-    /// The next message that has become due.
+    /// Returns the next message that has become due.
     fn due(&mut self) -> Option<(NodeId, Message)> {
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
-        // What is late nobody waits for; it must not be in the way.
+        // No node waits for a message of an earlier round. Remove it, so that it does not block
+        // others.
         while self.early.first_key_value().is_some_and(|(first, _)| here > Some(*first)) {
             self.early.pop_first();
         }
@@ -413,11 +422,11 @@ impl<S: Store> Node<S> {
         message
     }
 
-    /// Takes the messages to itself, and those that have become due.
+    /// Processes the messages to itself, and those that have become due.
     fn work(&mut self, out: &mut Outbox) {
         loop {
-            // What has come of something is before what was there: the calls of one request before the next
-            // request, which then finds them done.
+            // Consequences of a message come before older messages: the calls of one request before
+            // the next request, which then finds them done.
             while let Some(body) = self.fresh.pop() {
                 self.own.push_front(body);
             }
@@ -487,7 +496,8 @@ impl<S: Store> Node<S> {
 
 /// The epoch that runs.
 ///
-/// A macro, and not a method, so that the rest of the node can be used beside it.
+/// This is a macro and not a method, so that the other fields of the node can be borrowed beside
+/// it.
 macro_rules! running {
     ($node:expr) => {
         $node.running.as_mut().expect("an epoch runs")

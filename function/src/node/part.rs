@@ -1,4 +1,4 @@
-//! What one node does of a transaction.
+//! A node's part of a transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,23 +15,24 @@ use crate::order::Path;
 use crate::program::{Activation, Call, Target};
 use crate::store::Stored;
 
-/// Calls by their places. Most maps have one, and a call has hundreds of bytes.
+/// Calls by their places. Most maps have one call, and a call has hundreds of bytes, so it is
+/// boxed.
 pub(super) type Runs = BTreeMap<Path, Box<Invocation>>;
 
-/// What a node does of a transaction.
+/// A node's part of a transaction.
 pub(super) struct Part {
     pub home: NodeId,
     pub mode: Mode,
-    /// The calls of this run, and of the last one.
+    /// The calls of this run. `before` has those of the last one.
     pub runs: Runs,
     pub before: Runs,
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
-    /// What this run has taken here.
+    /// The cost of this run here.
     pub spent: Spent,
-    /// Whether repeating the last run has failed: then it is not tried again.
+    /// Whether a repetition of the last run has failed. Then it is not tried again.
     pub has_missed: bool,
-    /// What this run came to, once that is known.
+    /// The verdict of this run, once it is known.
     pub verdict: Option<Verdict>,
 }
 
@@ -50,53 +51,55 @@ impl Part {
     }
 }
 
-/// A call, as it runs and as it has run.
+/// A call, while it runs and after.
 pub(super) struct Invocation {
     pub call: Call,
     pub share: u32,
-    /// Who wants the reply.
+    /// The node that awaits the reply.
     pub caller: Option<NodeId>,
-    /// The function, while it waits; none before it begins, and when it has to begin again.
+    /// The function, while it waits. It is `None` before the function begins, and when it must
+    /// begin again.
     pub activation: Option<Box<dyn Activation>>,
     /// How often it has begun.
     pub begun: u32,
-    /// How many accesses it has made at most, of all times that it has begun.
+    /// The most accesses that it has made, over all times that it has begun.
     pub most: u32,
-    /// How many accesses and calls it has made.
+    /// The number of accesses and calls that it has made.
     pub ordinal: u32,
-    /// What it has read, in its order; one that begins again is told the same again.
+    /// Its reads, in their order. When it begins again, it gets the same results. `told` counts
+    /// those that it has got.
     pub reads: Vec<Read>,
     pub told: usize,
     pub writes: Vec<Write>,
     pub emits: Vec<(u32, StreamId, Row)>,
-    /// The calls it has made; one that begins again has made so many of them again.
+    /// The calls that it has made. When it begins again, `made` counts those that it has repeated.
     pub children: Vec<Child>,
     pub made: usize,
-    /// How far it was before its last use of its context.
+    /// Its position before its last use of its context.
     pub mark: Mark,
-    /// The calls it waits for, and all that it has waited for since it began.
+    /// The calls it waits for. `awaited` has all that it has waited for since it began.
     pub waits: Vec<u32>,
-    /// So many of the calls it waits for have returned, from the first on.
+    /// The number of calls in `waits` that have returned, counted from the first.
     returned: usize,
     pub awaited: BTreeSet<u32>,
-    /// What it has asked outside, while it is not told.
+    /// Its question to the outside, while it has no answer.
     pub asks: Option<Asked>,
-    /// Whether a clock has said that some of it takes too long.
+    /// Whether a clock has found that a part of it takes too long.
     pub is_judged: bool,
-    /// Whether that is recorded now, and what it has done must be undone.
+    /// Whether such a verdict is being recorded, so that its effects must be undone.
     pub misses: bool,
-    /// What there has been before it, itself included, where calls run one after the other.
+    /// The cost of everything before it, itself included, if calls run one after the other.
     pub before: Spent,
-    /// What it has asked for before it uses it.
+    /// The rows that it has requested before it uses them.
     pub ahead: Option<Box<Ahead>>,
-    /// How much of what it was told by that has not been confirmed.
+    /// The number of replies that it used ahead and that are not confirmed yet.
     pub unconfirmed: u32,
-    /// How far its calls have come, where they take place one after the other.
+    /// The progress of its calls, if they take place one after the other.
     pub serial: Option<Box<Serial>>,
     pub outcome: Option<Outcome>,
 }
 
-/// How far a call has come: accesses, reads told, calls and writes.
+/// The progress of a call: accesses, repeated reads, calls and writes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Mark {
     ordinal: u32,
@@ -105,17 +108,17 @@ pub(super) struct Mark {
     writes: usize,
 }
 
-/// A read, and what it was told.
+/// A read and its result.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Read {
     pub ordinal: u32,
     pub what: Wish,
-    /// Of a range: at most so many rows.
+    /// The maximum number of rows of a range.
     pub limit: u32,
     pub saw: Saw,
 }
 
-/// What a read was told: one row, which may be missing, or those of a range.
+/// The result of a read: one row, which may be missing, or the rows of a range.
 pub(super) type Saw = SmallVec<[Stored; 1]>;
 
 /// A write.
@@ -132,17 +135,17 @@ pub(super) struct Write {
 pub(super) struct Child {
     pub ordinal: u32,
     pub call: Call,
-    /// Where it runs.
+    /// The node that runs it.
     pub to: NodeId,
     pub wanted: bool,
     pub reply: Answer,
-    /// Whether that is what was told ahead, and is to be confirmed.
+    /// Whether `reply` was received ahead, and must be confirmed.
     pub is_ahead: bool,
-    /// What it took, where calls run one after the other.
+    /// Its cost, if calls run one after the other.
     pub spent: Spent,
 }
 
-/// What has come back from a call.
+/// The reply of a call, as far as it is known.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Answer {
     Nothing,
@@ -150,15 +153,15 @@ pub(super) enum Answer {
     Failed,
 }
 
-/// What a call came to.
+/// The result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Outcome {
     Returned(Value),
-    /// At this place, for this reason.
+    /// It failed at this place, for this reason.
     Failed(Path, Abort),
-    /// It waited for one that has failed.
+    /// It waited for a call that has failed.
     Stopped,
-    /// It has to run again so.
+    /// It must run again in this mode.
     Missed(Mode),
 }
 
@@ -193,14 +196,14 @@ impl Invocation {
         }
     }
 
-    /// It goes on when these calls have returned.
+    /// Makes it wait until these calls have returned.
     pub fn wait_for(&mut self, calls: Vec<u32>) {
         (self.waits, self.returned) = (calls, 0);
     }
 
-    /// Whether it can't go on yet.
+    /// Whether it can't continue yet.
     pub fn is_waiting(&mut self) -> bool {
-        // What has returned once is not looked at again.
+        // A call that has returned is not checked again.
         let Invocation { waits, children, returned, .. } = self;
         let is_open = |&n: &u32| children[n as usize].reply == Answer::Nothing;
         *returned += waits[*returned..].iter().take_while(|n| !is_open(n)).count();
@@ -209,42 +212,42 @@ impl Invocation {
             || ahead.is_some_and(|ahead| ahead.open > 0 || ahead.confirms && self.is_unconfirmed())
     }
 
-    /// Whether it goes on: also where it was told what is not so, but not before all who were asked ahead have told. Nothing else
-    /// would wait for them.
+    /// Whether it continues. It also continues when a value used ahead was wrong, but only after
+    /// all answers to requests ahead have arrived. Nothing else would wait for these.
     pub fn may_go_on(&mut self) -> bool {
         let is_wrong = |ahead: &Ahead| ahead.is_wrong && ahead.open == 0;
         self.ahead.as_deref().is_some_and(is_wrong) || !self.is_waiting()
     }
 
-    /// Whether something that it was told ahead has not been confirmed.
+    /// Whether something that it received ahead has not been confirmed.
     pub fn is_unconfirmed(&self) -> bool {
         self.unconfirmed > 0
     }
 
-    /// Remembers how far it is.
+    /// Notes its position.
     pub fn mark(&mut self) {
         let (told, made, writes) = (self.told, self.made, self.writes.len());
         self.mark = Mark { ordinal: self.ordinal, told, made, writes };
     }
 
-    /// Goes back to where it was before the use that could not be.
+    /// Returns to the position before the use that was not possible.
     pub fn back(&mut self) {
         let Mark { ordinal, told, made, writes } = self.mark;
         (self.ordinal, self.told, self.made) = (ordinal, told, made);
         self.writes.truncate(writes);
     }
 
-    /// The same call again.
+    /// Creates the same call for another run.
     pub fn again(&self) -> Invocation {
         Invocation::new(self.call.clone(), self.share, self.caller, Spent::default())
     }
 
-    /// What it has read.
+    /// Returns the rows and ranges that it has read.
     pub fn wishes(&self) -> impl Iterator<Item = Wish> + '_ {
         self.reads.iter().map(|read| read.what.clone())
     }
 
-    /// What it took itself; uses of rows where they live are part of what used them.
+    /// Returns its own cost. Uses of rows where they live belong to the function that used them.
     pub fn own(&self) -> Spent {
         match self.call.target {
             Target::Function(_) => Spent { calls: 1, uses: self.ordinal },
@@ -252,13 +255,13 @@ impl Invocation {
         }
     }
 
-    /// What it and those that it has made took, where they run one after the other.
+    /// Returns the cost of it and of the calls that it has made, if these run one after the other.
     pub fn spent(&self) -> Spent {
         self.children.iter().fold(self.own(), |spent, child| spent.and(child.spent))
     }
 
-    /// Whether another run of the same call has read the same and yet done something else. What a clock has ended is no
-    /// function of what it has read.
+    /// Whether another run of the same call has read the same but acted differently. A run that a
+    /// clock has ended is no function of its reads, so it never contradicts.
     pub fn contradicts(&self, other: &Invocation) -> bool {
         let is_over =
             |o: &Option<Outcome>| matches!(o, Some(Outcome::Returned(_) | Outcome::Failed(..)));

@@ -1,9 +1,10 @@
-//! From round to round: all that run end, everybody looks at what they have read, and says who has to run
-//! again; when nobody has to, the epoch ends.
+//! The rounds of an epoch. All transactions of a round end, then every node checks its reads and
+//! reports which must run again. When none must, the epoch ends.
 //!
-//! Messages between two nodes keep their order, and everybody tells everybody: so when all have said that
-//! theirs have ended, nothing of the round is under way but replies that nobody waits for any more, and those
-//! are before what the sender says next.
+//! Messages between two nodes keep their order, and every node sends to every other. So when all
+//! have reported the end of their transactions, nothing of the round is under way. The only
+//! exceptions are replies that no call awaits any more, and these arrive before the sender's next
+//! report.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -16,7 +17,7 @@ use crate::order::Tid;
 use crate::store::Store;
 
 impl<S: Store> Node<S> {
-    /// Begins a round, in which these run.
+    /// Begins a round, in which these transactions run.
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;
         if self.spoiled_by(Fault::AskAgain) && running!(self).round > 0 {
@@ -26,7 +27,7 @@ impl<S: Store> Node<S> {
         (epoch.told_done, epoch.dones, epoch.conflicts) = (false, 0, 0);
         (epoch.again, epoch.reads) = Default::default();
         epoch.run = run.clone();
-        // What they have done before is undone, and expected, before anybody begins.
+        // Undo their earlier effects, and expect the same writes, before any of them begins.
         for (&tid, &mode) in &run {
             if self.undo_declared(tid) {
                 continue;
@@ -55,7 +56,7 @@ impl<S: Store> Node<S> {
         self.tell_done(out);
     }
 
-    /// All calls of a transaction have ended, and whoever has waited for that may go on.
+    /// Notes that all calls of a transaction have ended. Those that waited for it may continue.
     pub(super) fn finished(&mut self, tid: Tid, verdict: Verdict) {
         let skip_undo = self.spoiled_by(Fault::SkipUndo);
         let epoch = running!(self);
@@ -69,7 +70,7 @@ impl<S: Store> Node<S> {
         self.woken.extend(epoch.gate.ended(tid));
     }
 
-    /// Nobody that it has waited for is in its way any more.
+    /// Continues a waiter whose transaction has ended.
     pub(super) fn wake(&mut self, waiter: Waiter, out: &mut Outbox) {
         let Waiter { tid, path } = waiter;
         match path {
@@ -84,8 +85,8 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// Tells the others, once, that all that came in here and run in this round have ended. Where nobody has anything to
-    /// look at the epoch ends here.
+    /// Tells the others, once, that all transactions that this node received and that run in this
+    /// round have ended. If no node has anything to check, the epoch ends here.
     pub(super) fn tell_done(&mut self, out: &mut Outbox) {
         let nodes = self.owners.nodes();
         let epoch = running!(self);
@@ -100,7 +101,8 @@ impl<S: Store> Node<S> {
         self.send_all(&Body::Done, out);
     }
 
-    /// Another node's have ended; after the last one nothing is under way.
+    /// Notes that another node's transactions have ended. After the last node, nothing is under
+    /// way.
     pub(super) fn all_done(&mut self, out: &mut Outbox) {
         let epoch = running!(self);
         epoch.dones += 1;
@@ -110,10 +112,12 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// Another node has said what has to run again; after the last one everybody knows, and goes on.
+    /// Takes another node's report of what must run again. After the last report all nodes know the
+    /// same, and continue.
     ///
-    /// Whoever has read from one that runs again runs again with it: most likely what it has read will be gone,
-    /// and finding that out a round later would take as many rounds as a chain of readers is long.
+    /// A transaction that has read from one that runs again runs again with it. Its reads will
+    /// probably become wrong. Finding that out a round later would take as many rounds as a chain
+    /// of readers is long.
     pub(super) fn all_checked(
         &mut self,
         again: Vec<(Tid, Mode)>,
@@ -133,7 +137,7 @@ impl<S: Store> Node<S> {
         if epoch.conflicts < nodes {
             return;
         }
-        // Writers are before their readers.
+        // Writers come before their readers.
         let mut next = epoch.again.first_key_value().map(|(&tid, _)| tid);
         while let Some(tid) = next {
             for (reader, mode) in epoch.reads.remove(&tid).into_iter().flatten() {
@@ -157,14 +161,15 @@ impl<S: Store> Node<S> {
         };
         let run = match epoch.round + 1 < rounds_max {
             true => epoch.unsettled.clone(),
-            // The first of them, all before it being final, is final after at most three rounds.
+            // All before the first are final, so it is final after at most three rounds.
             false => [(open, mode)].into(),
         };
         epoch.round += 1;
         if epoch.first_open.0 != Some(open) {
             epoch.first_open = (Some(open), epoch.round);
         }
-        // All before it are final, so what it reads is, and one call after the other sees it.
+        // All before it are final, so its reads are, and a run of one call after the other sees
+        // this.
         let rounds = epoch.round - epoch.first_open.1;
         assert!(
             rounds < rounds_max + 4 + epoch.judged,

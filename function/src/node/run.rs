@@ -1,4 +1,4 @@
-//! Running functions: what they may do, and what becomes of it.
+//! Execution of functions.
 
 pub(super) mod ahead;
 mod context;
@@ -29,7 +29,7 @@ use crate::store::{Store, Stored};
 use crate::versions::{Version, Versions};
 
 impl<S: Store> Node<S> {
-    /// A call has come.
+    /// Takes a call and runs it.
     pub(super) fn called(
         &mut self,
         tid: Tid,
@@ -53,7 +53,7 @@ impl<S: Store> Node<S> {
         self.enter(tid, path, out);
     }
 
-    /// Runs a call, once nobody is in its way.
+    /// Runs a call, once no earlier transaction blocks it.
     pub(super) fn enter(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
         let program = self.program.program();
         let epoch = running!(self);
@@ -72,8 +72,8 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// Runs what a node has done of a transaction once more, every call where it was, once nobody is in the
-    /// way of any.
+    /// Repeats this node's part of a transaction, every call where it was, once no earlier
+    /// transaction blocks any of them.
     pub(super) fn enter_cached(&mut self, tid: Tid, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
@@ -91,7 +91,7 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// What a call has returned.
+    /// Takes the reply of a call.
     pub(super) fn replied(
         &mut self,
         tid: Tid,
@@ -106,7 +106,7 @@ impl<S: Store> Node<S> {
             return;
         };
         let part = epoch.parts.get_mut(&tid).expect("its caller is here");
-        let invocation = part.runs.get_mut(caller).expect("it has called");
+        let invocation = part.runs.get_mut(caller).expect("it has made a call");
         let at = invocation.children.binary_search_by_key(&ordinal, |c| c.ordinal);
         let child = &mut invocation.children[at.expect("it has made this call")];
         let reply = value.map_or(Answer::Failed, Answer::Value);
@@ -128,7 +128,7 @@ impl<S: Store> Node<S> {
         }
     }
 
-    /// Lets a call go on, from its beginning or from its wait, until it waits or ends.
+    /// Continues a call, from its beginning or from its wait, until it waits or ends.
     pub(super) fn resume(&mut self, tid: Tid, path: Path, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
@@ -182,7 +182,7 @@ impl<S: Store> Node<S> {
         }
         part.runs.insert(path, invocation);
         if let Some(verdict) = ended {
-            // What its home will say, which others need not wait for.
+            // This is the verdict that its home will send, so others need not wait for that.
             self.finished(tid, verdict);
         }
         for (to, body) in sends {
@@ -191,9 +191,9 @@ impl<S: Store> Node<S> {
     }
 }
 
-/// Says what a call came to: to whoever wants to know, and to where the transaction came from. What the transaction came
-/// to, where the call is all of it.
-#[allow(clippy::too_many_arguments)] // All that there is to say.
+/// Reports the result of a call to its caller and to the transaction's home. Returns the
+/// transaction's verdict if the call is all of it.
+#[allow(clippy::too_many_arguments)] // The report has this many parts.
 fn end(
     tid: Tid,
     path: &Path,
@@ -221,7 +221,7 @@ fn end(
                 missed = Some(Mode::Fresh);
             }
         }
-        // All of them run, whether it has come to them or not.
+        // All calls of the last run are running, even if this run did not reach them.
         calls = before.children.len();
     }
     if let Some(caller) = invocation.caller {
@@ -242,7 +242,7 @@ fn end(
     verdict
 }
 
-/// A function's turn: all that it can reach while it runs.
+/// The turn of a function: all that it can reach while it runs.
 struct Turn<'a, S> {
     me: NodeId,
     tid: Tid,
@@ -258,16 +258,16 @@ struct Turn<'a, S> {
     there: &'a HashSet<Tid, FixedState>,
     answers: &'a Answers,
     has_deadline: bool,
-    /// Whether the transaction could not be run to its end before.
+    /// Whether an earlier repetition of the transaction could not run to its end.
     has_missed: bool,
     written: &'a mut Vec<(TableId, Key)>,
-    /// What the transaction has taken here.
+    /// The cost of the transaction here.
     spent: &'a mut Spent,
     begins: &'a mut u64,
-    /// The last run of the same call, where it is to be repeated.
+    /// The last run of the same call, if this run repeats it.
     cached: Option<&'a Invocation>,
     invocation: &'a mut Invocation,
-    /// Why it can't be run to its end now.
+    /// The mode in which the transaction must run again, if it can't run to its end now.
     missed: Option<Mode>,
     sends: &'a mut Vec<(NodeId, Body)>,
     events: &'a mut Vec<Event>,
@@ -316,7 +316,7 @@ impl<S: Store> Turn<'_, S> {
                     let abort = Abort { kind: AbortKind::Overdue, reason };
                     return Some(Outcome::Failed(self.here(), abort));
                 }
-                // It may have been told what is not so.
+                // It may depend on an unconfirmed value.
                 Err(Stop::Overdue(_)) if self.invocation.is_unconfirmed() => {
                     self.invocation.confirms();
                     activation = None;
@@ -365,7 +365,7 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// What it returns; to a request no more than a log takes.
+    /// Returns the function's outcome. The reply to a request must fit into the log.
     fn returned(&self, value: Value) -> Outcome {
         let (reply, max) = (std::slice::from_ref(&value), self.settings.output_bytes_max);
         match self.path.is_empty().then(|| size::fits(self.functions, "the reply", reply, max)) {
@@ -374,7 +374,7 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Begins the function, perhaps again: then it is told what it was told before.
+    /// Begins the function, perhaps again. Then its reads give what they gave before.
     fn begin(&mut self) -> Result<Box<dyn Activation>, Abort> {
         let invocation = &mut *self.invocation;
         (invocation.ordinal, invocation.told, invocation.made) = (0, 0, 0);
@@ -383,7 +383,7 @@ impl<S: Store> Turn<'_, S> {
         invocation.emits.clear();
         invocation.ahead.iter_mut().for_each(|ahead| ahead.written.clear());
         if self.path.is_empty() {
-            // A request's key is a client's.
+            // The key of a request comes from a client, so it may be invalid.
             stored_key(self.functions.program(), &invocation.call)?;
         }
         if let Some(reason) = self.judged(0) {
@@ -399,12 +399,13 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Whether it has begun so often that it keeps where it is, if it can.
+    /// Whether it has begun so often that it keeps its position, if it can.
     fn keeps(&self) -> bool {
         self.invocation.begun > self.settings.begins_max
     }
 
-    /// Why a part of the call took too long, if it did; the whole of it is part 0.
+    /// Returns the reason why a part of the call took too long, if it did. Part 0 is the whole
+    /// call.
     fn judged(&mut self, part: u32) -> Option<String> {
         if self.answers.is_empty() {
             return None;
@@ -415,28 +416,29 @@ impl<S: Store> Turn<'_, S> {
         Some(String::from_utf8_lossy(reason).into_owned())
     }
 
-    /// A part of the call takes too long: it goes on when that is recorded.
+    /// Requests that a verdict is recorded: a part of the call takes too long. The call continues
+    /// when it is.
     fn judge(&mut self, part: u32, reason: String) {
         self.invocation.is_judged = true;
         let asked = asked::verdict(self.path, &self.invocation.call, part);
         self.ask(asked, Ask::new(move || reason.clone().into_bytes()));
     }
 
-    /// Asks outside, and waits.
+    /// Asks the outside, and waits.
     fn ask(&mut self, asked: Asked, ask: Ask) {
         self.invocation.asks = Some(asked);
         let (tid, path) = (self.tid, self.path.clone());
         self.events.push(Event::Asked(Question { tid, path, asked, ask }));
     }
 
-    /// The place of the next access.
+    /// Returns the place of the next access.
     fn here(&self) -> Path {
         let mut path = self.path.clone();
         path.push(self.invocation.ordinal);
         path
     }
 
-    /// Goes on to the next access; its place and number.
+    /// Advances to the next access. Returns its place and number.
     fn access(&mut self) -> Result<(Path, u32), Stop> {
         let place = self.here();
         let ordinal = self.invocation.ordinal;
@@ -449,13 +451,13 @@ impl<S: Store> Turn<'_, S> {
         self.settings.fault == Some(fault)
     }
 
-    /// Reads what this node owns.
+    /// Reads rows that this node owns.
     fn read(&mut self, what: Wish, limit: u32) -> Result<Saw, Stop> {
         let (place, ordinal) = self.access()?;
         self.read_at(place, ordinal, what, limit)
     }
 
-    /// The same at a place, which another access may have, too.
+    /// Reads at a place, which another access may share.
     fn read_at(&mut self, place: Path, ordinal: u32, what: Wish, limit: u32) -> Result<Saw, Stop> {
         let invocation = &mut *self.invocation;
         if let Some(read) = invocation.reads.get(invocation.told) {
@@ -487,7 +489,7 @@ impl<S: Store> Turn<'_, S> {
         Ok(told)
     }
 
-    /// What a read at a place of the call is told.
+    /// Returns what a read at a place of the call sees.
     fn sees(&self, ordinal: u32, what: &Wish, limit: u32) -> Saw {
         let mut place = self.path.clone();
         place.push(ordinal);
@@ -498,7 +500,7 @@ impl<S: Store> Turn<'_, S> {
         look(self.store, self.versions, place, what, limit, &is_there)
     }
 
-    /// Writes what this node owns.
+    /// Writes a row that this node owns.
     fn write(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
         let (path, ordinal) = self.access()?;
         let version = Version { tid: self.tid, path, row: row.clone() };
@@ -509,9 +511,9 @@ impl<S: Store> Turn<'_, S> {
         Ok(())
     }
 
-    /// A row becomes another one, wherever it lives, and its entries in indexes with it. How many accesses these
-    /// take is not seen in the places of what comes behind, which are the same wherever rows live: they are
-    /// those of a call, also on this node.
+    /// Writes a row, wherever it lives, with its entries in indexes. The accesses that this takes
+    /// have places of a call, also on this node. So the places of later accesses are the same,
+    /// wherever rows live.
     fn put_row(&mut self, table: TableId, key: &[Value], row: Stored) -> Result<(), Stop> {
         let owner = self.owner(table, key);
         let is_on_row = self.is_on_row();
@@ -521,7 +523,7 @@ impl<S: Store> Turn<'_, S> {
             if !program.has_indexes(table) {
                 return self.write(table, at, row);
             }
-            // In a call it has a place of its own.
+            // As part of a call, the read has a place of its own.
             let before = match is_on_row {
                 true => self.read(Wish::Row(table, at.clone()), 1)?,
                 false => {
@@ -550,7 +552,7 @@ impl<S: Store> Turn<'_, S> {
         self.reach(owner, target, table, key, args).map(drop)
     }
 
-    /// The entry of a row in an index becomes another one.
+    /// Replaces the entry of a row in an index.
     fn become_entry(
         &mut self,
         index: &Index,
@@ -568,7 +570,7 @@ impl<S: Store> Turn<'_, S> {
         self.hold(index.table, index.key(&entry), &entry)
     }
 
-    /// Puts a row of a table that the engine keeps.
+    /// Puts a row of a table that the engine maintains.
     fn hold(&mut self, table: TableId, key: &[Value], row: &[Value]) -> Result<(), Stop> {
         let owner = self.owner(table, key);
         if owner == self.me {
@@ -577,7 +579,7 @@ impl<S: Store> Turn<'_, S> {
         self.reach(owner, Target::Put, table, key, row).map(drop)
     }
 
-    /// Removes a row of a table that the engine keeps.
+    /// Removes a row of a table that the engine maintains.
     fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
         let owner = self.owner(table, key);
         if owner == self.me {
@@ -586,18 +588,18 @@ impl<S: Store> Turn<'_, S> {
         self.reach(owner, Target::Delete, table, key, &[]).map(drop)
     }
 
-    /// Whether what runs is a write of a row, where it lives, and no function.
+    /// Whether the running call is an operation on a row where it lives, and not a function.
     fn is_on_row(&self) -> bool {
         !self.path.is_empty() && !matches!(self.invocation.call.target, Target::Function(_))
     }
 
-    /// Whether what runs is another row's write of an entry. No function makes one: it could not write the table
-    /// where it runs.
+    /// Whether the running call is the write of an entry for another row. No function makes such a
+    /// write, because it could not write the table where it runs.
     fn is_kept(&self, table: TableId) -> bool {
         self.is_on_row() && self.functions.program().tables[table.index()].keeps.is_some()
     }
 
-    /// Makes a call; what has come back of it, in the end.
+    /// Makes a call. Returns its number among the calls of this function.
     fn make(&mut self, call: Call, to: NodeId, wanted: bool) -> Result<u32, Stop> {
         let (path, ordinal) = self.access()?;
         let invocation = &mut *self.invocation;
@@ -630,7 +632,7 @@ impl<S: Store> Turn<'_, S> {
             if mode == Mode::Sequential {
                 self.defer(is_function)?;
             } else {
-                // Only one call after the other says which is the one too many.
+                // Only a run of one call after the other finds the call that is too many.
                 self.spent.calls += u32::from(is_function);
                 if self.spent.calls > self.settings.calls_max {
                     return Err(self.miss(Mode::Sequential));
@@ -661,7 +663,7 @@ impl<S: Store> Turn<'_, S> {
         Ok(nth as u32)
     }
 
-    /// What a call has returned; the function begins again when it has not yet.
+    /// Returns the reply of a call. If it is not here yet, the function begins again when it is.
     fn answer(&mut self, nth: u32) -> Result<&Value, Stop> {
         if !matches!(self.invocation.children[nth as usize].reply, Answer::Value(_)) {
             self.invocation.wait_for(vec![nth]);
@@ -698,24 +700,24 @@ impl<S: Store> Turn<'_, S> {
     }
 
     fn not_deterministic(&mut self) -> Stop {
-        let reason = "the function is not deterministic: begun again, it does something else";
+        let reason = "the function is not deterministic: a repeated run did something else";
         Stop::Abort(Abort { kind: AbortKind::Fault, reason: reason.into() })
     }
 
-    /// Who owns the row with this key, which is whole.
+    /// Returns the owner of the row with this complete key.
     fn owner(&self, table: TableId, key: &[Value]) -> NodeId {
         let owner = self.owners.of_key(self.functions.program(), table, key);
         owner.expect("the whole key says in which partition the row is")
     }
 }
 
-/// Why a function fails that waits for what will never come.
+/// Returns the fault of a function that waits for a reply that it does not get.
 fn unwanted() -> Abort {
-    let reason = "a function waits for a call that it did not want a reply of";
+    let reason = "a function waits for a call whose reply it did not ask for";
     Abort { kind: AbortKind::Fault, reason: reason.into() }
 }
 
-/// The key of a call as its table has it.
+/// Returns the key of a call as its table stores it.
 pub(super) fn stored_key(program: &Program, call: &Call) -> Result<Vec<Value>, Abort> {
     match program.tables.get(call.table.index()) {
         Some(_) => program.stored_key(call.table, &call.key),

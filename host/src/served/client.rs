@@ -17,14 +17,14 @@ use super::lost::Lost;
 use crate::word::Word;
 use crate::COORDINATOR;
 
-/// Bytes of records that are appended by one message, about.
+/// The approximate bytes of records in one append message.
 const APPEND_BYTES: usize = 1 << 20;
 
-/// The log, as a worker has it.
+/// The log as a worker sees it.
 pub(crate) struct RemoteLog {
     mesh: Weak<Mesh>,
     calls: Mutex<Calls>,
-    /// What was read that is no record.
+    /// The error of a record that could not be decoded.
     failed: Mutex<Option<Error>>,
 }
 
@@ -32,18 +32,18 @@ pub(crate) struct RemoteLog {
 struct Calls {
     count: u64,
     open: HashMap<u64, Open, FixedState>,
-    /// What was under way when a link has ended.
+    /// The appends that were in progress when a link ended.
     lost: Lost,
 }
 
 /// A call that waits for its answer.
 enum Open {
-    /// Of these of the records that were appended together.
+    /// An append of this range of the records that were appended together.
     Append(Appending, Range<usize>, ThenEach),
     Read(Reading),
 }
 
-/// To a topic, by a generation.
+/// The topic and the generation of an append.
 type Appending = (Topic, u64);
 
 struct Reading {
@@ -70,14 +70,14 @@ impl RemoteLog {
         let call = calls.count;
         calls.open.insert(call, open);
         drop(calls);
-        // Where there is no link this is told as the end of one.
+        // Without a link, this is reported as the end of one.
         match self.mesh.upgrade() {
             Some(mesh) => mesh.send(COORDINATOR, Lane::Urgent, word(call).bytes()),
             None => self.broken(),
         }
     }
 
-    /// The link has ended: nobody will answer.
+    /// Notes that the link has ended, so that calls in progress get no answer.
     pub fn broken(&self) {
         let mut calls = self.calls.lock();
         let open = std::mem::take(&mut calls.open);
@@ -95,7 +95,7 @@ impl RemoteLog {
         }
     }
 
-    /// Takes an answer; `None` when it is one, or what else it is.
+    /// Takes a message if it is an answer. Returns any other message.
     pub fn answered(&self, word: Word) -> Option<Word> {
         let (Word::Appended { call, .. } | Word::Found { call, .. } | Word::NotFound { call }) =
             word
@@ -192,7 +192,7 @@ impl Log for RemoteLog {
         self.call(Open::Read(reading), word);
     }
 
-    /// Who serves it trims it.
+    /// The process that serves the log trims it.
     fn trim(&self, _: Topic, _: u64) {}
 
     fn failed(&self) -> Option<Error> {

@@ -1,14 +1,14 @@
 //! The log of a cluster in the files of one process, which serves it to the others.
 //!
-//! All topics are in one log, so that one sync makes everything durable that has come meanwhile. What is not
-//! trimmed is in memory, too, where it is read.
+//! All topics are in one log, so that one sync makes all waiting records durable. Records that are
+//! not trimmed are also in memory, from which they are read.
 //!
 //! A record of the files is a byte for its kind, then:
 //!
-//! | kind | what |
+//! | kind | content |
 //! | --- | --- |
-//! | 0 | where topics are at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64); then which record of the files is needed from there on (u64), if it is not of an earlier version |
-//! | 64 + v | a record in version v of `tidemill_cluster::wire`: its topic, its offset (u64), the generation of whoever has appended it (u64), its bytes (`tidemill_cluster::wire`) |
+//! | 0 | the topics at a trim: count (u32), and for each topic its tag (u8, u32), the next offset (u64) and the generation (u64); then the first record of the files that is needed (u64), unless an earlier version wrote it |
+//! | 64 + v | a record in version v of `tidemill_cluster::wire`: its topic, its offset (u64), the generation that appended it (u64), its bytes (`tidemill_cluster::wire`) |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -29,32 +29,32 @@ use tidemill_log::{LogKind, LogSpec};
 use super::lost::Lost;
 use super::topic::{put_topic, take_topic};
 
-/// So many appends are made durable at once.
+/// The maximum number of appends that are made durable at once.
 const BATCH: usize = 1 << 16;
 
-/// So long the directory is waited for: of who had it before in this process the last thread may be about to
-/// end.
+/// The time to wait for the directory. If this process held it before, the last thread may be about
+/// to end.
 const HOLD_WAIT_NS: u64 = 2_000_000_000;
 const HOLD_AGAIN_US: u64 = 10_000;
 
-/// How long to wait before the next look whether a full disk has room.
+/// The interval between checks whether a full disk has room, in microseconds.
 const FULL_US: u64 = 100_000;
 
 const BASES: u8 = 0;
-/// The kind of a record: with it the log says which version has written it.
+/// The kind of a record. It includes the version that wrote the record.
 const RECORD: u8 = RECORDS + VERSION as u8;
 const RECORDS: u8 = 64;
-/// What they were before kinds told versions.
+/// The kind of records before kinds included versions.
 const RECORD_FIRST: u8 = 1;
 
-/// How large things are; tests have smaller ones.
+/// Sizes of the log. Tests use smaller ones.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// Bytes of a file of the log.
+    /// The bytes of a file of the log.
     segment: u64,
-    /// Bytes that may wait to be appended.
+    /// The maximum bytes that wait to be appended.
     waiting_max: usize,
-    /// So much of the log is trimmed at once, at least: each trim is a record, too.
+    /// The minimum bytes that are trimmed at once, because each trim is a record, too.
     trim: usize,
     #[cfg(test)]
     mistake: Option<tests::Mistake>,
@@ -68,7 +68,7 @@ const SIZES: Sizes = Sizes {
     mistake: None,
 };
 
-/// Whether a test has asked for a mistake.
+/// Whether a test has injected a defect.
 macro_rules! spoils {
     ($files:expr, $mistake:ident) => {{
         #[cfg(test)]
@@ -82,7 +82,7 @@ macro_rules! spoils {
 /// A record as it is read.
 pub(crate) type Raw = (u64, Arc<[u8]>);
 
-/// What was found of a topic.
+/// The records that were found in a topic.
 pub(crate) struct Found {
     pub records: Vec<Raw>,
     pub upto: u64,
@@ -109,7 +109,7 @@ enum Job {
     },
 }
 
-/// Told the offset of the first of the records.
+/// A callback for the offset of the first of the records.
 type Appended = Then<std::result::Result<u64, Refused>>;
 
 /// The log.
@@ -123,23 +123,23 @@ pub struct FileLog {
 struct Shared {
     waiting: Mutex<Waiting>,
     failed: Mutex<Option<Error>>,
-    /// A full disk is waited for, and why.
+    /// Whether a full disk is waited for. `trouble` has the reason.
     waits: AtomicBool,
     trouble: Trouble,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// Bytes that wait to be appended.
+    /// The bytes that wait to be appended.
     bytes: usize,
-    /// What there was no room for.
+    /// The appends that had no room.
     lost: Lost,
 }
 
-/// Takes a directory, which is made when missing, so that no other process writes a log there.
+/// Takes a directory, which is created if missing, so that no other process writes a log there.
 ///
 /// # Errors
-/// When another process has it; failing calls.
+/// If another process uses it, or if a call to the disk fails.
 pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
     let failed = |e: &std::io::Error| Error::io(format!("the directory {}", dir.display()), e);
     env.disk.keep_private(dir);
@@ -150,7 +150,7 @@ pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
             return Ok(lock);
         }
         if env.clock.monotonic_ns() > until_ns {
-            let what = format!("another process has the directory {}", dir.display());
+            let what = format!("another process uses the directory {}", dir.display());
             return Err(Error::resource(what).help("stop it first, or give another directory"));
         }
         env.clock.sleep_us(HOLD_AGAIN_US);
@@ -158,10 +158,11 @@ pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
 }
 
 impl FileLog {
-    /// Opens the log of an app in a directory, or begins it. What is held for it is until its last write.
+    /// Opens the log of an app in a directory, or creates it. `held` is the lock of the directory,
+    /// which is held until the last write.
     ///
     /// # Errors
-    /// A log that is damaged, of another app, or of a newer format; failing calls.
+    /// If the log is damaged, of another app, or of a newer format, or if a call to the disk fails.
     pub fn open(env: &Env, dir: PathBuf, app: u128, held: Box<dyn Lock>) -> Result<FileLog> {
         let files = Files::open(env, dir, app, held, SIZES)?;
         let (jobs, coming) = unbounded();
@@ -172,12 +173,13 @@ impl FileLog {
         Ok(FileLog { jobs, begins_at, shared })
     }
 
-    /// How many records it has had, in all its life, when it was opened.
+    /// Returns the number of records that it has ever had, at the time when it was opened.
     pub fn begins_at(&self) -> u64 {
         self.begins_at
     }
 
-    /// As [`Log::append_all`], of bytes. `begins` is the generation that the only record begins, if it does.
+    /// Appends encoded records, like [`Log::append_all`]. `begins` is the generation that the only
+    /// record begins, if it does.
     pub(crate) fn append_raw(
         &self,
         topic: Topic,
@@ -193,7 +195,7 @@ impl FileLog {
         self.job(Job::Append { topic, generation, begins, records, then });
     }
 
-    /// As [`Log::read`], of bytes.
+    /// Reads encoded records, like [`Log::read`].
     pub(crate) fn read_raw(
         &self,
         topic: Topic,
@@ -206,7 +208,8 @@ impl FileLog {
     }
 
     fn job(&self, job: Job) {
-        // The thread lives as long as this does, or has panicked: then whoever waits is told.
+        // The thread lives as long as this log, unless it has panicked. Then the callers get an
+        // error.
         if let Err(crossbeam_channel::SendError(job)) = self.jobs.send(job) {
             match job {
                 Job::Append { then, .. } => then(Err(Refused::Unknown)),
@@ -224,7 +227,7 @@ impl Drop for FileLog {
 }
 
 impl Shared {
-    /// Nothing can be appended or read any more; what was said first stays.
+    /// Notes that nothing can be appended or read any more. The first error is retained.
     fn fail(&self, error: Error) {
         self.failed.lock().get_or_insert(error);
     }
@@ -295,10 +298,10 @@ impl Log for FileLog {
     }
 }
 
-/// What is in memory of a topic.
+/// The records of a topic that are in memory.
 #[derive(Default)]
 struct Kept {
-    /// The offset of the first record, and the records: each with its number in the files.
+    /// The offset of the first record. Each record has its number in the files.
     first: u64,
     records: VecDeque<(u64, Arc<[u8]>)>,
     generation: u64,
@@ -314,7 +317,7 @@ impl Kept {
 struct Topics(BTreeMap<Topic, Kept>);
 
 impl Topics {
-    /// A record of the files.
+    /// Takes a record of the files.
     fn found(&mut self, number: u64, kind: u8, mut input: &[u8]) -> Option<()> {
         let input = &mut input;
         match kind {
@@ -363,8 +366,8 @@ impl Topics {
     }
 }
 
-/// A read that waits for something to be there.
-struct Parked {
+/// A read that waits for records.
+struct Buffered {
     topic: Topic,
     from: u64,
     limit: usize,
@@ -376,19 +379,19 @@ struct Files {
     env: Env,
     log: tidemill_log::Log,
     topics: Topics,
-    parked: Vec<Parked>,
-    /// Bytes that were trimmed in memory, and not in the files.
+    buffered: Vec<Buffered>,
+    /// The bytes that were trimmed in memory but not in the files.
     freed: usize,
     sizes: Sizes,
-    /// What has failed: from then on nothing is appended, because nobody knows what is there.
+    /// The first error. After it nothing is appended, because the content of the files is unknown.
     failed: Option<Error>,
-    /// Nobody else writes there.
+    /// The lock, so that no other process writes there.
     _held: Box<dyn Lock>,
 }
 
-/// How an append will be answered.
+/// The outcome of an append.
 enum Going {
-    /// At this offset, and those behind it.
+    /// Appended at this offset and those after it.
     Taken(Topic, u64, Vec<Arc<[u8]>>),
     Refused,
 }
@@ -405,7 +408,7 @@ impl Files {
         let spec = LogSpec { dir, kind: LogKind::Cuts, app, segment_bytes: sizes.segment };
         let mut log = tidemill_log::Log::open(env.disk.clone(), spec, 0)?;
         if !log.is_settled() {
-            // Nobody may act on what is not known to be stored.
+            // A record that may not be stored must not be used.
             log.make_ready()?;
         }
         let mut topics = Topics::default();
@@ -416,22 +419,27 @@ impl Files {
                 begins = needed_of(&record.bytes);
             }
             let is_other = matches!(record.kind, RECORD_FIRST | RECORDS..) && record.kind != RECORD;
-            topics.found(record.number, record.kind, &record.bytes).ok_or_else(|| match is_other {
-                true => {
-                    let what = format!("the log in {place} was written by another version of Tidemill");
-                    Error::input(what).help(
-                        "start the version that has written it, or give another directory to begin anew \
-                         (--data-dir)",
-                    )
-                }
-                false => {
-                    let number = record.number;
-                    let what = format!("record {number} of the log is none of a cluster's");
-                    Error::input(what).help("restore the directory from a backup")
-                }
-            })?;
+            topics.found(record.number, record.kind, &record.bytes).ok_or_else(
+                || match is_other {
+                    true => {
+                        let what = format!(
+                            "the log in {place} was written by another version of Tidemill"
+                        );
+                        Error::input(what).help(
+                            "start the version that wrote it, or give another directory to \
+                             start from scratch (--data-dir)",
+                        )
+                    }
+                    false => {
+                        let number = record.number;
+                        let what =
+                            format!("record {number} of the log does not belong to a cluster");
+                        Error::input(what).help("restore the directory from a backup")
+                    }
+                },
+            )?;
         }
-        // What was trimmed is not needed; what is not there otherwise was removed by somebody else.
+        // Missing records that were not trimmed have been removed by someone else.
         if begins.is_some_and(|begins| log.first() > begins) {
             let what = format!(
                 "{place}: the log begins with record {}, and record {} is needed: a file is missing",
@@ -441,14 +449,14 @@ impl Files {
             return Err(Error::new(Kind::Io, what)
                 .help("the log is left as it is; restore the directory from a backup"));
         }
-        let (env, parked) = (env.clone(), Vec::new());
-        Ok(Files { env, log, topics, parked, freed: 0, sizes, failed: None, _held: held })
+        let (env, buffered) = (env.clone(), Vec::new());
+        Ok(Files { env, log, topics, buffered, freed: 0, sizes, failed: None, _held: held })
     }
 
     fn run(mut self, coming: &Receiver<Job>, shared: &Shared) {
         loop {
             let now = self.env.clock.monotonic_ns();
-            let wait = self.parked.iter().map(|read| read.until_ns.saturating_sub(now)).min();
+            let wait = self.buffered.iter().map(|read| read.until_ns.saturating_sub(now)).min();
             let first = match coming.recv_timeout(Duration::from_nanos(wait.unwrap_or(u64::MAX))) {
                 Ok(job) => Some(job),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -473,7 +481,7 @@ impl Files {
                         Some(number) => kept.generation >= number,
                         None => kept.generation > generation,
                     };
-                    // Requests are of no generation.
+                    // Requests have no generation.
                     if is_late && !matches!(topic, Topic::Input(_)) {
                         going.push((Going::Refused, then));
                         continue;
@@ -489,7 +497,7 @@ impl Files {
                     let until_ns = now + wait_us * 1000;
                     match limit {
                         Some(limit) => {
-                            self.parked.push(Parked { topic, from, limit, until_ns, then });
+                            self.buffered.push(Buffered { topic, from, limit, until_ns, then });
                         }
                         None => then(Some(self.topics.find(topic, from, None))),
                     }
@@ -525,7 +533,7 @@ impl Files {
         }
     }
 
-    /// What has not failed.
+    /// Returns the value, or notes the error.
     fn good<T>(&mut self, result: Result<T>, shared: &Shared) -> Option<T> {
         result
             .map_err(|error| {
@@ -535,10 +543,10 @@ impl Files {
             .ok()
     }
 
-    /// Makes records durable; their numbers.
+    /// Makes records durable. Returns their numbers.
     fn append(&mut self, going: &[(Going, Appended)], shared: &Shared) -> Result<Vec<u64>> {
-        // Also after a full disk, where the log would go on, and with what was answered as unknown: the next
-        // record would have the same offset.
+        // This includes the time after a full disk. The log would continue with records that were
+        // reported as unknown, and the next record would have the same offset.
         if let Some(error) = self.failed.as_ref().filter(|_| !spoils!(self, GoOn)) {
             return Err(error.clone());
         }
@@ -562,8 +570,9 @@ impl Files {
         Ok(numbers)
     }
 
-    /// Makes durable what was appended. A full disk is waited for as long as somebody has the log: what it
-    /// holds is good, and the same records are written to the same places when there is room.
+    /// Makes appended records durable. Waits for a full disk as long as the log is in use. The
+    /// log's content is good, and the same records are written to the same places when there is
+    /// room.
     fn commit(&mut self, shared: &Shared) -> Result<()> {
         loop {
             match self.log.commit() {
@@ -579,17 +588,17 @@ impl Files {
         }
     }
 
-    /// Answers reads for which something is there, or whose time is over.
+    /// Answers reads that have records, or whose time is over.
     fn answer(&mut self) {
         let now = self.env.clock.monotonic_ns();
         let topics = &self.topics;
-        let is_due = |read: &Parked| {
+        let is_due = |read: &Buffered| {
             let there = topics.0.get(&read.topic).map_or(0, Kept::next);
             there > read.from || read.until_ns <= now
         };
-        let (due, parked) = std::mem::take(&mut self.parked).into_iter().partition(is_due);
-        self.parked = parked;
-        for Parked { topic, from, limit, then, .. } in due {
+        let (due, buffered) = std::mem::take(&mut self.buffered).into_iter().partition(is_due);
+        self.buffered = buffered;
+        for Buffered { topic, from, limit, then, .. } in due {
             then(Some(self.topics.find(topic, from, Some(limit))));
         }
     }
@@ -603,7 +612,7 @@ impl Files {
         }
     }
 
-    /// Removes files that nothing needs any more.
+    /// Removes files that are no longer needed.
     fn let_go(&mut self, shared: &Shared) -> Result<()> {
         self.freed = 0;
         let mut bases = Vec::new();
@@ -625,7 +634,7 @@ impl Files {
     }
 }
 
-/// Which record of the files is needed from a trim on, if it says so.
+/// Returns the first record of the files that is needed after a trim, if it says so.
 fn needed_of(mut bases: &[u8]) -> Option<u64> {
     let input = &mut bases;
     for _ in 0..take_u32(input)? {
@@ -636,10 +645,10 @@ fn needed_of(mut bases: &[u8]) -> Option<u64> {
     take_u64(input)
 }
 
-/// The record that was read.
+/// Decodes a record.
 ///
 /// # Errors
-/// When these are no bytes of one: something is wrong with the log, or with this program.
+/// If the bytes are invalid, because the log is damaged or this program has a bug.
 pub(super) fn record_of(topic: Topic, (offset, bytes): Raw) -> Result<(u64, Record)> {
     let mut input = &bytes[..];
     match take_record(&mut input).filter(|_| input.is_empty()) {
@@ -655,10 +664,11 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-/// Which generation records begin, for who serves the log: one that does comes alone.
+/// Returns the generation that the records begin, for the server of the log. A record that begins
+/// one is appended without others.
 pub(crate) fn begins(records: &[Vec<u8>]) -> Option<u64> {
     let [bytes] = records else { return None };
-    // Only short ones are looked at as a whole.
+    // Only short records are decoded.
     if bytes.first() != Some(&0) {
         return None;
     }

@@ -1,4 +1,5 @@
-//! A log in the files of one process, which serves it to the others; and inputs that only this process can read.
+//! A log in the files of one process, which serves it to the others, and inputs that only this
+//! process can read.
 
 mod client;
 mod files;

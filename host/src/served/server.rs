@@ -10,27 +10,27 @@ use tidemill_mesh::{Lane, Mesh, Peer};
 use super::files::{begins, FileLog, Found};
 use crate::word::Word;
 
-/// Bytes of records in one answer, about.
+/// The approximate bytes of records in one answer.
 const ANSWER_BYTES: usize = 1 << 20;
 
-/// What a coordinator serves to the others.
+/// The logs that a coordinator serves to the others.
 #[derive(Clone, Default)]
 pub struct Served {
-    /// The log, where they have none of their own.
+    /// The log, if the others have none of their own.
     pub log: Option<Arc<FileLog>>,
-    /// The inputs of a source and of those behind it, which nobody else can read.
+    /// The inputs of a source and of those after it, which no other process can read.
     pub inputs: Option<(u32, Arc<dyn Log>)>,
 }
 
 impl Served {
-    /// Where a topic is read that only it has.
+    /// Returns the log of a topic that only this process can read.
     fn inputs_of(&self, topic: Topic) -> Option<&Arc<dyn Log>> {
         let Topic::Input(source) = topic else { return None };
         self.inputs.as_ref().filter(|(first, _)| source >= *first).map(|(_, inputs)| inputs)
     }
 }
 
-/// Takes a call of another process; `None` when it is one, or what else it is.
+/// Takes a message if it is a call. Returns any other message.
 pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) -> Option<Word> {
     let answer = {
         let mesh = mesh.clone();
@@ -44,7 +44,7 @@ pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) 
         (Word::Read { call, topic, from, limit, wait_us }, _)
             if served.inputs_of(topic).is_some() =>
         {
-            let inputs = served.inputs_of(topic).expect("it has them");
+            let inputs = served.inputs_of(topic).expect("the guard has found them");
             let then = move |found: Option<Records>| {
                 answer(Lane::Urgent, answered(call, found.map(raw)));
             };
@@ -68,7 +68,7 @@ pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) 
     }
 }
 
-/// Records as bytes.
+/// Encodes records.
 fn raw(found: Records) -> Found {
     let bytes = |(offset, record)| {
         let mut bytes = Vec::new();
@@ -78,7 +78,8 @@ fn raw(found: Records) -> Found {
     Found { records: found.records.into_iter().map(bytes).collect(), upto: found.upto }
 }
 
-/// What a generation begins with is long, and nobody waits for it who executes.
+/// Returns the lane of an answer. Reads at the beginning of a generation are long, and no execution
+/// waits for them.
 fn lane(topic: Topic, limit: Option<u64>) -> Lane {
     match (topic, limit) {
         (Topic::Output(_) | Topic::Cuts, None) => Lane::Bulk,
@@ -86,7 +87,7 @@ fn lane(topic: Topic, limit: Option<u64>) -> Lane {
     }
 }
 
-/// As much as one answer takes; who has asked asks for the rest.
+/// Returns as many records as one answer takes. The caller requests the rest.
 fn answered(call: u64, found: Option<Found>) -> Word {
     let Some(Found { mut records, mut upto }) = found else { return Word::NotFound { call } };
     let mut bytes = 0;

@@ -1,4 +1,4 @@
-//! A cluster of real sockets and files in one process, on which accounts transfer.
+//! A cluster with real sockets and files in one process. Its program transfers between accounts.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ struct OnAccount(Call);
 fn int(value: &Value) -> i64 {
     match value {
         Value::Int(number) => *number,
-        other => panic!("{other:?} is no integer"),
+        other => panic!("{other:?} is not an integer"),
     }
 }
 
@@ -82,7 +82,7 @@ pub fn transfer(from: i64, to: i64, amount: i64) -> Call {
     call(TRANSFER, from, &[to, amount])
 }
 
-/// The directory of a cluster, and what it is told.
+/// The directory of a cluster, and its settings.
 pub struct Site {
     pub dir: tempfile::TempDir,
     pub machine: Cluster,
@@ -106,7 +106,7 @@ impl Site {
             objects_max: 20,
             event_time: Arc::default(),
             goes_on: [].into(),
-            parked_bytes_max: u64::MAX,
+            buffered_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings::default(),
         };
@@ -137,13 +137,13 @@ impl Site {
 
     pub fn coordinator(&mut self, listener: Option<Listener>) -> Coordinator {
         let env = Env::real();
-        let held = hold(&env, &self.path("held")).expect("nobody else is there");
+        let held = hold(&env, &self.path("held")).expect("no other process uses it");
         let log = Arc::new(FileLog::open(&env, self.path("log"), APP, held).expect("a log"));
         let shared = Shared { log: log.clone(), store: self.store() };
         let served = Served { log: Some(log.clone()), inputs: None };
         let started = CoordinatorProcess::start(&env, self.settings(), shared, served);
         let process = started.expect("a coordinator");
-        // One that is started again is found where it was.
+        // A restarted coordinator listens at the same address.
         self.listen = process.address();
         let desk = Desk::open(&env, log, (self.machine.sources, self.machine.sources), listener);
         desk.begin();
@@ -180,7 +180,7 @@ impl Coordinator {
             .unwrap_or_else(|_| panic!("no reply: {:?}", self.process.status()))
     }
 
-    /// All balances that are not the opening one.
+    /// Returns all balances that differ from the opening one.
     pub fn balances(&self, accounts: i64) -> BTreeMap<i64, i64> {
         let row = |id| match self.call(call(Target::Get, id, &[])) {
             Answer::Returned(Value::List(row)) => Some((id, int(&row[1]))),
@@ -190,7 +190,7 @@ impl Coordinator {
         (0..accounts).filter_map(row).collect()
     }
 
-    /// Waits until so many members execute.
+    /// Waits until this many members execute.
     pub fn wait_for(&self, members: usize) {
         let env = Env::real();
         for _ in 0..1_000 {

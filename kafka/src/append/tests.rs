@@ -1,5 +1,7 @@
-//! What becomes of records that a broker refuses for now. The broker is the client library's own, which takes what comes
-//! behind them, as a real one does from a producer that it does not know.
+//! Tests with records that a broker refuses for a while.
+//!
+//! The broker is the client library's mock. It accepts the records after a refused one, as a real
+//! broker does if it does not know the producer.
 
 use std::sync::mpsc::channel;
 
@@ -33,7 +35,7 @@ fn a_record_that_is_refused_for_now_is_there_before_those_behind_it() {
         let send = send.clone();
         let then = Box::new(move |answer| send.send((n, answer)).unwrap());
         appends.append(outputs, 1, false, &message, then);
-        // Each is a request of its own.
+        // Each record is a request of its own.
         env.clock.sleep_us(6_000);
     }
     drop(send);

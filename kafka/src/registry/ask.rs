@@ -1,4 +1,4 @@
-//! Questions over HTTP, and what their answers mean.
+//! Requests over HTTP, and the meaning of their answers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use ureq::Agent;
 use super::at::At;
 use super::Failed;
 
-/// So long an answer may take, with all that is before it.
+/// The longest time for an answer, including the connection.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The longest answer that is read.
+/// The longest answer that is read, in bytes.
 const BYTES_MAX: u64 = 8 << 20;
-/// The longest thing that is said of what a registry says.
+/// The longest quotation of a registry's answer.
 const WORDS_MAX: usize = 400;
-/// How registries name their answers.
+/// The media type of a registry's answers.
 const MIME: &str = "application/vnd.schemaregistry.v1+json";
 
-/// Asks one registry.
+/// An HTTP client of one registry.
 pub(super) struct Client {
     agent: Agent,
     url: String,
     login: Option<String>,
 }
 
-/// What a registry says when it has no answer.
+/// A registry's answer if it refuses.
 #[derive(Deserialize)]
 struct Said {
     error_code: u32,
@@ -44,7 +44,7 @@ impl Client {
             .http_status_as_error(false)
             .timeout_global(Some(ANSWER))
             .max_idle_connections(1)
-            // What is asked is told by the settings of the topic alone.
+            // Only the settings of the topic decide which address is asked, not the environment.
             .proxy(None);
         if at.url.starts_with("https:") {
             let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -95,14 +95,15 @@ impl Client {
         if let 200..300 = status {
             let parsed = serde_json::from_str(&body);
             return parsed.map_err(|_| {
-                away(format!("answers otherwise than a registry does: {}", words(&body)))
+                away(format!("does not answer like a schema registry: {}", words(&body)))
             });
         }
-        // Whoever answers in another form is quoted as it is.
+        // An answer in another form is quoted as it is.
         let said: Option<Said> = serde_json::from_str(&body).ok();
         let words = said.as_ref().map_or_else(|| words(&body), |said| words(&said.message));
         Err(match (status, said) {
-            // Subjects, versions and schemas that there are not. Any other 404 is of a wrong address.
+            // Unknown subjects, versions and schemas. Any other 404 means that the address is
+            // wrong.
             (404, Some(Said { error_code: 40401..=40403, .. })) | (409 | 422, Some(_)) => {
                 Failed::No(format!("the registry of schemas says: {words} ({status})"))
             }
@@ -112,25 +113,27 @@ impl Client {
                     format!("the registry of schemas at {} refuses it: {words} ({status})", self.url),
                 )
                 .help(
-                    "say who asks: registry=\"http://user:password@host\", or basic.auth.user.info or \
-                     bearer.auth.token in registry_properties=; reading needs the right to read schemas, \
-                     writing that to register them",
+                    "give a login: registry=\"http://user:password@host\", or basic.auth.user.info \
+                     or bearer.auth.token in registry_properties=; reading needs the right to read \
+                     schemas, and writing the right to register them",
                 ),
             ),
-            (404, _) => away(format!("does not know what a registry knows (404): is the address right? {words}")),
+            (404, _) => away(format!(
+                "does not know the paths of a registry (404): is the address right? {words}"
+            )),
             _ => away(format!("answers {status}: {words}")),
         })
     }
 }
 
-/// The beginning of what was said, in one line.
+/// Returns the beginning of an answer, in one line.
 fn words(text: &str) -> String {
     let line: Vec<&str> = text.split_whitespace().collect();
     let line = line.join(" ");
     line.chars().take(WORDS_MAX).collect()
 }
 
-/// A part of a path.
+/// Escapes a part of a path.
 pub(super) fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -144,7 +147,7 @@ pub(super) fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Whose signatures count: those of a file, or else the system's.
+/// Returns the trusted authorities: those of a file, or else the system's.
 fn authorities(env: &Env, file: Option<&str>) -> Result<RootCerts> {
     let Some(file) = file else {
         let found = rustls_native_certs::load_native_certs();
@@ -153,7 +156,7 @@ fn authorities(env: &Env, file: Option<&str>) -> Result<RootCerts> {
         let found: Vec<Certificate<'static>> = found.certs.iter().map(own).collect();
         return match found.is_empty() {
             true => Err(Error::setting("this machine has no certificates of authorities")
-                .help("say ssl.ca.location in registry_properties=, or install ca-certificates")),
+                .help("set ssl.ca.location in registry_properties=, or install ca-certificates")),
             false => Ok(RootCerts::new_with_certs(&found)),
         };
     };
@@ -170,7 +173,7 @@ fn authorities(env: &Env, file: Option<&str>) -> Result<RootCerts> {
         .collect();
     match found.is_empty() {
         true => Err(Error::setting(format!("{what} has no certificate"))
-            .help("it is the certificate of the authority that has signed the registry's, as PEM")),
+            .help("give the certificate of the authority that has signed the registry's, as PEM")),
         false => Ok(RootCerts::new_with_certs(&found)),
     }
 }

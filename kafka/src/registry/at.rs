@@ -1,4 +1,4 @@
-//! Where a registry is, and who asks.
+//! The address and the login of a registry.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ const LOGIN: &str = "basic.auth.user.info";
 const TOKEN: &str = "bearer.auth.token";
 const AUTHORITY: &str = "ssl.ca.location";
 
-/// An address, taken apart.
+/// A parsed address.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct At {
-    /// Without what is secret, and without a slash at its end.
+    /// The URL without secrets, and without a slash at its end.
     pub url: String,
-    /// The header by which whoever asks is known.
+    /// The header with the login.
     pub login: Option<String>,
-    /// A file with certificates of those who may sign the registry's.
+    /// A file with certificates of the authorities that may sign the registry's.
     pub authority: Option<String>,
 }
 
-/// Refuses what is no address, and properties that there are not.
+/// Refuses an invalid address, and unknown properties.
 pub(crate) fn check(url: &str, properties: &BTreeMap<String, String>) -> Result<()> {
     At::parse(url, properties).map(drop)
 }
@@ -35,10 +35,10 @@ impl At {
                 ));
             }
         }
-        // What is wrong may have a password in it, which is not said.
+        // A wrong address may contain a password, so the error does not quote it.
         let wrong = || {
-            Error::setting("the address of the registry is no URL of HTTP")
-                .help("say it as http://host:8081 or https://user:password@host/path")
+            Error::setting("the address of the registry is not an HTTP URL")
+                .help("write it as http://host:8081 or https://user:password@host/path")
         };
         let (scheme, rest) = url.trim().split_once("://").ok_or_else(wrong)?;
         if !["http", "https"].contains(&scheme) {
@@ -64,9 +64,9 @@ impl At {
         let login = given.next();
         if let (Some((_, one)), Some((_, other))) = (&login, given.next()) {
             return Err(Error::setting(format!(
-                "who asks the registry is said twice: by {one} and by {other}"
+                "the login to the registry is given twice: by {one} and by {other}"
             ))
-            .help("say it once"));
+            .help("give it once"));
         }
         Ok(At {
             url: format!("{scheme}://{host}{}", path.trim_end_matches('/')),
@@ -80,7 +80,7 @@ fn basic(user: &str) -> String {
     format!("Basic {}", STANDARD.encode(user))
 }
 
-/// A part of a URL as it was meant.
+/// Decodes the escapes of a part of a URL.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -126,10 +126,10 @@ mod tests {
             ["", "host:8081", "ftp://h", "http://", "http://a:hidden@", "http://a:hidden@h?x"]
         {
             let error = parse(url, &[]).unwrap_err().to_string();
-            assert!(error.contains("no URL") && !error.contains("hidden"), "{error}");
+            assert!(error.contains("not an HTTP URL") && !error.contains("hidden"), "{error}");
         }
         let twice = parse("http://a:hidden@h", &[(TOKEN, "hidden")]).unwrap_err().to_string();
-        assert!(twice.contains("said twice") && !twice.contains("hidden"), "{twice}");
+        assert!(twice.contains("given twice") && !twice.contains("hidden"), "{twice}");
         let other = parse("http://h", &[("basic.auth", "x")]).unwrap_err();
         assert!(other.help.contains(LOGIN), "{other}");
     }

@@ -1,4 +1,5 @@
-//! Schemas by their ids, fetched on a thread of their own: whoever needs one does not wait for the registry.
+//! Schemas by their ids, fetched on a thread of their own, so that no reader waits for the
+//! registry.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -15,20 +16,20 @@ use tidemill_env::Env;
 
 use super::{Failed, Registry};
 
-/// Registries have no larger ids.
+/// The largest id of a registry.
 const ID_MAX: u32 = i32::MAX as u32;
-/// So many schemas are kept.
+/// The largest number of retained schemas.
 const KNOWN_MAX: usize = 1000;
-/// What the registry does not know is asked for so often before that is believed: its servers may hear of a
-/// schema one after the other.
+/// The number of requests before an unknown schema counts as unknown. A registry's servers may
+/// learn of a schema at different times.
 const TRIES: usize = 3;
-/// Between two tries.
+/// The time between two requests, in microseconds.
 const TRY_US: u64 = 300_000;
-/// So long it is believed.
+/// The time for which a schema counts as unknown, in nanoseconds.
 const BELIEVED_NS: u64 = 30_000_000_000;
-/// Before a registry that is away is asked again, at first and at last.
+/// The first and the longest time before an unreachable registry is asked again, in microseconds.
 const AGAIN_US: (u64, u64) = (100_000, 5_000_000);
-/// So long the thread does not look whether it is still needed.
+/// The longest time for which the thread doesn't check whether it should end, in microseconds.
 const NAP_US: u64 = 50_000;
 
 /// Fetches schemas, until it is dropped.
@@ -42,7 +43,7 @@ struct Shared {
     troubles: Troubles,
     who: String,
     state: Mutex<State>,
-    /// Rung when something is wanted.
+    /// Wakes the thread when a schema is wanted.
     bell: Sender<()>,
     is_over: AtomicBool,
 }
@@ -50,7 +51,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     known: HashMap<u32, Known>,
-    /// At most one of each partition.
+    /// The ids of wanted schemas, at most one of each partition.
     wanted: BTreeSet<u32>,
     failed: Option<Error>,
 }
@@ -61,7 +62,7 @@ struct Known {
 }
 
 impl Fetcher {
-    /// Starts a thread; `who` names it among `troubles`.
+    /// Starts a thread. Its name among `troubles` is `who`.
     pub fn start(env: &Env, registry: Registry, troubles: &Troubles, who: &str) -> Result<Fetcher> {
         let (bell, rung) = bounded(1);
         let shared = Arc::new(Shared {
@@ -76,11 +77,11 @@ impl Fetcher {
         let fetching = shared.clone();
         env.threads
             .spawn("kafka-registry", Box::new(move || fetching.run(&rung)))
-            .map_err(|e| Error::io("starting a thread for a registry of schemas", &e))?;
+            .map_err(|e| Error::io("starting a thread for a schema registry", &e))?;
         Ok(Fetcher { shared })
     }
 
-    /// What has ended it.
+    /// Returns the error that has ended it.
     pub fn failed(&self) -> Option<Error> {
         self.shared.state.lock().failed.clone()
     }
@@ -89,7 +90,7 @@ impl Fetcher {
 impl Drop for Fetcher {
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        // It is rung already when it is full.
+        // If the bell is full, the thread wakes anyway.
         let _ = self.shared.bell.try_send(());
         self.shared.troubles.clear(&self.shared.who);
     }
@@ -103,7 +104,7 @@ impl fmt::Debug for Fetcher {
 
 impl Schemas for Fetcher {
     fn schema(&self, id: u32) -> Asked {
-        // They have 31 bits, and what is larger is no question to a registry.
+        // Ids have 31 bits, so the registry is not asked for larger ones.
         if id > ID_MAX {
             return Asked::Refused(format!(
                 "the value says that it was written by the schema {id}, and ids end at {ID_MAX}"
@@ -118,7 +119,7 @@ impl Schemas for Fetcher {
             }
         }
         if state.wanted.insert(id) {
-            // It is rung already when it is full.
+            // If the bell is full, the thread wakes anyway.
             let _ = self.shared.bell.try_send(());
         }
         Asked::Later
@@ -134,7 +135,8 @@ impl Shared {
         let (mut again_us, mut last) = (AGAIN_US.0, 0);
         while !self.is_over() {
             let Some(id) = self.next(last) else {
-                // A nap: whether the bell woke it or the time makes no difference.
+                // The thread sleeps. It makes no difference whether the bell or the time-out wakes
+                // it.
                 let _ = rung.recv_timeout(Duration::from_micros(NAP_US));
                 continue;
             };
@@ -162,7 +164,7 @@ impl Shared {
         self.troubles.clear(&self.who);
     }
 
-    /// What is wanted, one after the other: an id without an answer holds up nobody else's.
+    /// Returns the next wanted id, in turn, so that an id without an answer holds up no other.
     fn next(&self, last: u32) -> Option<u32> {
         let state = self.state.lock();
         let behind = last.checked_add(1).and_then(|from| state.wanted.range(from..).next());

@@ -1,4 +1,4 @@
-//! Opening a topic to read: which partitions there are, and where reading begins.
+//! The opening of a topic for reading: its partitions, and the offsets where reading begins.
 
 use futures_executor::block_on;
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
@@ -12,14 +12,14 @@ use super::listen::{Heard, Listener};
 use super::settings::{Begin, TopicSource};
 use crate::topics::is_missing;
 
-/// So long, and so many times, it is waited for the leader of a partition.
+/// The wait between two requests for a partition's leader, and the number of requests.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_TIMES: usize = 50;
 
-/// The partitions of a topic.
+/// Returns the partitions of a topic.
 ///
 /// # Errors
-/// When there is no such topic, and when nobody answers.
+/// If there is no such topic, or if no broker answers.
 pub(super) fn partitions(
     consumer: &BaseConsumer<Listener>,
     topic: &str,
@@ -32,14 +32,14 @@ pub(super) fn partitions(
         .map_err(|error| heard.unreachable(brokers, &error))?;
     let missing = |why: &str| {
         Error::setting(format!("there is no topic {topic} at {brokers}{why}"))
-            .help("make it first, with as many partitions as it is to have; or mend the name")
+            .help("create it first, with all of its partitions, or correct its name")
     };
     let found = metadata.topics().iter().find(|found| found.name() == topic);
     let found = found.ok_or_else(|| missing(""))?;
     match found.error().map(Code::from) {
         None => {}
         Some(code) if is_missing(&KafkaError::MetadataFetch(code)) => return Err(missing("")),
-        Some(Code::InvalidTopic) => return Err(missing(": that can't be a name")),
+        Some(Code::InvalidTopic) => return Err(missing(": this is not a valid name")),
         Some(code) => {
             return Err(Error::new(Kind::Io, format!("looking at topic {topic}: {code}"))
                 .help("topics that are read or written need Describe"));
@@ -54,7 +54,8 @@ pub(super) fn partitions(
     }
 }
 
-/// Refuses a topic of which messages vanish from the midst: what was read could not be read again.
+/// Refuses a compacted topic. Messages disappear from the middle of it, so rows could not be read
+/// again.
 pub(super) fn refuse_compacted(
     admin: &AdminClient<Listener>,
     settings: &TopicSource,
@@ -65,16 +66,17 @@ pub(super) fn refuse_compacted(
     let asked = [ResourceSpecifier::Topic(topic)];
     let described = block_on(admin.describe_configs(&asked, &options))
         .map_err(|error| heard.unreachable(&settings.brokers, &error))?;
-    // Who may not look may still read: then a recovery finds out.
+    // A user without the right to see the configuration may still read. Then a recovery finds
+    // missing messages.
     for config in described.into_iter().flatten() {
         let policy = config.get("cleanup.policy").and_then(|entry| entry.value.as_deref());
         if policy.is_some_and(|policy| policy.contains("compact")) {
             return Err(Error::setting(format!(
-                "topic {topic} is compacted: messages vanish from its midst, so that what was read can't \
-                 be read again after a restart"
+                "topic {topic} is compacted: messages disappear from its middle, so rows can't be \
+                 read again after a restart"
             ))
             .help(format!(
-                "read a topic with cleanup.policy=delete, or change this one's before anything was \
+                "read a topic with cleanup.policy=delete, or change this one's before messages are \
                  compacted: kafka-configs --alter --entity-type topics --entity-name {topic} \
                  --add-config cleanup.policy=delete"
             )));
@@ -83,7 +85,7 @@ pub(super) fn refuse_compacted(
     Ok(())
 }
 
-/// For each partition the offset with which reading begins.
+/// Returns the offset where reading begins, for each partition.
 pub(super) fn begins(
     consumer: &BaseConsumer<Listener>,
     settings: &TopicSource,
@@ -94,18 +96,18 @@ pub(super) fn begins(
         Begin::Earliest => ask(consumer, topic, partitions, Offset::Beginning, timeout),
         Begin::Latest => ask(consumer, topic, partitions, Offset::End, timeout),
         Begin::Time(us) => {
-            // The end first: messages that come meanwhile are younger.
+            // The end is read first, because messages that arrive meanwhile are newer.
             let ends = ask(consumer, topic, partitions, Offset::End, timeout)?;
             let ms = Offset::Offset(us.div_euclid(1000).max(0));
             let found = ask(consumer, topic, partitions, ms, timeout)?;
-            // None is as young where there is no such offset.
+            // If there is no such offset, all messages are older.
             Ok(found.into_iter().zip(ends).map(|(found, end)| found.min(end)).collect())
         }
     }
 }
 
-/// Offsets of partitions, by time or for one of the ends; the largest number where there is none. Ends are
-/// those of what was committed, where the consumer reads only that.
+/// Returns offsets of partitions, by time or at one of the ends; the largest number if there is
+/// none. If the consumer reads only committed messages, the end is that of the committed ones.
 pub(super) fn ask(
     consumer: &BaseConsumer<Listener>,
     topic: &str,
@@ -133,7 +135,7 @@ pub(super) fn ask(
     partitions.iter().map(offset).collect()
 }
 
-/// Asks again while the leader of a partition is just being chosen, as of a topic that was made a moment ago.
+/// Repeats a request while a partition has no leader yet, for example after the topic was created.
 fn settled<T>(
     consumer: &BaseConsumer<Listener>,
     ask: impl Fn() -> KafkaResult<T>,
@@ -146,7 +148,7 @@ fn settled<T>(
                     Some(Code::NotLeaderForPartition | Code::LeaderNotAvailable)
                 ) =>
             {
-                // Nothing is assigned: it waits.
+                // Nothing is assigned, so this only waits.
                 let _ = consumer.poll(SETTLE);
             }
             other => return other,
@@ -155,7 +157,7 @@ fn settled<T>(
     ask()
 }
 
-/// As the library numbers partitions.
+/// Returns a partition's number as the library has it.
 pub(super) fn number(partition: u32) -> i32 {
     i32::try_from(partition).unwrap_or(i32::MAX)
 }

@@ -18,22 +18,22 @@ use super::source::{bad, not_made};
 use crate::registry::Fetcher;
 use crate::settings::Followed;
 
-/// A topic, and how its messages become rows of a stream. The log reads it: see
+/// A followed topic, and how its messages become rows of a stream. The log reads it: see
 /// [`KafkaSettings::followed`](crate::KafkaSettings::followed).
 pub struct FollowedTopic {
-    /// Its name, and how many partitions it has.
+    /// The topic's name, and the number of its partitions.
     pub followed: Followed,
     rows: Mutex<(MessageRows, BatchBuilder)>,
-    /// What fetches the schemas of messages, where they have some.
+    /// The fetcher of the messages' schemas, if they have some.
     schemas: Option<Arc<Fetcher>>,
 }
 
 impl FollowedTopic {
-    /// Looks at a topic; `who` names it among `troubles`.
+    /// Opens a topic. Its name among `troubles` is `who`.
     ///
     /// # Errors
-    /// When a setting does not fit, when there is no such topic, when it is compacted, and when no broker answers
-    /// in time. Also for settings that a log has no use for: where reading begins, and single partitions.
+    /// If a setting does not fit, there is no such topic, it is compacted, or no broker answers in
+    /// time. Also for settings that a log can't use: where reading begins, and single partitions.
     pub fn open(
         settings: &TopicSource,
         schema: &Arc<Schema>,
@@ -72,16 +72,17 @@ impl FollowedTopic {
         Ok(FollowedTopic { followed, rows, schemas })
     }
 
-    /// Whether a message can be read: where its schema is not known yet it has been asked for. A registry that
-    /// refuses to say holds it up, too: what it comes to must not depend on that.
+    /// Whether a message can be read. If its schema is unknown, this asks for it. A registry that
+    /// refuses the login holds the message up, too, because the rows must not depend on that.
     pub fn is_ready(&self, message: &Message<'_>) -> bool {
         self.rows.lock().0.is_ready(message)
     }
 
-    /// The row of a message that [is ready](FollowedTopic::is_ready).
+    /// Returns the row of a message that [is ready](FollowedTopic::is_ready).
     ///
     /// # Errors
-    /// What can't be read of it, and why; its number is its offset.
+    /// The bad row and the reason, if the message can't be read. Its number is the message's
+    /// offset.
     pub fn row(&self, message: &Message<'_>) -> std::result::Result<Row, BadRow> {
         let (rows, builder) = &mut *self.rows.lock();
         let decoded = match rows.is_ready(message) {
@@ -95,7 +96,7 @@ impl FollowedTopic {
         }
     }
 
-    /// Why schemas are not to be had, where waiting does not mend it.
+    /// Returns why schemas are not available, if waiting does not help.
     pub fn failed(&self) -> Option<Error> {
         self.schemas.as_ref().and_then(|schemas| schemas.failed())
     }

@@ -1,4 +1,4 @@
-//! What is heard of brokers, and what is said of it.
+//! Errors of the brokers, and their texts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tidemill_core::{Error, Kind};
 
 use crate::topics::is_missing;
 
-/// What was heard last. Clones share it.
+/// The last error of the brokers. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Heard(Arc<Inner>);
 
@@ -23,7 +23,7 @@ struct Inner {
 
 impl Heard {
     pub fn hear(&self, error: &KafkaError, reason: &str) {
-        // That is told of here, too, and is none.
+        // The library reports this event here, too, though it is no error.
         if let Some(Code::PartitionEOF) = error.rdkafka_error_code() {
             return;
         }
@@ -33,7 +33,7 @@ impl Heard {
         };
         if let Some(Code::AllBrokersDown) = error.rdkafka_error_code() {
             self.0.is_away.store(true, Ordering::Relaxed);
-            // It says less than what was heard before it.
+            // The error has less detail than the one before it.
             if !self.0.last.lock().is_empty() {
                 return;
             }
@@ -41,13 +41,13 @@ impl Heard {
         *self.0.last.lock() = text;
     }
 
-    /// Somebody has answered.
+    /// Notes that a broker has answered.
     pub fn is_well(&self) {
         self.0.is_away.store(false, Ordering::Relaxed);
         self.0.last.lock().clear();
     }
 
-    /// Whether all brokers were said to be away since somebody has answered.
+    /// Whether all brokers were reported to be away since the last answer.
     pub fn is_away(&self) -> bool {
         self.0.is_away.load(Ordering::Relaxed)
     }
@@ -56,7 +56,7 @@ impl Heard {
         self.0.last.lock().clone()
     }
 
-    /// What is said of brokers that do not answer.
+    /// Returns the text for brokers that do not answer.
     pub fn away(&self, brokers: &str, error: &KafkaError) -> String {
         match self.last() {
             last if last.is_empty() => format!("no broker of {brokers} answers: {error}"),
@@ -64,7 +64,7 @@ impl Heard {
         }
     }
 
-    /// Nobody has answered.
+    /// Returns the error that no broker has answered.
     pub fn unreachable(&self, brokers: &str, error: &KafkaError) -> Error {
         let what = self.away(brokers, error);
         let is_login = what.to_ascii_lowercase().contains("authentication");
@@ -78,7 +78,7 @@ impl Heard {
     }
 }
 
-/// Hears what brokers say unasked.
+/// Receives the errors that brokers report unasked.
 pub(super) struct Listener(pub Heard);
 
 impl ClientContext for Listener {
@@ -89,15 +89,15 @@ impl ClientContext for Listener {
 
 impl ConsumerContext for Listener {}
 
-/// What to say of an error that waiting does not mend; nothing of any other.
+/// Returns the error for a failure that does not go away by waiting; nothing for others.
 pub(super) fn lasting(topic: &str, error: &KafkaError) -> Option<Error> {
     let code = error.rdkafka_error_code()?;
     let failed = |what: &str| Error::new(Kind::Io, format!("topic {topic}: {what} ({code})"));
     Some(match code {
         _ if is_missing(error) => failed("there is no such topic or partition")
-            .help("it was removed, or its name is wrong; make it, or mend the name"),
+            .help("it was removed, or its name is wrong; create it, or correct the name"),
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => {
-            failed("the broker refuses it").help(
+            failed("the broker refuses access").help(
                 "grant this user Read and Describe on topics that are read, Write and Describe on those \
                  that are written, and IdempotentWrite on the cluster",
             )
@@ -111,7 +111,7 @@ pub(super) fn lasting(topic: &str, error: &KafkaError) -> Option<Error> {
             "a topic with cleanup.policy=compact takes only messages with a key: say key=, or write to \
              another topic",
         ),
-        Code::PolicyViolation => failed("a policy of the broker refuses it"),
+        Code::PolicyViolation => failed("a policy of the broker refuses a message"),
         _ => return None,
     })
 }

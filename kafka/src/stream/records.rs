@@ -1,4 +1,4 @@
-//! Values in Avro: where a source has schemas from, and by which one a sink writes.
+//! Values in Avro: where a source gets its schemas, and which schema a sink writes with.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use tidemill_env::Env;
 use super::settings::{SinkSchema, TopicSink, TopicSource};
 use crate::registry::{Failed, Fetcher, Registry};
 
-/// Before a registry that is away is asked again.
+/// The time before an unreachable registry is asked again, in microseconds.
 const AGAIN_US: u64 = 200_000;
 
-/// What fetches schemas, of a topic that needs them.
+/// Returns the fetcher of schemas, for a topic that needs them.
 pub(super) fn fetcher(
     settings: &TopicSource,
     env: &Env,
@@ -28,10 +28,11 @@ pub(super) fn fetcher(
     }
 }
 
-/// What encodes the rows of a stream. In Avro its schema has been found in the registry, or registered there.
+/// Returns the encoder of a stream's rows. For Avro, this finds the schema in the registry or
+/// registers it there.
 ///
 /// # Errors
-/// When the columns and the schema do not fit, when the registry says no, and when it does not answer in time.
+/// If the columns and the schema do not fit, the registry refuses, or it does not answer in time.
 pub(super) fn values(
     settings: &TopicSink,
     schema: &Arc<Schema>,
@@ -59,10 +60,10 @@ pub(super) fn values(
                 let what = format!("topic {}, subject {subject}: {why}", settings.topic);
                 return Err(Error::setting(what).help(match settings.schema {
                     None => {
-                        "the schema that follows from the stream's columns is not one that the subject takes: \
-                         change the columns so that it is, relax the subject's compatibility, or say subject="
+                        "the subject does not accept the schema of the stream's columns: \
+                         change the columns, relax the subject's compatibility, or set subject="
                     }
-                    Some(_) => "mend schema= or subject=, or register the schema first",
+                    Some(_) => "correct schema= or subject=, or register the schema first",
                 }));
             }
             Err(Failed::Away(why)) => why,
@@ -70,7 +71,7 @@ pub(super) fn values(
         let waited_ns = env.clock.monotonic_ns() - begun_ns;
         if troubles.gives_up() || waited_ns > settings.timeout_us.saturating_mul(1000) {
             return Err(Error::new(Kind::Io, why).help(
-                "check registry=, and that the registry runs; timeout= is how long it may take",
+                "check registry=, and that the registry runs; timeout= is the time for its answer",
             ));
         }
         env.clock.sleep_us(AGAIN_US);
@@ -78,7 +79,7 @@ pub(super) fn values(
     MessageValues::avro(schema, AvroValues::new(schema, id, &avro)?, &settings.key)
 }
 
-/// Registers the schema that follows from the columns.
+/// Registers the schema of the columns.
 fn registered(
     registry: &Registry,
     subject: &str,

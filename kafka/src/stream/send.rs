@@ -1,5 +1,5 @@
-//! Appending messages: an idempotent producer, with transactions where they are wanted, that waits for
-//! brokers and never goes on behind what has failed.
+//! The producer of a sink: idempotent, and transactional on request. It waits for brokers, and
+//! never continues after a failed message.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use super::begin::number;
 use super::listen::{lasting, Heard};
 use super::settings::TopicSink;
 
-/// Before the queue of the producer is tried again when it is full.
+/// The time before the producer's full queue is tried again, in microseconds.
 const FULL_US: u64 = 1_000;
-/// Before transactions are begun again.
+/// The time before transactions are begun again, in microseconds.
 const AGAIN_US: u64 = 200_000;
-/// So long one call into the library waits at most, before it is looked whether to go on.
+/// The longest time of one call into the library, after which the sender checks whether to go on.
 const STEP: Duration = Duration::from_millis(500);
-/// So long one waits before it is said.
+/// The time of waiting after which it is reported, in nanoseconds.
 const PATIENT_NS: u64 = 2_000_000_000;
-/// So long what has been sent is waited for when the run ends.
+/// The longest wait for sent messages when the run ends, in nanoseconds.
 const LAST_NS: u64 = 10_000_000_000;
 
 /// A message to be appended.
@@ -40,14 +40,15 @@ pub(super) struct Outgoing<'a> {
     pub id: &'a str,
 }
 
-/// What is known of messages under way.
+/// The state of messages in flight.
 #[derive(Default)]
 struct Under {
     sent: AtomicU64,
     done: AtomicU64,
-    /// The first that was not delivered, in words, and whether waiting might mend it.
+    /// The error and text of the first message that was not delivered, and whether waiting may
+    /// help.
     failed: Mutex<Option<(KafkaError, String)>>,
-    /// Of each partition the offset behind the last message of ours.
+    /// For each partition, the offset after our last message.
     ends: Mutex<Vec<u64>>,
 }
 
@@ -82,12 +83,12 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
                 self.under.failed.lock().get_or_insert((error.clone(), String::new()));
             }
         }
-        // Last: whoever sees that all are done sees what came of them.
+        // This comes last, so that a thread that sees all messages done also sees their results.
         self.under.done.fetch_add(1, Ordering::Release);
     }
 }
 
-/// Appends to one topic.
+/// Appends messages to one topic.
 pub(super) struct Sender {
     env: Env,
     topic: String,
@@ -100,15 +101,15 @@ pub(super) struct Sender {
     who: String,
     is_transactional: bool,
     is_open: bool,
-    /// The run was to end since then.
+    /// The time since which the run is to end.
     giving_up_ns: Option<u64>,
 }
 
 impl Sender {
-    /// A producer; one of transactions has fenced all before it that had the same name.
+    /// Opens a producer. A transactional one fences all earlier ones of the same name.
     ///
     /// # Errors
-    /// When it can't be made, and when no broker answers in time.
+    /// If it can't be created, or if no broker answers in time.
     pub fn open(
         env: &Env,
         settings: &TopicSink,
@@ -129,7 +130,7 @@ impl Sender {
             if !passes(&error) || waited_ns > settings.timeout_us * 1000 {
                 return Err(sender.refused(&error));
             }
-            // A producer that has failed to begin is not used again.
+            // A producer that has failed to start is not used again.
             drop(sender);
             env.clock.sleep_us(AGAIN_US);
         }
@@ -167,17 +168,17 @@ impl Sender {
         })
     }
 
-    /// Where partitions end behind what was sent, of those that are known.
+    /// Returns the offsets after our last messages, for the partitions where they are known.
     pub fn ends(&self) -> Vec<u64> {
         self.under.ends.lock().clone()
     }
 
-    /// Where they end before anything is sent.
+    /// Sets the offsets where the partitions end before anything is sent.
     pub fn begin_at(&self, ends: Vec<u64>) {
         *self.under.ends.lock() = ends;
     }
 
-    /// Whether what is sent is taken back when it is not committed.
+    /// Whether messages are rolled back if they are not committed.
     pub fn is_transactional(&self) -> bool {
         self.is_transactional
     }
@@ -186,7 +187,7 @@ impl Sender {
         self.env.clock.monotonic_ns()
     }
 
-    /// Begins a transaction, where they are wanted.
+    /// Begins a transaction, if this producer is transactional.
     pub fn begin(&mut self) -> Result<()> {
         if self.is_transactional && !self.is_open {
             self.producer.begin_transaction().map_err(|error| self.refused(&error))?;
@@ -195,8 +196,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends a message; waits while too much is under way. In a transaction `false` when that has to be
-    /// made again.
+    /// Sends a message. Waits while too many are in flight. Returns `false` if the transaction must
+    /// be repeated.
     pub fn send(&mut self, message: &Outgoing<'_>) -> Result<bool> {
         let since_ns = self.now_ns();
         let mut has_said = false;
@@ -238,15 +239,15 @@ impl Sender {
         }
     }
 
-    /// Waits until all that was sent has been delivered; in a transaction until that is committed, and
-    /// `false` when it has to be made again.
+    /// Waits until all sent messages have been delivered, and in a transaction until it is
+    /// committed. Returns `false` if the transaction must be repeated.
     pub fn complete(&mut self) -> Result<bool> {
         let since_ns = self.now_ns();
         if !self.is_transactional {
             while self.under_way() > 0 {
                 self.has_failed()?;
                 self.waits(since_ns)?;
-                // An error of it is that it has taken longer than that.
+                // An error means only that it has taken longer than that.
                 let _ = self.producer.flush(STEP.min(Duration::from_millis(20)));
             }
             self.has_failed()?;
@@ -278,7 +279,7 @@ impl Sender {
         Ok(true)
     }
 
-    /// Takes a transaction back. Its messages are to be sent again.
+    /// Aborts a transaction. Its messages are to be sent again.
     fn abort(&mut self, why: &RDKafkaError) -> Result<()> {
         let since_ns = self.now_ns();
         let failed = self.under.failed.lock().take();
@@ -299,7 +300,7 @@ impl Sender {
                 Err(error) => return Err(self.refused(&error)),
             }
         }
-        // What was taken back is reported as not delivered.
+        // Aborted messages are reported as not delivered.
         while self.under_way() > 0 {
             self.waits(since_ns)?;
             let _ = self.producer.flush(Duration::from_millis(20));
@@ -314,8 +315,8 @@ impl Sender {
         self.under.sent.load(Ordering::Relaxed).saturating_sub(done)
     }
 
-    /// Whether a transaction has to be made again; it has been taken back. Without transactions what has
-    /// failed is an error.
+    /// Whether a transaction must be repeated; it has been aborted. Without transactions, a failed
+    /// message is an error.
     fn has_failed(&mut self) -> Result<bool> {
         let Some((error, reason)) = self.under.failed.lock().clone() else { return Ok(false) };
         if let Some(error) = lasting(&self.topic, &error) {
@@ -334,8 +335,8 @@ impl Sender {
         Err(self.refused_because(&why))
     }
 
-    /// One has waited since then: says so after a while, and whether it has. An error when the run is to
-    /// end, and that has been waited for, too.
+    /// Notes that a call has waited since a time. Reports the wait after a while, and returns
+    /// whether it did. Fails if the run is to end and the last wait is over.
     fn waits(&mut self, since_ns: u64) -> Result<bool> {
         let now_ns = self.now_ns();
         if now_ns - since_ns < PATIENT_NS {
@@ -350,9 +351,8 @@ impl Sender {
         if self.troubles.gives_up() {
             let giving_up_ns = *self.giving_up_ns.get_or_insert(now_ns);
             if now_ns - giving_up_ns > LAST_NS {
-                return Err(Error::new(Kind::Io, format!("topic {}: {why}", self.topic)).help(
-                    "what is missing in the topic is written when the app is started again",
-                ));
+                return Err(Error::new(Kind::Io, format!("topic {}: {why}", self.topic))
+                    .help("the missing rows are written when the app is started again"));
             }
         }
         Ok(true)
@@ -365,7 +365,7 @@ impl Sender {
                 Code::Fenced | Code::ProducerFenced | Code::InvalidProducerEpoch
             ) {
                 return Error::resource(format!(
-                    "topic {}: somebody else writes with the same transactional id",
+                    "topic {}: another process writes with the same transactional id",
                     self.topic
                 ))
                 .help("two runs of an app must not write at once; transactions=\"name\" tells apps apart");
@@ -380,19 +380,19 @@ impl Sender {
     fn refused_because(&self, why: &str) -> Error {
         let error = Error::new(Kind::Io, format!("writing to topic {}: {why}", self.topic));
         match self.heard.last() {
-            heard if heard.is_empty() => error.help(
-                "what is missing in the topic is written when the app is started again",
-            ),
+            heard if heard.is_empty() => {
+                error.help("the missing rows are written when the app is started again")
+            }
             heard => error.help(format!(
-                "last heard of the brokers: {heard}; what is missing in the topic is written when the app \
+                "last heard of the brokers: {heard}; the missing rows are written when the app \
                  is started again"
             )),
         }
     }
 }
 
-/// Whether transactions can't begin only for now: a broker that has just started has to read first what it
-/// knows of them.
+/// Whether the failure to begin transactions is temporary. A broker that has just started must
+/// first load its state of them.
 fn passes(error: &KafkaError) -> bool {
     let KafkaError::Transaction(why) = error else { return false };
     why.is_retriable()
@@ -408,7 +408,8 @@ fn passes(error: &KafkaError) -> bool {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.troubles.clear(&self.who);
-        // Nothing leaves behind an end that was not waited for, as when the process is killed.
+        // No message is sent after an end that was not waited for, as if the process had been
+        // killed.
         self.producer.purge(PurgeConfig::default().queue().inflight().non_blocking());
     }
 }

@@ -1,4 +1,4 @@
-//! What may be chosen of topics that are read and written.
+//! The settings of topics that are read and written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,42 +17,43 @@ use crate::settings::{client, IN_FLIGHT, ONE_BY_ONE};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopicSource {
-    /// Its name.
+    /// The topic's name.
     pub topic: String,
-    /// Some brokers, as `host:port,host:port`.
+    /// The addresses of some brokers, as `host:port,host:port`.
     pub brokers: String,
-    /// How values are written.
+    /// The format of values.
     #[serde(default)]
     pub format: MessageFormat,
-    /// The registry of schemas, which Avro needs: `http://host:8081`, with what is before `/subjects` and
-    /// `/schemas`.
+    /// The schema registry, which Avro needs: `http://host:8081`, with the path before `/subjects`
+    /// and `/schemas`.
     #[serde(default)]
     pub registry: Option<String>,
-    /// Its further properties: `basic.auth.user.info`, `bearer.auth.token`, `ssl.ca.location`.
+    /// Further properties of the registry: `basic.auth.user.info`, `bearer.auth.token`,
+    /// `ssl.ca.location`.
     #[serde(default)]
     pub registry_properties: BTreeMap<String, String>,
-    /// Which partitions; all that there are when absent.
+    /// The partitions to read; all of them when absent.
     #[serde(default)]
     pub partitions: Option<Vec<u32>>,
-    /// Where reading begins, the first time.
+    /// The place where reading begins, the first time.
     #[serde(default)]
     pub begin: Begin,
-    /// Column → what it holds of what stands beside the value, as in [`MessageSettings::meta`].
+    /// The columns that hold data beside the value, and that data, as in [`MessageSettings::meta`].
     #[serde(default)]
     pub meta: BTreeMap<String, String>,
-    /// Column → its name in the value, where they differ.
+    /// The columns whose names in the value differ, and those names.
     #[serde(default)]
     pub columns: BTreeMap<String, String>,
-    /// Timestamp column → its format.
+    /// The formats of timestamp columns.
     #[serde(default)]
     pub formats: BTreeMap<String, String>,
-    /// What happens to fields that the stream has no column for.
+    /// The treatment of fields for which the stream has no column.
     #[serde(default)]
     pub unknown_fields: UnknownFields,
-    /// So many bytes are read ahead at most, of each partition.
+    /// The largest size of the messages read ahead from each partition, in bytes.
     #[serde(default = "ahead_bytes")]
     pub ahead_bytes: usize,
-    /// So long the brokers may take to answer when the topic is opened; microseconds.
+    /// The time for the brokers to answer when the topic is opened, in microseconds.
     #[serde(default = "timeout_us")]
     pub timeout_us: u64,
     /// Further properties of librdkafka, by name.
@@ -60,26 +61,26 @@ pub struct TopicSource {
     pub properties: BTreeMap<String, String>,
 }
 
-/// Where reading begins.
+/// The place where reading begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Begin {
-    /// With the first message that is there.
+    /// With the first message that exists.
     #[default]
     Earliest,
-    /// With what comes after the first start.
+    /// With the messages that arrive after the first start.
     Latest,
-    /// With the first message that is not older; microseconds since 1970.
+    /// With the first message that is not older than this time, in microseconds since 1970.
     Time(i64),
 }
 
-/// A schema that a registry has already.
+/// A schema that a registry already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SinkSchema {
-    /// The one that is the subject's latest when the app starts.
+    /// The schema that is the subject's latest when the app starts.
     Latest,
-    /// That of an id.
+    /// The schema with this id.
     Id(u32),
 }
 
@@ -87,27 +88,29 @@ pub enum SinkSchema {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopicSink {
-    /// Its name. It must be there.
+    /// The topic's name. The topic must exist.
     pub topic: String,
-    /// Some brokers, as `host:port,host:port`.
+    /// The addresses of some brokers, as `host:port,host:port`.
     pub brokers: String,
-    /// How values are written.
+    /// The format of values.
     #[serde(default)]
     pub format: MessageFormat,
-    /// The registry of schemas, which Avro needs: `http://host:8081`, with what is before `/subjects` and
-    /// `/schemas`.
+    /// The schema registry, which Avro needs: `http://host:8081`, with the path before `/subjects`
+    /// and `/schemas`.
     #[serde(default)]
     pub registry: Option<String>,
-    /// Its further properties: `basic.auth.user.info`, `bearer.auth.token`, `ssl.ca.location`.
+    /// Further properties of the registry: `basic.auth.user.info`, `bearer.auth.token`,
+    /// `ssl.ca.location`.
     #[serde(default)]
     pub registry_properties: BTreeMap<String, String>,
-    /// With what the schema is registered; `TOPIC-value` when absent.
+    /// The subject under which the schema is registered; `TOPIC-value` when absent.
     #[serde(default)]
     pub subject: Option<String>,
-    /// The schema, which the columns have to fit. One that follows from them is registered when absent.
+    /// The schema, which the columns must fit. When absent, the schema of the columns is
+    /// registered.
     #[serde(default)]
     pub schema: Option<SinkSchema>,
-    /// The columns that make the key, which decides about the partition. Rows without one go around by their
+    /// The columns of the key, which decides the partition. Rows without a key are spread by their
     /// numbers.
     #[serde(default)]
     pub key: Vec<String>,
@@ -117,13 +120,14 @@ pub struct TopicSink {
     /// Whether the rows of each epoch are one transaction of Kafka.
     #[serde(default)]
     pub transactions: bool,
-    /// The name by which the broker knows the writer of transactions; by app, stream and topic when absent.
+    /// The name by which the broker knows the writer of transactions. When absent, it consists of
+    /// app, stream and topic.
     #[serde(default)]
     pub transactional_id: Option<String>,
-    /// So many bytes wait at most for being delivered.
+    /// The largest size of the messages that wait for delivery, in bytes.
     #[serde(default = "queue_bytes")]
     pub queue_bytes: usize,
-    /// So long the brokers may take to answer when the topic is opened; microseconds.
+    /// The time for the brokers to answer when the topic is opened, in microseconds.
     #[serde(default = "timeout_us")]
     pub timeout_us: u64,
     /// Further properties of librdkafka, by name.
@@ -143,26 +147,26 @@ fn timeout_us() -> u64 {
     30_000_000
 }
 
-/// Messages that wait for being delivered, at most.
+/// The largest number of messages that wait for delivery.
 const QUEUE_MESSAGES: usize = 100_000;
 
-/// Properties that the promises of both hang on, and what to do instead.
+/// The properties on which the guarantees of sources and sinks depend, and the help for each.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "say brokers="),
     ("metadata.broker.list", "say brokers="),
-    ("group.id", "no group is joined: where reading goes on is in the data directory"),
+    ("group.id", "no group is joined: the data directory has the position"),
     ("group.instance.id", "no group is joined"),
-    ("enable.auto.commit", "where reading goes on is in the data directory"),
-    ("enable.auto.offset.store", "where reading goes on is in the data directory"),
-    ("auto.offset.reset", "say begin=; messages that have gone are an error"),
-    ("isolation.level", "what was not committed is not read"),
+    ("enable.auto.commit", "the data directory has the position"),
+    ("enable.auto.offset.store", "the data directory has the position"),
+    ("auto.offset.reset", "say begin=; missing messages are an error"),
+    ("isolation.level", "uncommitted messages are not read"),
     ("enable.partition.eof", "the source needs it"),
     ("acks", "all replicas have a row when it counts"),
     ("request.required.acks", "all replicas have a row when it counts"),
     ("enable.idempotence", "rows are in their order, each once"),
     ("enable.gapless.guarantee", "rows are in their order, none missing"),
-    ("message.timeout.ms", "what can't be delivered waits"),
-    ("delivery.timeout.ms", "what can't be delivered waits"),
+    ("message.timeout.ms", "undeliverable messages wait"),
+    ("delivery.timeout.ms", "undeliverable messages wait"),
     ("max.in.flight", ONE_BY_ONE),
     (IN_FLIGHT, ONE_BY_ONE),
     ("transactional.id", "say transactions=True, or transactions=\"name\""),
@@ -170,7 +174,7 @@ const TAKEN: &[(&str, &str)] = &[
 ];
 
 impl TopicSource {
-    /// Settings for a topic, all others as they are by default.
+    /// Creates settings for a topic, with defaults for the rest.
     pub fn new(topic: &str, brokers: &str) -> TopicSource {
         TopicSource {
             topic: topic.into(),
@@ -190,15 +194,15 @@ impl TopicSource {
         }
     }
 
-    /// Settings from a JSON object.
+    /// Parses settings from a JSON object.
     ///
     /// # Errors
-    /// For a name that is no setting, or a value that does not fit one.
+    /// For an unknown name, or a value that does not fit its setting.
     pub fn from_json(json: &str) -> Result<TopicSource> {
         tidemill_connect::settings::from_json("kafka", json)
     }
 
-    /// How messages become rows.
+    /// Returns the settings by which messages become rows.
     pub(super) fn messages(&self, schemas: Option<Arc<dyn Schemas>>) -> MessageSettings {
         MessageSettings {
             format: self.format,
@@ -214,7 +218,7 @@ impl TopicSource {
         Duration::from_micros(self.timeout_us)
     }
 
-    /// Refuses what can't be.
+    /// Refuses impossible settings.
     pub(super) fn check(&self) -> Result<()> {
         check(&self.topic, &self.brokers, &self.properties)?;
         check_registry(&self.topic, self.format, &self.registry, &self.registry_properties)?;
@@ -225,12 +229,12 @@ impl TopicSource {
         }
         if self.partitions.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::setting(format!("topic {}: no partition is named", self.topic))
-                .help("leave partitions= away to read all of them"));
+                .help("leave partitions= out to read all of them"));
         }
         self.consumer().map(|_| ())
     }
 
-    /// For what reads.
+    /// Returns the configuration of the consumer.
     pub(super) fn consumer(&self) -> Result<ClientConfig> {
         let kilobytes = (self.ahead_bytes >> 10).clamp(64, 2_097_151);
         let fetch = self.ahead_bytes.clamp(64 << 10, 64 << 20);
@@ -247,7 +251,7 @@ impl TopicSource {
 }
 
 impl TopicSink {
-    /// Settings for a topic, all others as they are by default.
+    /// Creates settings for a topic, with defaults for the rest.
     pub fn new(topic: &str, brokers: &str) -> TopicSink {
         TopicSink {
             topic: topic.into(),
@@ -267,10 +271,10 @@ impl TopicSink {
         }
     }
 
-    /// Settings from a JSON object.
+    /// Parses settings from a JSON object.
     ///
     /// # Errors
-    /// For a name that is no setting, or a value that does not fit one.
+    /// For an unknown name, or a value that does not fit its setting.
     pub fn from_json(json: &str) -> Result<TopicSink> {
         tidemill_connect::settings::from_json("kafka", json)
     }
@@ -279,12 +283,12 @@ impl TopicSink {
         Duration::from_micros(self.timeout_us)
     }
 
-    /// Refuses what can't be.
+    /// Refuses impossible settings.
     pub(super) fn check(&self) -> Result<()> {
         check(&self.topic, &self.brokers, &self.properties)?;
         check_registry(&self.topic, self.format, &self.registry, &self.registry_properties)?;
         if self.registry.is_none() && (self.subject.is_some() || self.schema.is_some()) {
-            let what = format!("topic {}: subject and schema are of a registry", self.topic);
+            let what = format!("topic {}: subject and schema need a registry", self.topic);
             return Err(Error::setting(what).help("say registry= and format=\"avro\", too"));
         }
         if let Some(name) = self.headers.keys().find(|name| name.starts_with("tidemill-")) {
@@ -294,7 +298,7 @@ impl TopicSink {
         self.producer("x").map(|_| ())
     }
 
-    /// For what appends; `id` is that of its transactions.
+    /// Returns the configuration of the producer; `id` is that of its transactions.
     pub(super) fn producer(&self, id: &str) -> Result<ClientConfig> {
         let kilobytes = (self.queue_bytes >> 10).clamp(64, 2_147_483_647);
         let mut own = vec![
@@ -309,7 +313,7 @@ impl TopicSink {
         ];
         match self.transactions {
             true => own.push(("transactional.id", id.to_owned())),
-            // What fails takes all behind it along, and what can't be delivered waits.
+            // A failed message takes all later ones with it, and undeliverable messages wait.
             false => own.extend([
                 ("enable.gapless.guarantee", "true".to_owned()),
                 ("message.timeout.ms", "0".to_owned()),
@@ -318,9 +322,9 @@ impl TopicSink {
         client(&self.brokers, &own, &self.properties)
     }
 
-    /// For what reads back how far the topic is.
+    /// Returns the configuration of the consumer that reads the topic's progress back.
     pub(super) fn consumer(&self) -> Result<ClientConfig> {
-        // What is chosen for the producer may mean nothing to a consumer, and warns at most.
+        // Properties for the producer may mean nothing to a consumer. Then it only logs a warning.
         consumer(&self.brokers, &self.properties, &[])
     }
 }
@@ -331,7 +335,7 @@ fn consumer(
     more: &[(&str, String)],
 ) -> Result<ClientConfig> {
     let mut own = vec![
-        // Nobody joins it: the library wants a name.
+        // No process joins this group. The library needs a name.
         ("group.id", "tidemill".to_owned()),
         ("enable.auto.commit", "false".into()),
         ("enable.auto.offset.store", "false".into()),
@@ -352,7 +356,7 @@ fn check(topic: &str, brokers: &str, properties: &BTreeMap<String, String>) -> R
     }
     if brokers.trim().is_empty() {
         return Err(Error::setting(format!("topic {topic}: no broker is named"))
-            .help("name one or some: brokers=\"host:9092,other:9092\""));
+            .help("name one or more: brokers=\"host:9092,other:9092\""));
     }
     for name in properties.keys() {
         if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {
@@ -379,7 +383,7 @@ fn check_registry(
         }
         (_, None) if properties.is_empty() => Ok(()),
         _ => Err(Error::setting(format!("topic {topic}: only Avro has a registry of schemas"))
-            .help("say format=\"avro\", or leave registry= away")),
+            .help("say format=\"avro\", or leave registry= out")),
     }
 }
 
@@ -434,38 +438,32 @@ mod tests {
         let headers = [("tidemill-id".to_owned(), "x".to_owned())].into();
         assert!(TopicSink { headers, ..sink.clone() }.check().is_err());
         TopicSink { transactions: true, ..sink.clone() }.check().unwrap();
-        // A registry.
+        // Settings with a registry.
         let avro = TopicSource { format: MessageFormat::Avro, ..source.clone() };
         assert!(refused(avro.clone()).contains("needs a registry"));
         let at = |url: &str| Some(url.to_owned());
-        assert!(refused(TopicSource { registry: at("host"), ..avro.clone() }).contains("no URL"));
+        assert!(refused(TopicSource { registry: at("host"), ..avro.clone() })
+            .contains("not an HTTP URL"));
         assert!(refused(TopicSource { registry: at("http://h"), ..source }).contains("only Avro"));
         TopicSource { registry: at("https://u:p@h/x"), ..avro }.check().unwrap();
         let subject = TopicSink { subject: at("s"), ..sink.clone() };
-        assert!(subject.check().unwrap_err().to_string().contains("of a registry"));
+        assert!(subject.check().unwrap_err().to_string().contains("need a registry"));
         let schema = Some(SinkSchema::Id(7));
         let sink = TopicSink { schema, registry: at("http://h"), ..sink };
         TopicSink { format: MessageFormat::Avro, ..sink }.check().unwrap();
     }
 
-    /// What the page says, up to there.
-    fn told(words: &str) -> bool {
-        include_str!("../../../docs/kafka.md").contains(words)
-    }
-
     #[test]
-    fn limits_are_those_of_the_page_and_of_the_library() {
-        assert!(told("| `ahead_bytes` | how much is read ahead, of each partition (8 MiB) |"));
-        assert!(told(
-            "`queue_bytes` bounds what waits for being delivered (32 MiB); then the app waits."
-        ));
-        assert!(told(
-            "`timeout` is how\nmany seconds brokers may take to answer when the app starts (30)."
-        ));
+    fn limits_are_those_of_the_guide_and_of_the_library() {
+        let guide = include_str!("../../../docs/guides/kafka.md");
+        for row in ["| `ahead_bytes` | 8 MiB |", "| `queue_bytes` | 32 MiB |", "| `timeout` | 30 |"]
+        {
+            assert!(guide.contains(row), "{row}");
+        }
         let (source, sink) = (TopicSource::new("t", "b:1"), TopicSink::new("t", "b:1"));
         assert_eq!((source.ahead_bytes, sink.queue_bytes), (8 << 20, 32 << 20));
         assert_eq!([source.timeout(), sink.timeout()], [Duration::from_secs(30); 2]);
-        // Whoever says nothing in JSON has the same.
+        // Settings in JSON have the same defaults.
         let json = r#"{"topic": "t", "brokers": "b:1"}"#;
         assert_eq!(TopicSource::from_json(json).unwrap(), source);
         assert_eq!(TopicSink::from_json(json).unwrap(), sink);

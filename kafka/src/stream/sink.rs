@@ -16,31 +16,32 @@ use super::settings::TopicSink;
 use super::tail::{Tail, There};
 use crate::hash::partition_of_key;
 
-/// What the ids of rows are made of, beside their numbers.
+/// The parts of rows' ids, except their numbers.
 #[derive(Clone, Debug)]
 pub struct RowIds {
     /// The app's name.
     pub app: String,
-    /// Tells data directories of the app apart: one that begins anew has another. Its rows are others.
+    /// An id of the app's data directory. A directory that is started afresh has a new one, and its
+    /// rows are different rows.
     pub run: u128,
     /// The stream's name.
     pub stream: String,
 }
 
 impl RowIds {
-    /// All of an id but the number.
+    /// Returns all of an id except the number.
     fn prefix(&self) -> String {
         format!("{}-{:016x}/{}/", self.app, (self.run >> 64) as u64, self.stream)
     }
 }
 
-/// Opens a topic to write rows to: as a new sink, or with `resume` at a place that it had. `who` names it
-/// among `troubles`.
+/// Opens a topic to write rows to: as a new sink, or with `resume` at a stored place. Its name
+/// among `troubles` is `who`.
 ///
 /// # Errors
-/// When a setting does not fit, when there is no such topic, when no broker answers in time, and at a place
-/// when the topic is not what it was. In Avro also when the registry of schemas has another one, or does not answer
-/// in time.
+/// If a setting does not fit, there is no such topic, no broker answers in time, or the topic has
+/// changed since the place. For Avro also if the schema registry has another schema, or does not
+/// answer in time.
 pub fn open(
     settings: &TopicSink,
     schema: &Arc<Schema>,
@@ -57,7 +58,7 @@ pub fn open(
         .transactional_id
         .clone()
         .unwrap_or_else(|| format!("tidemill-{}-{}-{topic}", ids.app, ids.stream));
-    // First of all, so that nothing of a dead process comes behind what is read back.
+    // This comes first, so that no message of a dead process follows those that are read back.
     let sender = Sender::open(env, settings, &heard, (troubles, who), &transactional_id)?;
     let consumer: BaseConsumer<Listener> = settings
         .consumer()?
@@ -104,10 +105,10 @@ struct Topic {
     schema: Arc<Schema>,
     values: MessageValues,
     partitions: u32,
-    /// With what ids begin.
+    /// The beginning of the ids.
     prefix: String,
     sender: Sender,
-    /// What was there when it was opened at a place, until everything has been written again.
+    /// The rows that were found when it was opened at a place, until all have been written again.
     found: Option<There>,
     pending: Vec<Batch>,
     written: u64,
@@ -125,7 +126,8 @@ impl Topic {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Sends what is pending, all but what is there; in a transaction until it is committed.
+    /// Sends the pending rows that are not in the topic. In a transaction, waits until it is
+    /// committed.
     fn send(&mut self) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         while !self.try_send(&pending)? {}
@@ -216,7 +218,7 @@ impl Sink for Topic {
                 self.written
             ))
             .help(
-                "the data directory is older than the topic: a backup was restored. Start anew with \
+                "the data directory is older than the topic: a backup was restored. Start with \
                  --fresh, which writes all rows again under other ids, or write to another topic",
             );
             return self.guard(Err(error));

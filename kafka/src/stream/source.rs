@@ -29,22 +29,22 @@ use crate::message::incoming;
 use crate::registry::Fetcher;
 use crate::topics::is_missing;
 
-/// A chunk ends after this many bytes of messages, however many rows were asked for.
+/// The size of messages after which a chunk ends, in bytes, however many rows were asked for.
 const CHUNK_BYTES: usize = 8 << 20;
 /// The longest reason of a bad row, in bytes.
 const REASON_BYTES_MAX: usize = 500;
-/// How long a message that must be there is waited for at a time.
+/// The time of one wait for a message that must exist.
 const WAIT: Duration = Duration::from_millis(50);
 
 /// A source partition and its name: topic and partition.
 pub type Opened = (String, Box<dyn Source>);
 
-/// Opens a topic to read: a name and a source for each partition, in their order. `who` names it among
-/// `troubles`.
+/// Opens a topic to read. Returns a name and a source for each partition, in order. Its name among
+/// `troubles` is `who`.
 ///
 /// # Errors
-/// When a setting does not fit, when there is no such topic or partition, when it is compacted, and when no
-/// broker answers in time.
+/// If a setting does not fit, there is no such topic or partition, it is compacted, or no broker
+/// answers in time.
 pub fn open(
     settings: &TopicSource,
     schema: &Arc<Schema>,
@@ -116,44 +116,44 @@ struct PartitionSource {
     reading: Reading,
     schema: Arc<Schema>,
     rows: MessageRows,
-    /// What fetches the schemas of messages, where they have some.
+    /// The fetcher of the messages' schemas, if they have some.
     schemas: Option<Arc<Fetcher>>,
-    /// The next message: its schema is not known yet.
+    /// The next message, if its schema is not known yet.
     held: Option<OwnedMessage>,
     builder: BatchBuilder,
-    /// Behind the last row.
+    /// The place after the last row.
     place: Place,
     has_looked: bool,
     failed: Option<Error>,
 }
 
-/// Where it is read.
+/// The reading side of a source.
 struct Reading {
     watched: Arc<Watched>,
-    /// Its number among the sources of the topic.
+    /// The source's number among those of the topic.
     source: usize,
     partition: i32,
     /// Topic and partition.
     origin: Arc<str>,
-    /// Nothing before it is assigned.
+    /// The queue of messages; nothing before it is assigned.
     queue: Option<PartitionQueue<Listener>>,
-    /// The offset behind the last message.
+    /// The offset after the last message.
     next: u64,
-    /// There was nothing more when it was asked last.
+    /// Whether the last attempt found no more messages.
     is_at_end: bool,
-    /// The end as of which it is read on behind the last message, to see whether anything is there but the
-    /// marks of transactions.
+    /// The end up to which messages are read again after the last one, to see whether there is
+    /// anything except the marks of transactions.
     settling: Option<u64>,
-    /// Up to here there is nothing.
+    /// The end up to which there is nothing.
     settled: Option<u64>,
-    /// The number of the last look that was told.
+    /// The number of the last look that was used.
     looked: u64,
 }
 
-/// What comes next.
+/// The next thing in the queue.
 enum Next<'a> {
     Message(BorrowedMessage<'a>),
-    /// The end, as of now.
+    /// The present end.
     End,
     Nothing,
 }
@@ -172,24 +172,24 @@ impl Reading {
             .help(help)
     }
 
-    /// Messages that are needed are not there any more.
+    /// Returns the error that needed messages have been deleted.
     fn trimmed(&self, low: u64, needed: u64) -> Error {
         self.fail(
             format!(
                 "begins at offset {low}, and messages from {needed} on are needed: they have been deleted"
             ),
-            "they were deleted by age or size, or by hand: let retention.ms and retention.bytes of the \
-             topic keep what comes between two snapshots and while the app is stopped; --fresh starts \
-             anew with what is there",
+            "they were deleted by age, by size or by hand: let the topic's retention.ms and \
+             retention.bytes retain the messages between two snapshots, and while the app is \
+             stopped; --fresh starts again with the messages that are left",
         )
     }
 
-    /// There is less than there was.
+    /// Returns the error that the partition has fewer messages than before.
     fn shorter(&self, end: u64, read: u64) -> Error {
         self.fail(
             format!("ends at offset {end}, and was read up to {read} before"),
-            "the topic was removed and made anew, or brokers have lost messages: bring it back as it was, \
-             or start anew with --fresh",
+            "the topic was removed and recreated, or brokers have lost messages: restore it as it \
+             was, or start again with --fresh",
         )
     }
 
@@ -215,20 +215,20 @@ impl Reading {
         if self.queue.take().is_some() {
             let mut list = TopicPartitionList::new();
             list.add_partition(self.topic(), self.partition);
-            // It fails when it is not assigned, which is as well.
+            // It fails if the partition is not assigned, which is fine.
             let _ = self.watch().consumer.incremental_unassign(&list);
         }
     }
 
-    /// Takes what is there from an offset on.
+    /// Takes the next message from an offset on.
     fn take(&self, from: u64, wait: Duration) -> Result<Next<'_>> {
         let Some(queue) = &self.queue else { return Ok(Next::Nothing) };
         loop {
             match queue.poll(wait) {
                 None => return Ok(Next::Nothing),
                 Some(Ok(message)) => {
-                    // What was on its way before it was assigned anew comes once more, and some after the
-                    // partition's leader has changed.
+                    // Messages fetched before a new assignment arrive again, and so do some after
+                    // the partition's leader has changed.
                     if at(&message) >= from {
                         return Ok(Next::Message(message));
                     }
@@ -239,7 +239,7 @@ impl Reading {
         }
     }
 
-    /// An error that has come in place of a message. Most are over when a broker is back.
+    /// Handles an error in place of a message. Most errors are over when a broker is back.
     fn fault(&self, error: &KafkaError) -> Result<()> {
         use Code::{AutoOffsetReset, OffsetOutOfRange};
         if let Some(AutoOffsetReset | OffsetOutOfRange) = error.rdkafka_error_code() {
@@ -249,14 +249,14 @@ impl Reading {
                 next if next > end => Err(self.shorter(end, next)),
                 next => Err(self.fail(
                     format!("can't be read from offset {next} on: {error}"),
-                    "start the app once more",
+                    "start the app again",
                 )),
             };
         }
         if is_missing(error) {
             return Err(self.fail(
                 "has been removed".into(),
-                "bring the topic back as it was, or start anew with --fresh",
+                "restore the topic as it was, or start again with --fresh",
             ));
         }
         match lasting(self.topic(), error) {
@@ -268,7 +268,7 @@ impl Reading {
         }
     }
 
-    /// The offsets of the first message and behind the last one.
+    /// Returns the offset of the first message and the one after the last.
     fn ends(&self) -> Result<(u64, u64)> {
         let watch = self.watch();
         let settings = &watch.settings;
@@ -277,14 +277,15 @@ impl Reading {
         let (low, end) = ends.map_err(|error| match is_missing(&error) {
             true => self.fail(
                 "has been removed".into(),
-                "bring the topic back as it was, or start anew with --fresh",
+                "restore the topic as it was, or start again with --fresh",
             ),
             false => watch.heard.unreachable(&settings.brokers, &error),
         })?;
         Ok((u64::try_from(low).unwrap_or(0), u64::try_from(end).unwrap_or(0)))
     }
 
-    /// Whether all that was there when it was asked has been handed out; then that has been told.
+    /// Whether the source has returned all messages that were there at the last request for the
+    /// end.
     fn looks(&mut self) -> Result<bool> {
         let Some(look) = self.watch().look(self.source).filter(|look| look.number > self.looked)
         else {
@@ -300,15 +301,16 @@ impl Reading {
             return Ok(true);
         }
         if self.is_at_end && self.settling.is_none() {
-            // Either something has come just now, or the marks of transactions are behind the last
-            // message, which nobody shows us: what begins behind it tells.
+            // Either a message has just arrived, or the marks of transactions follow the last
+            // message. The library does not show these marks. Reading again from there tells which
+            // it is.
             self.settling = Some(look.end);
             self.assign(self.next)?;
         }
         Ok(false)
     }
 
-    /// Goes to a place, and sees whether the topic still is what was read up to there.
+    /// Goes to a place, and checks that the topic is the one that was read up to there.
     fn go_to(&mut self, place: &Place) -> Result<()> {
         (self.settling, self.settled) = (None, None);
         let (low, end) = self.ends()?;
@@ -328,7 +330,7 @@ impl Reading {
             return Err(self.trimmed(low, place.bytes));
         }
         if low == place.bytes {
-            // What was read is gone, what comes is there.
+            // The messages read before are gone, but the next ones are there.
             return self.assign(place.bytes);
         }
         let last = place.bytes.saturating_sub(1);
@@ -359,12 +361,14 @@ impl Reading {
             }
             Some((offset, _)) if offset == last => Err(self.fail(
                 format!("has another message at offset {last} than was read before"),
-                "the topic was removed and made anew: bring it back as it was, or start anew with --fresh",
+                "the topic was removed and recreated: restore it, or start again with --fresh",
             )),
             _ => Err(self.fail(
-                format!("has no message at offset {last}, which was read before, and has older ones"),
-                "the topic was compacted, or made anew: read one with cleanup.policy=delete, and start \
-                 anew with --fresh",
+                format!(
+                    "has no message at offset {last}, which was read before, and has older ones"
+                ),
+                "the topic was compacted or recreated: read one with cleanup.policy=delete, and \
+                 start again with --fresh",
             )),
         }
     }
@@ -379,7 +383,7 @@ impl PartitionSource {
         let first = self.place.offset;
         let mut taken = Taken::default();
         let (mut end_seen, mut failed) = (false, None);
-        // Behind the last message that was taken.
+        // The offset after the last taken message.
         let mut next = None;
         if let Some(held) = self.held.take_if(|_| rows_max > 0) {
             if !self.rows.is_ready(&incoming(&held)) {
@@ -408,7 +412,7 @@ impl PartitionSource {
                 }
                 Ok(Next::End) => end_seen = true,
                 Ok(Next::Nothing) => break,
-                // What was read before goes out first.
+                // The rows that were read before it are returned first.
                 Err(error) => {
                     failed = Some(error);
                     break;
@@ -438,7 +442,7 @@ impl PartitionSource {
         };
         self.failed = failed;
         self.reading.next = next;
-        // Where the partition ended before that was there tells nothing.
+        // An end of the partition from before that says nothing.
         self.reading.looked = self.reading.watch().asked();
         (self.reading.is_at_end, self.reading.settling) = (end_seen, None);
         let next_offset = first + taken.rows() as u64;
@@ -499,7 +503,7 @@ impl Drop for PartitionSource {
     }
 }
 
-/// Rows of one poll.
+/// The rows of one poll.
 #[derive(Default)]
 struct Taken {
     offsets: Vec<u64>,
@@ -529,7 +533,7 @@ impl Taken {
     }
 }
 
-/// A message that can't be read, as a row of this number.
+/// Returns a message that can't be read as a bad row of this number.
 pub(super) fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<str>) -> BadRow {
     let value = message.value.unwrap_or_default();
     let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
@@ -542,7 +546,7 @@ pub(super) fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<st
     BadRow { offset: row, origin, line: message.offset, raw, reason }
 }
 
-/// The beginning of a text, at most `max` bytes.
+/// Returns the beginning of a text, at most `max` bytes.
 fn cut(text: &str, max: usize) -> &str {
     let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]
@@ -552,7 +556,7 @@ fn at(message: &impl Found) -> u64 {
     u64::try_from(message.offset()).unwrap_or(0)
 }
 
-/// Of all that a message is: another one has another.
+/// Returns the checksum of everything in a message, which tells it from any other.
 fn checksum(partition: i32, message: &impl Found) -> Checksum {
     let seen = incoming(message);
     let mut bytes = Vec::with_capacity(64 + seen.value.map_or(0, <[u8]>::len));

@@ -1,4 +1,4 @@
-//! How far a topic is: which rows are in it already, by their ids.
+//! The progress of a topic: the rows that it already has, by their ids.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use super::settings::TopicSink;
 use super::ID;
 use crate::asks::offset;
 
-/// So long nothing more must come behind what was read: a process that was killed a moment ago may have
-/// sent something that the broker has not taken yet.
+/// The time without further messages after which the end counts as read, in nanoseconds. A process
+/// that was killed a moment ago may have sent messages that the broker has not accepted yet.
 const QUIET_NS: u64 = 300_000_000;
 const WAIT: Duration = Duration::from_millis(50);
-/// Rows that may be behind a place at most: ids beyond are not ours, whatever they look like.
+/// The largest number of rows after a place. Larger ids are not ours, whatever they look like.
 const ROWS_MAX: u64 = 1 << 36;
 
-/// Rows from some number on, of each whether it is there: a bit each.
+/// For the rows from some number on, a bit each that says whether the topic has it.
 #[derive(Debug, Default)]
 pub(super) struct There {
     from: u64,
     bits: Vec<u64>,
-    /// The number behind the last row that is there.
+    /// The number after the last row that the topic has.
     pub upto: u64,
 }
 
@@ -53,23 +53,23 @@ impl There {
     }
 }
 
-/// Reads what is behind some offsets.
+/// Reads the messages after some offsets.
 pub(super) struct Tail<'a> {
     pub env: &'a Env,
     pub settings: &'a TopicSink,
     pub heard: &'a Heard,
-    /// With what the ids of our rows begin.
+    /// The beginning of our rows' ids.
     pub prefix: &'a str,
-    /// Of each partition an offset at or before the first row that matters; those that are not named are
-    /// read from their beginning.
+    /// For each partition, an offset at or before the first row that matters. Others are read from
+    /// their beginning.
     pub from: &'a [u64],
 }
 
 impl Tail<'_> {
-    /// The rows that are there, from a number on.
+    /// Returns the rows that the topic has, from a number on.
     ///
     /// # Errors
-    /// When a partition ends before its offset, and when nobody answers in time.
+    /// If a partition ends before its offset, or if no broker answers in time.
     pub fn rows(&self, partitions: &[u32], first: u64) -> Result<There> {
         let TopicSink { topic, brokers, .. } = self.settings;
         let timeout = self.settings.timeout();
@@ -97,8 +97,8 @@ impl Tail<'_> {
                     ),
                 )
                 .help(
-                    "the topic was removed and made anew, or brokers have lost messages: bring it back as \
-                     it was, or start anew with --fresh",
+                    "the topic was removed and recreated, or brokers have lost messages: restore it \
+                     as it was, or start again with --fresh",
                 ));
             }
             list.add_partition_offset(topic, number(*partition), offset(from.max(lows[at])))
@@ -138,8 +138,8 @@ impl Tail<'_> {
         }
     }
 
-    /// Of a topic into which others write transactions only what is before the first open one is shown:
-    /// waits until all that is there now is.
+    /// Waits until all present messages can be read. If other programs write transactions into the
+    /// topic, only messages before the first open one are visible.
     fn wait_for_others(&self, consumer: &BaseConsumer<Listener>, partitions: &[u32]) -> Result<()> {
         let TopicSink { topic, brokers, properties, .. } = self.settings;
         let own = [("isolation.level", "read_uncommitted".to_owned())];
@@ -157,8 +157,8 @@ impl Tail<'_> {
             }
             if self.now_ns() - begun_ns > self.settings.timeout_us * 1000 {
                 return Err(Error::resource(format!(
-                    "topic {topic} has a transaction that somebody else has not ended, and what is behind \
-                     it can't be read"
+                    "topic {topic} has a transaction that another program has not ended, and \
+                     messages after it can't be read"
                 ))
                 .help(
                     "start again when it has ended, at the latest by its time-out (kafka-transactions \
@@ -173,7 +173,7 @@ impl Tail<'_> {
         self.env.clock.monotonic_ns()
     }
 
-    /// The number of a row of ours.
+    /// Returns the number of a row, if it is ours.
     fn row(&self, message: &BorrowedMessage<'_>) -> Option<u64> {
         let headers = message.headers()?;
         let id = headers.iter().find(|header| header.key == ID)?.value?;

@@ -1,7 +1,8 @@
-//! What the partitions of a topic that is read have in common: their client, and a thread that asks.
+//! The shared client of a topic's partitions, and a thread that sends requests.
 //!
-//! The thread asks for the ends of partitions whose sources have found nothing, so that they know whether
-//! all is read; thereby it finds out, too, whether brokers answer, and whether the topic has grown.
+//! The thread asks for the ends of partitions whose sources have found nothing, so that these know
+//! whether they have read all. It also finds out whether brokers answer, and whether the topic has
+//! more partitions.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -18,31 +19,31 @@ use super::begin::{ask, partitions};
 use super::listen::{Heard, Listener};
 use super::settings::TopicSource;
 
-/// Between two rounds of questions. A drain waits for two of them.
+/// The time between two rounds of requests. A drain waits for two of them.
 const ROUND: Duration = Duration::from_millis(100);
-/// So long an answer may take.
+/// The longest time for an answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// Between two looks whether the topic has more partitions.
+/// The time between two checks for more partitions, in nanoseconds.
 const GROWN_NS: u64 = 10_000_000_000;
 
-/// Shared by the sources of one topic.
+/// The state that the sources of one topic share.
 pub(super) struct Watch {
     pub env: Env,
     pub settings: TopicSource,
     pub consumer: Arc<BaseConsumer<Listener>>,
     pub heard: Heard,
-    /// Of each source.
+    /// The state of each source.
     parts: Vec<Part>,
-    /// The number of the last question that was begun.
+    /// The number of the last request that was begun.
     asked: AtomicU64,
     troubles: Troubles,
-    /// Who has these troubles.
+    /// The name for the reported troubles.
     who: String,
 }
 
 struct Part {
     partition: u32,
-    /// Its source has found nothing, and wants to know whether that is all.
+    /// Whether the source has found nothing, and asks whether that is all.
     wants: AtomicBool,
     look: Mutex<Option<Look>>,
 }
@@ -50,13 +51,13 @@ struct Part {
 /// An answer of the brokers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// Which question it was.
+    /// The number of the request.
     pub number: u64,
-    /// Where the partition ended then.
+    /// The end of the partition at that time.
     pub end: u64,
 }
 
-/// Ends the thread when the last source has gone.
+/// Ends the thread when the last source has been dropped.
 pub(super) struct Watched {
     pub watch: Arc<Watch>,
     is_over: Arc<AtomicBool>,
@@ -104,17 +105,18 @@ impl Watch {
         Ok(Watched { watch, is_over })
     }
 
-    /// The last answer for a source.
+    /// Returns the last answer for a source.
     pub fn look(&self, source: usize) -> Option<Look> {
         *self.parts[source].look.lock()
     }
 
-    /// The number of the last question that was begun: answers up to it may be older than what has been read.
+    /// Returns the number of the last request that was begun. Answers up to it may be older than
+    /// the messages that have been read.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::Acquire)
     }
 
-    /// A source wants to know where its partition ends, as of later than now.
+    /// Asks for the end of a source's partition, at a time after now.
     pub fn want(&self, source: usize) {
         self.parts[source].wants.store(true, Ordering::Relaxed);
     }
@@ -126,7 +128,7 @@ impl Watch {
     fn run(&self, is_over: &AtomicBool) {
         let (mut number, mut grown_ns) = (0, self.env.clock.monotonic_ns());
         while !is_over.load(Ordering::Relaxed) {
-            // What the brokers say unasked. Messages come elsewhere.
+            // This handles the brokers' events. Messages arrive elsewhere.
             self.consumer.poll(ROUND);
             let wants = |part: &&Part| part.wants.swap(false, Ordering::Relaxed);
             let mut wanted: Vec<&Part> = self.parts.iter().filter(wants).collect();
@@ -160,13 +162,13 @@ impl Watch {
             Err(error) => {
                 let what = self.heard.away(&self.settings.brokers, &error);
                 self.troubles.tell(&self.who, &format!("{what}; it waits"));
-                // They still want to know.
+                // These sources still need an answer.
                 wanted.iter().for_each(|part| part.wants.store(true, Ordering::Relaxed));
             }
         }
     }
 
-    /// Says it when there are partitions that nobody reads.
+    /// Reports partitions that are not read.
     fn grown(&self) {
         let TopicSource { topic, brokers, .. } = &self.settings;
         if self.settings.partitions.is_some() {

@@ -1,4 +1,4 @@
-//! A registry of schemas that lets nobody in.
+//! A schema registry that refuses every login.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Error, Kind};
 
-/// A server that answers all that it is asked with the same.
+/// A server that gives the same answer to all requests.
 pub struct Refusing {
     address: String,
     asked: Arc<AtomicU64>,
@@ -34,17 +34,17 @@ impl Refusing {
         Refusing { address, asked }
     }
 
-    /// Its address, as somebody says it who is known by a name and a password.
+    /// Returns its address, with a name and a password.
     pub fn url(&self) -> Option<String> {
         Some(format!("http://me:hidden@{}", self.address))
     }
 
-    /// How often it was asked.
+    /// Returns the number of requests so far.
     pub fn asked(&self) -> u64 {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// It is said what the registry says, and what to do, and no secret.
+    /// Checks that the error quotes the registry, gives help, and contains no secret.
     pub fn assert_refused(&self, error: &Error, words: &str) {
         let Error { kind, what, help, .. } = error;
         assert_eq!(*kind, Kind::Io, "{error}");
@@ -60,7 +60,7 @@ impl Refusing {
     }
 }
 
-/// What registries say of it, and what somebody says who stands before them.
+/// Refusals of registries, and one of a proxy in front of them.
 pub const REFUSALS: [(u16, &str, &str); 3] = [
     (401, r#"{"error_code": 401, "message": "Unauthorized"}"#, "Unauthorized (401)"),
     (

@@ -1,5 +1,5 @@
-//! What no other test may run beside: brokers that die or stand still, and figures. The tests of this module are
-//! run one after the other, all others side by side.
+//! Tests that nothing else may run beside: brokers that die or stop, and measurements. They run one
+//! after the other, and all other tests run in parallel.
 
 #[path = "figures.rs"]
 mod figures;
@@ -17,7 +17,7 @@ use crate::common::*;
 use crate::streams::{batch, open_plain, rows_in, topic_sink};
 use crate::topic::{all, row, sink, topic, Writer, LONG};
 
-/// The broker dies in the midst, and comes back: what was answered is there, and in its order.
+/// The broker dies midway and comes back. The acknowledged records are there, in order.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_broker_that_dies_loses_nothing() {
@@ -40,7 +40,7 @@ fn server_a_broker_that_dies_loses_nothing() {
         std::thread::sleep(Duration::from_millis(300));
         for (deed, back, away_ms) in [("kill", "start", 300), ("stop", "go", 1500)] {
             control(deed);
-            // A broker that was killed takes some time to come back.
+            // A killed broker takes some time to come back.
             std::thread::sleep(Duration::from_millis(away_ms));
             control(back);
             std::thread::sleep(Duration::from_millis(500));
@@ -57,8 +57,8 @@ fn server_a_broker_that_dies_loses_nothing() {
     });
 }
 
-/// The broker is away for longer than the time-out: nobody knows, nothing is missing in between, and the next
-/// generation goes on.
+/// The broker is away for longer than the time-out. The result is unknown, but no record in between
+/// is missing, and the next generation continues.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_what_is_unknown_leaves_no_hole() {
@@ -88,7 +88,8 @@ fn server_what_is_unknown_leaves_no_hole() {
             });
             std::thread::sleep(Duration::from_millis(300));
             control(if round % 2 == 0 { "stop" } else { "kill" });
-            // About as long as the time-out, so that some of it comes before, and some behind.
+            // This is about as long as the time-out, so some answers arrive before it and some
+            // after.
             std::thread::sleep(Duration::from_millis(300 + 100 * round));
             control(if round % 2 == 0 { "go" } else { "start" });
             std::thread::sleep(Duration::from_millis(200));
@@ -97,7 +98,7 @@ fn server_what_is_unknown_leaves_no_hole() {
         });
         let answers: Vec<_> = waiting.into_iter().map(|answer| answer.recv().unwrap()).collect();
         let known = answers.iter().take_while(|answer| answer.is_ok()).count();
-        // The next generation is the fence behind which nothing of this one comes.
+        // The next generation is the fence after which no record of this one counts.
         let of = generation;
         loop {
             generation += 1;
@@ -137,7 +138,7 @@ fn server_reads_say_that_no_broker_answers() {
         is_none = is_none || read(&log, Topic::Input(0), upto, Some(10), 100_000).is_none();
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(is_none, "a reader at the end is told, too");
+    assert!(is_none, "a reader at the end learns it, too");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     control("start");
     assert_eq!(read_patiently(&log, Topic::Input(0), 0).records.len(), 10);
@@ -199,7 +200,7 @@ fn server_a_sink_waits_for_a_broker() {
             sink.finish()?;
             Ok(written)
         });
-        // While it is opened it says nothing, and gives up in the end.
+        // While it is being opened it reports nothing, and gives up in the end.
         has_begun.recv().expect("it writes");
         for (deed, back) in [("stop", "go"), ("kill", "start")] {
             control(deed);

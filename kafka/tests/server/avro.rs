@@ -1,4 +1,4 @@
-//! Topics in Avro, with a real broker and a real registry of schemas.
+//! Tests topics in Avro, with a real broker and a real schema registry.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -14,14 +14,15 @@ use crate::common::{brokers, control_of};
 use crate::refusing::{Refusing, REFUSALS};
 use crate::topic::*;
 
-/// Held for reading by who needs the registry, for writing by who stops it: tests run side by side.
+/// A lock for tests in parallel: those that need the registry hold it for reading, and those that
+/// stop the registry hold it for writing.
 static REGISTRY: RwLock<()> = RwLock::new(());
 
 fn registry() -> String {
     std::env::var("SERVERS_REGISTRY").expect("SERVERS_REGISTRY")
 }
 
-/// Asks the registry, beside what is tested; what it says.
+/// Sends a request to the registry directly, and returns its answer.
 fn ask(method: &str, path: &str, body: serde_json::Value) -> serde_json::Value {
     let url = format!("{}{path}", registry());
     let agent: ureq::Agent =
@@ -35,7 +36,7 @@ fn ask(method: &str, path: &str, body: serde_json::Value) -> serde_json::Value {
     serde_json::from_str(&said.body_mut().read_to_string().unwrap()).unwrap()
 }
 
-/// Registers a schema; its id.
+/// Registers a schema. Returns its id.
 fn register(subject: &str, schema: &str) -> u32 {
     let said = ask(
         "POST",
@@ -58,7 +59,7 @@ fn send(topic: &str, values: &[Vec<u8>]) {
     producer.flush(LONG).unwrap();
 }
 
-/// A value: what is before the record, and the record.
+/// Returns a value: the prefix with the schema's id, and the record.
 fn value(id: u32, record: &[u8]) -> Vec<u8> {
     [&[0][..], &id.to_be_bytes(), record].concat()
 }
@@ -97,7 +98,7 @@ fn refused(settings: &TopicSink, schema: &Arc<Schema>) -> Error {
 fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
     let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro", 1);
-    // Versions that follow one another, and one of something else.
+    // Three versions of a schema, and a schema of another type.
     let n = r#"{"name": "n", "type": "int"}"#;
     let first = register(&format!("{topic}-value"), &record(n));
     let s = r#"{"name": "s", "type": ["null", "string"], "default": null}"#;
@@ -147,7 +148,7 @@ fn server_avro_is_read_by_the_schemas_that_it_was_written_by() {
     assert_eq!(reasons.len(), 7);
 }
 
-/// A stream with a column of each type, and rows of it.
+/// Returns a stream with a column of each type, and rows of it.
 fn all_types() -> (Arc<Schema>, Vec<Row>) {
     let types = [
         DataType::Int,
@@ -186,7 +187,7 @@ fn server_avro_comes_back_as_it_was_written() {
     let _registry = REGISTRY.read().unwrap_or_else(PoisonError::into_inner);
     let topic = topic("avro-types", 1);
     let (schema, rows) = all_types();
-    // By the schema that follows from the columns, by the same one as the latest, and by its id: it is one.
+    // The schema of the columns, the latest one, and the one by its id are the same.
     let settings = write_avro(&topic);
     let latest = TopicSink { schema: Some(SinkSchema::Latest), ..settings.clone() };
     for (at, settings) in [&settings, &settings, &latest].into_iter().enumerate() {
@@ -234,7 +235,7 @@ fn server_a_schema_that_does_not_follow_is_refused_with_the_registrys_words() {
     assert!(error.what.contains(&format!("subject {topic}-value")), "{error}");
     let subject = Some(format!("{topic}-mine"));
     open_rows(&TopicSink { subject, ..settings.clone() }, &schema(DataType::Bool)).unwrap();
-    // Nobody there, and somebody who is no registry.
+    // An address where no server answers, and a server that is not a registry.
     let timeout_us = 1_000_000;
     let away =
         TopicSink { registry: Some("http://127.0.0.1:1".into()), timeout_us, ..settings.clone() };
@@ -251,7 +252,7 @@ fn server_a_registry_by_https() {
     let topic = topic("avro-tls", 1);
     let url = std::env::var("SERVERS_REGISTRY_TLS").expect("SERVERS_REGISTRY_TLS");
     let authority = std::env::var("SERVERS_REGISTRY_AUTHORITY").expect("a file");
-    // Somebody who logs in where nobody has to is let in.
+    // A login is also allowed where none is required.
     let url = url.replace("://", "://me:hid%40den@");
     let properties = [("ssl.ca.location".to_owned(), authority)].into();
     let settings = TopicSink {
@@ -261,7 +262,7 @@ fn server_a_registry_by_https() {
         ..write_avro(&topic)
     };
     open_rows(&settings, &schema()).unwrap();
-    // Nobody on this machine has signed it.
+    // No authority that this machine knows has signed it.
     let error = refused(&TopicSink { registry_properties: [].into(), ..settings }, &schema());
     assert!(
         error.what.to_lowercase().contains("certificate") && !error.to_string().contains("hid"),
@@ -297,7 +298,7 @@ fn server_a_source_waits_for_a_registry() {
         send(&name, &[value(ids[at + 1], &[2])]);
         control_of("REGISTRY", deed);
         let begun = Instant::now();
-        // What is known goes on, what is not waits and says so.
+        // Known schemas are read on. An unknown one waits and is reported.
         let known = if at == 0 { rows } else { rows + 10 };
         while troubles.all().is_empty() || rows < known {
             assert!(begun.elapsed() < LONG, "{rows} rows");
@@ -316,7 +317,7 @@ fn server_a_source_waits_for_a_registry() {
         assert_eq!(read_on(&mut *beside, 100).len(), 5, "others go on");
         let place = beside.place();
         beside.resume(&place).unwrap();
-        // Whoever is not needed any more goes at once.
+        // A source that is dropped ends at once.
         let other = open();
         let begun = Instant::now();
         drop(other);
@@ -335,7 +336,7 @@ fn server_a_source_waits_for_a_registry() {
     assert_eq!(rows, 22);
 }
 
-/// Whoever reads is told so with the first message whose schema is not known, and it stays so.
+/// The source fails at the first message whose schema is unknown, and stays failed.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_a_registry_that_refuses_whoever_asks_ends_a_source() {

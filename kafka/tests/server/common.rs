@@ -21,7 +21,7 @@ use tidemill_kafka::{Format, KafkaLog, KafkaSettings, Outgoing};
 
 pub use crate::read::brokers;
 
-/// Records as they are.
+/// A format that writes records as they are.
 struct Plain;
 
 impl Format for Plain {
@@ -41,7 +41,7 @@ impl Format for Plain {
     }
 }
 
-/// Topics that no other test has.
+/// Returns settings with topics that no other test has.
 pub fn settings(name: &str, sources: u32) -> KafkaSettings {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     KafkaSettings::new(&brokers(), &format!("{name}-{}", now.as_micros()), sources)
@@ -69,7 +69,7 @@ pub fn request(n: u64) -> Record {
     Record::Requests(vec![Request { id, call }])
 }
 
-/// Some hundred bytes.
+/// Returns a record of some hundred bytes.
 pub fn record(topic: Topic, n: u64) -> Record {
     match topic {
         Topic::Input(_) => request(n),
@@ -107,7 +107,7 @@ pub fn begin_append(
     receive
 }
 
-/// Tells how long the answer has taken.
+/// Begins an append, and sends the time of its answer.
 pub fn begin_timed_append(
     log: &KafkaLog,
     topic: Topic,
@@ -133,7 +133,7 @@ pub fn append(
     begin_append(log, topic, generation, record).recv().expect("an answer")
 }
 
-/// All in flight at once.
+/// Appends records, with all of them in flight at once.
 pub fn append_all(
     log: &KafkaLog,
     topic: Topic,
@@ -170,7 +170,7 @@ pub fn read(
     begin_read(log, topic, from, limit, wait_us).recv().expect("an answer")
 }
 
-/// All, once the broker is there.
+/// Reads all records, once the broker can be reached.
 pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
     let begun = Instant::now();
     loop {
@@ -181,12 +181,12 @@ pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
     }
 }
 
-/// Has something done to the broker, and waits until it was.
+/// Sends a command to the broker's control, and waits until it is done.
 pub fn control(deed: &str) {
     control_of("KAFKA", deed);
 }
 
-/// Does something to one of the servers.
+/// Sends a command to the control of one of the servers.
 pub fn control_of(server: &str, deed: &str) {
     let name = format!("SERVERS_{server}_CONTROL");
     let folder = std::env::var(&name).expect(&name);
@@ -204,7 +204,8 @@ fn admin() -> AdminClient<DefaultClientContext> {
 pub fn make_topic(name: &str, partitions: i32, policy: &str) {
     let topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
     let topic = topic.set("cleanup.policy", policy);
-    // A broker that has stood still is nobody for a moment, and who asks then is not told when that is over.
+    // A broker that was stopped does not answer for a moment, and a request in that time never gets
+    // its answer.
     let options = AdminOptions::new().request_timeout(Some(Duration::from_secs(3)));
     let begun = Instant::now();
     loop {
@@ -225,7 +226,7 @@ pub fn remove_topic(name: &str) {
     futures_executor::block_on(removed).expect("an answer")[0].as_ref().expect("it is removed");
 }
 
-/// The first offset of a topic.
+/// Returns the first offset of a topic.
 pub fn low(settings: &KafkaSettings, topic: &str) -> u64 {
     let client: BaseConsumer =
         ClientConfig::new().set("bootstrap.servers", &settings.brokers).create().expect("a client");
@@ -233,7 +234,7 @@ pub fn low(settings: &KafkaSettings, topic: &str) -> u64 {
     low as u64
 }
 
-/// p50, p99 and the longest.
+/// Returns the median, the 99th percentile and the longest time.
 pub fn spread(taken: &mut [Duration]) -> String {
     taken.sort_unstable();
     let at = |share: f64| taken[((taken.len() - 1) as f64 * share) as usize].as_secs_f64() * 1000.0;

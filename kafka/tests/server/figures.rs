@@ -1,4 +1,4 @@
-//! Figures, for whoever reads them. They are right when nothing else runs.
+//! Measurements for people. They are right only if nothing else runs.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use tidemill_cluster::{Record, Topic};
 
 use crate::common::*;
 
-/// Figures, for whoever reads them.
+/// Prints the measurements.
 #[test]
 #[ignore = "needs a server: make test-servers"]
 fn server_figures() {
@@ -47,7 +47,7 @@ fn server_figures() {
         for n in 0..count {
             let topic = Topic::Output((n % u64::from(topics)) as u32);
             waiting.push_back(begin_timed_append(&log, topic, 1, record(topic, n)));
-            // So many are in flight.
+            // At most this many appends are in flight.
             if waiting.len() > 10_000 {
                 taken.push(waiting.pop_front().unwrap().recv().unwrap());
             }

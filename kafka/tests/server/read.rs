@@ -1,4 +1,4 @@
-//! What somebody else than the engine reads in a topic.
+//! A reader of topics that is independent of the engine.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub fn config() -> ClientConfig {
     config
 }
 
-/// What a message of a topic is to a test.
+/// A message of a topic, as tests see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub partition: i32,
@@ -29,7 +29,7 @@ pub struct Found {
     pub id: Option<String>,
 }
 
-/// All messages that are committed, by partition.
+/// Returns all committed messages, by partition.
 pub fn all(topic: &str) -> Vec<Vec<Found>> {
     let consumer: BaseConsumer = config()
         .set("group.id", "test")

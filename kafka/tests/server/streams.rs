@@ -1,4 +1,4 @@
-//! Sources and sinks of streams on a real broker.
+//! Tests sources and sinks of streams on a real broker.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub fn batch(rows: std::ops::Range<i64>) -> Batch {
     Batch::from_rows(schema(), rows.iter().map(|r| &r[..]))
 }
 
-/// Rows, what can't be read, and what was never committed.
+/// Creates a topic with rows, unreadable messages, and uncommitted ones.
 fn mixed(name: &str) -> String {
     let topic = topic(name, 1);
     let writer = Writer::new(&topic);
@@ -52,7 +52,7 @@ fn server_the_source_keeps_the_contract() {
     assert_eq!((bad[0].offset, &*bad[0].raw), (20, "no JSON"));
     assert!(bad[1].reason.contains("tombstone"), "{}", bad[1].reason);
     assert!(bad[2].reason.contains("column 'n'"), "{}", bad[2].reason);
-    // A topic without any rows, and one with nothing that was committed.
+    // A topic without any rows, and one without committed messages.
     assert!(check(|| source(&self::topic("empty", 1))).is_empty());
     let topic = self::topic("aborted", 1);
     Writer::transactional(&topic).transaction(0..3, false);
@@ -79,7 +79,7 @@ fn server_partitions_are_sources_and_begin_where_it_is_said() {
     assert_eq!(of(&two), [upto(5), upto(9)]);
     let begin = Begin::Time(between.as_micros() as i64 + 10_000);
     assert_eq!(of(&TopicSource { begin, ..settings.clone() }), [vec![], vec![5, 6, 7, 8], vec![]]);
-    // The end as of the first start is where a later one begins, too.
+    // A later start begins at the end as of the first start, too.
     let latest = TopicSource { begin: Begin::Latest, ..settings.clone() };
     let places: Vec<Place> = sources(&latest).unwrap().iter().map(|s| s.place()).collect();
     writer.rows(2, 5..7);
@@ -92,7 +92,7 @@ fn server_partitions_are_sources_and_begin_where_it_is_said() {
     assert!(error.contains("has no partition 3"), "{error}");
 }
 
-/// Reads half of a topic, and says where that is.
+/// Reads half of a topic, and returns the place.
 fn half(topic: &str) -> Place {
     let mut source = source(topic);
     while source.offset() < 50 {
@@ -120,7 +120,7 @@ fn server_a_topic_that_is_not_what_it_was_is_refused() {
     let resumed = |place: &Place| source(&topic).resume(place);
     resumed(&place).unwrap();
 
-    // Trimmed, up to the place and past it.
+    // The topic is trimmed, up to the place and past it.
     trim(&topic, 0, 30);
     resumed(&place).unwrap();
     let begin = Place { begin: Some(0), ..Place::start() };
@@ -132,7 +132,7 @@ fn server_a_topic_that_is_not_what_it_was_is_refused() {
     trim(&topic, 0, 51);
     refused(resumed(&place), &["begins at offset 51", "from 50 on"]);
 
-    // Made anew: shorter, and as long.
+    // The topic is recreated: shorter, and as long as before.
     remove_topic(&topic);
     std::thread::sleep(Duration::from_millis(500));
     make_topic(&topic, 1, "delete");
@@ -140,7 +140,7 @@ fn server_a_topic_that_is_not_what_it_was_is_refused() {
     Writer::new(&topic).rows(0, 0..100);
     refused(resumed(&place), &["another message at offset 49"]);
 
-    // Compacted: said at once.
+    // A compacted topic is refused at once.
     let name = ResourceSpecifier::Topic(&topic);
     let compact = AlterConfig::new(name).set("cleanup.policy", "compact");
     futures_executor::block_on(admin().alter_configs([&compact], &AdminOptions::new())).unwrap();
@@ -159,7 +159,7 @@ fn server_a_compacted_topic_is_noticed_at_the_last_message() {
     let others = Writer::transactional(&topic);
     others.transaction(60..65, false);
     Writer::new(&topic).rows(0, 65..70);
-    // As if the message that was read last had gone, and older ones had not.
+    // As if the last message that was read had gone, but older ones had not.
     let place = Place { offset: 61, bytes: 62, ..half(&topic) };
     refused(source(&topic).resume(&place), &["no message at offset 61"]);
 }
@@ -188,7 +188,7 @@ fn server_a_topic_is_watched_while_it_is_read() {
     assert!(error.what.contains(&name), "{error}");
     assert_eq!(error.kind, Kind::Input);
 
-    // More partitions: said, and nothing else.
+    // More partitions are reported, and nothing else happens.
     let name = topic("grows", 1);
     let troubles = Troubles::default();
     let mut plain = open_plain(&name, &troubles);
@@ -216,7 +216,7 @@ pub fn topic_sink(topic: &str, transactions: bool) -> TopicSink {
     TopicSink { transactions, ..TopicSink::new(topic, &brokers()) }
 }
 
-/// The rows that are in the only partition of a topic.
+/// Returns the rows in the only partition of a topic.
 pub fn rows_in(topic: &str) -> Vec<Row> {
     numbers(&read_on(&mut *source(topic), 1000)).into_iter().map(|n| row(n).into()).collect()
 }
@@ -257,7 +257,7 @@ impl World for OneTopic {
     }
 }
 
-/// Fails when it is asked for the last time, and so stops whoever drives it, as a kill does.
+/// Fails from a given call on, and so stops its driver as a kill does.
 struct Stopped<'a> {
     world: &'a OneTopic,
     after: usize,
@@ -324,7 +324,7 @@ impl Sink for StoppedSink {
     }
 }
 
-/// Stopped after so many calls, and goes on.
+/// Stops after a number of calls, and continues.
 fn go_on(transactions: bool) {
     let mut first = 0;
     let epochs: Vec<Batch> = [2, 1, 0, 3, 1, 300, 2, 1]
@@ -376,9 +376,9 @@ fn server_rows_go_where_their_keys_say_and_come_back_once() {
             first.write(&rows.slice(100 * part, 100)).unwrap();
             first.commit().unwrap();
         }
-        // Some of it may be under way.
+        // Some of it may be in flight.
         drop(first);
-        // Somebody else's rows, and those of another run of this app, are not ours.
+        // Rows of other programs, and of another run of this app, are not ours.
         Writer::new(&name).rows(0, 0..3);
         let mut other = sink(&settings, 2, None, &troubles).unwrap();
         other.write(&rows.slice(0, 10)).unwrap();
@@ -407,7 +407,7 @@ fn server_rows_go_where_their_keys_say_and_come_back_once() {
             }
         }
         assert_eq!(seen, vec![1; 400], "transactions: {transactions}");
-        // A data directory that knows less than the topic.
+        // A data directory that is older than the topic.
         let mut older = sink(&settings, 1, Some(&place), &troubles).unwrap();
         older.write(&rows.slice(100, 10)).unwrap();
         older.commit().unwrap();
@@ -457,7 +457,8 @@ fn server_what_can_not_be_delivered_is_an_error() {
     assert!(error.what.contains("too large") && error.what.contains("/out/0"), "{error}");
     assert!(sink_.sync().is_err() && sink_.finish().is_err());
 
-    // The topic goes while it is written. So long one that is not there might be about to come.
+    // The topic is removed while it is written. For this long, a missing topic may still be in
+    // creation.
     let mut gone = topic_sink(&name, false);
     gone.properties = [("topic.metadata.propagation.max.ms".to_owned(), "1000".to_owned())].into();
     let mut sink_ = sink(&gone, 2, None, &troubles).unwrap();

@@ -1,4 +1,4 @@
-//! Topics that others fill and read, and sources and sinks over them.
+//! Topics that other programs fill and read, and sources and sinks over them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSink, TopicSo
 use crate::common::{brokers, make_topic};
 pub use crate::read::{all, config, LONG};
 
-/// A topic that no other test has.
+/// Creates a topic that no other test has.
 pub fn topic(name: &str, partitions: i32) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let name = format!("{name}-{}", now.as_micros());
@@ -40,7 +40,7 @@ pub fn json(n: i64) -> String {
     format!("{{\"n\": {n}, \"s\": \"{}\"}}", "x".repeat(n as usize * 7 % 90))
 }
 
-/// Whoever else writes.
+/// A writer other than the engine.
 pub struct Writer {
     producer: BaseProducer,
     topic: String,
@@ -71,7 +71,7 @@ impl Writer {
         self.producer.flush(LONG).unwrap();
     }
 
-    /// Rows as JSON, in one partition.
+    /// Writes rows as JSON into one partition.
     pub fn rows(&self, partition: i32, rows: std::ops::Range<i64>) {
         for n in rows {
             self.send(partition, None, Some(&json(n)));
@@ -93,7 +93,7 @@ pub fn admin() -> AdminClient<DefaultClientContext> {
     config().create().unwrap()
 }
 
-/// Deletes what is before an offset.
+/// Deletes the messages before an offset.
 pub fn trim(topic: &str, partition: i32, below: i64) {
     let mut list = TopicPartitionList::new();
     list.add_partition_offset(topic, partition, Offset::Offset(below)).unwrap();
@@ -151,12 +151,12 @@ pub fn sources(settings: &TopicSource) -> Result<Vec<Box<dyn Source>>> {
     Ok(opened.into_iter().map(whole).collect())
 }
 
-/// The only source of a topic.
+/// Returns the only source of a topic.
 pub fn source(topic: &str) -> Box<dyn Source> {
     sources(&TopicSource::new(topic, &brokers())).unwrap().remove(0)
 }
 
-/// Numbers of good rows.
+/// Returns the numbers of good rows.
 pub fn numbers(rows: &[Taken]) -> Vec<i64> {
     let number = |row: &Row| match row[0] {
         Value::Int(n) => n,

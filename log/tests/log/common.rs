@@ -1,4 +1,4 @@
-//! What all tests of the log use.
+//! Helpers of all tests of the log.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub const LAST: &str = "LAST";
 pub const APP: u128 = 0x0123_4567_89ab_cdef_0011_2233_4455_6677;
 pub const KINDS: [LogKind; 2] = [LogKind::Input, LogKind::Cuts];
 
-/// What was appended, by number.
+/// The appended records, by number.
 pub type Model = Vec<(u8, Vec<u8>)>;
 
 pub fn spec(kind: LogKind, segment_bytes: u64) -> LogSpec {
@@ -26,20 +26,20 @@ pub fn sim_disk(seed: u64) -> Arc<SimDisk> {
     SimEnv::new(seed).disk
 }
 
-/// How many random cases: so many in a build; `TIDEMILL_CASES` sets the number, of which tests whose
-/// cases are long take one in `weight`.
+/// Returns the number of random cases, `default` in a build. `TIDEMILL_CASES` sets the number, of
+/// which tests with long cases run one in `weight`.
 pub fn config(default: u32, weight: u32) -> Config {
     let cases: Option<u32> = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     let cases = cases.map_or(default, |cases| (cases / weight).max(1));
     Config { failure_persistence: None, ..Config::with_cases(cases) }
 }
 
-/// A record that any other one differs from, by chance.
+/// Returns a random record, which differs from any other one in all likelihood.
 pub fn random_record(random: &SimRandom, longest: u64) -> (u8, Vec<u8>) {
     let len = random.below(random.below(longest) + 1);
     let kind = random.below(256) as u8;
     let byte = random.below(256) as u8;
-    // Long runs of zeros, and bytes that look like the log's own, are as welcome as any.
+    // Long runs of zeros, and bytes that look like the log's own, are as valid as any.
     let bytes = match random.below(3) {
         0 => vec![0; len as usize],
         1 => b"TIDB".iter().copied().cycle().take(len as usize).collect(),
@@ -56,7 +56,7 @@ pub fn append(log: &mut Log, model: &mut Model, record: (u8, Vec<u8>)) -> Result
     Ok(())
 }
 
-/// All records from `from` on, without writing.
+/// Returns all records from `from` on, without writing.
 pub fn records(disk: &Arc<SimDisk>, spec: &LogSpec, from: u64) -> Result<Vec<Record>> {
     let before = disk.used();
     let records = read(disk.clone() as Arc<dyn Disk>, spec, from)?.collect();
@@ -76,7 +76,7 @@ pub fn assert_records(records: &[Record], model: &Model, from: u64) {
     }
 }
 
-/// Another disk with the same files.
+/// Returns another disk with the same files.
 pub fn copy(disk: &SimDisk) -> Arc<SimDisk> {
     disk.record();
     let trace = disk.take_trace();
@@ -84,7 +84,7 @@ pub fn copy(disk: &SimDisk) -> Arc<SimDisk> {
     image.disk
 }
 
-/// The segments of the log, in order.
+/// Returns the segments of the log, in order.
 pub fn segments(disk: &SimDisk) -> Vec<PathBuf> {
     let mut paths = disk.list(Path::new(DIR)).unwrap();
     paths.retain(|path| !path.ends_with(LAST));
@@ -102,7 +102,7 @@ pub fn bytes(disk: &dyn Disk, path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// A log of several segments with two or three records per block, all committed.
+/// Creates a log of several segments with two or three records per block, all committed.
 pub fn small_log(kind: LogKind, segment_bytes: u64, blocks: u64) -> (Arc<SimDisk>, LogSpec, Model) {
     let (disk, spec) = (sim_disk(1), spec(kind, segment_bytes));
     let mut log = Log::open(disk.clone(), spec.clone(), 0).unwrap();
@@ -116,7 +116,8 @@ pub fn small_log(kind: LogKind, segment_bytes: u64, blocks: u64) -> (Arc<SimDisk
     (disk, spec, model)
 }
 
-/// Where the blocks of a whole segment begin, and where the last one ends, by `format.rs`.
+/// Returns the places where the blocks of a whole segment begin, and where the last one ends, by
+/// `format.rs`.
 pub fn block_places(kind: LogKind, segment: &[u8]) -> Vec<usize> {
     let copies = if kind == LogKind::Cuts { 2 } else { 1 };
     let mut places = vec![64 * copies];
@@ -130,7 +131,7 @@ pub fn block_places(kind: LogKind, segment: &[u8]) -> Vec<usize> {
     places
 }
 
-/// Checks that behind the last block of a log there are zeros.
+/// Checks that zeros follow the last block of a log.
 #[track_caller]
 pub fn assert_clean_end(disk: &SimDisk, kind: LogKind) {
     let last = bytes(disk, segments(disk).last().unwrap());

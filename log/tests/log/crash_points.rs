@@ -1,4 +1,4 @@
-//! Every moment of a run at which the machine may stop, and what may be left then.
+//! Tests every moment of a run at which the machine may stop, and the state that may be left then.
 
 use std::sync::Arc;
 
@@ -12,12 +12,13 @@ use crate::common::*;
 struct Run {
     spec: LogSpec,
     model: Model,
-    /// What was durable when the recording began.
+    /// The number of durable records when the recording began.
     durable: u64,
     trace: Trace,
 }
 
-/// A run over some segments, with trims, recorded from before the log is made or from its reopening.
+/// Creates a run over some segments, with trims, recorded from before the log is created or from
+/// its reopening.
 fn run(seed: u64) -> Run {
     let random = SimRandom::new(seed);
     let kind = KINDS[random.below(2) as usize];
@@ -45,7 +46,7 @@ fn run(seed: u64) -> Run {
     Run { spec, model, durable, trace: disk.take_trace() }
 }
 
-/// What a crash has left is opened, gone on with, and good.
+/// Opens the state that a crash has left, checks it, and continues.
 fn check(run: &Run, image: &Image) {
     let acknowledged = image.mark.unwrap_or(run.durable);
     let name = format!("{image:?}");
@@ -83,7 +84,7 @@ proptest! {
         }
     }
 
-    /// A crash, and another one at any moment while the log is opened and gone on with.
+    /// After a crash there is another one, at any moment while the log is opened and continued.
     #[test]
     fn any_moment_of_a_recovery_can_be_recovered(seed: u64) {
         let first = run(seed);
@@ -111,7 +112,7 @@ proptest! {
     }
 }
 
-/// Without room for doubt: the one block that was being written when the machine stopped.
+/// Only the block that was being written when the machine stopped may be in doubt.
 #[test]
 fn only_the_block_that_was_being_written_is_in_doubt() {
     for kind in KINDS {
@@ -131,7 +132,7 @@ fn only_the_block_that_was_being_written_is_in_doubt() {
     }
 }
 
-/// What is left of a torn block goes, however long it was.
+/// The rest of a torn block is removed, however long it was.
 #[test]
 fn a_torn_end_is_overwritten() {
     for kind in KINDS {

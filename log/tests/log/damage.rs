@@ -1,4 +1,5 @@
-//! Files that somebody or something has changed: refused by name, or read as they were written.
+//! Tests with files that were changed from outside: they are refused by name, or read as they were
+//! written.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ fn open_and_read(disk: &Arc<SimDisk>, spec: &LogSpec, needed: u64) -> Result<(u6
     Ok((log.first(), all))
 }
 
-/// An error says which file and where, and what to do.
+/// Checks that an error says which file and where, and what to do.
 #[track_caller]
 fn assert_clear(error: &Error, disk: &SimDisk) {
     assert!(!error.help.is_empty(), "{error}");
@@ -30,11 +31,11 @@ fn assert_clear(error: &Error, disk: &SimDisk) {
     assert!(named || is_missing || error.what.contains("ends with"), "{error}");
 }
 
-/// Damage that leaves the files' names: refused, or everything that was committed is read.
+/// Checks damage that leaves the files' names: it is refused, or everything committed is read.
 fn check_damaged(disk: &Arc<SimDisk>, spec: &LogSpec, model: &Model, may_refuse: bool) {
     let needed = match spec.kind {
         LogKind::Input => model.len() as u64,
-        // No single damage needs anybody to vouch for anything.
+        // A single damage is found without a known number of records.
         LogKind::Cuts if !may_refuse => 0,
         LogKind::Cuts => model.len() as u64,
     };
@@ -85,7 +86,7 @@ fn any_flipped_bit_of_a_small_log_is_refused_or_does_not_matter() {
     }
 }
 
-/// Nobody vouches: only what cannot be told from a write that was interrupted is missing.
+/// Without a known number of records, only data that looks like an interrupted write is missing.
 #[test]
 fn damage_before_the_last_block_is_refused_whoever_vouches() {
     let (disk, spec, model) = small_log(LogKind::Input, 4096, 4);
@@ -111,7 +112,7 @@ fn damage_before_the_last_block_is_refused_whoever_vouches() {
     }
 }
 
-/// A file whose parts are from two lives of one log, each part whole.
+/// The parts of the file are from two histories of one log, and each part is whole.
 #[test]
 fn blocks_of_two_times_are_told_apart() {
     for kind in KINDS {
@@ -145,7 +146,7 @@ fn blocks_of_two_times_are_told_apart() {
     }
 }
 
-/// What is stored twice is mended, and the log tells what was damaged.
+/// Data that is stored twice is repaired, and the log reports the damage.
 #[test]
 fn damage_of_one_copy_is_told_and_mended() {
     let (disk, spec, model) = small_log(LogKind::Cuts, 4096, 3);
@@ -215,13 +216,14 @@ fn missing_and_exchanged_files_are_refused() {
             disk.remove(name).unwrap();
             let opened = Log::open(disk.clone(), spec.clone(), model.len() as u64);
             match i {
-                // As if trimmed; who needs the first records is told.
+                // The log looks trimmed, and a reader of the first records gets an error.
                 0 => assert!(opened.unwrap().read(0).unwrap_err().what.contains("removed")),
                 _ => assert_clear(&opened.unwrap_err(), &disk),
             }
             assert!(records(&disk, &spec, 0).is_err());
             if i + 1 == names.len() {
-                // Whoever vouches: what was acknowledged may be in it.
+                // The known number of records does not matter, because the missing segment may have
+                // acknowledged ones.
                 let error = Log::open(disk.clone(), spec.clone(), 0).unwrap_err();
                 assert!(error.what.contains(&name.display().to_string()), "{error}");
                 assert_clear(&error, &disk);
@@ -250,7 +252,7 @@ fn missing_and_exchanged_files_are_refused() {
     }
 }
 
-/// A copy of the disk with the bytes of the file `other` in the file `name`, too.
+/// Returns a copy of the disk with the bytes of the file `other` also in the file `name`.
 fn disk_with(disk: &SimDisk, name: &Path, other: &Path) -> Arc<SimDisk> {
     let disk = copy(disk);
     let bytes = bytes(&*disk, other);
@@ -266,7 +268,7 @@ fn two_files_that_change_places_are_refused() {
     assert_clear(&Log::open(disk.clone(), spec, 0).unwrap_err(), &disk);
 }
 
-/// A file of the same name from another time of the same log.
+/// The file of the same name is from another time of the same log.
 #[test]
 fn a_segment_of_another_time_is_refused() {
     for kind in KINDS {
@@ -305,13 +307,13 @@ fn fewer_records_than_needed_are_refused() {
         let needing = |needed| -> Result<Vec<Record>> {
             read(disk.clone() as Arc<dyn Disk>, &spec, 0)?.needing(needed).collect()
         };
-        assert_eq!(needing(there + 1).unwrap_err(), error, "who only reads is told the same");
+        assert_eq!(needing(there + 1).unwrap_err(), error, "a reader gets the same error");
         assert_eq!(needing(there).unwrap().len() as u64, there);
         Log::open(disk, spec, there).unwrap();
     }
 }
 
-/// What says which segment is the last helps when one is missing, and harms nobody otherwise.
+/// The note of the last segment helps if a segment is missing, and does no harm otherwise.
 #[test]
 fn a_damaged_note_of_the_last_segment_is_mended() {
     for kind in KINDS {
@@ -370,7 +372,8 @@ fn other_files_are_left_alone() {
 proptest! {
     #![proptest_config(config(100, 2))]
 
-    /// Larger logs, any damage, several at once: never wrong data, never a panic.
+    /// Tests larger logs with several damages at once: there is never wrong data, and never a
+    /// panic.
     #[test]
     fn any_damage_of_a_large_log_is_refused_or_does_not_matter(seed: u64) {
         let random = SimRandom::new(seed);
@@ -394,7 +397,7 @@ proptest! {
                 let name = &names[random.below(names.len() as u64) as usize];
                 let len = len(&*disk, name);
                 match random.below(4) {
-                    // A stretch of something else.
+                    // A range of other bytes.
                     0 if flips > 1 => {
                         let at = random.below(len);
                         let size = random.below(len - at).min(600);

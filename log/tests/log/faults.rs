@@ -1,4 +1,4 @@
-//! Calls that fail, and disks that are full.
+//! Tests with failing calls and full disks.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const OPS: [DiskOp; 13] = [
     DiskOp::Sync,
 ];
 
-/// Opens and works: the first error, and what was durable by then.
+/// Opens and works. Returns the first error, and the records durable by then.
 fn work(disk: &Arc<SimDisk>, spec: &LogSpec, model: &mut Model) -> (u64, Option<Error>) {
     let mut durable = model.len() as u64;
     let mut log = match Log::open(disk.clone(), spec.clone(), 0) {
@@ -46,7 +46,7 @@ fn work(disk: &Arc<SimDisk>, spec: &LogSpec, model: &mut Model) -> (u64, Option<
     };
     let error = work(&mut log, &mut durable, model).err();
     if error.as_ref().is_some_and(|error| error.kind != Kind::Resource && !harmless(error)) {
-        // It has stopped, though nothing fails any more.
+        // The log has stopped, though nothing fails any more.
         disk.clear_faults();
         let before = disk.take_calls().len();
         let refused = [log.append(1, b"").map(drop), log.commit().map(drop), log.trim(9).map(drop)];
@@ -62,12 +62,13 @@ fn work(disk: &Arc<SimDisk>, spec: &LogSpec, model: &mut Model) -> (u64, Option<
     (durable, error)
 }
 
-/// A file that cannot be removed stays.
+/// A file that can't be removed stays.
 fn harmless(error: &Error) -> bool {
     error.what.contains("removing")
 }
 
-/// Everything durable is there, the rest is a prefix; also when the machine stops later.
+/// Checks that everything durable is there, and that the rest is a prefix; also if the machine
+/// stops later.
 fn check(disk: &Arc<SimDisk>, spec: &LogSpec, model: &Model, durable: u64) {
     disk.clear_faults();
     disk.kill();
@@ -96,7 +97,7 @@ fn any_failing_call_stops_the_log_and_loses_nothing() {
                     let is_met = disk.take_calls().iter().any(|call| call.error.is_some());
                     check(&disk, &spec, &model, durable);
                     let Some(failed) = failed else {
-                        // A full disk may have been met where opening could wait for room.
+                        // Opening may have met a full disk where it can wait for room.
                         match is_met && error == ErrorKind::StorageFull {
                             true => continue,
                             false => break,
@@ -105,15 +106,15 @@ fn any_failing_call_stops_the_log_and_loses_nothing() {
                     assert!(failed.what.contains("simulated fault"), "{failed}");
                     failures += 1;
                 }
-                // Each kind of call is made, and its failure told.
+                // Each kind of call is made, and its failure is reported.
                 assert!(failures > 0, "{op:?}");
             }
         }
     }
 }
 
-/// After a sync that failed the machine shows bytes that its disk does not have, and the next sync
-/// succeeds. Whoever reads them must not answer for them.
+/// After a failed sync the machine shows bytes that its disk does not have, and the next sync
+/// succeeds. A reader of them must not confirm them.
 #[test]
 fn a_block_whose_sync_failed_is_stored_by_the_next_start_or_not_shown() {
     for kind in KINDS {
@@ -155,7 +156,7 @@ fn a_full_disk_harms_nothing_and_the_log_goes_on() {
         assert_eq!(segments(&disk).len(), 1, "nothing is left lying about");
         assert_records(&records(&disk, &spec, 0).unwrap(), &model, 0);
 
-        // A crash now loses what was never committed, and nothing else.
+        // A crash now loses only records that were never committed.
         let crashed = copy(&disk);
         crashed.crash();
         assert_eq!(Log::open(crashed, spec.clone(), 0).unwrap().durable(), durable);
@@ -171,7 +172,7 @@ fn a_full_disk_harms_nothing_and_the_log_goes_on() {
     }
 }
 
-/// Also where the room of a segment is not had before it is written, as on disks that compress.
+/// This also holds if a segment's room is not reserved in advance, as on disks that compress.
 #[test]
 fn a_block_that_meets_a_full_disk_can_be_tried_again() {
     for kind in KINDS {
@@ -195,12 +196,13 @@ fn a_block_that_meets_a_full_disk_can_be_tried_again() {
     }
 }
 
-/// On a full disk a log is opened, and read; what opening has to write is written when there is room,
-/// and nothing is appended before.
+/// On a full disk a log is opened and read. The writes of opening are done when there is room, and
+/// nothing is appended before.
 #[test]
 fn a_log_is_opened_on_a_full_disk() {
     for kind in KINDS {
-        // Without room for more bytes, and on a file system that has none for those that are there.
+        // There is no room for more bytes, or, on some file systems, not even for rewriting
+        // existing ones.
         for in_place in [true, false] {
             let (disk, spec, mut model) = small_log(kind, 1 << 20, 3);
             let name = segments(&disk).pop().unwrap();

@@ -18,7 +18,7 @@ fn golden(kind: LogKind) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1").join(name)
 }
 
-/// What the golden logs hold.
+/// Writes the content of the golden logs.
 fn write(disk: Arc<dyn Disk>, kind: LogKind, dir: &Path) -> Model {
     let spec = LogSpec { dir: dir.to_owned(), kind, app: APP, segment_bytes: 1000 };
     let mut log = Log::open(disk, spec, 0).unwrap();
@@ -38,7 +38,7 @@ fn write(disk: Arc<dyn Disk>, kind: LogKind, dir: &Path) -> Model {
     model
 }
 
-/// Only for a new version, whose number the directory bears.
+/// Run this only for a new version, whose number is in the directory's name.
 #[test]
 #[ignore = "writes into the repository"]
 fn write_golden_logs() {
@@ -67,7 +67,7 @@ fn version_1_is_read() {
     }
 }
 
-/// As long as this version is written, it is written so.
+/// As long as this version is written, its bytes stay the same.
 #[test]
 fn version_1_is_written() {
     for kind in KINDS {
@@ -85,7 +85,7 @@ fn version_1_is_written() {
     }
 }
 
-/// A log of version 1 can be gone on with.
+/// A log of version 1 can be continued.
 #[test]
 fn version_1_goes_on() {
     for kind in KINDS {

@@ -1,4 +1,4 @@
-//! A log's life without mishaps.
+//! Tests of a log's life without failures.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn records_come_back_by_number() {
     }
 }
 
-/// The log has a thread of its own, and its readers may have others.
+/// The log may be on a thread of its own, and its readers on others.
 #[test]
 fn a_log_and_its_readers_may_go_to_another_thread() {
     fn may_go<T: Send>() {}
@@ -45,7 +45,7 @@ fn a_log_and_its_readers_may_go_to_another_thread() {
     may_go::<tidemill_log::Reader>();
 }
 
-/// One write and one sync: the price of a commit is what the disk asks.
+/// A commit costs one write and one sync.
 #[test]
 fn a_commit_is_one_write_and_one_sync() {
     for kind in KINDS {
@@ -183,7 +183,7 @@ fn a_long_log_is_read_in_pieces() {
     assert!(reads.iter().sum::<u64>() < 13 << 20, "{}", reads.iter().sum::<u64>());
 }
 
-/// A reader shows what was durable when it was made, however the log goes on.
+/// A reader shows the records that were durable when it was created, however the log continues.
 #[test]
 fn a_log_is_read_while_it_is_written() {
     for kind in KINDS {

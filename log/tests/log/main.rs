@@ -1,4 +1,4 @@
-//! The promises of a log, against a model that is a list of records.
+//! Tests the promises of a log against a model that is a list of records.
 
 mod common;
 mod crash_points;

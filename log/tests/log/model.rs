@@ -1,5 +1,5 @@
-//! Random lives of a log, with crashes, deaths of the process, failing calls and full disks at any
-//! moment, also while it recovers.
+//! Tests random lives of a log, with crashes, killed processes, failing calls and full disks at any
+//! moment, including during recovery.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ struct Life {
     spec: LogSpec,
     longest: u64,
     model: Model,
-    /// Records that a commit has answered for.
+    /// The number of records that a commit has acknowledged.
     durable: u64,
-    /// Nothing below is needed any more.
+    /// Records below this number are no longer needed.
     trimmed: u64,
 }
 
@@ -28,7 +28,7 @@ impl Life {
     fn new(seed: u64) -> Life {
         let random = SimRandom::new(seed);
         let kind = KINDS[random.below(2) as usize];
-        // Now and then so long that room is made in steps and blocks are large.
+        // Some logs are so long that room is made in steps and blocks are large.
         let (segment_bytes, longest) = match random.below(12) {
             0 => (1 << 20, 200_000),
             _ => (random.below(3000), [30, 400, 2000][random.below(3) as usize]),
@@ -39,7 +39,7 @@ impl Life {
         Life { disk, random, spec, longest, model: Model::new(), durable: 0, trimmed: 0 }
     }
 
-    /// Things that go wrong from some call on.
+    /// Plans faults from some call on.
     fn trouble(&self) {
         let nth = 1 + self.random.below(30);
         match self.random.below(8) {
@@ -51,7 +51,7 @@ impl Life {
         }
     }
 
-    /// The process or the machine stops.
+    /// Stops the process or the machine.
     fn end(&self) {
         match self.random.below(3) {
             0 => self.disk.crash(),
@@ -61,7 +61,7 @@ impl Life {
         self.disk.set_capacity(None);
     }
 
-    /// Opens the log, with crashes in between, and checks what it holds.
+    /// Opens the log, with crashes in between, and checks its content.
     fn open(&mut self) -> Log {
         loop {
             self.check_read_only();
@@ -96,7 +96,7 @@ impl Life {
         assert_eq!(records(&self.disk, &self.spec, log.first()).unwrap(), all, "again the same");
     }
 
-    /// Before it is opened for writing.
+    /// Checks the log before it is opened for writing.
     fn check_read_only(&self) {
         let dir = match self.disk.exists(&self.spec.dir) {
             Ok(true) => self.disk.list(&self.spec.dir).unwrap(),
@@ -111,7 +111,7 @@ impl Life {
         assert_records(&all, &self.model, first);
     }
 
-    /// Works until something goes wrong.
+    /// Works until a fault occurs.
     fn work(&mut self, log: &mut Log) -> Result<()> {
         for _ in 0..self.random.below(40) {
             match self.random.below(10) {
@@ -146,7 +146,7 @@ impl Life {
     }
 }
 
-/// Errors that the test has ordered; everything else is the log's fault.
+/// Whether the test has ordered this error; everything else is the log's fault.
 fn is_trouble(what: &str) -> bool {
     what.contains("simulated fault") || what.contains("no room")
 }

@@ -1,4 +1,4 @@
-//! Who is let in with which certificate. `make.sh` makes them.
+//! Certificates that are accepted, and certificates that are refused. `make.sh` creates them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,12 +26,12 @@ fn with(name: &str, authority: &str) -> impl FnOnce(&mut Settings) {
     move |settings| settings.tls = Some(tls)
 }
 
-/// Certificates of the cluster.
+/// Sets certificates of the cluster.
 pub fn member(settings: &mut Settings) {
     with("member", "authority")(settings);
 }
 
-/// Both sides of a connection in TLS.
+/// Creates both sides of a connection in TLS.
 pub fn pair(env: &Env) -> (Sealed, Sealed) {
     let tls = open_in(env, "member", "authority").unwrap();
     let listener = env.net.listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
@@ -46,10 +46,10 @@ pub fn pair(env: &Env) -> (Sealed, Sealed) {
     (come.recv().unwrap().unwrap(), far)
 }
 
-/// A clock that stands in another year.
+/// A clock in another year.
 struct Then(RealClock);
 
-/// Half a year after 2000-01-01.
+/// Half a year after 2000-01-01, in microseconds since 1970.
 const THEN_US: i64 = (946_684_800 + 182 * 86_400) * 1_000_000;
 
 impl Clock for Then {
@@ -70,7 +70,7 @@ fn then() -> Env {
     Env { clock: Arc::new(Then(RealClock::new())), ..Env::real() }
 }
 
-/// Why each of the two turns the other away, whoever dials.
+/// Checks why each of the two refuses the other, whichever connects.
 fn refusals(one: &dyn Fn(u32) -> Process, other: &dyn Fn(u32) -> Process, words: [&str; 2]) {
     for one_dials in [true, false] {
         let (a, b) = (one(1), other(2));
@@ -100,7 +100,7 @@ fn clear_text_and_tls_do_not_meet() {
 
 #[test]
 fn another_authority_is_turned_away() {
-    // Each believes its own alone.
+    // Each trusts only its own authority.
     let stranger = |me| Process::start_in(&Env::real(), me, with("stranger", "other"));
     for one_dials in [true, false] {
         let (a, b) = (belongs(1), stranger(2));
@@ -108,10 +108,10 @@ fn another_authority_is_turned_away() {
             true => a.dial(&b, 2),
             false => b.dial(&a, 1),
         }
-        // Who dials looks first.
+        // The connecting side checks first.
         let (first, second) = if one_dials { (a, b) } else { (b, a) };
         for (process, words) in
-            [(first, "not of the authority of the cluster"), (second, "it is of another authority")]
+            [(first, "not issued by the authority"), (second, "another authority has issued it")]
         {
             let Event::Refused { why, .. } = process.next() else { panic!("{words}") };
             assert!(why.contains(words), "{why}");
@@ -154,7 +154,7 @@ fn who_shows_no_certificate_is_turned_away() {
     let mut stream = StreamOwned::new(session, socket);
     let error = std::io::Read::read(&mut stream, &mut [0; 1]).unwrap_err();
     assert!(error.to_string().contains("CertificateRequired"), "{error}");
-    let Event::Refused { why, .. } = there.next() else { panic!("it is let in") };
+    let Event::Refused { why, .. } = there.next() else { panic!("it is accepted") };
     assert!(why.contains("it shows no certificate"), "{why}");
 }
 
@@ -180,7 +180,7 @@ fn what_is_passed_on_by_a_member_without_the_secret_proves_nothing() {
         pass(Box::new(far), Box::new(near)),
     ];
     for process in [&comes, &there] {
-        let Event::Refused { why, .. } = process.next() else { panic!("it is let in") };
+        let Event::Refused { why, .. } = process.next() else { panic!("it is accepted") };
         assert!(why.contains("does not know the secret"), "{why}");
     }
     threads.into_iter().for_each(|thread| drop(thread.join()));
@@ -190,7 +190,7 @@ fn what_is_passed_on_by_a_member_without_the_secret_proves_nothing() {
 fn garbage_in_tls_ends_what_it_comes_to() {
     let there = belongs(1);
     let env = Env::real();
-    // A record that is too long, a handshake that would be, and one that is none.
+    // A record that is too long, one that could be a handshake, and one that is none.
     let garbage: [&[u8]; 3] = [
         &[0x16, 3, 3, 0xff, 0xff],
         &[0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff],
@@ -205,8 +205,8 @@ fn garbage_in_tls_ends_what_it_comes_to() {
                 break;
             }
         }
-        let Event::Refused { why, .. } = there.next() else { panic!("it is let in") };
-        assert!(why.contains("not understood"), "{why}");
+        let Event::Refused { why, .. } = there.next() else { panic!("it is accepted") };
+        assert!(why.contains("its TLS is invalid"), "{why}");
     }
     let friend = belongs(2);
     friend.dial(&there, 1);
@@ -228,7 +228,7 @@ fn files_that_can_not_be_are_refused() {
         (open(&member, &authority, &authority), &authority, "cluster_key its private key"),
         (open(&member, &stranger, &authority), &stranger, "KeyMismatch"),
         (open(&member, &member, &script), &script, "no certificate in it"),
-        (open(&stranger, &stranger, &authority), &stranger, "not of the authority"),
+        (open(&stranger, &stranger, &authority), &stranger, "not issued by the authority"),
         (open(&old, &old, &authority), &old, "has expired"),
         (open(&serves, &serves, &authority), &serves, "clients and servers"),
     ] {
@@ -237,7 +237,7 @@ fn files_that_can_not_be_are_refused() {
     }
 }
 
-/// Bytes in a second and round trips, of both kinds.
+/// Prints the throughput and the round trips of both kinds of connection.
 #[test]
 #[ignore = "prints figures"]
 fn figures() {
@@ -250,7 +250,7 @@ fn figures() {
         a.dial(&b, 2);
         assert_eq!((a.up(), b.up()), (Peer(2), Peer(1)));
         let random = Env::real().random;
-        // Noise, because what can be packed is.
+        // The bytes are noise, because others would be packed.
         let noise: Vec<u8> = (0..LEN / 8).flat_map(|_| random.next_u64().to_le_bytes()).collect();
         for both in [false, true] {
             let from_ns = clock.monotonic_ns();
@@ -296,7 +296,7 @@ fn figures() {
     }
 }
 
-/// Bytes in a second of a connection alone: links pack what they send, which takes longer.
+/// Prints the throughput of a connection without a link. Links pack messages, which takes longer.
 #[test]
 #[ignore = "prints figures"]
 fn figures_of_connections() {

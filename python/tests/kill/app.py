@@ -2,9 +2,9 @@
 
     python -m tests.kill.app FOLDER SETTINGS
 
-runs it in a folder with a data directory and goes on where an earlier run ended. What it has to say
-it writes to stdout at once, one line of JSON for each thing: that it starts, what the engine knows
-and whether it recovers, that it has recovered, each acknowledgement, and at the end the summary.
+runs it in a folder with a data directory, and continues an earlier run. It reports to stdout
+without buffering, in one line of JSON for each step: the start, the rows that the engine knows and
+whether it recovers, the end of the recovery, each acknowledgement, and at the end the summary.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def inputs(seed: int) -> dict[str, list[Row]]:
         return [row(index, index * 10_000 // count) for index in range(count)]
 
     def payment(n: int, at: int) -> Row:
-        # Not in the order of their time, and some are no payments. None is late: which events are
-        # depends on where cuts fall, and those are not the same in two runs.
+        # Payments are out of order, and some are invalid. None is late.
         at = max(0, at - dice.choice([0, 0, 0, 7, 600]))
         amount = "much" if dice.random() < 0.01 else f"{dice.randrange(9_000) / 100:.2f}"
         return dict(n=n, at=at, src=account(), dst=account(), amount=amount)
@@ -149,7 +148,7 @@ def build() -> tm.App:
 
     app.nested("together", count, trend)
 
-    payments.read(tm.files("payments.csv"), disorder=700)
+    payments.read(tm.files("payments.csv"), out_of_orderness=700)
     visits.read(tm.files("visits.jsonl"))
 
     order.write(tm.files("ordered.csv"))
@@ -166,7 +165,7 @@ def build() -> tm.App:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What is in the files that the app writes: bytes, and the rows of Parquet."""
+    """Returns the contents of the files that the app writes: bytes, and the rows of Parquet."""
     found: dict[str, Any] = {}
     for path in sorted(folder.iterdir()):
         if path.name in ("payments.csv", "visits.jsonl") or path.is_dir():
@@ -181,7 +180,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def outcome(mill: tm.Mill, summary: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for every run: all but times, epochs and memory."""
+    """Returns the results that must be equal in every run: all except times, epochs and memory."""
     same = (
         "events",
         "committed",

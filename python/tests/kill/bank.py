@@ -25,7 +25,7 @@ moved = app.stream("moved", op=int, src=int, dst=int, amount=int)
 
 @account.function(creates=True)
 async def transfer(self: Any, ctx: tm.Context, dst: int, amount: int, op: int) -> int:
-    """Sends money. Who receives it may refuse; then nothing has happened here, too."""
+    """Sends money. If the receiver refuses, the whole transfer aborts."""
     ctx.require(self.balance >= amount, "insufficient funds")
     self.balance -= amount
     self.seen = [*self.seen, op]

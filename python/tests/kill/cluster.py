@@ -35,7 +35,7 @@ QUICK = (
 
 
 class Differs(Exception):
-    """What the guarantee forbids."""
+    """A violation of the guarantee."""
 
 
 def wait_for(what: str, holds: Callable[[], Any], seconds: float = PATIENCE) -> Any:
@@ -175,7 +175,7 @@ def across_deaths(
 
 
 def health(url: str) -> dict[str, Any]:
-    """What a coordinator says of itself; nothing where it does not answer."""
+    """Returns a coordinator's report about itself; empty where it does not answer."""
     import httpx
 
     try:
@@ -186,7 +186,7 @@ def health(url: str) -> dict[str, Any]:
 
 
 def troubles(url: str) -> list[str]:
-    """What its processes wait for."""
+    """Returns the reports of processes that wait for something."""
     return [trouble["what"] for trouble in health(url).get("troubles", [])]
 
 
@@ -203,7 +203,7 @@ def joined(parent: Process, workers: int = 2) -> str:
 
 
 class Threads:
-    """What calls a cluster on threads of its own, from the beginning of a block to its end."""
+    """Threads that call a cluster, from the beginning of a ``with`` block to its end."""
 
     def __init__(self, url: str, threads: int) -> None:
         self.url = url
@@ -264,7 +264,7 @@ class Clients(Threads):
             except tm.Error as error:
                 fate = "unknown"
                 self.surprises.append(str(error))
-                # Whoever was not reached is not asked a thousand times meanwhile.
+                # Do not retry at once while the cluster can't be reached.
                 time.sleep(0.02)
             with self.lock:
                 self.done[op] = (fate, src, dst, amount)
@@ -279,7 +279,7 @@ class Clients(Threads):
 
 
 class Follower:
-    """Whoever follows the events, from the first on."""
+    """A client that follows the events, from the first on."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -62,7 +62,7 @@ def servers() -> list[str]:
 
 
 def main() -> None:
-    """Kills as often as it is told, and goes on where it was stopped."""
+    """Kills as often as the arguments ask, and continues an interrupted run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=100, help="kills for each workload")
     parser.add_argument("--workload", choices=WORKLOADS, action="append")

@@ -36,7 +36,7 @@ PATIENCE = 120.0
 
 
 class Differs(Exception):
-    """What the guarantee forbids."""
+    """A violation of the guarantee."""
 
 
 def expected(seed: int, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,7 +66,7 @@ class Child:
         self.rest = b""
 
     def lines(self, deadline: float) -> Iterator[dict[str, Any] | None]:
-        """What it says, until it says no more; ``None`` at the deadline, once."""
+        """Yields the lines of its output until it ends; ``None`` at the deadline, once."""
         pipe = self.process.stdout
         assert pipe is not None
         while True:
@@ -164,7 +164,7 @@ class Life:
                         child.kill()
                         raise Differs(f"nothing happened for {PATIENCE} s after {said}")
                     child.kill()
-                    # What it had said before is still in the pipe.
+                    # Its earlier output is still in the pipe.
                     for rest in child.lines(deadline):
                         said = next(iter(rest or {}), said)
                         self.hear(rest or {})
@@ -259,7 +259,7 @@ class Lives:
 
 
 def main() -> None:
-    """Kills as often as it is told, and goes on where it was stopped."""
+    """Kills as often as the arguments ask, and continues an interrupted run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument(

@@ -175,14 +175,14 @@ def hurt_often(
 
 
 def main() -> None:
-    """Hurts as often as it is told, and goes on where it was stopped."""
+    """Injects as many faults as the arguments ask, and continues an interrupted run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--only", choices=sorted(set(FAULTS)), action="append")
     arguments(parser)
     args = parser.parse_args()
     if (why := why_not()) is not None:
-        # Where it can't run nothing is wrong, and whoever reads this knows that it has not run.
+        # A skipped run is no error, but its output says that it was skipped.
         print(f"skipped: {why}")
         return
     of_these = functools.partial(live, kinds=args.only or FAULTS)

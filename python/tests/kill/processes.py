@@ -2,11 +2,11 @@
 
     python -m tests.kill.processes --kills 100 --progress FILE
 
-A *life* is one cluster: a coordinator and workers, each a process. Clients call it all the time; a
-few of its processes are killed or stand still, at any moment, also while a generation forms after
-the last time. Who was killed is started again. Then every account must be as those calls have left
-it that were acknowledged. What is killed when follows from the number of the life, but for the
-moments.
+A *life* is one cluster: a coordinator and workers, each a process. Clients call it all the time. A
+few of its processes are killed or frozen at any moment, also while a generation forms after the
+last fault. Killed processes are started again. Then every account must have the effects of exactly
+the acknowledged calls. The number of the life determines which processes are killed in which order,
+but not the moments.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Cluster:
         for victim in hurt:
             victim.send(signal.SIGKILL)
             time.sleep(dice.choice([0.0, 0.0, 0.05]))
-        # Whoever starts them again is not at once there.
+        # A supervisor restarts processes with a delay.
         time.sleep(dice.random() * dice.choice([0.01, 0.5]))
         if self.coordinator in hurt:
             self.coordinator = self.start_coordinator()
@@ -132,7 +132,7 @@ def live(number: int, folder: Path, kills: int, flags: list[str] | None = None) 
                 what = dice.choice(ACTS)
                 acts[what] += 1
                 hurt += cluster.act(what, dice)
-                # In a recovery, in the midst of calls, or when all is quiet again.
+                # During a recovery, during calls, or when the cluster is quiet again.
                 match dice.randrange(3):
                     case 0:
                         time.sleep(dice.random() * 0.5)
@@ -158,7 +158,7 @@ def live(number: int, folder: Path, kills: int, flags: list[str] | None = None) 
 
 
 def main() -> None:
-    """Kills as often as it is told, and goes on where it was stopped."""
+    """Kills as often as the arguments ask, and continues an interrupted run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     arguments(parser)

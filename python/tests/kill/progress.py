@@ -23,14 +23,14 @@ class Progress:
         self.path, self.is_anew = path, is_anew
 
     def known(self) -> dict[str, Any]:
-        """What was kept last; nothing where a run begins anew."""
+        """Returns the last stored state; empty for a run that starts from scratch."""
         if self.path is None or self.is_anew or not self.path.exists():
             return {}
         found: dict[str, Any] = json.loads(self.path.read_text())
         return found
 
     def keep(self, state: dict[str, Any]) -> None:
-        """Whoever starts the driver again goes on behind this."""
+        """Stores the state, from which the next start of the driver continues."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(state))
@@ -42,7 +42,7 @@ class Progress:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What every driver with lives is told."""
+    """Adds the arguments of every driver with lives."""
     parser.add_argument("--first", type=int, help="the number of the first life")
     parser.add_argument("--progress", type=Path, help="a file that says where to go on")
 

@@ -2,15 +2,16 @@
 
     python -m tests.kill.steady --hours 2 --every 600 --out FILE
 
-A coordinator and two workers, each a process, hold so many rows that never become more; clients
-call them at a steady rate, and every so often one of the workers is killed and started again. What
-is resident of each process is written into FILE, a line of JSON each time. The run is judged by
-what the coordinator, and the workers together, have in the second half: of each time between two
-kills the median counts, a line is fitted through those, and it must not rise by more than a tenth
-over that half, nor by 16 MiB where that is more. In the first half caches and buffers fill. At the
-end every account is compared with what was acknowledged.
+A coordinator and two workers, each a process, hold a fixed number of rows. Clients call them at a
+steady rate. At intervals, one of the workers is killed and started again. The resident memory of
+each process is written into FILE, a line of JSON for each sample.
 
-A run that is stopped begins anew: memory is that of processes that have run as long.
+The run is judged by the second half, because caches and buffers fill in the first. For the
+coordinator, and for the workers together, a line is fitted through the medians between two kills.
+It must not rise over that half by more than a tenth, or 16 MiB if that is more. At the end, every
+account is compared with the acknowledged calls.
+
+A stopped run starts from scratch: the memory must be that of processes of the same age.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A network of namespaces, joined by a switch that drops and delays what it is told to.
+"""A network of namespaces, joined by a switch that drops and delays packets on request.
 
-Each host is a network namespace of Linux with one card, the other end of which this process holds:
-so what goes through are real packets, and the kernel does what it does when some are lost. Needs
-root, ``ip`` and ``/dev/net/tun``, and no modules for queueing disciplines or filters.
+Each host is a network namespace of Linux with one card, and this process holds the other end of it.
+So the packets are real, and the kernel reacts to lost ones as usual. This needs root, ``ip`` and
+``/dev/net/tun``, but no modules for queueing disciplines or filters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WAITING_MAX = 20_000
 
 @dataclass(frozen=True)
 class Way:
-    """What happens to packets from one host to another."""
+    """The treatment of packets from one host to another."""
 
     loss: float = 0.0
     delay_s: float = 0.0
@@ -107,7 +107,7 @@ class Network:
         return card
 
     def within(self, host: int) -> list[str]:
-        """What a command begins with that runs on a host."""
+        """Returns the prefix of a command that runs on a host."""
         return ["ip", "netns", "exec", self.names[host]]
 
     @contextlib.contextmanager
@@ -130,7 +130,7 @@ class Network:
                 enter(before)
 
     def set(self, ways: dict[tuple[int, int], Way]) -> None:
-        """What happens on these ways; on all others nothing does."""
+        """Sets the treatment of packets on these ways; on all others they pass."""
         self.pipe.send(ways)
         self.pipe.recv()
 

@@ -1,7 +1,7 @@
 """The command line: ``tidemill run``, ``inspect``, ``status``, ``query`` and the others.
 
-Exit codes: 0 fine, 1 an error of the app, its settings or its input, 2 wrong usage, 130
-interrupted.
+Exit codes: 0 for success, 1 for an error of the app, its settings or its input, 2 for wrong usage,
+and 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tidemill import __version__
-from tidemill.cli import bench, cluster, doctor, engine, inspect, run, token
+from tidemill.cli import bench, cluster, demo, doctor, engine, inspect, new, run, token
 from tidemill.cli.output import error_line, printed
 from tidemill.errors import Error
 
@@ -24,13 +24,13 @@ INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+    """Returns the parser of all commands."""
     made = argparse.ArgumentParser(
         prog="tidemill", description="Transactions over streams of events, in one order."
     )
     made.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in (run, cluster, inspect, engine, bench, token, doctor):
+    for command in (demo, new, run, cluster, inspect, engine, bench, token, doctor):
         command.add(commands)
     for command_parser in _leaves(commands):
         command_parser.add_argument(
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _leaves(commands: Any) -> Iterator[argparse.ArgumentParser]:
-    """The commands that have no commands of their own."""
+    """Yields the parsers of commands without subcommands."""
     for parser in commands.choices.values():
         nested = [action for action in parser._actions if isinstance(action.choices, dict)]
         if nested:
@@ -54,7 +54,7 @@ def _leaves(commands: Any) -> Iterator[argparse.ArgumentParser]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit code."""
+    """Runs a command, and returns the exit code."""
     args = parser().parse_args(argv)
     if argv is None and args.command in ("run", "coordinator", "worker", "inspect", "schema"):
         fix_hash_seed()
@@ -73,16 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone: nobody is left to tell.
+        # The reader of stdout has gone, so no message can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
 
 
 def fix_hash_seed() -> None:
-    """Starts this process over with a fixed hash seed, unless the user has set one.
+    """Starts this process again with a fixed hash seed, unless the user has set one.
 
-    Opaque functions may iterate over sets of texts, whose order depends on the seed: one seed for
-    all runs makes their outcome one.
+    Opaque functions may iterate over sets of texts, whose order depends on the seed. With one seed
+    for all runs they give the same results.
     """
     if "PYTHONHASHSEED" not in os.environ:
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """``tidemill bench``: runs a workload and measures it.
 
-``tidemill bench grid`` measures the adaptive strategy beside all others, cell by cell.
+``tidemill bench grid`` compares the adaptive strategy with all others, cell by cell of a grid.
 """
 
 from __future__ import annotations
@@ -20,106 +20,129 @@ from tidemill.cli.output import fields, printed, refuse_unwritable
 from tidemill.errors import SettingError
 from tidemill.workloads import WORKLOADS, files, http, push
 
-#: Flags of a workload: name, type, what it says.
+#: Flags of a workload: name, type and help.
 FLAGS: tuple[tuple[str, type, str], ...] = (
-    ("program", str, "rust, traced or python"),
-    ("threads", int, "workers a process"),
-    ("processes", int, "processes"),
+    ("program", str, "form of the transactions: rust, traced or python"),
+    ("threads", int, "worker threads of each process"),
+    ("processes", int, "number of processes"),
     (
         "strategy",
         str,
-        "adaptive, serial, rounds, blocks, lists, s-store, tstream, or such as ns-op-lazy",
+        "strategy of execution: adaptive, serial, rounds, blocks, lists, s-store, tstream, or a "
+        "graph strategy such as ns-op-lazy",
     ),
     (
         "compare",
         str,
-        "strategies beside it in each repeat, with commas between, or all (sl, gs, tp, osed, "
-        "ycsb-t)",
+        "other strategies to measure in each repeat, separated by commas, or all (sl, gs, tp, "
+        "osed, ycsb-t)",
     ),
     ("keys", int, "number of keys"),
-    ("skew", float, "Zipf's theta of the keys"),
-    ("overlap", float, "share of keys drawn again from those used before (sl, gs, tp, sea)"),
-    ("length", int, "records a transaction, 1 to 10 (gs); links of the chain (pe-, ee-triggers)"),
-    ("lengths", str, "several chains, such as 1,2,4: time a batch is fitted (pe-, ee-triggers)"),
-    ("candidates", int, "candidates of the show (leaderboard)"),
-    ("phones", int, "phones of its viewers (leaderboard)"),
-    ("every", int, "after so many accepted votes a candidate has to go (leaderboard)"),
+    ("skew", float, "skew of the keys: theta of their Zipf distribution"),
+    ("overlap", float, "share of keys that were used before (sl, gs, tp, sea)"),
+    (
+        "length",
+        int,
+        "records of a transaction, 1 to 10 (gs); links of the chain (pe-triggers, ee-triggers)",
+    ),
+    (
+        "lengths",
+        str,
+        "lengths of several chains, such as 1,2,4: fits the time of a batch to a line "
+        "(pe-triggers, ee-triggers)",
+    ),
+    ("candidates", int, "number of candidates (leaderboard)"),
+    ("phones", int, "number of phones that vote (leaderboard)"),
+    ("every", int, "accepted votes after which a candidate is removed (leaderboard)"),
     (
         "of",
         str,
-        "graphs of calls: ycsb-t (default) or tpcc (calls); what is done with a row: moves "
-        "(default), timed, batches or rows (files)",
+        "calls: the graphs of calls, ycsb-t (default) or tpcc; files: the work on each row, moves "
+        "(default), timed, batches or rows",
     ),
-    ("warehouses", int, "warehouses (tpcc, calls)"),
-    ("items", int, "items that they sell (tpcc, calls)"),
-    ("computed", float, "share of transactions with a key that another row tells (gs)"),
+    ("warehouses", int, "number of warehouses (tpcc, calls)"),
+    ("items", int, "number of items that the warehouses sell (tpcc, calls)"),
+    ("computed", float, "share of transactions with a key that is read from another row (gs)"),
     (
         "window",
         int,
-        "how far back window reads go, in units of event time (gs, sea); tweets a window (osed)",
+        "size of windows, in units of event time (gs, sea); tweets of a window (osed)",
     ),
-    ("window-every", int, "so many transactions have one that reads windows (gs)"),
+    ("window-every", int, "one of this many transactions reads windows (gs)"),
     ("abort", float, "share of transactions that abort"),
     ("deposits", float, "percentage of deposits (sl)"),
-    ("epoch", int, "events an epoch"),
+    ("epoch", int, "events of an epoch"),
     ("events", int, "number of events"),
-    ("warm-up", int, "events that come before those whose time counts (sl, gs, tp, --processes)"),
+    ("warm-up", int, "events before the measured ones (sl, gs, tp, --processes)"),
     ("seed", int, "seed of the events"),
-    ("udf-ns", int, "extra work an operation, in nanoseconds"),
+    ("udf-ns", int, "extra work of each operation, in nanoseconds"),
     ("tweets", str, "CSV file of labelled tweets, or a folder of them (osed)"),
     (
         "batch",
         int,
-        "rows sent at once (push, leaderboard, ycsb-t, tpcc, hotel, movie); of a batch (files)",
+        "rows sent at once (push, leaderboard, ycsb-t, tpcc, hotel, movie), or rows of a batch "
+        "(files)",
     ),
     (
         "rate",
         float,
-        "rows a second, sent one at a time: measures latency (push and workloads of calls)",
+        "rows per second, sent one at a time to measure latency (push, workloads of calls)",
     ),
-    ("connections", int, "connections of clients, each waiting for its reply (http)"),
-    ("serve", float, "for so many seconds others call, at the address that is shown (http)"),
-    ("beside", float, "the share of its own maximum at which a stream is sent beside calls (http)"),
-    ("form", str, "how Python gives rows: arrow, columns or dicts (push --program python)"),
-    ("durable", str, "none (default; of workloads of calls log), log or log+snapshots"),
+    ("connections", int, "connections of clients, each with one open call (http)"),
+    ("serve", float, "seconds for which other programs call the address that is shown (http)"),
+    (
+        "beside",
+        float,
+        "send a stream during the calls, at this share of its own highest rate (http)",
+    ),
+    ("form", str, "form of the rows in Python: arrow, columns or dicts (push --program python)"),
+    (
+        "durable",
+        str,
+        "durability: none, log or log+snapshots (default: log for workloads of calls, else none)",
+    ),
     (
         "write-source",
         str,
-        "write the generated events to files: sl.parquet, sl.csv or sl.jsonl; or votes.csv, with "
-        "what they come to (leaderboard)",
+        "write the generated events to files: sl.parquet, sl.csv or sl.jsonl, or votes.csv and "
+        "the expected result (leaderboard)",
     ),
-    ("source", str, "run end to end from the files written so"),
+    ("source", str, "run end to end from the files that --write-source wrote"),
     ("sink", str, "folder for the outputs and the data directory"),
-    ("sink-format", str, "parquet, csv or jsonl"),
-    ("log", str, "kafka://host:port (--processes); else the coordinator serves one"),
-    ("cuts", str, "log or coordinator: where cuts are (--processes --log)"),
-    ("together", int, "so many requests and replies are one message of Kafka (--processes --log)"),
-    ("snapshots", str, "a directory, or s3://bucket/prefix (--processes)"),
-    ("snapshot-us", int, "snapshots are so far apart at least, in microseconds (--processes)"),
-    ("seconds", float, "so long requests are offered at most (--processes)"),
-    ("under-way", int, "without a rate, so many requests wait for replies at most (--processes)"),
+    ("sink-format", str, "format of the outputs: parquet, csv or jsonl"),
+    (
+        "log",
+        str,
+        "the log as kafka://host:port (--processes; default: the coordinator serves the log)",
+    ),
+    ("cuts", str, "place of the cuts: log or coordinator (--processes --log)"),
+    ("together", int, "requests or replies in one Kafka message (--processes --log)"),
+    ("snapshots", str, "place of the snapshots: a directory or s3://bucket/prefix (--processes)"),
+    ("snapshot-us", int, "microseconds between snapshots, at least (--processes)"),
+    ("seconds", float, "longest time for which requests are sent, in seconds (--processes)"),
+    ("under-way", int, "most requests without a reply, where --rate is not given (--processes)"),
     ("multi", float, "percentage of transfers between two processes (ycsb-t --processes)"),
-    ("kill", float, "after so many seconds a worker is killed (--processes)"),
-    ("kills", int, "so many workers, one after the other, each so much later (--kill)"),
+    ("kill", float, "kill a worker after this many seconds (--processes)"),
+    ("kills", int, "number of workers to kill one after another, --kill seconds apart"),
     ("repeat", int, "number of runs"),
 )
 
-#: No option is greater.
+#: The greatest value of a numeric option.
 MOST = 1 << 53
 
-#: Flags of the grid alone: name, type, what it says.
+#: Flags that only the grid has: name, type and help.
 GRID: tuple[tuple[str, type, str], ...] = (
-    ("workload", str, "sl (default), gs or tp (grid)"),
-    ("out", str, "file of JSON lines, one a cell; cells that are there are skipped (grid)"),
-    ("cells", str, "small (default) or full (grid)"),
+    ("workload", str, "workload of the cells: sl (default), gs or tp (grid)"),
+    ("out", str, "file of JSON lines, one per cell; cells in it are not measured again (grid)"),
+    ("cells", str, "size of the grid: small (default) or full (grid)"),
 )
 
-#: Flags that are there or not.
+#: Flags without a value: name and help.
 SWITCHES: tuple[tuple[str, str], ...] = (
-    ("acyclic", "records are written from those of lower levels only (gs)"),
-    ("average", "write the average and not the sum (gs)"),
-    ("requests", "each call has a request id (http)"),
-    ("dynamic", "13 phases: skew up, deposits down, aborts up (sl)"),
+    ("acyclic", "write records only from records of lower levels (gs)"),
+    ("average", "write the average instead of the sum (gs)"),
+    ("requests", "give each call a request id (http)"),
+    ("dynamic", "run 13 phases: rising skew, falling deposits, rising aborts (sl)"),
 )
 
 
@@ -128,16 +151,16 @@ def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench", help="run a workload and measure it", description=__doc__
     )
-    # The grid has a flag of this name, too.
+    # Not "workload": the grid has a flag with that name.
     parser.add_argument(
         "what",
         metavar="WORKLOAD",
-        help="sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, calls, "
+        help="workload: sl, gs, tp, sea, osed, leaderboard, ycsb-t, tpcc, hotel, movie, calls, "
         "pe-triggers, ee-triggers, push, files, http, recovery, recovery-modes, or grid",
     )
     for name, kind, text in (*FLAGS, *GRID):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar=kind.__name__.upper())
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw what was measured")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the results as SVG")
     for name, text in SWITCHES:
         parser.add_argument(f"--{name}", action="store_true", default=None, help=text)
     parser.set_defaults(execute=execute)
@@ -172,13 +195,13 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _check_number(flag: str, value: object) -> None:
-    """Refuses numbers that mean nothing in any workload."""
+    """Refuses numbers that no workload takes."""
     if isinstance(value, int | float) and not 0 <= value <= MOST:
         raise SettingError(f"--{flag} {value} is out of range", f"give 0 to {MOST}")
 
 
 def _run(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The report of one run."""
+    """Runs a workload once, and returns the report."""
     if given["workload"] == "files":
         return files.run(given, _progress)
     if given.get("processes", 1) != 1 or processes.is_for(given):
@@ -199,7 +222,7 @@ def _run(given: Mapping[str, Any]) -> dict[str, Any]:
 def _grid(
     args: argparse.Namespace, given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[plot.Panel]]:
-    """What a grid comes to, and its plot."""
+    """Measures a grid, and returns its summary and its plot."""
     size = args.cells or "small"
     if size not in grid.CELLS:
         raise SettingError(f"--cells {size}: it is one of {', '.join(grid.CELLS)}")
@@ -212,7 +235,7 @@ def _grid(
 
 
 def _panels(found: Mapping[str, Any]) -> list[plot.Panel]:
-    """What is worth drawing of a report."""
+    """Returns the plots of a report."""
     if found.get("modes"):
         return _modes(found["modes"])
     if found.get("lengths"):
@@ -221,7 +244,7 @@ def _panels(found: Mapping[str, Any]) -> list[plot.Panel]:
 
 
 def _modes(modes: list[dict[str, Any]]) -> list[plot.Panel]:
-    """What each kind of recovery costs and gives, by the length of the chain (S-Store's Fig. 8)."""
+    """Returns the costs of each kind of recovery by the length of the chain (S-Store, Fig. 8)."""
     places = sorted({mode["length"] for mode in modes})
     of = {(mode["recovery"], mode["length"]): mode for mode in modes}
 
@@ -240,7 +263,7 @@ def _modes(modes: list[dict[str, Any]]) -> list[plot.Panel]:
 
 
 def _lengths(found: Mapping[str, Any]) -> plot.Panel:
-    """The time of chains by their length, and the line that fits."""
+    """Returns the plot of the time of chains by their length, with the fitted line."""
     lengths = found["lengths"]
     lines = {"measured": [at["ns"] / 1000 for at in lengths]}
     if fit := found.get("fit"):
@@ -251,8 +274,8 @@ def _lengths(found: Mapping[str, Any]) -> plot.Panel:
 
 
 def _bars(found: Mapping[str, Any]) -> plot.Panel:
-    """The rate of each that ran, with the slowest and the fastest run."""
-    # The baseline first, then the serial executor, then what was asked for.
+    """Returns the plot of the rates of all strategies, with the slowest and the fastest run."""
+    # The baseline first, then the serial executor, then the strategy of the run.
     first = {found.get("baseline"): 0, "serial": 1, found.get("strategy"): 2}
     rates = dict(sorted(found["rates"].items(), key=lambda item: first.get(item[0], 3)))
     return plot.Panel(
@@ -266,7 +289,7 @@ def _bars(found: Mapping[str, Any]) -> plot.Panel:
 
 
 def _phases(found: Mapping[str, Any]) -> plot.Panel:
-    """The rate in each phase, beside that of the serial executor."""
+    """Returns the plot of the rate in each phase, beside that of the serial executor."""
     phases = found["phases"]
     lines: dict[str, list[float | None]] = {
         "serial": [phase["events_per_s"] / phase["ratio_to_serial"] for phase in phases],
@@ -288,7 +311,7 @@ def _command(args: argparse.Namespace, given: Mapping[str, Any]) -> str:
 
 
 def _program(given: Mapping[str, Any]) -> tuple[str | None, list[Any]]:
-    """The workload's program, where it is to be the one in Python."""
+    """Returns the workload's program and functions in Python; None where Rust has them."""
     workload, kind = given["workload"], given.get("program")
     if kind not in ("traced", "python") or workload not in WORKLOADS:
         return None, []

@@ -1,10 +1,9 @@
-"""``tidemill coordinator`` and ``tidemill worker``: the processes of a cluster, one by one.
+"""``tidemill coordinator`` and ``tidemill worker``: start one process of a cluster.
 
-A cluster has one coordinator, which clients call over HTTP, and any number of workers, which join
-and leave as they like: what they have to do is divided among those that are there. When a process
-dies the others go on without it, from the last snapshot, and nothing is lost or done twice. Who
-starts it again is who has started it: ``tidemill run --processes`` does for its own, elsewhere it
-is the orchestrator.
+A cluster has one coordinator, which clients call over HTTP, and any number of workers. Workers may
+join and leave at any time, and share the work. When a process dies, the others continue without it
+from the last snapshot. Nothing is lost or executed twice. ``tidemill run --processes`` restarts its
+own workers; elsewhere the orchestrator restarts processes.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import InputError, ProgramError, ResourceError, SettingError
 
-#: A worker that has ended is started again after so long, at first and at most.
+#: The first and the longest wait before a worker is started again, in seconds.
 AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
 
-#: One that has run for so long has not failed at its start.
+#: The running time after which an end does not count as a failed start, in seconds.
 RUNS_S = 10.0
 
-#: So long a coordinator is asked how its cluster does.
+#: The longest wait for the status of a cluster, in seconds.
 STATUS_S = 10.0
 
 
@@ -46,15 +45,19 @@ def add(commands: Any) -> None:
     coordinator: argparse.ArgumentParser = commands.add_parser(
         "coordinator", help="run the coordinator of a cluster", description=__doc__
     )
-    coordinator.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    coordinator.add_argument("app", metavar="APP.py", help="the Python file with the app")
     coordinator.add_argument(
-        "--listen", metavar="ADDRESS", help="where workers join (default: 127.0.0.1:7400)"
+        "--listen", metavar="ADDRESS", help="address for workers (default: 127.0.0.1:7400)"
     )
     coordinator.add_argument(
-        "--data-dir", metavar="DIR", help="where its log is (default: <app>.tidemill)"
+        "--data-dir",
+        metavar="DIR",
+        help="directory of the log and the cluster's data (default: <app>.tidemill)",
     )
     coordinator.add_argument(
-        "--http", metavar="[HOST:]PORT", help="answer clients over HTTP (default host: 127.0.0.1)"
+        "--http",
+        metavar="[HOST:]PORT",
+        help="address at which to serve clients over HTTP (default host: 127.0.0.1)",
     )
     add_upgrade(coordinator)
     _common(coordinator)
@@ -63,12 +66,14 @@ def add(commands: Any) -> None:
     worker: argparse.ArgumentParser = commands.add_parser(
         "worker", help="run a worker of a cluster", description=__doc__
     )
-    worker.add_argument("app", metavar="APP.py", help="the file that makes the app")
-    worker.add_argument("--join", metavar="ADDRESS", help="where the coordinator is")
+    worker.add_argument("app", metavar="APP.py", help="the Python file with the app")
+    worker.add_argument("--join", metavar="ADDRESS", help="address of the coordinator")
     worker.add_argument(
-        "--listen", metavar="ADDRESS", help="where other workers reach it (default: 127.0.0.1:0)"
+        "--listen",
+        metavar="ADDRESS",
+        help="address for other workers (default: 127.0.0.1:0, any free port)",
     )
-    # For who starts it: what it needs comes in a line, and it ends when nothing can come any more.
+    # For a parent process: the worker reads its settings from a line of stdin, and ends with stdin.
     worker.add_argument("--from-parent", action="store_true", help=argparse.SUPPRESS)
     _common(worker)
     worker.set_defaults(execute=_worker)
@@ -78,12 +83,12 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret-file",
         metavar="FILE",
-        help="a file with what all processes of the cluster know, and nobody else does",
+        help="file with the secret that authenticates the processes of the cluster to each other",
     )
     for name, help in (
-        ("certificate", "this process's certificate as PEM; with it processes speak TLS"),
-        ("key", "its private key as PEM"),
-        ("authority", "the certificate that has signed those of all processes as PEM"),
+        ("certificate", "PEM file with the certificate of this process, which turns on TLS"),
+        ("key", "PEM file with the private key of the certificate"),
+        ("authority", "PEM file with the certificate that signed those of all processes"),
     ):
         parser.add_argument(f"--{name}", metavar="FILE", help=help)
     add_places(parser)
@@ -97,8 +102,8 @@ def _settings(args: argparse.Namespace, folder: Path, mode: str) -> dict[str, An
 def _secret(settings: dict[str, Any]) -> bytes:
     if "cluster_secret_file" not in settings:
         raise SettingError(
-            "the cluster has no secret, by which its processes know each other",
-            "openssl rand -hex 32 > secret, and give all of them --secret-file secret",
+            "the cluster has no secret, with which its processes authenticate each other",
+            "run openssl rand -hex 32 > secret, and give all processes --secret-file secret",
         )
     return secret_of(settings["cluster_secret_file"])
 
@@ -120,26 +125,26 @@ def _coordinator(args: argparse.Namespace) -> int:
 
 
 def _check(app: App, settings: Mapping[str, Any]) -> None:
-    # What others write into the log of Kafka may be events.
+    # With a log in Kafka other programs may write events into it.
     reads = any(source["files"] is not None for source in app.sources)
     if not app.calls and not app.timers and not reads and "cluster_log" not in settings:
         raise ProgramError(
             f"app {app.name} reads nothing, and has nothing that clients could call",
-            "clients call procedures and functions of entities; events come from files, or from "
-            "whoever writes them into the log, where that is in Kafka: --log kafka://HOST:PORT",
+            "declare a procedure or a function of an entity, read a stream from files, or let "
+            "other programs write events into a log in Kafka: --log kafka://HOST:PORT",
             app.at,
         )
 
 
 def _ends(app: App, coordinator: Coordinator, settings: Mapping[str, Any]) -> bool:
-    """Whether nothing can come any more when files have been read to their ends."""
+    """Returns whether the end of all files is the end of all input."""
     is_served = coordinator.url is not None or "cluster_log" in settings
     from_files = all(source["files"] is not None for source in app.sources)
     return from_files and not app.timers and not is_served
 
 
 def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
-    # With --json stdout has one line, the last.
+    # With --json stdout has only one line, the last.
     to = sys.stderr if args.json else sys.stdout
     print(f"cluster  {what} {coordinator.address}", file=to, flush=True)
     if coordinator.url is not None:
@@ -149,13 +154,13 @@ def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
 
 
 class Troubles:
-    """What processes wait for, to be said once."""
+    """The troubles of processes, so that each is reported once."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
     def new(self, now: dict[str, str]) -> list[tuple[str, str]]:
-        """Those that were not there before, by process.
+        """Returns the processes whose trouble is new, with the trouble.
 
         >>> troubles = Troubles()
         >>> troubles.new({"coordinator": "no broker answers"})
@@ -168,12 +173,12 @@ class Troubles:
         return found
 
 
-#: What may have become more until the end.
+#: The fields of the status that can still grow while the coordinator stops.
 COUNTED = ("epoch", "snapshot_epoch", "sinks", "faults", "aborted_slides", "aborted_slide")
 
 
 def _slides(status: dict[str, Any], before: int) -> int:
-    """Says that triggers of windows have aborted, if more have than before; how many have."""
+    """Reports new aborts of triggers on windows, and returns the number of all of them."""
     count = int(status["aborted_slides"])
     if count > before:
         what = f"{status['aborted_slide']} ({count} so far)"
@@ -182,8 +187,10 @@ def _slides(status: dict[str, Any], before: int) -> int:
 
 
 def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) -> dict[str, Any]:
-    """Waits for a signal, for the end of the coordinator, or for that of the input if nothing
-    can come any more then; gives the last status."""
+    """Waits for a signal or the end of the coordinator, and returns the last status.
+
+    With ``ends`` the end of the input ends the wait, too.
+    """
     seen: tuple[object, ...] = ()
     troubles, slides = Troubles(), 0
     while not signals.asked:
@@ -192,7 +199,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         status = coordinator.status()
         if status["ended"] is not None:
             if status["late_event"]:
-                coordinator.stop()  # What has left before it is written.
+                coordinator.stop()  # Writes the output from before the late event.
             return status
         if ends and status["input_ended"]:
             break
@@ -203,9 +210,9 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         slides = _slides(status, slides)
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
             print(f"{who} waits: {what}", file=sys.stderr, flush=True)
-    print("the last snapshot is taken", file=sys.stderr, flush=True)
+    print("taking the last snapshot", file=sys.stderr, flush=True)
     if not coordinator.stop(may_come=signals.asked is not None or not ends):
-        print("it could not be: the next start executes again", file=sys.stderr, flush=True)
+        print("no snapshot: the next start replays the log", file=sys.stderr, flush=True)
     after = coordinator.status()
     _slides(after, slides)
     return status | {name: after[name] for name in COUNTED}
@@ -217,8 +224,8 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
     if status["ended"] is not None and status["late_event"]:
         raise InputError(
             status["ended"],
-            'give the source a larger disorder, or the stream late="side" or late="admit", and '
-            "start with --upgrade: all before that event is in a snapshot",
+            'give the source a larger out_of_orderness, or the stream late="side" or late="admit", '
+            "and start with --upgrade: all before that event is in a snapshot",
         )
     if status["ended"] is not None:
         raise ResourceError(f"the coordinator has ended: {status['ended']}", "start it again")
@@ -228,7 +235,7 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
 
 
 def status_of(url: str) -> dict[str, Any]:
-    """What the coordinator says of its cluster, which answers clients at an address."""
+    """Returns the status of the cluster whose coordinator serves an address."""
     import httpx
 
     help = "give the address that the coordinator shows as http, such as http://127.0.0.1:8080"
@@ -236,7 +243,7 @@ def status_of(url: str) -> dict[str, Any]:
     try:
         found = httpx.get(f"{url.rstrip('/')}/health", timeout=STATUS_S).json()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ResourceError(f"nobody answers at {url}: {error}", help) from None
+        raise ResourceError(f"no coordinator answers at {url}: {error}", help) from None
     except ValueError:
         found = None
     if not isinstance(found, dict) or "members" not in found:
@@ -245,7 +252,7 @@ def status_of(url: str) -> dict[str, Any]:
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """The same for people."""
+    """Returns the status of a cluster as lines for people."""
     generation, members = found["generation"], found["members"]
     state = f"ended: {found['ended']}" if found["ended"] else "forms" if not generation else "runs"
     head = {
@@ -254,16 +261,16 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         "generation": generation,
         "epoch": found["epoch"],
         "snapshot at epoch": found["snapshot_epoch"],
-        "requests that wait": sum(found["lag"]),
-        "replies that wait": found["requests_open"],
+        "waiting requests": sum(found["lag"]),
+        "waiting replies": found["requests_open"],
         "coordinator": found["coordinator"],
     }
     if found.get("outside") is not None:
-        head["work outside that waits"] = found["outside"]
+        head["waiting external work"] = found["outside"]
     workers = [f"  {member['worker']}  {member['address']}" for member in members]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
     if found["sources"]:
-        lines.append("sources: requests, waiting, a second, times the mean, worker")
+        lines.append("sources: requests, waiting, per second, ratio to the mean, worker")
         for source in found["sources"]:
             lines.append(
                 f"  {source['source']:>4}  {source['requests']:>12,}  {source['lag']:>8,}"
@@ -271,28 +278,30 @@ def status_lines(found: dict[str, Any]) -> list[str]:
                 f"  {source['topic'] or ''}".rstrip()
             )
     if found.get("event_time"):
-        parked, late = found["parked"], found["late"]
-        lines.append(f"event time: {parked:,} events wait for their watermark, {late:,} were late")
+        buffered, late = found["buffered"], found["late"]
+        lines.append(
+            f"event time: {buffered:,} events wait for their watermark, {late:,} were late"
+        )
         for stream in found["event_time"]:
             mark, behind = stream["watermark"], stream["behind"]
-            held = "nothing has come of some source" if mark is None else f"held back by {behind}"
+            held = "a source has no events yet" if mark is None else f"held back by {behind}"
             held = "which has ended" if stream["ended"] else held
             lines.append(f"  {'-' if mark is None else mark:>20}  {stream['stream']}, {held}")
     if found.get("sinks"):
         lines.append("sinks: rows")
         lines += [f"  {s['rows']:>12,}  {s['stream']} to {s['to']}" for s in found["sinks"]]
     if found["left_out"]:
-        lines.append("left out, because they can't reach others")
+        lines.append("excluded, because they can't reach others")
         for left in found["left_out"]:
             others = ", ".join(map(str, left["from"]))
             lines.append(f"  {left['worker']}  from {others}, for {left['for_s']:.0f} s more")
     if found["troubles"]:
-        lines.append("wait for what does not come")
+        lines.append("waiting for a log, store or broker")
         lines += [f"  {trouble['process']}  {trouble['what']}" for trouble in found["troubles"]]
     if found.get("slow"):
         lines += ["slow on several processes", *(f"  {what}" for what in found["slow"])]
     if found["refused"]:
-        lines += ["turned away", *(f"  {why}" for why in found["refused"])]
+        lines += ["refused", *(f"  {why}" for why in found["refused"])]
     return lines
 
 
@@ -312,11 +321,11 @@ def _worker(args: argparse.Namespace) -> int:
         settings.pop("cluster_advertised", None) if args.listen is None else None
         secret, join = _secret(settings), args.join
     if join is None:
-        raise SettingError("a worker joins a coordinator", "say where it is: --join ADDRESS")
+        raise SettingError("a worker needs a coordinator", "give its address: --join ADDRESS")
     signals = Signals()
     signals.install()
     if args.from_parent:
-        # Who stops the parent from a terminal stops both, and the parent needs its workers.
+        # Ctrl-C in a terminal reaches both processes, and the parent needs its workers to stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     with signals.starting():
         worker = Worker(app, placed(settings, app.name), secret, join)
@@ -326,7 +335,7 @@ def _worker(args: argparse.Namespace) -> int:
     troubles = Troubles()
     while not signals.asked and ended is None:
         ended = worker.wait(0.1)
-        # What a parent starts tells it over the cluster.
+        # The parent learns of troubles through the cluster.
         what = None if args.from_parent else worker.trouble()
         for _, new in troubles.new({} if what is None else {"worker": what}):
             print(f"worker {worker.number} waits: {new}", file=sys.stderr, flush=True)
@@ -341,14 +350,14 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _end_with_parent() -> None:
-    """Waits until nobody holds the other end of stdin any more."""
+    """Ends this process when the other end of stdin is closed."""
     while sys.stdin.buffer.read(1):
         pass
     os._exit(0)
 
 
 class Child:
-    """A worker process, and when to start another in its place."""
+    """A worker process, which is started again when it ends."""
 
     def __init__(self, command: list[str], given: bytes) -> None:
         self.command, self.given = command, given
@@ -357,7 +366,7 @@ class Child:
         self.pause = AGAIN_S
 
     def look(self) -> None:
-        """Starts the process when there is none and it is time to."""
+        """Starts the process if none runs and the wait is over."""
         now = time.monotonic()
         if self.process is not None:
             code = self.process.poll()
@@ -376,20 +385,20 @@ class Child:
                 self.process.stdin.write(self.given)
                 self.process.stdin.flush()
             except OSError as error:
-                # There is no room for it, or it has ended already, which is seen the next time.
+                # Memory is short, or the worker ended at once, which the next look sees.
                 self.pause = min(2 * self.pause, AGAIN_MAX_S)
                 self.due = now + self.pause
                 print(f"a worker could not be started: {error}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Ends it, at once: whatever it does is done again by whoever comes next."""
+        """Kills the process; another worker executes its unfinished work again."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
 
 def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
-    """A coordinator in this process, and workers in others of this machine."""
+    """Runs a coordinator in this process, and workers in other processes of this machine."""
     _check(app, settings)
     signals = Signals()
     signals.install()

@@ -1,4 +1,4 @@
-"""``tidemill doctor``: whether this machine is fit to run, and how to mend what is not."""
+"""``tidemill doctor``: checks whether this machine can run Tidemill, and tells how to mend it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidemill.cli.output import printed
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. ``level`` is ok, warning or error."""
+    """The result of one check. ``level`` is ok, warning or error."""
 
     name: str
     value: str
@@ -51,7 +51,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def findings() -> Iterator[Finding]:
-    """Everything that is looked at."""
+    """Yields the results of all checks."""
     version = platform.python_version()
     old = sys.version_info < (3, 11)
     yield Finding(
@@ -106,7 +106,7 @@ def _load(cores: int) -> Finding:
         "load",
         f"{load:.2f} over the last minute",
         "warning" if busy else "ok",
-        "other programs are running: measurements will be off" if busy else "",
+        "other programs are running, so measurements are not reliable" if busy else "",
     )
 
 
@@ -153,5 +153,5 @@ def _clock() -> Finding:
         "clock",
         f"{step} ns a step",
         "warning" if coarse else "ok",
-        "the clock is coarse: latencies will be, too" if coarse else "",
+        "the clock is coarse, so measured latencies are coarse, too" if coarse else "",
     )

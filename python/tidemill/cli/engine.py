@@ -1,6 +1,6 @@
-"""Commands that ask an engine, running or stopped: status, query, tail, dlq, backup, restore.
+"""Commands for a running or stopped engine: status, query, tail, dlq, backup and restore.
 
-They speak with the engine of a data directory; one that is stopped is read from its files.
+They ask the engine of a data directory. If the engine is stopped, they read its files.
 """
 
 from __future__ import annotations
@@ -31,62 +31,99 @@ Line = dict[str, Any]
 
 def add(commands: Any) -> None:
     """Adds the commands to the parser."""
-    status = _command(commands, "status", "say how an engine is doing", _status)
+    status = _command(commands, "status", "show the state of an engine or a cluster", _status)
     _data_dir(status)
     status.add_argument(
-        "--cluster", metavar="URL", help="how a cluster is doing, whose coordinator answers there"
+        "--cluster",
+        metavar="URL",
+        help="show the cluster whose coordinator serves this address, instead of an engine",
     )
 
     query = _command(commands, "query", "show rows of a table", _query)
-    query.add_argument("table", metavar="TABLE")
-    query.add_argument("--key", metavar="VALUE", nargs="+", help="the row with this key")
-    query.add_argument("--filter", metavar="TEXT", help="such as: balance >= 10 and name = 'Ann'")
-    query.add_argument("--as-of", metavar="WHEN", help="an epoch, or a time in ISO 8601")
-    query.add_argument("--limit", metavar="N", type=int, help="rows (default: 1000)")
+    query.add_argument("table", metavar="TABLE", help="name of the table")
+    query.add_argument(
+        "--key",
+        metavar="VALUE",
+        nargs="+",
+        help="show the row with this key: one value for each key column",
+    )
+    query.add_argument(
+        "--filter",
+        metavar="TEXT",
+        help="show rows for which a condition holds, such as: balance >= 10 and name = 'Ann'",
+    )
+    query.add_argument(
+        "--as-of",
+        metavar="WHEN",
+        help="show the table as it was after an epoch, or at a time in ISO 8601 (default: now)",
+    )
+    query.add_argument("--limit", metavar="N", type=int, help="most rows to show (default: 1000)")
     _data_dir(query)
 
-    tail = _command(commands, "tail", "show events of an output as they come", _tail)
-    tail.add_argument("stream", metavar="STREAM")
-    tail.add_argument("--from", metavar="ROW", type=int, dest="start", help="the first row to show")
+    tail = _command(commands, "tail", "show the events of an output as they arrive", _tail)
+    tail.add_argument("stream", metavar="STREAM", help="name of the output")
     tail.add_argument(
-        "--no-follow", action="store_true", help="end with the last event that is there"
+        "--from",
+        metavar="ROW",
+        type=int,
+        dest="start",
+        help="number of the first row to show",
+    )
+    tail.add_argument(
+        "--no-follow", action="store_true", help="end after the last event instead of waiting"
     )
     _data_dir(tail)
 
-    dlq = commands.add_parser("dlq", help="bad and late events: see them, send them again")
+    dlq = commands.add_parser("dlq", help="list and resend bad and late events")
     dlq_commands = dlq.add_subparsers(dest="dlq_command", metavar="COMMAND", required=True)
     ls = _command(dlq_commands, "ls", "list bad and late events", _dlq_ls)
-    ls.add_argument("stream", metavar="STREAM", nargs="?", help="such as payments.dead; else all")
-    ls.add_argument("--limit", metavar="N", type=int, help="rows of each stream (default: 1000)")
+    ls.add_argument(
+        "stream",
+        metavar="STREAM",
+        nargs="?",
+        help="stream of bad or late events, such as payments.dead (default: all)",
+    )
+    ls.add_argument(
+        "--limit", metavar="N", type=int, help="most rows of each stream (default: 1000)"
+    )
     _data_dir(ls)
     replay = _command(dlq_commands, "replay", "send bad and late events again", _dlq_replay)
-    replay.add_argument("stream", metavar="STREAM", help="such as payments.dead")
     replay.add_argument(
-        "--row", metavar="N", type=int, action="append", default=[], help="which; repeatable"
+        "stream", metavar="STREAM", help="stream of bad or late events, such as payments.dead"
     )
     replay.add_argument(
-        "--value", metavar="JSON", help="the event as it should have been, in place of one row"
+        "--row",
+        metavar="N",
+        type=int,
+        action="append",
+        default=[],
+        help="number of a row to send again; repeatable",
     )
-    replay.add_argument("--all", action="store_true", help="all that 'dlq ls' lists")
+    replay.add_argument(
+        "--value", metavar="JSON", help="corrected event to send instead of the one given row"
+    )
+    replay.add_argument(
+        "--all", action="store_true", help="send all events again that 'dlq ls' lists"
+    )
     _data_dir(replay)
 
     backup = _command(commands, "backup", "copy a data directory, also of a running app", _backup)
-    backup.add_argument("to", metavar="FOLDER", help="an empty or new folder")
+    backup.add_argument("to", metavar="FOLDER", help="folder for the copy, empty or new")
     _data_dir(backup)
 
-    restore = _command(commands, "restore", "bring a backup back", _restore)
-    restore.add_argument("source", metavar="FOLDER", help="the backup")
+    restore = _command(commands, "restore", "restore a data directory from a backup", _restore)
+    restore.add_argument("source", metavar="FOLDER", help="folder that 'tidemill backup' wrote")
     _data_dir(restore)
 
     verify = _command(
-        commands, "verify", "read all of a data directory and compare checksums", _verify
+        commands, "verify", "read a whole data directory and check all checksums", _verify
     )
     _data_dir(verify)
 
     schema = commands.add_parser("schema", help="compare an app with a data directory")
     schema_commands = schema.add_subparsers(dest="schema_command", metavar="COMMAND", required=True)
     diff = _command(schema_commands, "diff", "show what an upgrade would change", _schema_diff)
-    diff.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    diff.add_argument("app", metavar="APP.py", help="the Python file with the app")
     _data_dir(diff)
     add_renames(diff)
     add_settings(diff)
@@ -102,12 +139,14 @@ def _command(
 
 def _data_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="default: the one folder *.tidemill that is here"
+        "--data-dir",
+        metavar="DIR",
+        help="the data directory (default: the only folder *.tidemill in this folder)",
     )
 
 
 def found_data_dir(given: str | None) -> str:
-    """The data directory that a command is about."""
+    """Returns the data directory of a command."""
     if given is not None:
         return given
     if set_by := os.environ.get("TIDEMILL_DATA_DIR"):
@@ -118,16 +157,16 @@ def found_data_dir(given: str | None) -> str:
     if here:
         raise SettingError(
             f"there are several data directories here: {', '.join(here)}",
-            f"say which: --data-dir {here[0]}",
+            f"choose one: --data-dir {here[0]}",
         )
     raise SettingError(
         "there is no data directory here (none is named *.tidemill)",
-        "say where it is: --data-dir DIR; 'tidemill run' names it in its first line",
+        "give its path: --data-dir DIR; 'tidemill run' shows it in its first line",
     )
 
 
 def ask(data_dir: str, request: Mapping[str, Any]) -> Iterator[Line]:
-    """The lines of a reply; an error in them is raised."""
+    """Yields the lines of a reply, and raises an error that is among them."""
     for text in _native.ask(data_dir, json.dumps(request)):
         line: Line = json.loads(text)
         if "error" in line:
@@ -135,14 +174,14 @@ def ask(data_dir: str, request: Mapping[str, Any]) -> Iterator[Line]:
         yield line
         if line.get("end"):
             return
-    raise ResourceError("the engine has gone in the midst of a reply", "ask again")
+    raise ResourceError("the engine ended during a reply", "run the command again")
 
 
 def answer(data_dir: str, request: Mapping[str, Any]) -> Line:
-    """A reply of one line."""
+    """Returns a reply of one line."""
     for line in ask(data_dir, request):
         return line
-    raise InternalError("the engine has answered nothing")
+    raise InternalError("the engine's reply is empty")
 
 
 def _error(found: Mapping[str, Any]) -> Error:
@@ -159,7 +198,7 @@ def _without_end(line: Line) -> Line:
 def _status(args: argparse.Namespace) -> int:
     if args.cluster is not None:
         if args.data_dir is not None:
-            raise SettingError("--cluster and --data-dir are two places", "say one of them")
+            raise SettingError("--cluster and --data-dir exclude each other", "give one of them")
         found = status_of(args.cluster)
         if args.json:
             printed(found)
@@ -215,13 +254,13 @@ def _query(args: argparse.Namespace) -> int:
 
 
 def _check_number(flag: str, number: int | None, low: int, high: int) -> None:
-    """Refuses a number that is none of those that a flag takes."""
+    """Refuses a number outside the range of a flag."""
     if number is not None and not low <= number <= high:
         raise SettingError(f"{flag} {number} is out of range", f"give {low} to {high}")
 
 
 def _moment(text: str) -> int | str:
-    """An epoch, or a time as the engine reads it.
+    """Returns an epoch, or a time in the form that the engine reads.
 
     >>> _moment("17"), _moment("2026-01-31T12:00:00Z")
     (17, '2026-01-31T12:00:00Z')
@@ -236,11 +275,11 @@ def _moment(text: str) -> int | str:
 
 
 def _key(data_dir: str, table: str, given: Sequence[str]) -> list[Any]:
-    """Values of a key from texts: what they are is told by the key's columns."""
+    """Returns the values of a key from texts, by the types of the key's columns."""
     tables = answer(data_dir, {"do": "inspect"})["inspect"]["tables"]
     found = next((known for known in tables if known["name"] == table), None)
     if found is None:
-        # The engine says it better.
+        # The engine's own error is better.
         return list(given)
     types = {column["name"]: column["type"] for column in found["columns"]}
     if len(given) != len(found["key"]):
@@ -253,7 +292,7 @@ def _key(data_dir: str, table: str, given: Sequence[str]) -> list[Any]:
 
 
 def _value(column: str, kind: str, text: str) -> Any:
-    """A value of a column from its text, as requests have it.
+    """Returns the value of a column from its text, in the form that requests have.
 
     >>> _value("id", "int", "7"), _value("name", "str", "7"), _value("ok", "bool", "true")
     (7, '7', True)
@@ -267,7 +306,7 @@ def _value(column: str, kind: str, text: str) -> Any:
             return float(text)
         return {"true": True, "false": False}[text.lower()]
     except (ValueError, KeyError):
-        raise InputError(f"'{text}' is no {kind}, and key column '{column}' is one") from None
+        raise InputError(f"key column '{column}' is {kind}, but '{text}' is not one") from None
 
 
 def _tail(args: argparse.Namespace) -> int:
@@ -325,10 +364,11 @@ def _dlq_ls(args: argparse.Namespace) -> int:
 def _dlq_replay(args: argparse.Namespace) -> int:
     if bool(args.row) == args.all:
         raise SettingError(
-            "which rows are to be sent again?", "say --row N, as 'dlq ls' shows them, or --all"
+            "it is unclear which rows to send again",
+            "give --row N, a number that 'dlq ls' shows, or --all",
         )
     if args.value is not None and len(args.row) != 1:
-        raise SettingError("--value stands for one row", "say which: --row N --value JSON")
+        raise SettingError("--value replaces one row", "give its number: --row N --value JSON")
     for number in args.row:
         _check_number("--row", number, 0, (1 << 63) - 1)
     numbers = args.row or [row["row"] for row in _dlq(args, args.stream)[0]]
@@ -360,7 +400,7 @@ def _restore(args: argparse.Namespace) -> int:
     if (source / "cluster").is_dir() and not (source / "APP").exists():
         raise SettingError(
             f"{args.source} is no backup: it is the data directory of an app on several processes",
-            "stop that app, and copy the directory to where it is to run",
+            "stop that app, and copy the directory to its new place",
         )
     data_dir = args.data_dir
     if data_dir is None:
@@ -368,7 +408,7 @@ def _restore(args: argparse.Namespace) -> int:
             data_dir = default_data_dir(json.loads((source / "APP").read_text())["name"])
         except (OSError, ValueError, KeyError):
             raise SettingError(
-                f"{args.source} is no backup: it has no file APP that says of which app",
+                f"{args.source} is no backup: it has no file APP, which names the app",
                 "give the folder that 'tidemill backup' wrote",
             ) from None
     reply = answer(str(Path(data_dir).absolute()), {"do": "restore", "from": str(source)})
@@ -387,11 +427,11 @@ def _schema_diff(args: argparse.Namespace) -> int:
     settings = placed(load_settings(args.config, folder, given, os.environ), app.name)
     data_dir = settings.get("data_dir")
     if data_dir is None:
-        raise SettingError("durable=none: there is no data directory", "say --data-dir DIR")
+        raise SettingError("durable=none: there is no data directory", "give --data-dir DIR")
     engine = apart(settings)[0]
     ways = [engine | {"http_port": 0}, {k: v for k, v in engine.items() if k != "http_port"}]
-    # Whether the app was run by 'tidemill run', for clients or not, or by app.start() shows in its
-    # pushed streams.
+    # The pushed streams depend on how the app was run: by app.start(), or by 'tidemill run' with or
+    # without --http. The diff with the fewest changes is the right one.
     found: Line = min(
         (
             json.loads(_native.schema_diff(json.dumps(spec), opaques, data_dir))
@@ -404,7 +444,7 @@ def _schema_diff(args: argparse.Namespace) -> int:
     if args.json:
         printed(found)
     elif found["same"]:
-        print(f"app {app.name} is the one that wrote {data_dir}")
+        print(f"app {app.name} has not changed since it wrote {data_dir}")
     else:
         rows = [
             {
@@ -438,7 +478,7 @@ def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None
 
 
 def _cell(value: object) -> str:
-    """A value of a row for people: as it is, without commas.
+    """Returns a value of a row as text for people, without commas in numbers.
 
     >>> _cell(1234567), _cell(None), _cell(True), _cell("12.50"), _cell([1, "a"])
     ('1234567', '-', 'true', '12.50', '[1, "a"]')

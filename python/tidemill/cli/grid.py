@@ -1,9 +1,8 @@
-"""``tidemill bench grid``: the adaptive strategy beside all others, cell by cell.
+"""``tidemill bench grid``: compares the adaptive strategy with all others, cell by cell.
 
-In each cell of the grid one quick pass over all strategies finds the two that are worth measuring;
-these, the serial executor and the adaptive strategy then run in turn. A cell that is measured is a
-line of a file; cells that are there already are not measured again, so a grid can be stopped at any
-time and goes on later.
+In each cell of the grid, one quick pass over all strategies finds the best two. These, the serial
+executor and the adaptive strategy then run in turn. A measured cell is a line of a file. Cells in
+the file are not measured again, so a grid can be stopped at any time and continued later.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from tidemill import __version__
 from tidemill.cli.plot import Panel
 from tidemill.errors import InputError, IoError, SettingError
 
-#: What runs: options in, the report out.
+#: A function that runs a workload with options and returns the report.
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
-#: Values of the axes.
+#: The values of the axes of the full grid.
 FULL: Mapping[str, Sequence[float]] = {
     "skew": (0.0, 0.6, 0.99),
     "abort": (0.0, 0.04, 0.5),
@@ -33,45 +32,46 @@ CELLS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "small": {**FULL, "abort": (0.0,), "epoch": (10_000,)},
     "full": FULL,
 }
-#: Axes of a workload of its own.
+#: The axes that only one workload has.
 OWN: Mapping[str, Mapping[str, Sequence[float]]] = {"gs": {"length": (2, 10)}}
-#: Options that hold for all cells.
+#: The options that are the same for all cells.
 FIXED = (
     *("threads", "keys", "seed", "events", "warm_up", "repeat"),
     *("length", "overlap", "deposits", "computed", "acyclic", "average"),
 )
-#: A run takes so long in serial execution, in ns, where that is not more events than the most:
-#: about so many for an operation, of which a transaction has as many as records, or so many.
-#: Shorter ones are mostly what is tried in the beginning, and what others do on the machine.
+#: The time of a run in serial execution, in ns, unless it needs more than `EVENTS_MAX` events.
+#: In shorter runs the first trials and other programs of the machine would dominate.
 RUN_NS = 1_200e6
+#: The time of an operation in ns, and the operations of a transaction without a given length.
 OPERATION_NS, OPERATIONS = 17, 3.5
 EVENTS_MAX = 12_000_000
-#: At least so many events, and so many epochs; and of the quick pass.
+#: The fewest events and epochs of a run.
 EVENTS_MIN, EPOCHS_MIN = 300_000, 12
+#: The events and epochs of the quick pass.
 QUICK_EVENTS, QUICK_EPOCHS = 75_000, 3
-#: A strategy that is so many times slower than serial execution is not measured again.
+#: A strategy that is this many times slower than serial execution is not measured again.
 SLOWER_MAX = 5
-#: What the summary wants of a cell's line.
+#: The fields of a cell's line that the summary needs.
 LINE = {"best", "adaptive_to_best", "best_to_itself", "spread", "valid"}
-#: The adaptive strategy does well where it is at least so fast as the best, as a share.
+#: The share of the best strategy's rate from which the adaptive strategy counts as good.
 GOOD = 0.95
 
 
 def cells(workload: str, size: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The options of all cells; an axis that is given has that value only."""
+    """Returns the options of all cells; an axis that is given has only that value."""
     axes = {**CELLS[size], **OWN.get(workload, {})}
     unknown = [name for name in given if name not in axes and name not in FIXED]
     if unknown:
         raise SettingError(
             f"--{unknown[0].replace('_', '-')}: the grid has no such option",
-            f"those it has: {', '.join([*axes, *FIXED]).replace('_', '-')}",
+            f"it has: {', '.join([*axes, *FIXED]).replace('_', '-')}",
         )
     axes = {name: (given[name],) if name in given else values for name, values in axes.items()}
     made = []
     for values in itertools.product(*axes.values()):
         cell: dict[str, Any] = {"version": __version__, "workload": workload}
         cell |= {"threads": 2, "repeat": 3, **given, **dict(zip(axes, values, strict=True))}
-        # First the adaptive strategy finds out what there is, and memory is new to all.
+        # In the warm-up the adaptive strategy learns the workload, and memory is allocated.
         each_ns = cell.get("length", OPERATIONS) * (OPERATION_NS + cell["udf_ns"])
         events = min(EVENTS_MAX, int(RUN_NS / each_ns))
         cell.setdefault("events", max(events, EVENTS_MIN, EPOCHS_MIN * cell["epoch"]))
@@ -81,12 +81,12 @@ def cells(workload: str, size: str, given: Mapping[str, Any]) -> list[dict[str, 
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """What says that two cells are the same one."""
+    """Returns the text that identifies a cell."""
     return json.dumps(cell, sort_keys=True)
 
 
 def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """What the cell comes to."""
+    """Measures a cell, and returns its line."""
     options = {name: value for name, value in cell.items() if name != "version"}
     events = min(cell["events"], max(QUICK_EVENTS, QUICK_EPOCHS * cell["epoch"]))
     few = {"events": events, "warm_up": 0, "repeat": 1}
@@ -108,7 +108,7 @@ def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
         "best": best,
         "adaptive_to_best": statistics.median(quotients),
         "spread": max(quotients) - min(quotients),
-        # What a choice without any cost would come to.
+        # The ratio of the best strategy to itself: the noise that even a perfect choice would have.
         "best_to_itself": statistics.median(itself),
         "events_per_s": medians,
         "ratio_to_serial": ratios,
@@ -119,7 +119,7 @@ def measure(cell: Mapping[str, Any], run: Run) -> dict[str, Any]:
 
 
 def strategies(report: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The rates of all runs but the baseline's."""
+    """Returns the rates of all strategies except the baseline."""
     return {name: of for name, of in report["rates"].items() if name != report["baseline"]}
 
 
@@ -128,14 +128,14 @@ def _good(shares: Sequence[float]) -> float:
 
 
 def _ratio(of: Sequence[float], to: Sequence[float]) -> float:
-    """The median of the quotients of runs that stood beside each other."""
+    """Returns the median of the quotients of adjacent runs."""
     return statistics.median(a / b for a, b in zip(of, to, strict=True))
 
 
 def grid(
     wanted: Sequence[Mapping[str, Any]], out: Path | None, run: Run, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Measures the cells that the file has not yet, and gives all."""
+    """Measures the cells that the file lacks, and returns the lines of all cells."""
     there = dict(_read(out)) if out else {}
     found = []
     for at, cell in enumerate(wanted, 1):
@@ -156,7 +156,7 @@ def _told(line: Mapping[str, Any]) -> str:
 
 
 def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The cells of a file. Half a line, which a run that was ended has left, is cut off."""
+    """Yields the cells of a file; cuts off an incomplete line that a stopped run has left."""
     if not path.exists():
         return
     data = path.read_bytes()
@@ -172,7 +172,7 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield cell, line
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"{path}, line {number}: this is no cell of a grid",
+                f"{path}, line {number}: this is not a cell of a grid",
                 "give a file that 'tidemill bench grid' has written, or a new one",
             ) from error
 
@@ -186,7 +186,7 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the cells come to together."""
+    """Returns the summary of all cells."""
     shares = [line["adaptive_to_best"] for line in found]
     lowest = sorted(found, key=lambda line: line["adaptive_to_best"])[:5]
     axes = ("workload", *FULL, "length")
@@ -208,9 +208,10 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def panels(found: Sequence[Mapping[str, Any]]) -> list[Panel]:
-    """Each skew's rates to that of serial execution, over the extra work: medians of the cells.
+    """Returns one plot for each skew: the rate relative to serial execution over the extra work.
 
-    Shown are the adaptive strategy, serial execution, and whatever was the best of a cell.
+    The rates are medians of the cells. The lines are the adaptive strategy, serial execution, and
+    each strategy that was the best of a cell.
     """
     names = sorted({"adaptive", "serial"} | {line["best"] for line in found})
     works = sorted({line["cell"]["udf_ns"] for line in found})

@@ -1,5 +1,7 @@
-"""``tidemill inspect``: how an app will run, without running it; or, of a data directory, what its
-engine runs and how far it is.
+"""``tidemill inspect``: shows how an app will be executed, or the state of an engine.
+
+With an app it shows handlers, tables, streams, sources and sinks, and does not run the app. Without
+one it shows the app and the progress of the engine of a data directory.
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from tidemill.errors import SettingError
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "inspect", help="show how an app will run, or what an engine runs", description=__doc__
+        "inspect", help="show how an app or engine executes", description=__doc__
     )
     parser.add_argument(
         "app",
         metavar="APP.py",
         nargs="?",
-        help="the file that makes the app; else an engine is asked",
+        help="the Python file with the app (default: show the engine of a data directory)",
     )
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="of the engine (default: the one folder *.tidemill here)"
+        "--data-dir",
+        metavar="DIR",
+        help="data directory of the engine (default: the only folder *.tidemill in this folder)",
     )
     add_settings(parser)
     parser.set_defaults(execute=execute)
@@ -51,7 +55,7 @@ def execute(args: argparse.Namespace) -> int:
     found = app.inspect(settings)
     paths = {handler.name: handler.path for handler in app.handlers}
     for handler in found["handlers"]:
-        # The engine's path says how a traced handler is executed; this, that it is one.
+        # The engine's path tells how the handler is executed, not whether it was traced.
         handler["traced"] = paths[handler["name"]] == "traced"
     if args.json:
         printed(found)
@@ -64,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> int:
-    """Of a data directory."""
+    """Shows the engine of a data directory."""
     data_dir = found_data_dir(args.data_dir)
     reply = answer(data_dir, {"do": "inspect"})
     found: dict[str, Any] = {"data_dir": data_dir, "engine": reply["engine"], **reply["inspect"]}
@@ -85,7 +89,7 @@ def _engine(args: argparse.Namespace) -> int:
 
 
 def _shown(name: str, found: dict[str, Any]) -> Console:
-    """Prints what both are asked for."""
+    """Prints the parts that apps and engines have in common."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"app {name}")
     _table(

@@ -1,4 +1,4 @@
-"""Loading the app that a command is about."""
+"""Loading of apps from Python files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from tidemill.source import is_library, raised_at, shown
 
 
 def load(argument: str) -> tuple[App, Path]:
-    """The app of a file (``app.py``, or ``app.py:name`` where it has several), and its folder."""
+    """Returns the app of a file and its folder.
+
+    The argument is ``app.py``, or ``app.py:name`` for a file with several apps.
+    """
     text, _, wanted = (
         argument.partition(":") if not os.path.exists(argument) else (argument, "", "")
     )
     path = Path(text)
     if not path.is_file():
-        raise ProgramError(f"there is no file {text}", "give the Python file that makes the app")
+        raise ProgramError(f"there is no file {text}", "give the Python file with the app")
     module = _imported(path.resolve())
     apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
     distinct = {id(app): app for app in apps.values()}
@@ -31,11 +34,11 @@ def load(argument: str) -> tuple[App, Path]:
             )
         return apps[wanted], path.resolve().parent
     if not distinct:
-        raise ProgramError(f"{text} makes no app", 'write app = tm.App("name") at its top level')
+        raise ProgramError(f"{text} has no app", 'write app = tm.App("name") at its top level')
     if len(distinct) > 1:
         raise ProgramError(
-            f"{text} makes {len(distinct)} apps: {', '.join(apps)}",
-            f"say which: {text}:{next(iter(apps))}",
+            f"{text} has {len(distinct)} apps: {', '.join(apps)}",
+            f"choose one: {text}:{next(iter(apps))}",
         )
     return next(iter(distinct.values())), path.resolve().parent
 
@@ -48,9 +51,9 @@ def _imported(path: Path) -> ModuleType:
     )
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ProgramError(f"{path} is not a Python file", "its name ends in .py")
+        raise ProgramError(f"{path} is not a Python file", "give a file whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickles look their module up.
+    # Dataclasses and pickles look up their module there.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -65,7 +68,7 @@ def _imported(path: Path) -> ModuleType:
 
 
 def user_error(error: Exception, default: str) -> ProgramError:
-    """An exception of the user's own code, with the line of theirs that it came from."""
+    """Returns the error for an exception of the user's code, with the line that raised it."""
     place = raised_at(error)
     at = f"{shown(place[0])}:{place[1]}" if place and not is_library(place[0]) else shown(default)
     return ProgramError(f"{type(error).__name__}: {error}", "", at)

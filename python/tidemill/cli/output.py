@@ -1,4 +1,4 @@
-"""What commands print, and files that they write."""
+"""The output of commands: JSON lines, fields for people, and files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidemill.errors import Error, SettingError
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it: NaN is null, what JSON does not know is its text.
+    """Returns a value in the form of JSON: NaN as null, and other objects as their text.
 
     >>> plain({"a": float("nan"), 1: (2, b"x")})
     {'a': None, '1': [2, "b'x'"]}
@@ -38,7 +38,7 @@ def printed(value: Mapping[str, Any]) -> None:
 
 
 def error_line(error: Error) -> dict[str, Any]:
-    """An error as commands print it with ``--json``."""
+    """Returns an error in the form that commands print with ``--json``."""
     return {
         "error": {
             "kind": type(error).__name__,
@@ -50,7 +50,7 @@ def error_line(error: Error) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """A value for people: thousands are set apart.
+    """Returns a value as text for people, with commas between thousands.
 
     >>> shown(1234567), shown(0.123456), shown(None)
     ('1,234,567', '0.123', '-')
@@ -67,7 +67,7 @@ def shown(value: object) -> str:
 
 
 def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
-    """Lines of names and values; what is nested stands below its name."""
+    """Returns lines of names and values; nested values are below their name."""
     width = max((len(str(name)) for name in found), default=0)
     lines: list[str] = []
     for name, value in found.items():
@@ -89,7 +89,7 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
 
 
 def refuse_unwritable(path: Path, ending: str) -> None:
-    """Refuses a file that could not be written when all is measured.
+    """Refuses a file that can't be written, before the measurement begins.
 
     >>> refuse_unwritable(Path("out.png"), ".svg")
     Traceback (most recent call last):
@@ -101,6 +101,8 @@ def refuse_unwritable(path: Path, ending: str) -> None:
         raise SettingError(f"{path}: its name must end in {ending}", f"write for example {example}")
     folder = path.parent
     if not folder.is_dir():
-        raise SettingError(f"{path}: there is no folder {folder}", "make it, or name another file")
+        raise SettingError(
+            f"{path}: there is no folder {folder}", "create it, or name another file"
+        )
     if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
         raise SettingError(f"{path} can't be written", "name a file in a folder that you may write")

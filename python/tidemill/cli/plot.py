@@ -1,7 +1,7 @@
 """Plots as self-contained SVG files: bars with whiskers, or lines, in panels side by side.
 
-The background is transparent, and all colours are of a middle lightness, so that a plot can be read
-on a light page and on a dark one.
+The background is transparent, and all colours have medium lightness, so that a plot is readable on
+light and dark pages.
 """
 
 from __future__ import annotations
@@ -16,36 +16,39 @@ from pathlib import Path
 
 from tidemill.errors import IoError
 
-#: Text and axes.
+#: The colour of text and axes.
 GREY = "#7d7d7d"
 COLOURS = ("#d9622b", "#3b82d0", "#2f9e63", "#a763c9", "#b58a00", "#d0477b", "#1f9aa8", "#8a6a52")
-#: Of one line after the other, once all colours are taken.
+#: The dash patterns: the next one is used when all colours are taken.
 DASHES = ("", "6 3", "2 3")
-#: Of a panel, in pixels: its plotting area at least, and the room around it.
+#: The smallest plotting area of a panel and the margins around it, in pixels.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 220, 62, 18, 26, 46
+#: The height of a line of text, in pixels.
 LINE = 18
-#: A character of text, about.
+#: The approximate width of a character, in pixels.
 CHARACTER = 6.7
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot: values by what they are of, over the same places of the axis below."""
+    """A plot: named lines over common places of the x axis."""
 
-    #: What stands above it.
+    #: The title above the plot.
     title: str
-    #: What the axes show, with units.
+    #: The label of the x axis, with its unit.
     x: str
+    #: The label of the y axis, with its unit.
     y: str
+    #: The labels of the places of the x axis.
     places: Sequence[str]
-    #: Points that are not there leave a gap.
+    #: The values of each line by its name. None leaves a gap.
     lines: Mapping[str, Sequence[float | None]]
-    #: The lowest and the highest of each place; with these the one line is drawn as bars.
+    #: The lowest and the highest value at each place. With whiskers the only line becomes bars.
     whiskers: Sequence[tuple[float, float]] = ()
 
 
 def write(path: Path, title: str, panels: Sequence[Panel]) -> None:
-    """Writes the file."""
+    """Writes the plots to a file."""
     try:
         path.write_text(svg(title, panels), encoding="utf-8")
     except OSError as error:
@@ -53,7 +56,7 @@ def write(path: Path, title: str, panels: Sequence[Panel]) -> None:
 
 
 def svg(title: str, panels: Sequence[Panel]) -> str:
-    """The panels side by side, what is the same in all of them below."""
+    """Returns the panels side by side as SVG, with one legend below."""
     wide = sum(LEFT + _width(panel) + RIGHT for panel in panels)
     heading = textwrap.wrap(title, int(wide / CHARACTER), break_long_words=True)
     parts = [
@@ -90,13 +93,13 @@ def _styles() -> Iterator[str]:
 
 
 def _width(panel: Panel) -> int:
-    """Of the plotting area: so wide that what stands below it does not overlap."""
+    """Returns the width of the plotting area, in which the labels of the places fit."""
     longest = max(map(len, panel.places), default=0)
     return max(WIDTH, round(len(panel.places) * (longest + 2) * CHARACTER))
 
 
 def _panel(panel: Panel, styles: Mapping[str, str]) -> Iterator[str]:
-    """The panel, the origin at the upper left of its plotting area."""
+    """Yields the elements of a panel; the origin is the upper left of its plotting area."""
     points = [value for line in panel.lines.values() for value in line if value is not None]
     points.extend(high for _, high in panel.whiskers)
     highest = max(points, default=0.0)
@@ -156,7 +159,7 @@ def _bars(
 
 
 def nice_step(top: float) -> float:
-    """A step of 1, 2 or 5 times a power of ten, of which four to ten make up the axis.
+    """Returns a step of 1, 2 or 5 times a power of ten, which divides the axis into 4 to 10 parts.
 
     >>> nice_step(7.3), nice_step(1.9), nice_step(0)
     (1.0, 0.2, 1.0)
@@ -168,7 +171,7 @@ def nice_step(top: float) -> float:
 
 
 def short(value: float) -> str:
-    """A number as axes have it.
+    """Returns a number as the text for an axis.
 
     >>> short(2_500_000), short(40_000), short(0.2), short(0)
     ('2.5 M', '40 k', '0.2', '0')

@@ -1,9 +1,9 @@
-"""``tidemill bench WORKLOAD --processes N``: a workload over real processes.
+"""``tidemill bench WORKLOAD --processes N``: a workload on several processes.
 
-The coordinator is in this process, workers are others, as ``tidemill run --processes`` starts them.
-With a log in Kafka the client is a process of its own, which writes requests into the inputs and
-reads replies from the outputs; with the log that the coordinator serves it is in the coordinator's
-process. Run as a module, this is that client.
+The coordinator is in this process. The workers are other processes, as with ``tidemill run
+--processes``. With a log in Kafka the client is a process of its own, which writes requests into
+the inputs and reads replies from the outputs. Otherwise the client is in the coordinator's process.
+Run as a module, this file is the client process.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ from tidemill.config import placed
 from tidemill.errors import ResourceError, SettingError
 from tidemill.workloads import served
 
-#: Workloads, and how many requests a second no run of them exceeds.
+#: The workloads, with an upper bound on their requests per second.
 PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_000}
 
-#: Options that the client's half knows, and those that are for this one.
+#: The options of the client.
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
+#: The options of the cluster and of the measurement.
 OWN = (
     *("workload", "processes", "log", "snapshots", "snapshot_us", "seconds", "multi", "under_way"),
     *("kill", "kills", "sink", "epoch", "warm_up", "cuts", "together"),
 )
 
-#: Accounts of ycsb-t and items of tpcc, requests, and requests under way without a rate.
+#: The defaults: accounts of ycsb-t, items of tpcc, requests, and open requests without a rate.
 KEYS, ITEMS, EVENTS, UNDER_WAY = 10_000, 10_000, 100_000, 20_000
 
-#: Sources of the cluster; the client chooses one by the key.
+#: The number of the cluster's sources; the client chooses one by the key.
 SOURCES = 8
 
-#: So long the workers may take to join, and so long no reply may come.
+#: The longest wait for workers to join, and the longest wait for a reply, in seconds.
 FORM_S, PATIENCE_S = 60.0, 30.0
 
-#: So often this process looks at the others.
+#: The time between two looks at the other processes, in seconds.
 LOOK_S = 0.02
 
 
 def is_for(given: Mapping[str, Any]) -> bool:
-    """Whether a run asks for processes, be it one, and there is such a workload."""
+    """Returns whether a run is on processes, even one, with a workload that supports it."""
     return "processes" in given and given["workload"] in PER_SECOND
 
 
 def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """The report of a run."""
+    """Runs a workload on several processes, and returns the report."""
     workload, processes = given["workload"], given["processes"]
     _check(given)
     program = given.get("program", "python")
@@ -112,7 +113,8 @@ def _check(given: Mapping[str, Any]) -> None:
     if workload not in PER_SECOND:
         known = ", ".join(PER_SECOND)
         raise SettingError(
-            f"--processes: {workload} runs in one process", f"on several run {known}"
+            f"--processes: {workload} runs in one process",
+            f"the workloads for several processes are {known}",
         )
     if processes < 1:
         raise SettingError(f"--processes {processes}", "give 1 or more")
@@ -129,10 +131,10 @@ def _check(given: Mapping[str, Any]) -> None:
     if "multi" in given and not 0 <= given["multi"] <= 100:
         raise SettingError(f"--multi {given['multi']}: it is a percentage")
     if "kills" in given and "kill" not in given:
-        raise SettingError("--kills: nobody is killed", "say --kill, the seconds between two")
+        raise SettingError("--kills needs --kill", "give --kill, the seconds between two of them")
     for option in ("rate", "seconds", "under_way", "events", "kill", "kills", "together"):
         if option in given and given[option] <= 0:
-            raise SettingError(f"--{option.replace('_', '-')} {given[option]}: it is above 0")
+            raise SettingError(f"--{option.replace('_', '-')} {given[option]}: it must be above 0")
 
 
 class _Cluster:
@@ -155,19 +157,19 @@ class _Cluster:
         self.coordinator.stop()
 
     def look(self) -> None:
-        """Starts workers that are to run and do not."""
+        """Starts workers again that have ended."""
         for child in self.children:
             child.look()
 
     def status(self) -> dict[str, Any]:
-        """What the coordinator says."""
+        """Returns the coordinator's status."""
         status = self.coordinator.status()
         if status["ended"] is not None:
             raise ResourceError(f"the coordinator has ended: {status['ended']}")
         return status
 
     def wait_for(self, count: int) -> None:
-        """Waits until a generation of so many workers runs."""
+        """Waits until a generation of ``count`` workers runs."""
         until = time.monotonic() + FORM_S
         while True:
             self.look()
@@ -180,7 +182,7 @@ class _Cluster:
 
 
 class _Seen:
-    """What has happened to the cluster meanwhile."""
+    """The events of the cluster during a run: generations, snapshots and killed workers."""
 
     def __init__(self, kill_s: float | None, kills: int) -> None:
         self.last_kill = time.monotonic()
@@ -191,7 +193,7 @@ class _Seen:
         self.epoch = 0
 
     def take(self, cluster: _Cluster) -> None:
-        """Looks at it, and ends a worker when that is due."""
+        """Takes the status, and kills a worker when it is due."""
         status = cluster.status()
         if status["generation"]:
             self.generations.add(status["generation"])
@@ -200,7 +202,7 @@ class _Seen:
         self.epoch = max(self.epoch, status["epoch"])
         now = time.monotonic()
         is_due = self.kill_s is not None and now - self.last_kill > self.kill_s
-        # The last one, then the one before it, and so on in turn.
+        # The last worker first, then the one before it, and so on in turn.
         turn = len(self.killed)
         victim = cluster.children[-1 - turn % len(cluster.children)].process
         is_there = victim is not None and victim.poll() is None and victim.pid not in self.killed
@@ -224,11 +226,11 @@ class _Here:
         try:
             self.found = offer()
         except BaseException as error:
-            # Raised where its end is asked for.
+            # `ended` raises it.
             self.error = error
 
     def ended(self) -> dict[str, Any] | None:
-        """What it has found, when it has ended."""
+        """Returns the report if the client has ended, and None before."""
         if self.error is not None:
             raise self.error
         if self.found is None:
@@ -248,7 +250,7 @@ class _There:
         self.process.stdin.close()
 
     def ended(self) -> dict[str, Any] | None:
-        """What it has found, when it has ended."""
+        """Returns the report if the client has ended, and None before."""
         if self.process.poll() is None:
             return None
         assert self.process.stdout is not None
@@ -266,7 +268,7 @@ def _offer(
     name: str,
     progress: Callable[[str], None],
 ) -> _Here | _There:
-    """The client, which runs."""
+    """Starts the client, and returns it."""
     workload = given["workload"]
     seconds = given.get("seconds")
     arguments: dict[str, Any] = {"workload": workload, "program": "python", "keys": KEYS}
@@ -299,7 +301,7 @@ def _offer(
 
 
 def _client() -> None:
-    """The client in a process of its own: what it is to do comes in a line."""
+    """Runs the client in a process of its own; a line of stdin has its arguments."""
     given = json.loads(sys.stdin.buffer.readline())
     spec, opaques = served.app(*given["app"]).spec({}, keep_all=False, push=False)
     brokers, name, properties = given["kafka"]

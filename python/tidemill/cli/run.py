@@ -1,8 +1,8 @@
-"""``tidemill run``: runs an app until its input ends, and goes on where an earlier run ended.
+"""``tidemill run``: runs an app until its input ends, and continues where an earlier run ended.
 
-Everything that must outlive the process is in the data directory, ``<app>.tidemill`` in the
-present folder unless ``--data-dir`` says otherwise. Ctrl-C and SIGTERM end a run after what is in
-work, with a snapshot; the same command goes on later. So it does after a crash.
+The data directory has everything that must outlive the process. It is ``<app>.tidemill`` in the
+current folder, unless ``--data-dir`` names another. Ctrl-C and SIGTERM end a run after the current
+epoch, with a snapshot. The same command continues the run later, also after a crash.
 """
 
 from __future__ import annotations
@@ -28,47 +28,49 @@ from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
 from tidemill.mill import Mill
 
-#: The last port, and so many processes run on one machine at most.
+#: The last port, and the largest number of processes on one machine.
 PORT_MAX, PROCESSES_MAX = 65_535, 256
 
 
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "run", help="run an app until its input ends, or go on with it", description=__doc__
+        "run", help="run an app, or continue an earlier run", description=__doc__
     )
-    parser.add_argument("app", metavar="APP.py", help="the file that makes the app")
+    parser.add_argument("app", metavar="APP.py", help="the Python file with the app")
     parser.add_argument(
         "--fresh",
         action="store_true",
-        help="start anew: empty the data directory and replace existing output files",
+        help="start from scratch: empty the data directory and replace output files",
     )
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="where to keep data (default: <app>.tidemill)"
+        "--data-dir", metavar="DIR", help="the data directory (default: <app>.tidemill)"
     )
     parser.add_argument(
         "--durable",
         choices=DURABLE,
-        help="what to keep there (default: log+snapshots); none: everything stays in memory",
+        help="content of the data directory (default: log+snapshots); none keeps everything in "
+        "memory",
     )
-    parser.add_argument("--workers", metavar="N", help="worker threads (default: one a core)")
+    parser.add_argument("--workers", metavar="N", help="worker threads (default: one per core)")
     parser.add_argument(
         "--accept-replay",
         action="store_true",
-        help="where functions come to something else than before a crash, go on with that",
+        help="continue even if functions give other results than before a crash, and use the new "
+        "results",
     )
     add_upgrade(parser)
     parser.add_argument(
         "--http",
         metavar="[HOST:]PORT",
-        help="answer clients over HTTP (default host: 127.0.0.1; port 0: any free one); the run "
-        "goes on until it is stopped",
+        help="serve clients over HTTP at this address, until the run is stopped (default host: "
+        "127.0.0.1; port 0: any free port)",
     )
     parser.add_argument(
         "--processes",
         metavar="N",
         type=int,
-        help="run on N processes of this machine, with a coordinator in this one",
+        help="run on N worker processes of this machine, with the coordinator in this process",
     )
     add_places(parser, "with --processes: ")
     add_settings(parser)
@@ -76,58 +78,65 @@ def add(commands: Any) -> None:
 
 
 def add_places(parser: argparse.ArgumentParser, when: str = "") -> None:
-    """Adds the flags that say where a cluster keeps what its processes share."""
+    """Adds the flags for the log and the snapshots that the processes of a cluster share."""
     parser.add_argument(
         "--log",
         metavar="URL",
-        help=f"{when}where the log is, kafka://host:port; else the coordinator serves one",
+        help=f"{when}the log as kafka://host:port (default: the coordinator serves the log)",
     )
     parser.add_argument(
         "--snapshots",
         metavar="DIR",
-        help=f"{when}where snapshots are, a directory or s3://bucket/prefix",
+        help=f"{when}place of the snapshots: a directory or s3://bucket/prefix",
     )
 
 
 def add_upgrade(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that let a version of an app go on where another was."""
+    """Adds the flags that let a new version of an app continue with the data of the old one."""
     parser.add_argument(
         "--upgrade",
         action="store_true",
-        help="take over what another version of the app has left (in one process "
-        "'tidemill schema diff' says what becomes of it)",
+        help="continue with the data of another version of the app ('tidemill schema diff' shows "
+        "the changes, for an app in one process)",
     )
     parser.add_argument(
         "--lossy",
         action="store_true",
-        help="with --upgrade: drop what this version has no place for",
+        help="with --upgrade: drop data that this version of the app has no place for",
     )
     add_renames(parser)
 
 
 def add_renames(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag that says what has another name now."""
+    """Adds the flag for renamed tables and columns."""
     parser.add_argument(
         "--rename",
         metavar="OLD=NEW",
         action="append",
         default=[],
-        help="a table, or a column as table.column, that has another name now; repeatable",
+        help="a renamed table, or a renamed column as table.column; repeatable",
     )
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that give settings."""
     parser.add_argument(
-        "--config", metavar="FILE", type=Path, help="instead of tidemill.toml next to the app"
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="file of settings (default: tidemill.toml beside the app)",
     )
     parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], help="a setting; repeatable"
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="value of a setting; repeatable",
     )
 
 
 def flags(args: argparse.Namespace) -> dict[str, Any]:
-    """The settings that flags give."""
+    """Returns the settings that the flags of a command give."""
     given: dict[str, Any] = {}
     for text in args.set:
         name, equals, value = text.partition("=")
@@ -141,7 +150,7 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
     if getattr(args, "accept_replay", False):
         given["accept_replay"] = True
     if getattr(args, "lossy", False) and not args.upgrade:
-        raise SettingError("--lossy says nothing alone", "say --upgrade --lossy")
+        raise SettingError("--lossy needs --upgrade", "write --upgrade --lossy")
     if getattr(args, "upgrade", False):
         given["upgrade"] = LOSSY if args.lossy else True
     if (http := getattr(args, "http", None)) is not None:
@@ -160,13 +169,13 @@ def flags(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _http(text: str) -> dict[str, Any]:
-    """The settings that ``--http [HOST:]PORT`` stands for.
+    """Returns the settings for ``--http [HOST:]PORT``.
 
     >>> _http("[::1]:8080")
     {'http_port': 8080, 'http_host': '[::1]'}
     """
     host, colon, port = text.rpartition(":")
-    help = "give [HOST:]PORT, such as 8080 or 127.0.0.1:8080; port 0 is any free one"
+    help = "give [HOST:]PORT, such as 8080 or 127.0.0.1:8080; port 0 is any free port"
     if not re.fullmatch(r"[0-9]{1,9}", port, re.ASCII) or int(port) > PORT_MAX:
         what = f"'{port[:40]}' is no port, which is a number from 0 to {PORT_MAX:,}"
         raise SettingError(f"--http {text[:80]!r}: {what}", help)
@@ -176,9 +185,10 @@ def _http(text: str) -> dict[str, Any]:
 
 
 class Signals:
-    """The first SIGINT or SIGTERM asks for an end; the second SIGINT takes it.
+    """The handler of signals: the first SIGINT or SIGTERM ends the run, a second SIGINT kills it.
 
-    While something ``starts`` the first one ends it at once: nothing has been done yet.
+    During a start (:meth:`starting`) the first signal ends the process at once, because nothing
+    has been done yet.
     """
 
     def __init__(self) -> None:
@@ -187,7 +197,7 @@ class Signals:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Something starts, which a signal may end."""
+        """Marks a start, which a signal may end at once."""
         self._starts = True
         try:
             yield
@@ -196,12 +206,14 @@ class Signals:
 
     @property
     def code(self) -> int:
-        """The exit code of a command that has ended in good order: SIGTERM is how services are
-        stopped, Ctrl-C breaks off what would have gone on."""
+        """The exit code after an orderly end: 130 after Ctrl-C, and 0 otherwise.
+
+        SIGTERM is the usual way to stop a service, so it is not an interrupt.
+        """
         return 130 if self.asked == "SIGINT" else 0
 
     def install(self) -> None:
-        """Takes over SIGINT and SIGTERM."""
+        """Installs the handler for SIGINT and SIGTERM."""
         signal.signal(signal.SIGINT, self._handle)
         signal.signal(signal.SIGTERM, self._handle)
 
@@ -216,7 +228,7 @@ class Signals:
 
 
 class Progress:
-    """A line on stderr that says how far the run is, where somebody looks at it."""
+    """A line with the progress of the run, on stderr if that is a terminal."""
 
     def __init__(self, quiet: bool) -> None:
         self.shown = not quiet and sys.stderr.isatty()
@@ -226,7 +238,7 @@ class Progress:
         self._troubles: dict[str, str] = {}
 
     def update(self, mill: Mill) -> None:
-        """Shows where the run is, a few times a second."""
+        """Updates the line, a few times a second."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -234,13 +246,13 @@ class Progress:
         status = mill.status()
         if status["stalled"] != self._stalled:
             self._stalled = status["stalled"]
-            # Somebody must make room: this is said whoever looks.
+            # The user must free disk space, so this is printed even without a terminal.
             self.clear()
-            print(self._stalled or "going on", file=sys.stderr, flush=True)
+            print(self._stalled or "continuing", file=sys.stderr, flush=True)
         if status["troubles"] != self._troubles:
             self.clear()
             for who in self._troubles.keys() - status["troubles"].keys():
-                print(f"{who}: going on", file=sys.stderr, flush=True)
+                print(f"{who}: continuing", file=sys.stderr, flush=True)
             for who, what in status["troubles"].items():
                 if self._troubles.get(who) != what:
                     print(f"{who}: {what}", file=sys.stderr, flush=True)
@@ -255,8 +267,8 @@ class Progress:
         parts.append(f"epoch {status.get('epoch', 0):,}")
         if status.get("lag_us"):
             parts.append(f"lag {status['lag_us'] / 1e6:,.1f} s")
-        if status.get("parked"):
-            parts.append(f"{status['parked']:,} wait for their time")
+        if status.get("buffered"):
+            parts.append(f"{status['buffered']:,} buffered")
         if status.get("aborted"):
             parts.append(f"{status['aborted']:,} aborted")
         if status.get("faults"):
@@ -268,12 +280,12 @@ class Progress:
         self._width = len(text)
 
     def say(self, text: str) -> None:
-        """Shows a line that stays."""
+        """Prints a permanent line."""
         if self.shown:
             print(f"\r{text:<{self._width}}", file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Clears the line."""
         if self.shown and self._width:
             print("\r" + " " * self._width + "\r", end="", file=sys.stderr, flush=True)
 
@@ -284,7 +296,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.processes is not None and not 1 <= args.processes <= PROCESSES_MAX:
         raise SettingError(
             f"--processes {args.processes}: there are 1 to {PROCESSES_MAX}",
-            "give as many as there are cores",
+            "give about as many as there are cores",
         )
 
     def mode(found: Mapping[str, Any]) -> str:
@@ -298,7 +310,7 @@ def execute(args: argparse.Namespace) -> int:
     if not called and not any(s["files"] is not None or "kafka" in s for s in app.sources):
         raise ProgramError(
             f"app {app.name} reads nothing",
-            'give a stream its files, stream.read(tm.files("name.csv")), let clients call its '
+            'read a stream from files with stream.read(tm.files("name.csv")), let clients call '
             "procedures with --http PORT, or send events from Python with app.start()",
             app.at,
         )
@@ -316,7 +328,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def on_processes(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Runs the app on several processes of this machine, until a signal."""
-    # It needs this module.
+    # Imported here because that module imports this one.
     from tidemill.cli.cluster import run_here
 
     return run_here(app, args, settings)
@@ -325,7 +337,7 @@ def on_processes(app: App, args: argparse.Namespace, settings: dict[str, Any]) -
 def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
-    """Runs an app to the end of its input, or until a signal; gives the summary."""
+    """Runs an app to the end of its input, or until a signal, and returns the summary."""
     care = None
     if not in_memory(settings):
         care = Care(Path(settings["data_dir"]), settings, is_coordinator=False)
@@ -344,7 +356,7 @@ def run(
         progress.clear()
         if signals.asked:
             progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
-        # Nobody waits for a recovery who asks for the end.
+        # A signal interrupts a recovery, too.
         summary = mill.give_way() if signals.asked else mill.finish()
     except BaseException:
         progress.clear()
@@ -360,7 +372,7 @@ def run(
 
 
 def is_open(folder: Path) -> bool:
-    """Whether other users of the machine may look into a folder."""
+    """Returns whether other users of the machine may read a folder."""
     try:
         return folder.stat().st_mode & 0o077 != 0
     except OSError:
@@ -368,7 +380,7 @@ def is_open(folder: Path) -> bool:
 
 
 class Care:
-    """Says on stderr what a start does to a directory: what it deletes, and whom it keeps out."""
+    """Reports on stderr what a start does to a directory: deleted files and changed access."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], is_coordinator: bool) -> None:
         self.folder = folder
@@ -379,20 +391,20 @@ class Care:
             print(f"--fresh: deletes in {folder}: {', '.join(names)}", file=sys.stderr, flush=True)
 
     def started(self) -> None:
-        """The directory is the app's, and in its hands."""
+        """Reports that the start has withdrawn the access of other users."""
         if self.was_open and not is_open(self.folder):
-            text = f"{self.folder} was open to other users: now it is for its owner only"
+            text = f"{self.folder} was open to other users: now only its owner can read it"
             print(text, file=sys.stderr, flush=True)
 
 
 def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:
     if in_memory(settings):
-        return "in memory: nothing is kept"
+        return "in memory: nothing is stored"
     if start["known_epoch"] == 0:
-        return f"{settings['data_dir']}: begun anew"
+        return f"{settings['data_dir']}: started from scratch"
     return (
         f"{settings['data_dir']}: continuing at epoch {start['known_epoch']:,}, "
-        f"{start['known_rows']:,} events known"
+        f"{start['known_rows']:,} events recorded"
     )
 
 

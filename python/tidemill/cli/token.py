@@ -1,7 +1,8 @@
-"""``tidemill token``: lets a client in.
+"""``tidemill token``: makes a token, with which a client is authenticated.
 
-Adds the client to a file of tokens (the setting ``http_tokens``), which has hashes only, and prints
-the token: it is nowhere else, so keep it. A client that is there already gets another token.
+The command adds the client to a file of tokens (the setting ``http_tokens``) and prints the token.
+The file has only the token's hash, so store the token. A client that is in the file already gets a
+new token.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from tidemill.errors import IoError, SettingError
 def add(commands: Any) -> None:
     """Adds the command to the parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "token", help="let a client of an app in", description=__doc__
+        "token", help="make a token for a client", description=__doc__
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="the file of tokens")
-    parser.add_argument("name", metavar="NAME", help="the client's name")
     parser.add_argument(
-        "--role", metavar="ROLE", action="append", default=[], help="a role it has; repeatable"
+        "file", metavar="FILE", type=Path, help="file of tokens, which is created if missing"
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the client")
+    parser.add_argument(
+        "--role",
+        metavar="ROLE",
+        action="append",
+        default=[],
+        help="role of the client; repeatable",
     )
     parser.set_defaults(execute=execute)
 
@@ -44,17 +51,17 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def write(file: Path, name: str, roles: list[str]) -> str:
-    """Adds a client to a file of tokens; gives its token."""
+    """Adds a client to a file of tokens, and returns its token."""
     if not re.fullmatch(r"[\w.@-]+", name):
         raise SettingError(
-            f"'{name}' is no name of a client", "use letters, digits and any of . _ - @"
+            f"'{name}' is not a valid name of a client", "use letters, digits and any of . _ - @"
         )
     clients = _read(file)
     token = "tm_" + secrets.token_urlsafe(32)
     clients[name] = {"sha256": _native.token_digest(token), "roles": roles}
-    text = "# Who is let in, by the hashes of their tokens. Written by tidemill token.\n"
+    text = "# Clients and the hashes of their tokens. Written by tidemill token.\n"
     for client, entry in clients.items():
-        # TOML writes texts and lists of them as JSON does.
+        # TOML has the same syntax as JSON for texts and lists of texts.
         fields = "".join(f"{field} = {json.dumps(value)}\n" for field, value in entry.items())
         text += f"\n[{json.dumps(client)}]\n{fields}"
     made = file.with_name(file.name + ".new")

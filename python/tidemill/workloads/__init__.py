@@ -8,15 +8,16 @@ from typing import Any
 from tidemill.app import App
 from tidemill.workloads import chain, gs, hotel, leaderboard, movie, sl, tp, tpcc, ycsb
 
-#: Each makes its app: whether as opaque functions, and the options of the run.
+#: The function that makes each workload's app. Its arguments are whether functions are opaque, and
+#: the options of the run.
 WORKLOADS: dict[str, Callable[[bool, Mapping[str, Any]], App]] = {
     "sl": lambda opaque, _: sl.app(opaque),
     "gs": gs.app,
     "tp": lambda opaque, _: tp.app(opaque),
-    # Procedures are functions, in any case.
+    # Its procedures are always functions.
     "leaderboard": lambda _, options: leaderboard.app(options),
     "ycsb-t": lambda opaque, _: ycsb.app(opaque),
-    # What functions touch is found by running them.
+    # The engine finds the rows of these functions by running them.
     "tpcc": lambda *_: tpcc.app(),
     "hotel": lambda *_: hotel.app(),
     "movie": lambda *_: movie.app(),

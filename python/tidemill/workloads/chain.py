@@ -1,4 +1,4 @@
-"""A chain of procedures, each of which feeds the next one; or of triggers inside of one."""
+"""A chain of procedures, each of which feeds the next one, or of triggers inside one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidemill.stream import Stream
 
 
 def app(options: Mapping[str, Any], inside: bool = False) -> App:
-    """The app; ``length`` is that of the benchmark, and ``inside`` says that links are triggers.
+    """Returns the app. With ``inside``, links are triggers. ``length`` is the benchmark's option.
 
     >>> [handler.name for handler in app({"length": 3}).handlers]
     ['p1', 'p2', 'p3']

@@ -1,5 +1,4 @@
-"""Rows of a file into an app that reads nothing else, from its start to its end by itself, in one
-process or on several."""
+"""Rows of a file into an app that reads only this file, in one process or on several."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ from tidemill.errors import ResourceError, SettingError
 from tidemill.files import files
 from tidemill.types import column
 
-#: What is done with a row: it moves an amount between two others, by arrival or by its time; a
-#: procedure takes a batch and changes one row, or one for each of it.
+#: The kinds of apps. A row moves an amount between two others, in order of arrival or of event
+#: time. Or a procedure takes a batch and changes one row, or one for each row of the batch.
 KINDS = ("moves", "timed", "batches", "rows")
-#: The options that there are.
+#: The possible options.
 OPTIONS = ("workload", "of", "processes", "events", "keys", "batch", "epoch", "seed", "repeat")
-#: A run takes no longer, in seconds.
+#: The longest time of a run, in seconds.
 PATIENCE_S = 1800
 
 Row = tuple[int, int, int, int]
 
 
 def app(kind: str, batch: int) -> App:
-    """The app, which reads ``events.csv`` and writes ``out.csv``.
+    """Returns the app, which reads ``events.csv`` and writes ``out.csv``.
 
     >>> [handler.path for handler in app("moves", 0).handlers]
     ['traced']
@@ -66,7 +65,7 @@ def app(kind: str, batch: int) -> App:
 
 
 def come(kind: str, batch: int, rows: list[Row]) -> Iterator[str]:
-    """The lines of what is written."""
+    """Yields the expected lines of the output."""
     sums: dict[int, int] = defaultdict(int)
     if kind in ("moves", "timed"):
         for _, id, to, n in rows:
@@ -82,20 +81,20 @@ def come(kind: str, batch: int, rows: list[Row]) -> Iterator[str]:
 
 
 def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-    """Runs the workload; valid if what it writes is what one loop comes to, bit for bit."""
+    """Runs the workload. It is valid if its output equals that of one loop, bit for bit."""
     for option in given:
         if option not in OPTIONS:
             raise SettingError(f"--{option.replace('_', '-')}: files has no such option")
     kind, batch = given.get("of", KINDS[0]), given.get("batch", 100)
     if kind not in KINDS:
-        raise SettingError(f"--of {kind}: there are {', '.join(KINDS)}")
+        raise SettingError(f"--of {kind}: it must be one of {', '.join(KINDS)}")
     count, keys, repeat = (
         given.get(name, default)
         for name, default in (("events", 400_000), ("keys", 10_000), ("repeat", 1))
     )
     for name, value in (("events", count), ("keys", keys), ("repeat", repeat), ("batch", batch)):
         if value < 1:
-            raise SettingError(f"--{name} {value}: it is above 0")
+            raise SettingError(f"--{name} {value}: it must be above 0")
     draw = random.Random(given.get("seed", 42))
     rows = [
         (at, draw.randrange(keys), draw.randrange(keys), draw.randrange(100)) for at in range(count)

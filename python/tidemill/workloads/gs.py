@@ -1,4 +1,4 @@
-"""GrepSum: reads some large records and writes what they come to into the first."""
+"""GrepSum: reads some large records and writes a result into the first."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tidemill.errors import SettingError
 from tidemill.types import INT, TIMESTAMP, column
 from tidemill.window import sliding
 
-#: Values are less than this.
+#: The bound of the values.
 MODULUS = 1 << 20
-#: Words of a record that nobody reads.
+#: The words of padding in a record.
 UNREAD = 14
-#: Records of a transaction, at most.
+#: The largest number of records in a transaction.
 LENGTH_MAX = 10
-#: Records whose windows a transaction reads.
+#: The number of records whose windows a transaction reads.
 WINDOW_KEYS = 100
 
 
 def app(opaque: bool, options: Mapping[str, Any]) -> App:
-    """The app, traced or with opaque functions; ``length``, ``average``, ``computed``, ``keys``
-    and ``window`` are those of the benchmark.
+    """Returns the app, traced or with opaque functions. ``length``, ``average``, ``computed``,
+    ``keys`` and ``window`` are options of the benchmark.
 
     >>> [handler.path for handler in app(False, {"length": 3, "computed": 0.1}).handlers]
     ['traced', 'traced']

@@ -9,16 +9,16 @@ from tidemill.app import App
 from tidemill.entity import Context
 from tidemill.errors import Abort
 
-#: Hotels are near within so many kilometres, and so many of them are told.
+#: The distance of near hotels in kilometres, and the largest number of them in a reply.
 NEAR_KM = 10.0
 NEAREST = 5
 EARTH_KM = 6371.0
-#: No hotel has this number, or a higher one: scans stay in the city, and so in its partition.
+#: Above the number of any hotel: scans stay in the city, and so in its partition.
 BEHIND = 1 << 62
 
 
 def distance_km(lat: float, lon: float, to_lat: float, to_lon: float) -> float:
-    """Along the surface, in kilometres.
+    """Returns the distance along the surface, in kilometres.
 
     >>> round(distance_km(52.52, 13.405, 48.137, 11.575))
     504
@@ -29,7 +29,7 @@ def distance_km(lat: float, lon: float, to_lat: float, to_lon: float) -> float:
 
 
 def app() -> App:
-    """The app.
+    """Returns the app.
 
     >>> [handler.name for handler in app().handlers][-1]
     'booking.make'
@@ -76,7 +76,7 @@ def app() -> App:
             if away <= NEAR_KM:
                 near.append((away, row.hotel))
         near.sort()
-        # Not every hotel has a rate.
+        # Only some hotels have a rate.
         offered = [number for _, number in near[:NEAREST] if await rate[number].exists()]
         prices = await ctx.gather(*(rate[number].price_of() for number in offered))
         return [[number, price] for number, price in zip(offered, prices, strict=True)]

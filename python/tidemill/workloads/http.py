@@ -1,4 +1,4 @@
-"""Calls of a function over HTTP at a rate, each sent when it is due, by several connections."""
+"""Calls of a function over HTTP at a rate, each sent at its due time, over several connections."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from urllib.parse import urlsplit
 from tidemill.errors import SettingError
 from tidemill.workloads import ycsb
 
-#: Calls a second, and connections, where nobody says.
+#: The defaults: calls per second, and connections.
 RATE = 1_000.0
 CONNECTIONS = 8
 
 
 def run(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the workload: transfers of YCSB-T, by a client in the same process; every balance is
-    compared. The fields are those of the benchmark in Rust."""
+    """Runs the workload: transfers of YCSB-T by a client in the same process. Every balance is
+    compared. The fields are those of the benchmark in Rust.
+    """
     if "sink" not in given:
         raise SettingError("--program python needs a folder for the data directory: give --sink")
     events, keys = given.get("events", 10_000), given.get("keys", 10_000)
     rate, connections = given.get("rate", RATE), given.get("connections", CONNECTIONS)
     if min(events, keys - 1, rate, connections) <= 0:
-        raise SettingError("--events, --rate and --connections are above 0, and --keys above 1")
+        raise SettingError("--events, --rate and --connections must be above 0, and --keys above 1")
     draw = random.Random(given.get("seed", 42))
     transfers = [draw.sample(range(keys), 2) for _ in range(events)]
     wanted: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Leaderboard Maintenance: votes that are validated, counted and taken back by three procedures."""
+"""Leaderboard Maintenance: three procedures validate, count and remove votes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from tidemill.app import App
 from tidemill.types import column
 
-#: So many of the last votes make a trend.
+#: The number of last votes that the trend counts.
 TREND = 100
 
-# The leaderboards, by number: most votes, fewest, and most of the last ones.
+# The leaderboards by number: most votes, fewest votes, and most of the last votes.
 MOST, FEWEST, TRENDING = range(3)
 
-# Places that nobody takes.
+# Empty places.
 NOBODY = [(0, 0)] * 3
 
 
 def app(options: Mapping[str, Any]) -> App:
-    """The app; ``every`` is that of the benchmark.
+    """Returns the app. ``every`` is the option of the benchmark.
 
     >>> [handler.path for handler in app({}).handlers]
     ['traced', 'opaque', 'opaque', 'opaque']
@@ -71,7 +71,7 @@ def app(options: Mapping[str, Any]) -> App:
             write(number, (places + NOBODY)[:3])
 
     def raise_boards(won: Any, left: Any) -> None:
-        # All candidates are looked at only where one who is not on a board may take a place of it.
+        # All candidates are read only where one from outside a board may enter it.
         candidate, votes = won.candidate, won.votes
         unsettled = []
         for number in MOST, FEWEST, TRENDING:
@@ -101,9 +101,10 @@ def app(options: Mapping[str, Any]) -> App:
     def settle(
         places: list[tuple[int, int]], own: tuple[int, int], rank: Callable[..., tuple[int, int]]
     ) -> list[tuple[int, int]] | None:
-        """A board on which a candidate has other votes than before: the same one where that changes
-        nothing, and nothing where who takes the last place is to be looked for. All who are not on
-        it come behind that."""
+        """Returns a board after a candidate's votes have changed: the same board if nothing
+        changes, and ``None`` if the last place must be searched among all candidates. All
+        candidates outside the board rank after its last place.
+        """
         last, candidate = places[2], own[0]
         is_behind = last[0] != 0 and rank(own) > rank(last)
         others = [place for place in places if place[0] != candidate]
@@ -135,7 +136,7 @@ def app(options: Mapping[str, Any]) -> App:
             total = tally[0]
             accepted = total.accepted
             total.accepted = accepted + 1
-            # The last votes are a ring.
+            # The last votes are in a ring.
             last = recent[accepted % TREND]
             won, left = candidates[vote.candidate], None
             won.votes += 1

@@ -1,4 +1,4 @@
-"""DeathStarBench's movie reviews: a review is put together by functions that nobody awaits."""
+"""DeathStarBench's movie reviews: functions compose a review without awaiting each other."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tidemill.app import App
 from tidemill.entity import Context
 from tidemill.types import column
 
-#: Numbers are given by so many counters.
+#: The number of counters that number reviews.
 COUNTERS = 16
 
 
 def app() -> App:
-    """The app.
+    """Returns the app.
 
     >>> [handler.name for handler in app().handlers][-1]
     'review.compose'

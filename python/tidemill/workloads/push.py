@@ -1,4 +1,4 @@
-"""Durable push through the Python API: rows sent in batches, or one at a time at a rate."""
+"""Durable push through the Python API: rows are sent in batches, or one at a time at a rate."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tidemill.app import App
 from tidemill.errors import SettingError
 from tidemill.types import column
 
-#: How rows are given to :meth:`tidemill.mill.Mill.send`.
+#: The forms of rows for :meth:`tidemill.mill.Mill.send`.
 FORMS = ("arrow", "columns", "dicts")
-#: Rows of a batch.
+#: The number of rows in a batch.
 BATCH = 8192
-#: Rows sent at a rate whose latency does not count.
+#: The number of first rows sent at a rate whose latency does not count.
 WARM_UP = 1000
 
 
 def app() -> App:
-    """Each row adds an amount to an account.
+    """Returns the app. Each row adds an amount to an account.
 
     >>> [handler.path for handler in app().handlers]
     ['traced']
@@ -41,7 +41,7 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
     """Runs the workload; the fields are those of the benchmark in Rust."""
     form = given.get("form", "arrow")
     if form not in FORMS:
-        raise SettingError(f"--form {form}: there are {', '.join(FORMS)}")
+        raise SettingError(f"--form {form}: it must be one of {', '.join(FORMS)}")
     events, keys = given.get("events", 1_000_000), given.get("keys", 122_880)
     rate, durable = given.get("rate"), given.get("durable", "none")
     size = 1 if rate else given.get("batch", BATCH)
@@ -109,7 +109,7 @@ def _rows(columns: dict[str, list[int]], form: str) -> object:
 
 
 def _paced(mill: Any, batches: Sequence[object], rate: float) -> list[float]:
-    """Sends at a rate; milliseconds from when each was to be sent to its acknowledgement."""
+    """Sends rows at a rate; returns the latencies in milliseconds, from the due times."""
     waits: list[float] = []
     begun = time.perf_counter() + 0.001
 
@@ -121,7 +121,7 @@ def _paced(mill: Any, batches: Sequence[object], rate: float) -> list[float]:
             if nth >= min(WARM_UP, len(batches) // 10):
                 waits.append((time.perf_counter() - due) * 1000)
 
-    # As many as never wait for one another, unless a row takes eight times as long as the next.
+    # Eight threads never wait for one another, unless a row takes eight times the interval.
     threads = [threading.Thread(target=send, args=(first, 8)) for first in range(8)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The workloads that run on several processes: their apps, with a way to fill their tables."""
+"""The apps of workloads on several processes, with streams that fill their tables."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tidemill.app import App
 from tidemill.table import Table
 from tidemill.workloads import hotel, movie, tpcc, ycsb
 
-#: The streams that fill tables are called so, and then as the table.
+#: The prefix of the streams that fill tables; the table's name follows.
 FILLING = "filling."
 
 
 def app(workload: str, options: Mapping[str, Any]) -> App:
-    """The app of a workload.
+    """Returns the app of a workload.
 
     >>> [stream.name for stream in app("hotel", {}).streams if stream.origin == "input"][-1]
     'filling.booking'
     """
     match workload:
         case "ycsb-t":
-            # An account that nobody has used has what accounts begin with.
+            # Accounts need no initial rows: an unused account has the initial balance.
             return ycsb.app(options.get("program") != "traced")
         case "tpcc":
             return filled(tpcc.app())
@@ -34,8 +34,7 @@ def app(workload: str, options: Mapping[str, Any]) -> App:
 
 
 def filled(made: App) -> App:
-    """The app with a stream for each table, whose events are rows that it begins with. The engine
-    keeps indexes."""
+    """Adds a stream of initial rows for each table to the app, but not for indexes."""
     for table in [table for table in made.tables.values() if table.keeps is None]:
         _fill(made, table)
     return made

@@ -9,7 +9,7 @@ from tidemill.types import INT, TIMESTAMP, column
 
 
 def app(opaque: bool) -> App:
-    """The app, traced or with opaque functions.
+    """Returns the app, traced or with opaque functions.
 
     >>> [handler.path for handler in app(opaque=False).handlers]
     ['traced', 'traced']

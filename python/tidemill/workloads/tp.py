@@ -8,14 +8,14 @@ from tidemill.app import App
 from tidemill.functions import where
 from tidemill.types import FLOAT, INT, TIMESTAMP, column
 
-#: From this speed on a report is not believed.
+#: The lowest speed that is refused.
 SPEED_END = 200
-#: Vehicles in a word of a set.
+#: The number of vehicles in a word of a set.
 WORD_VEHICLES = 50
 
 
 def app(opaque: bool) -> App:
-    """The app, traced or with an opaque function.
+    """Returns the app, traced or with an opaque function.
 
     >>> [handler.path for handler in app(opaque=False).handlers]
     ['traced']
@@ -39,7 +39,7 @@ def app(opaque: bool) -> App:
         low, high = seen.low, seen.high
         is_low = e.vehicle <= WORD_VEHICLES
         word = where(is_low, low, high)
-        # Whether the bit is set is the last bit of the word without those below.
+        # The word without the lower bits is odd if the bit is set.
         come = 1 - word // e.bit % 2
         word = word + come * e.bit
         count = seen.count + come

@@ -8,12 +8,12 @@ from tidemill.app import App
 from tidemill.entity import Context
 from tidemill.errors import Abort
 
-#: Notes of customers with bad credit are so long at most.
+#: The longest note of a customer with bad credit.
 NOTE_MAX = 500
 
 
 def app() -> App:
-    """The app. Amounts are cents, rates hundredths of a percent.
+    """Returns the app. Amounts are cents, and rates hundredths of a percent.
 
     >>> len(app().handlers)
     7

@@ -9,12 +9,12 @@ from tidemill.entity import Context
 from tidemill.errors import Abort
 from tidemill.types import column
 
-#: What an account begins with.
+#: The initial balance of an account.
 OPENING = 1_000_000
 
 
 def app(opaque: bool) -> App:
-    """The app: functions of an entity, or one traced transaction.
+    """Returns the app: functions of an entity, or one traced transaction.
 
     >>> [handler.name for handler in app(opaque=True).handlers]
     ['account.add', 'account.transfer']
@@ -23,7 +23,7 @@ def app(opaque: bool) -> App:
 
 
 def functions() -> App:
-    """A transfer calls a function of the other account."""
+    """Returns the app in which a transfer calls a function of the other account."""
     made = App("ycsb-t")
     account = made.entity("account", key="id", id=int, balance=column(int, default=OPENING))
 
@@ -42,7 +42,7 @@ def functions() -> App:
 
 
 def traced() -> App:
-    """The same as one declared transaction."""
+    """Returns the app in which a transfer is one declared transaction."""
     made = App("ycsb-t")
     account = made.table("account", key="id", id=int, balance=column(int, default=OPENING))
     calls = made.stream("account.transfer.calls", id=int, to=int, amount=int)

@@ -1,4 +1,4 @@
-//! What must hold of a run: one checker for each property, outside of what is checked.
+//! The checkers of a run: one for each property, independent of the checked code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::expected::{Epoch, Expected, Taken};
 use super::script::{asked, OnNodes, Told, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
 use super::world::World;
 
-/// What is wrong with a run; nothing when all properties hold.
+/// Checks all properties of a run; the error says which one is violated.
 pub fn check(world: &World) -> Result<(), String> {
     let told = told(world)?;
     let (wanted, epochs) = match world.event_time().is_empty() {
@@ -33,11 +33,11 @@ pub fn check(world: &World) -> Result<(), String> {
     recovery(world, &epochs, &found)?;
     match world.workers().flat_map(Worker::not_deterministic).next() {
         None => Ok(()),
-        Some(call) => Err(format!("a function is said to be not deterministic: {call:?}")),
+        Some(call) => Err(format!("a function was reported as not deterministic: {call:?}")),
     }
 }
 
-/// One sequence of cuts: the epochs that it makes of the requests.
+/// Returns the epochs that the recorded cuts make of the requests. The cuts must form one sequence.
 fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
     let mut epochs = Vec::new();
     let sources = world.sources();
@@ -77,8 +77,10 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
     Ok(epochs)
 }
 
-/// The same where streams are in event time: what is executed, and in which order, follows from the cuts and the
-/// reference's watermarks, which are those that were recorded.
+/// Returns the expected outcome and the epochs where streams are in event time.
+///
+/// The cuts and the reference's watermarks determine the executed requests and their order. The
+/// recorded watermarks must be those of the reference.
 fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String> {
     let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut base = 0;
@@ -131,7 +133,7 @@ fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String>
     Ok((wanted, epochs))
 }
 
-/// Epochs, messages and snapshots are as large as may be, and no larger.
+/// Checks that epochs, messages and snapshots stay within their limits.
 fn limits(world: &World) -> Result<(), String> {
     let (requests_max, outputs_max, objects_max) = world.limits();
     for source in 0..world.sources() {
@@ -157,7 +159,7 @@ fn limits(world: &World) -> Result<(), String> {
     }
     for record in world.log.records(Topic::Cuts) {
         let Record::Snapshot(manifest) = record else { continue };
-        // A whole one has a part of each member, all of one epoch.
+        // A complete snapshot has one part of each member, all of the same epoch.
         let epoch = |name: &String| name.split('-').nth(2).map(str::to_owned);
         let epochs: BTreeSet<Option<String>> = manifest.objects.iter().map(epoch).collect();
         if manifest.objects.len() > objects_max && epochs.len() > 1 {
@@ -167,12 +169,13 @@ fn limits(world: &World) -> Result<(), String> {
     Ok(())
 }
 
-/// What outside has said: one thing to each question, and nothing before a cut of it was made.
+/// Returns all answers from outside. Each question must have one answer, and none may be asked
+/// before its cut is recorded.
 fn told(world: &World) -> Result<Told, String> {
     let mut told = Told::new();
     for (tid, _, answer) in world.log.answers() {
         if let Some(other) = told.insert((tid, asked(answer)), answer.to_vec()) {
-            return Err(format!("outside: {tid:?} was told {answer:?} and {other:?}"));
+            return Err(format!("outside: {tid:?} received {answer:?} and {other:?}"));
         }
     }
     match &world.asked_early {
@@ -181,7 +184,8 @@ fn told(world: &World) -> Result<Told, String> {
     }
 }
 
-/// What a client knows to be in the log is there, and is in an epoch or waits for its watermark.
+/// Checks that each acknowledged request is in the log, and in an epoch or waiting for its
+/// watermark.
 fn acknowledged(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<(), String> {
     let mut executed = wanted.waiting.clone();
     for (_, Call { args, .. }) in epochs.iter().flat_map(|epoch| &epoch.requests) {
@@ -195,7 +199,7 @@ fn acknowledged(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<()
     }
 }
 
-/// Every reply and every event is what the order gives.
+/// Checks that every reply and every event is the one that the order gives.
 fn order(world: &World, wanted: &Expected) -> Result<(), String> {
     let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
     let mut late: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
@@ -208,7 +212,7 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
                 let outcome = outcome.clone().map_err(|abort| abort.reason);
                 if wanted.replies.get(tid) != Some(&outcome) {
                     let other = wanted.replies.get(tid);
-                    return Err(format!("order: {tid:?} was told {outcome:?}, not {other:?}"));
+                    return Err(format!("order: {tid:?} has the reply {outcome:?}, not {other:?}"));
                 }
             }
             Output::Event { tid, stream: ABORTS, row, .. } => {
@@ -216,7 +220,7 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
                 match wanted.replies.get(tid) {
                     Some(Err(reason)) if **reason == **told => {}
                     other => {
-                        return Err(format!("order: of {tid:?} {told} is told, not {other:?}"))
+                        return Err(format!("order: {tid:?} aborted with {told}, not {other:?}"))
                     }
                 }
             }
@@ -236,7 +240,7 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
     }
 }
 
-/// Everything has left, and once.
+/// Checks that every output has left exactly once.
 fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for output in world.log.outputs() {
@@ -247,7 +251,7 @@ fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
     let has_told = |tid: &Tid| seen.range((*tid, Some(Path::new()))..).any(|(of, _)| of == tid);
     let aborted = wanted.replies.iter().filter(|(_, outcome)| outcome.is_err());
     if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !has_told(tid)) {
-        return Err(format!("exactly once: nobody is told that {tid:?} aborted"));
+        return Err(format!("exactly once: the abort of {tid:?} is not reported"));
     }
     match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {
         None => Ok(()),
@@ -255,7 +259,7 @@ fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
     }
 }
 
-/// All events are where they are written, in their order, and once.
+/// Checks that the sink has all events in their order, each of them once.
 fn written(world: &World) -> Result<(), String> {
     let mut events = BTreeMap::new();
     for output in world.log.outputs() {
@@ -273,7 +277,7 @@ fn written(world: &World) -> Result<(), String> {
 
 type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
 
-/// The rows of all members together, each of which has its own partitions only.
+/// Returns the rows of all members together. Each member must have rows of its own partitions only.
 fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     let members = world.members();
     let owners = Owners::equal(members.len() as u16);
@@ -297,7 +301,8 @@ fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     Ok(found)
 }
 
-/// All that a transaction has written is there, on all members, or nothing is.
+/// Checks that the rows of all members are those of the reference, so that no transaction is
+/// written in part.
 fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
     for (table, (found, wanted)) in found.iter().zip(&wanted.tables).enumerate() {
         let keys: BTreeSet<&Key> = found.keys().chain(wanted.keys()).collect();
@@ -311,7 +316,7 @@ fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
     Ok(())
 }
 
-/// The rows are those of a run that nothing has interrupted: one node, the same cuts.
+/// Checks that the rows equal those of an uninterrupted run on one node with the same cuts.
 fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
     let functions = OnNodes { script: world.script.clone(), executes_again: false };
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
@@ -324,7 +329,8 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
         node.begin(n as u64 + 1, epoch.clock_us.into(), epoch.requests.clone(), &mut out);
-        // What it asks on the way to what is so nobody may have asked before.
+        // This node may ask questions that the run never asked, on transient values that it re-runs
+        // later.
         let mut is_over = false;
         while let Some(event) = out.events.pop() {
             match event {
@@ -337,7 +343,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
             }
         }
         if !is_over {
-            return Err("recovery: one node alone does not end".into());
+            return Err("recovery: an epoch on one node does not end".into());
         }
     }
     let mut alone: Tables = vec![BTreeMap::new(); tables];

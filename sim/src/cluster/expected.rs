@@ -1,4 +1,4 @@
-//! What the one guarantee says that a run comes to.
+//! The outcome of a run that the guarantee of one serial order demands.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,53 +13,54 @@ use super::script::{OnNodes, Script, Told, EVENTS};
 /// Requests that were executed as one epoch, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Epoch {
-    /// The cut's clock.
+    /// The cut's clock, in microseconds.
     pub clock_us: i64,
     /// The requests.
     pub requests: Vec<(Tid, Call)>,
 }
 
-/// What a cut has taken, where streams are in event time.
+/// The records that a cut has taken, where streams are in event time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Taken {
-    /// The cut's clock, and the base of its places.
+    /// The cut's clock, in microseconds.
     pub clock_us: i64,
-    /// See there.
+    /// The base of the cut's places.
     pub base: u64,
-    /// For each source the first record behind it.
+    /// The first record after the cut, for each source.
     pub upto: Vec<u64>,
-    /// Event sources that did not hold the watermark back.
+    /// The event sources that did not hold the watermark back.
     pub idle: Vec<u32>,
-    /// Event sources of which nothing more comes.
+    /// The event sources that have ended.
     pub ended: Vec<u32>,
-    /// The requests, by source and record, each with its number in its record.
+    /// The requests by source and record, each with its number in the record.
     pub requests: Vec<(u32, u64, u32, Call)>,
 }
 
-/// State, replies and events of a run.
+/// The state, replies and events of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Expected {
-    /// Rows by key, for each table.
+    /// The rows by key, for each table.
     pub tables: Vec<BTreeMap<Key, Arc<[Value]>>>,
-    /// What each request returned, or why it aborted.
+    /// The returned value of each request, or the reason of its abort.
     pub replies: BTreeMap<Tid, Result<Value, String>>,
-    /// Events in their order.
+    /// The events in their order.
     pub events: Vec<Vec<Value>>,
-    /// The numbers and times of late events that are told to others, in their order.
+    /// The numbers and times of the reported late events, in their order.
     pub late: Vec<Vec<Value>>,
-    /// Behind each cut the place before which all in event time has come.
+    /// The watermark after each cut: the place before which all rows in event time have arrived.
     pub watermarks: Vec<Position>,
-    /// Behind each cut how many events have come too late.
+    /// The number of late events so far, after each cut.
     pub lates: Vec<u64>,
-    /// Requests that wait for their watermark in the end, by their numbers.
+    /// The numbers of the requests that still wait for their watermark at the end.
     pub waiting: BTreeSet<i64>,
 }
 
-/// So many requests may be in one record.
+/// The bound of the number of requests in one record.
 const TOGETHER_MAX: u64 = 1 << 10;
 
 impl Expected {
-    /// Executes the requests one after the other, by the reference; outside says what they were told.
+    /// Executes the requests one after the other with the reference. `told` has the answers from
+    /// outside.
     pub fn of(script: &Arc<Script>, epochs: &[Epoch], told: &Told) -> Expected {
         let mut tids = Vec::new();
         let (mut rows, mut cuts) = (Vec::new(), Vec::new());
@@ -85,7 +86,8 @@ impl Expected {
         Expected::found(&outcome, &streams, &tids)
     }
 
-    /// The same where some of them are in event time; beside it the epochs, in the order that the one guarantee gives.
+    /// Executes the requests with the reference, where some are in event time. Also returns the
+    /// epochs in the order that the guarantee gives.
     pub fn in_time(
         script: &Arc<Script>,
         of: &EventTime,
@@ -115,7 +117,9 @@ impl Expected {
             cuts.push(CutAt { offsets, clock_us: cut.clock_us, idle, ended, ..CutAt::default() });
         }
         let cuts = ended(cuts);
-        // Places follow from watermarks, which no function changes; what functions were told goes by places.
+        // The first run gives the watermarks, and so the places of transactions; no function
+        // changes a watermark. The answers from outside are listed by place, so only the second run
+        // has them.
         let (program, _) = script.for_reference(sources, &[], &Told::new());
         let outcome = reference::run(&program, &rows, &cuts);
         let watermarks = outcome.watermarks.iter().map(|of| of[2]);
@@ -141,7 +145,7 @@ impl Expected {
         (expected, epochs)
     }
 
-    /// What the reference has found, for the requests that have these places.
+    /// Reads the expected outcome from the reference's, for requests with these places.
     fn found(outcome: &Outcome, told: &[[StreamId; 2]], tids: &[Option<Tid>]) -> Expected {
         let of = |stream: StreamId| outcome.outputs.get(&stream).into_iter().flatten();
         let index = |value: &Value| match value {
@@ -169,7 +173,7 @@ impl Expected {
     }
 }
 
-/// The last one ends what is not in event time.
+/// Adds a cut that ends the source of requests without event time.
 fn ended(mut cuts: Vec<CutAt>) -> Vec<CutAt> {
     if let Some(last) = cuts.last().cloned() {
         let clock_us = last.clock_us + 1;
@@ -179,7 +183,7 @@ fn ended(mut cuts: Vec<CutAt>) -> Vec<CutAt> {
     cuts
 }
 
-/// The event source of a request, if it is in event time.
+/// Returns the event source of a request, or `None` if the request is not in event time.
 fn event_source(sources: &[EventSource], source: u32, call: &Call) -> Option<u32> {
     let (stream, _) = Script::timed(call)?;
     let stream = super::script::TIMED[stream];
@@ -187,7 +191,7 @@ fn event_source(sources: &[EventSource], source: u32, call: &Call) -> Option<u32
     Some(sources.iter().position(is_it).expect("events come by event sources") as u32)
 }
 
-/// A place of the reference as cuts have it.
+/// Converts a place of the reference into one of the recorded cuts.
 fn own(at: Position) -> Position {
     match at {
         Position::MIN | Position::MAX => at,
@@ -197,8 +201,8 @@ fn own(at: Position) -> Position {
     }
 }
 
-/// Which requests each cut executes, in which order, the place of each in the list of all, and how many were late so
-/// far.
+/// Returns the requests of each cut in the order of execution, the place of each request in the
+/// list of all, and the number of late events so far.
 fn epochs(
     script: &Arc<Script>,
     sources: &[EventSource],
@@ -221,7 +225,8 @@ fn epochs(
                 Some(of) => {
                     let (_, time_us) = Script::timed(call).expect("it is in event time");
                     let (source, newest) = (&sources[of as usize], &mut newest[of as usize]);
-                    let bound_us = newest.map_or(i64::MIN, |newest| newest - source.disorder_us);
+                    let bound_us =
+                        newest.map_or(i64::MIN, |newest| newest - source.out_of_orderness_us);
                     *newest = (*newest).max(Some(time_us));
                     let (is_late, is_told) = (time_us < bound_us, source.late == Late::Side);
                     let time_us = time_us.max(bound_us);

@@ -1,4 +1,4 @@
-//! The log service: partitions of records, each with a fence.
+//! The simulated log service: partitions of records, each with a fence.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use tidemill_txn::program::Asked;
 #[derive(Default)]
 pub(super) struct Log {
     topics: BTreeMap<Topic, Partition>,
-    /// A mistake: nobody is refused.
+    /// An injected bug: no append is fenced.
     forgets_fences: bool,
-    /// Whether whoever appends outputs that do not count is told that they are there, as of a log where only
-    /// readers judge.
+    /// Whether a fenced append of outputs reports success, as in a log where only readers judge
+    /// records.
     conceals: bool,
 }
 
 #[derive(Default)]
 struct Partition {
-    /// All there have ever been, for the checkers.
+    /// All records that were ever appended, for the checkers.
     records: Vec<Record>,
-    /// Those before are not read any more.
+    /// The first record that is still read; earlier ones are trimmed.
     first: u64,
     generation: u64,
 }
@@ -31,7 +31,8 @@ impl Log {
         Log { topics: BTreeMap::new(), forgets_fences, conceals }
     }
 
-    /// Appends a record, unless a later generation has, or this one has begun already.
+    /// Appends a record, unless a later generation has appended or this generation has begun
+    /// already.
     pub fn append(
         &mut self,
         topic: Topic,
@@ -54,7 +55,7 @@ impl Log {
         Ok(partition.records.len() as u64 - 1)
     }
 
-    /// An offset at which there is nothing to read.
+    /// Adds an offset without a record.
     pub fn gap(&mut self, topic: Topic) {
         self.topics.entry(topic).or_default().records.push(Record::Requests(Vec::new()));
     }
@@ -79,7 +80,7 @@ impl Log {
         self.topics.get(&topic).map_or(&[], |partition| &partition.records)
     }
 
-    /// All that has left, by source.
+    /// Returns all outputs, by source.
     pub fn outputs(&self) -> impl Iterator<Item = &Output> + '_ {
         let outputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Output(_)));
         outputs
@@ -91,7 +92,7 @@ impl Log {
             .flatten()
     }
 
-    /// All that outside has said.
+    /// Returns all answers from outside.
     pub fn answers(&self) -> impl Iterator<Item = (Tid, Asked, &[u8])> + '_ {
         let records = self.topics.values().flat_map(|partition| &partition.records);
         records.filter_map(|record| match record {
@@ -111,7 +112,7 @@ impl Log {
         self.cuts().last().map_or(0, |cut| cut.epoch)
     }
 
-    /// How many requests there are, and replies.
+    /// Returns the number of requests.
     pub fn requests(&self) -> usize {
         let inputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Input(_)));
         let count = |record: &Record| match record {
@@ -121,7 +122,7 @@ impl Log {
         inputs.flat_map(|(_, partition)| &partition.records).map(count).sum()
     }
 
-    /// How many events have left.
+    /// Returns the number of events among the outputs.
     pub fn events(&self) -> usize {
         self.outputs().filter(|output| matches!(output, Output::Event { .. })).count()
     }

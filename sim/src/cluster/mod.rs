@@ -1,7 +1,8 @@
-//! A simulated cluster: workers, a coordinator, a log, a store and clients, in one thread and from one seed.
+//! A simulated cluster: workers, a coordinator, a log, a store and clients, in one thread and from
+//! one seed.
 //!
-//! [`World`] runs it, with trouble; [`check`] looks whether all properties hold; what should have come out
-//! is [`Expected`], from the reference.
+//! [`World`] runs the cluster and injects faults. [`check`] checks all properties of a run.
+//! [`Expected`] is the outcome according to the reference.
 
 mod check;
 mod expected;
@@ -16,27 +17,27 @@ pub use world::{Weather, World};
 
 use crate::SimRandom;
 
-/// What a seed decides: one seed, one run.
+/// The random choices of a run. Equal seeds give equal runs.
 #[derive(Debug)]
 pub struct Dice(SimRandom);
 
 impl Dice {
-    /// The dice of a seed.
+    /// Returns the dice of a seed.
     pub fn new(seed: u64) -> Dice {
         Dice(SimRandom::new(seed))
     }
 
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.0.below(n)
     }
 
-    /// Whether it happens.
+    /// Returns `true` in `percent` of 100 cases.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of these.
+    /// Returns one of the items.
     pub fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len() as u64) as usize]
     }

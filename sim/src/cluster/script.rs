@@ -1,7 +1,7 @@
-//! Random programs: functions of entities that read, write, call, scan, branch and fail as the dice say.
+//! Random programs: functions of entities that read, write, call, scan, branch and fail at random.
 //!
-//! One machine interprets them, over whatever it is given: the context of a node, or the transaction of the
-//! reference, where a call runs where it is made.
+//! One machine interprets them on different memories: the context of a node, or the transaction of
+//! the reference, where a call runs at once.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,40 +22,42 @@ use super::Dice;
 
 pub use self::on_nodes::OnNodes;
 
-/// Entities of two kinds, items of entities, and what requests have come to. The rows of one entity live
-/// together.
+/// The two kinds of entities, the items of entities, and the results of requests. The rows of one
+/// entity are in one partition.
 pub const ENTITIES: [TableId; 2] = [TableId(0), TableId(1)];
 const ITEMS: TableId = TableId(2);
 const REQUESTS: TableId = TableId(3);
-/// Work that somebody outside is to do; what that comes to is a request.
+/// Work to be done outside. Its answer is a request.
 pub const OUTBOX: TableId = TableId(4);
-/// The items by what they have, which live elsewhere than the items.
+/// An index of the items by their value. It may have another owner than the items.
 const BY_N: TableId = TableId(5);
 
-/// What it emits.
+/// The stream of emitted events.
 pub const EVENTS: StreamId = StreamId(1);
-/// The stream of what others are told of calls that abort: their numbers and the reasons.
+/// The stream of reported aborts: the numbers of the calls and the reasons.
 pub const ABORTS: StreamId = StreamId(100);
 
-/// Streams in event time, by what becomes of late events: these are told to others, or executed behind what arrives.
+/// The streams in event time. Late events of the first are reported; those of the second are
+/// admitted after the events that have arrived.
 pub const TIMED: [StreamId; 2] = [StreamId(102), StreamId(103)];
-/// The stream of late events that are told to others: their numbers and times.
+/// The stream of reported late events: their numbers and times.
 pub const LATES: StreamId = StreamId(2);
 
-/// Functions by number: those of the script are executed once for each request's id when this is added.
+/// Added to the number of a script's function: the call is executed once for each request id.
 pub const ONCE: u32 = 1 << 16;
 /// A transfer between rows that are known before it runs.
 pub const TRANSFER: u32 = 1 << 17;
-/// What such events begin: functions of the script as requests do.
+/// Added to the number of a script's function: the call is an event of one of the streams in event
+/// time.
 const EVENTS_OF: [u32; 2] = [1 << 18, 1 << 19];
-/// What is executed of a late one that is told to others.
+/// The function that reports a late event.
 const LATE: u32 = 1 << 20;
-/// The answer to work outside: the first one counts.
+/// The function that receives an answer to work outside. Only the first answer counts.
 const ANSWER: u32 = 1 << 21;
 
-/// So many calls, and so deep.
+/// The largest number of calls of a transaction.
 pub const CALLS_MAX: u32 = 40;
-/// See [`CALLS_MAX`].
+/// The largest depth of nested calls.
 pub const DEPTH_MAX: usize = 6;
 
 /// An instruction.
@@ -72,29 +74,31 @@ enum Inst {
         key: Operand,
         wanted: bool,
     },
-    /// Awaits so many of the last calls that were wanted, at once.
+    /// Awaits this many of the last wanted calls, all at once.
     Await(usize),
-    /// The same, one after the other, as functions ask that are begun again for it.
+    /// Awaits this many of the last wanted calls one after the other, as functions do that are
+    /// begun again for each reply.
     Ask(usize),
     SkipIfOdd(usize),
-    /// Back, so many times.
+    /// Jumps back, this many times.
     Repeat {
         to: usize,
         times: u32,
     },
     Scan(u32),
-    /// Items that may live elsewhere.
+    /// Reads items that may have another owner.
     ScanOf {
         key: Operand,
         limit: u32,
     },
-    /// Items of one key, from one on and below another.
+    /// Reads the items of one key from `from` up to and without `to`.
     ScanWithin {
         key: Operand,
         from: i64,
         to: i64,
     },
-    /// Items wherever they live: from a key on and below another, or the first ones; of all keys, or by how many they have.
+    /// Reads items of all owners: those of a range of keys, or the first ones. `by_n` reads them by
+    /// the index.
     ScanAll {
         by_n: bool,
         between: Option<(i64, i64)>,
@@ -102,12 +106,12 @@ enum Inst {
     },
     PutItem(i64),
     DeleteItem(i64),
-    /// One that may live elsewhere.
+    /// Writes an item that may have another owner.
     PutItemOf {
         key: Operand,
         item: i64,
     },
-    /// Items that have so many, wherever they live.
+    /// Reads the items with this value, of all owners.
     FindBy {
         n: Operand,
         limit: u32,
@@ -116,7 +120,7 @@ enum Inst {
         kind: usize,
         key: Operand,
     },
-    /// Rows with this key and the ones behind it will be used, perhaps.
+    /// Announces that the rows of this key and the next ones may be used.
     Expect {
         key: Operand,
         count: i64,
@@ -131,16 +135,16 @@ enum Inst {
     },
     Emit,
     Now,
-    /// Asks somebody outside, who never says the same twice.
+    /// Asks a question outside. Each answer is new.
     Lookup,
-    /// May take too long, as a clock says that nobody knows: the function, or a part of it.
+    /// May exceed a deadline by the verdict of a random clock: the function, or a part of it.
     Tarry,
     TarryPartly,
     /// Asks for work outside.
     Work,
 }
 
-/// What a key is made of.
+/// The origin of a key.
 #[derive(Clone, Copy, Debug)]
 enum Operand {
     Is(i64),
@@ -152,30 +156,30 @@ enum Operand {
 pub struct Script {
     functions: Vec<Vec<Inst>>,
     keys: i64,
-    /// No two items of all entities have the same number and as many.
+    /// Whether the items of all entities are unique by number and value.
     is_unique: bool,
-    /// So many requests of a hundred are transfers, whose rows are known.
+    /// The percentage of requests that are transfers, whose rows are known in advance.
     transfers: u64,
     program: Program,
-    /// What outside says next.
+    /// The next answer from outside.
     outside: Arc<AtomicI64>,
 }
 
-/// What outside has said to transactions, by what they have asked.
+/// The answers from outside to transactions, by question.
 pub type Told = BTreeMap<(Tid, Vec<u8>), Vec<u8>>;
 
-/// A question as bytes; no other of its transaction is the same.
+/// Encodes a question as bytes. It differs from all other questions of its transaction.
 fn question(of: &[i64; 5]) -> Vec<u8> {
     of.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Bytes of a question. An answer begins with them.
+/// The bytes of a question. An answer begins with them.
 const QUESTION_BYTES: usize = 40;
 
-/// What verdicts of the clock begin with.
+/// The beginning of a verdict of the clock.
 const OVERDUE: &str = "overdue";
 
-/// The question to which somebody has said this. That of a verdict is all that it says.
+/// Returns the question of an answer. For a verdict of the clock it is the whole verdict.
 pub fn asked(answer: &[u8]) -> Vec<u8> {
     match answer.starts_with(OVERDUE.as_bytes()) {
         true => answer.to_vec(),
@@ -183,7 +187,7 @@ pub fn asked(answer: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What an answer to a question says.
+/// Returns the number in an answer to a question.
 fn said(question: &[u8], answer: &[u8]) -> i64 {
     let said = answer.strip_prefix(question).expect("it is the answer to this question");
     i64::from_le_bytes(said.try_into().expect("a word"))
@@ -196,33 +200,34 @@ fn mix(a: i64, b: i64) -> i64 {
 }
 
 impl Script {
-    /// A random program over so many entities of each kind.
+    /// Returns a random program over this many entities of each kind.
     pub fn random(dice: &mut Dice, keys: i64) -> Arc<Script> {
         let count = 2 + dice.below(5) as u32;
         let mut functions: Vec<Vec<Inst>> =
             (0..count).map(|_| random_function(dice, count, keys)).collect();
-        // One that is like most that people write: it takes here and gives there.
+        // Two functions form a typical transfer: one subtracts from its entity and adds to another.
         let there = Inst::Call { function: 1, kind: 1, key: Operand::Arg(1), wanted: false };
         functions[0] = vec![Inst::Read, Inst::Need(1), Inst::Add(-1), there];
         functions[1] = vec![Inst::Add(1)];
         let is_unique = dice.chance(30);
-        // Epochs of nothing else have rules of their own.
+        // Epochs with nothing but transfers are executed by rules of their own.
         let transfers = *dice.pick(&[15, 15, 15, 90, 100]);
         let (program, outside) = (tables(is_unique), Arc::default());
         Arc::new(Script { functions, keys, is_unique, transfers, program, outside })
     }
 
-    /// Whether somebody is late who asks that now.
+    /// Returns a random verdict on a deadline: whether it has passed. Each call changes the state
+    /// of the outside.
     fn is_late(&self) -> bool {
         self.outside.fetch_add(1, Ordering::Relaxed) % 4 == 0
     }
 
-    /// How many tables it has, indexes among them.
+    /// Returns the number of tables, including indexes.
     pub fn tables(&self) -> usize {
         self.program.tables.len()
     }
 
-    /// A random request: what it calls.
+    /// Returns the call of a random request.
     pub fn request(&self, dice: &mut Dice, id: i64) -> Call {
         let key = dice.below(self.keys as u64) as i64;
         let ints = |ints: &[i64]| ints.iter().map(|&i| Value::Int(i)).collect();
@@ -242,7 +247,7 @@ impl Script {
         Call { target: Target::Function(ONCE + function), table, key: ints(&[key]), args }
     }
 
-    /// A random event of a stream in event time.
+    /// Returns a random event of a stream in event time.
     pub fn event_in_time(&self, dice: &mut Dice, id: i64, time: i64) -> Call {
         let table = *dice.pick(&ENTITIES);
         let function = dice.below(self.functions.len() as u64) as u32;
@@ -257,7 +262,8 @@ impl Script {
         code.map(Vec::as_slice).ok_or_else(|| Abort::refused(format!("no function {function}")))
     }
 
-    /// What somebody outside says who has done what a row asks for: never the same twice. It has an id as requests have.
+    /// Returns the answer to the work that a row asks for. Each answer is new, and has an id like a
+    /// request.
     pub fn answer(&self, row: &[Value], id: i64) -> Call {
         let said = self.outside.fetch_add(1, Ordering::Relaxed);
         let (target, table) = (Target::Function(ANSWER), OUTBOX);
@@ -265,7 +271,7 @@ impl Script {
         Call { target, table, key: [row[0].clone()].into(), args }
     }
 
-    /// The rows of a transfer: source, destination, one that counts, and the request's.
+    /// Returns the rows of a transfer: the source, the destination, a counter, and the request's.
     fn transfer_rows(call: &Call) -> Vec<RowAt> {
         let (key, args) = (int(&call.key[0]), &call.args);
         let row = |table: TableId, key: &[i64]| {
@@ -280,7 +286,7 @@ impl Script {
         ]
     }
 
-    /// A transfer on its rows: the new ones, and what it returns.
+    /// Computes a transfer on its rows: the new rows and the returned value.
     fn transfer(call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
         let n = |at: usize| rows[at].as_ref().map_or(5, |row| int(&row[1]));
         if let Some(request) = &rows[3] {
@@ -304,9 +310,11 @@ impl Script {
         Ok(Changes { rows, value: Some(Value::Int(value)), events: vec![(EVENTS, event)] })
     }
 
-    /// The same program for the reference: requests are events, in the order that they have, and so are those of streams
-    /// in event time, by their sources. The `n`th of these transactions was told this. Beside it the stream of what calls
-    /// return, and of what aborts, of each.
+    /// Returns the same program for the reference.
+    ///
+    /// Requests are events in their order, and so are the events of streams in event time, by their
+    /// sources. `tids` has the transaction of each event, and `told` the answers from outside. Also
+    /// returns two streams for each input: one of returned values and one of aborts.
     pub fn for_reference(
         self: &Arc<Script>,
         sources: &[EventSource],
@@ -329,7 +337,7 @@ impl Script {
         for (nth, source) in sources.iter().enumerate() {
             let of = TIMED.iter().position(|stream| *stream == source.stream);
             let stream = inputs[1 + of.expect("it is one of them")];
-            b.source(&format!("timed/{nth}"), stream, source.disorder_us);
+            b.source(&format!("timed/{nth}"), stream, source.out_of_orderness_us);
         }
         let (tids, told): (Arc<[_]>, _) = (tids.into(), Arc::new(told.clone()));
         let mut handlers = Vec::new();
@@ -351,19 +359,19 @@ impl Script {
         (Arc::new(program), streams)
     }
 
-    /// The time of an event in event time, and the number of its stream.
+    /// Returns the number of an event's stream and its time, for calls in event time.
     pub fn timed(call: &Call) -> Option<(usize, i64)> {
         let Target::Function(function) = call.target else { return None };
         let stream = EVENTS_OF.iter().position(|of| function & of != 0)?;
         Some((stream, int(&call.args[2])))
     }
 
-    /// Whether all that comes of a call is that others are told of a late event.
+    /// Whether a call does nothing but report a late event.
     pub fn is_told(call: &Call) -> bool {
         call.target == Target::Function(LATE)
     }
 
-    /// A request as the reference's event.
+    /// Returns a request as the reference's event.
     pub fn event(n: i64, call: &Call) -> Vec<Value> {
         let Target::Function(function) = call.target else {
             unreachable!("requests are functions")

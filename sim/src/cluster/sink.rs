@@ -1,4 +1,4 @@
-//! A topic that somebody writes what leaves to, and those who do: one beside each coordinator.
+//! A topic that receives the output, and its writers: one beside each coordinator.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::log::Log;
 use super::script::{ABORTS, EVENTS, LATES};
 use super::Dice;
 
-/// So many records are read at once, at most.
+/// The largest number of records in one read.
 const READ_MAX: u64 = 8;
 
-/// What is written: rows by their numbers. Whoever writes one asks first whether it is there.
+/// The written rows by their numbers. A writer first asks whether its row exists.
 #[derive(Default)]
 pub(super) struct Sink {
     pub rows: Vec<Row>,
-    /// What nobody may have written.
+    /// The first wrong write, if there was one.
     pub wrong: Option<String>,
 }
 
@@ -26,23 +26,23 @@ impl Sink {
             None if number == self.rows.len() => self.rows.push(row),
             Some(there) if *there == row => {}
             there => {
-                let what = format!("row {number} is {there:?}, and {row:?} is to be written");
+                let what = format!("row {number} is {there:?}, but {row:?} is written");
                 self.wrong.get_or_insert(what);
             }
         }
     }
 }
 
-/// Whoever writes, in the process of a coordinator.
+/// The writer in the process of a coordinator.
 pub(super) struct Writer {
     leaving: Leaving,
     rows: usize,
-    /// A mistake: what waits is not known to be missing.
+    /// An injected bug: outputs that are read but not yet written count as written.
     forgets: bool,
 }
 
 impl Writer {
-    /// On behind what a snapshot says.
+    /// Continues after the rows that a snapshot records as written.
     pub fn new(written: &Written, sources: u32, forgets: bool) -> Writer {
         let wanted: [StreamId; 3] = [EVENTS, ABORTS, LATES];
         let leaving = Leaving::behind(written, sources, wanted.into());
@@ -50,8 +50,11 @@ impl Writer {
         Writer { leaving, rows, forgets }
     }
 
-    /// Writes what has left. Where it may die it does so sometimes, after some of it: `false`. One that is the last
-    /// coordinator's knows of all that is there, when it has come to what was recorded.
+    /// Writes the outputs that are ready. Returns `false` if the process dies midway, which happens
+    /// at random where it may.
+    ///
+    /// The last coordinator's writer must know of all rows in the sink as soon as it has passed the
+    /// recorded outputs.
     pub fn write(
         &mut self,
         left: &Left,
@@ -77,12 +80,12 @@ impl Writer {
         }
         if is_last && left.base >= left.recorded && sink.rows.len() > self.rows {
             let (rows, there) = (self.rows, sink.rows.len());
-            sink.wrong.get_or_insert(format!("{there} rows are there, and {rows} are known"));
+            sink.wrong.get_or_insert(format!("{there} rows exist, but the writer knows {rows}"));
         }
         true
     }
 
-    /// What is written.
+    /// Returns the record of the written rows.
     pub fn written(&self) -> Arc<Written> {
         let (base, mut outputs) = self.leaving.place();
         if self.forgets {

@@ -1,7 +1,8 @@
 //! Workers, a coordinator, a log, a store and clients in one thread, from one seed.
 //!
-//! What happens next is what is due next; how long anything takes, and what goes wrong, the dice say. Messages
-//! between two processes keep their order, others do not. What the processes do is in `tidemill_cluster`.
+//! The world processes one due event after the other. Chance decides how long each step takes and
+//! what fails. Messages between two processes keep their order; others do not. The state machines
+//! of the processes are in `tidemill_cluster`.
 
 mod trouble;
 
@@ -24,13 +25,15 @@ use super::Dice;
 
 const MS: u64 = 1_000;
 
-/// So often processes look at the clock.
+/// The time between two ticks of a process, in microseconds.
 const TICK_US: u64 = 4 * MS;
 
-/// With so many requests that have no reply nobody does work outside again, where sources have ended.
+/// The number of requests without reply above which work outside is not answered again, where
+/// sources have ended.
 const BACKLOG: usize = 100;
 
-/// Events in event time, in half of all runs: of two streams, which come by any of so many sources.
+/// Returns the event sources: none in half of all runs, otherwise two streams on each of `sources`
+/// sources.
 fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
     if dice.chance(50) {
         return EventTime::default();
@@ -40,9 +43,9 @@ fn event_time(dice: &mut Dice, sources: u32) -> EventTime {
     for (stream, late) in TIMED.into_iter().zip([Late::Side, Late::Admit]) {
         for source in 0..sources {
             let idle_us = (!dice.chance(never_idle)).then(|| (20 + dice.below(200)) * MS);
-            let disorder_us = dice.below(12) as i64;
+            let out_of_orderness_us = dice.below(12) as i64;
             let idle_us = idle_us.map(u64::cast_signed);
-            all.push(EventSource { source, stream, group: 0, disorder_us, idle_us, late });
+            all.push(EventSource { source, stream, group: 0, out_of_orderness_us, idle_us, late });
         }
     }
     EventTime::new(all, Vec::new())
@@ -63,20 +66,20 @@ enum Machine {
 struct Running {
     machine: Machine,
     frozen_until_us: u64,
-    /// What has come while it stood still.
+    /// The inputs that arrived while the process was frozen.
     inbox: Vec<Input>,
-    /// How far its wall clock is off.
+    /// The error of its wall clock, in microseconds.
     clock_off_us: i64,
-    /// Beside a coordinator, once it has begun.
+    /// The writer beside a coordinator that runs.
     writer: Option<Writer>,
-    /// The work outside that it is told to have done.
+    /// The work outside that is to be done.
     work: BTreeMap<Key, Arc<[Value]>>,
 }
 
 enum Happening {
     Tick(Process),
     Deliver(Process, Input),
-    /// From one process to another.
+    /// A message from one process to another.
     Packet {
         by: Process,
         to: Process,
@@ -96,12 +99,12 @@ enum Happening {
         object: Object,
         token: tidemill_cluster::Token,
     },
-    /// Work outside is done, if it is still to be; so often it has been.
+    /// Work outside is done, if it is still open. The number says how often it was done before.
     Work(Process, Key, u32),
     Start(Process),
     Trouble,
     Request(u32),
-    /// Nothing more comes of a source.
+    /// A source ends.
     End(u32),
     RequestAppend {
         client: u32,
@@ -111,8 +114,8 @@ enum Happening {
     },
 }
 
-/// A client: it sends a request again, or some together, perhaps elsewhere, until it knows that they are in the
-/// log.
+/// A client. It sends one request or several together, and repeats them, perhaps to another source,
+/// until they are acknowledged.
 struct Client {
     left: u32,
     pending: Vec<(i64, Call)>,
@@ -136,28 +139,28 @@ pub struct World {
     pub(super) log: Log,
     pub(super) sink: Sink,
     store: BTreeMap<String, Object>,
-    /// When the last thing on each way arrives.
+    /// The arrival time of the last message on each connection, in microseconds.
     ways: HashMap<(Process, Process), u64>,
-    /// Who can't reach whom, and until when.
+    /// The pairs of processes that can't reach each other, and the end of each cut.
     cuts: BTreeMap<(Process, Process), u64>,
     appends: HashMap<(Process, Topic), u64>,
-    /// So many sources have events in event time; and those of which nothing more comes.
+    /// The number of sources with events in event time, and those that have ended.
     timed: u32,
     ended: BTreeSet<u32>,
     log_trouble_until_us: u64,
     store_trouble_until_us: u64,
     clients: Vec<Client>,
     ids: i64,
-    /// Requests whose clients know that they are in the log.
+    /// The acknowledged requests.
     pub(super) acknowledged: Vec<i64>,
-    /// What nobody may have heard of.
+    /// A question or work that left before its cut was recorded; a violation.
     pub(super) asked_early: Option<String>,
-    /// What happened, if somebody wants to know.
+    /// Whether to print what happens.
     pub trace: bool,
 }
 
 impl World {
-    /// A cluster from a seed; with a mistake, if one is to be made.
+    /// Creates a cluster from a seed, with an injected bug if `fault` is given.
     pub fn new(seed: u64, fault: Option<Fault>) -> World {
         let mut dice = Dice::new(seed);
         let keys = 3 + dice.below(20) as i64;
@@ -165,16 +168,17 @@ impl World {
         let functions =
             OnNodes { script: script.clone(), executes_again: fault == Some(Fault::ExecuteAgain) };
         let sources = 1 + dice.below(4) as u32;
-        // Of other dice, so that the others fall as they did.
+        // Separate generators, so that the draws of the first one stay as they were.
         let mut more = Dice::new(seed ^ 0xE7E7);
         let mut ends = Dice::new(seed ^ 0xE1D);
         let mut begins = Dice::new(seed ^ 0xBE91);
-        // The last one goes on, without such events, so that all of these may end.
+        // The last source has no such events and does not end, so that all the others may end.
         let timed = if sources > 1 && ends.chance(40) { sources - 1 } else { sources };
         let event_time = Arc::new(event_time(&mut more, timed));
-        // Who waits for somebody that stays silent for ever does so for ever.
+        // A full buffer pauses all sources but those that are behind. A silent source that never
+        // falls idle would pause the others for ever.
         let all_fall_idle = event_time.sources().iter().all(|source| source.idle_us.is_some());
-        let parked_bytes_max = match all_fall_idle && more.chance(50) {
+        let buffered_bytes_max = match all_fall_idle && more.chance(50) {
             true => 300 + more.below(3_000),
             false => u64::MAX,
         };
@@ -193,7 +197,7 @@ impl World {
             objects_max: 3 + dice.below(8) as usize,
             event_time,
             goes_on: [].into(),
-            parked_bytes_max,
+            buffered_bytes_max,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
@@ -278,23 +282,23 @@ impl World {
         world
     }
 
-    /// How many sources there are.
+    /// Returns the number of sources.
     pub fn sources(&self) -> u32 {
         self.settings.sources
     }
 
-    /// How many requests of a source are in an epoch, how many outputs in a record, and how many objects in a snapshot,
-    /// at most.
+    /// Returns the limits: requests of a source in an epoch, outputs in a record, and objects in a
+    /// snapshot.
     pub(super) fn limits(&self) -> (u64, usize, usize) {
         (self.settings.epoch_max, self.settings.outputs_max, self.settings.objects_max)
     }
 
-    /// Its streams in event time.
+    /// Returns the streams in event time.
     pub(super) fn event_time(&self) -> &EventTime {
         &self.settings.event_time
     }
 
-    /// Its workers that execute: what they own, and how far they are.
+    /// Returns the workers, with their partitions and progress.
     pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
         self.processes.values().filter_map(|process| match &process.machine {
             Machine::Worker(worker) => Some(&**worker),
@@ -302,7 +306,7 @@ impl World {
         })
     }
 
-    /// The members of the generation that runs.
+    /// Returns the members of the running generation.
     pub(super) fn members(&self) -> Vec<Member> {
         let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
         match coordinator.map(|process| &process.machine) {
@@ -313,7 +317,7 @@ impl World {
         }
     }
 
-    /// The worker of a member.
+    /// Returns the worker of a member.
     pub(super) fn worker(&self, member: Member) -> Option<&Worker> {
         match &self.processes.get(&Process::Worker(member))?.machine {
             Machine::Worker(worker) => Some(worker),
@@ -321,10 +325,10 @@ impl World {
         }
     }
 
-    /// Runs until trouble is over and all that was asked has been answered, everywhere; `false` when that
-    /// does not come.
+    /// Runs until faults have ended and all requests are answered on all members. Returns `false`
+    /// if that does not happen.
     pub fn run(&mut self) -> bool {
-        // Long enough for generations to form, and to execute what has been recorded.
+        // Long enough to form generations and to execute the recorded epochs.
         let patience_us = self.until_us + 60_000 * MS;
         while let Some(Reverse((at_us, number))) = self.due.pop() {
             if at_us > patience_us {
@@ -340,7 +344,7 @@ impl World {
         false
     }
 
-    /// Whether trouble and clients have ended, and all members have executed all that was cut.
+    /// Whether faults and clients have ended, and all members have executed all cuts.
     fn is_quiet(&self) -> bool {
         let is_over =
             self.clients.iter().all(|client| client.left == 0 && client.pending.is_empty());
@@ -348,7 +352,7 @@ impl World {
         let last = self.log.last_epoch();
         let workers = members.iter().filter_map(|member| self.worker(*member));
         let waiting: u64 = workers.map(|worker| worker.waiting().events).sum();
-        // One that is on its way to the log may be known to workers.
+        // Workers may know a cut that is still on its way to the log.
         let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
         let is_cut = coordinator.is_some_and(|process| match &process.machine {
             Machine::Coordinator(coordinator) => coordinator.progress().epoch == last,
@@ -373,7 +377,7 @@ impl World {
             })
     }
 
-    /// Where it stands, for whoever wonders why it does not come to rest.
+    /// Describes the state of a run that does not end.
     pub fn status(&self) -> String {
         let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
         let generation = coordinator.and_then(|process| match &process.machine {
@@ -428,7 +432,7 @@ impl World {
         self.after(in_us, Happening::Tick(process));
     }
 
-    /// Ends a process; whoever was connected to it notices, sooner or later.
+    /// Ends a process. The processes connected to it notice after a delay.
     fn kill(&mut self, process: Process) {
         self.say(|| format!("{process:?} dies"));
         self.processes.remove(&process);
@@ -438,7 +442,7 @@ impl World {
         }
     }
 
-    /// Tells a process that its connection to another is broken, behind what has come over it.
+    /// Reports a broken connection to a process, after the messages that have arrived on it.
     fn broken(&mut self, at: Process, to: Process) {
         let to = match to {
             Process::Coordinator(n) if n == self.coordinator => Address::Coordinator,
@@ -543,7 +547,7 @@ impl World {
         }
     }
 
-    /// Whoever writes what leaves goes on, sometimes; so does what it tells its coordinator.
+    /// Lets the writer beside a coordinator continue, and report its progress, each at random.
     fn write(&mut self, process: Process) {
         let (sources, until_us) = (self.settings.sources, self.until_us);
         let forgets = self.settings.function.fault == Some(Fault::ForgetWaiting);
@@ -565,7 +569,7 @@ impl World {
         }
     }
 
-    /// A client asks for the next thing, or for the same again.
+    /// Sends a client's next requests, or its pending ones again.
     fn request(&mut self, client: u32) {
         if self.clients[client as usize].left == 0 {
             return;
@@ -578,7 +582,7 @@ impl World {
                 let is_timed = !self.settings.event_time.is_empty() && self.dice.chance(60);
                 let is_timed = is_timed && may_come;
                 let call = match is_timed {
-                    // Some at one time, some before others, and some long before.
+                    // Some events share a time, some are before others, and a few are long before.
                     true => {
                         let most = if self.dice.chance(10) { 40 } else { 8 };
                         let back = self.dice.below(most);
@@ -598,7 +602,7 @@ impl World {
             match (0..may_be).find(|source| !self.ended.contains(source)) {
                 Some(other) => source = other,
                 None => {
-                    // Nobody takes them any more.
+                    // All sources for these requests have ended.
                     let client_state = &mut self.clients[client as usize];
                     client_state.pending.clear();
                     client_state.left -= 1;
@@ -611,7 +615,7 @@ impl World {
         self.after(in_us, Happening::RequestAppend { client, source, requests, is_lost });
     }
 
-    /// How long something takes: mostly little.
+    /// Returns the time that a step takes, in microseconds; mostly short.
     fn delay(&mut self) -> u64 {
         let worst = match self.dice.below(100) {
             0 => 40 * MS,
@@ -621,7 +625,7 @@ impl World {
         20 + self.dice.below(worst)
     }
 
-    /// Hands something to a process, and does what comes of it.
+    /// Passes an input to a process and carries out the effects.
     fn give(&mut self, process: Process, input: Input) {
         let now_us = self.now_us;
         let Some(running) = self.processes.get_mut(&process) else { return };
@@ -654,7 +658,7 @@ impl World {
                 if self.now_us < self.log_trouble_until_us {
                     in_us += self.dice.below(50 * MS);
                 }
-                // What one process appends to a topic keeps its order.
+                // Appends of one process to a topic keep their order.
                 let last = self.appends.entry((by, topic)).or_default();
                 let at_us = (self.now_us + in_us).max(*last + 1);
                 *last = at_us;
@@ -681,7 +685,7 @@ impl World {
             }
             Effect::Outbox { all, rows } => {
                 if !rows.is_empty() && self.executed(by) > self.log.last_epoch() {
-                    self.asked_early.get_or_insert("work is to be done before its cut".into());
+                    self.asked_early.get_or_insert("work left before its cut".into());
                 }
                 let running = self.processes.get_mut(&by).expect("it has told this");
                 if all {
@@ -700,7 +704,7 @@ impl World {
             }
             Effect::Ask { token, ask } => {
                 if self.executed(by) >= self.log.last_epoch() {
-                    self.asked_early.get_or_insert("somebody is asked before a cut".into());
+                    self.asked_early.get_or_insert("a question left before its cut".into());
                 }
                 let answer = (!self.dice.chance(5)).then(|| ask.now());
                 let in_us = self.delay() + self.dice.below(10 * MS);
@@ -728,7 +732,7 @@ impl World {
         }
     }
 
-    /// The last epoch that a worker has executed.
+    /// Returns the last epoch that a worker has executed.
     fn executed(&self, by: Process) -> u64 {
         let state = match by {
             Process::Worker(member) => self.worker(member).and_then(Worker::state),
@@ -737,11 +741,12 @@ impl World {
         state.map_or(0, |(_, executed)| executed)
     }
 
-    /// Somebody outside does what a row asks for, and says so; perhaps not at once, perhaps more than once.
+    /// Does the work that a row asks for and sends the answer; perhaps later, perhaps several
+    /// times.
     fn work(&mut self, by: Process, key: Key, times: u32) {
         let row = self.processes.get(&by).and_then(|running| running.work.get(&key)).cloned();
         let Some(row) = row else { return };
-        // Where sources have ended all of it comes by few.
+        // Where sources have ended, few sources carry all answers.
         let is_slow = || self.log.requests() > self.log.replies() + BACKLOG;
         let holds_back = !self.ended.is_empty() && is_slow();
         if self.dice.chance(70) && !holds_back {
@@ -756,7 +761,7 @@ impl World {
             let record = Record::Requests(vec![request]);
             self.log.append(Topic::Input(source), 0, record).expect("inputs have no fence");
         }
-        // Later and later: who asks more than can be executed waits for ever.
+        // The delay doubles: answers that arrive faster than they are executed would never end.
         let in_us = self.delay() + ((20 * MS) << times.min(7));
         self.after(in_us, Happening::Work(by, key, times + 1));
     }
@@ -771,11 +776,11 @@ impl World {
             Address::Worker(member) => Process::Worker(member),
         };
         if !self.processes.contains_key(&to) {
-            // Nobody listens.
+            // The receiver is gone.
             return self.broken(by, to);
         }
         if self.cuts.get(&(by.min(to), by.max(to))).is_some_and(|until| *until > self.now_us) {
-            // Whoever dials is not answered.
+            // The receiver can't be reached.
             return self.broken(by, to);
         }
         let in_us = self.delay();

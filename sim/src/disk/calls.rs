@@ -1,7 +1,6 @@
-//! The calls of a simulated disk: what `env` promises of each.
+//! The calls of a simulated disk, as `env` specifies them.
 //!
-//! They look at the state and let events happen to it; what a crash makes of them is not known
-//! here.
+//! They read the state and apply events to it. The effects of a crash are in `state`.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -15,8 +14,8 @@ use super::state::{Change, Event, Id, NameChange, Node};
 use super::{clean, DiskCall, DiskOp, Machine, Shared, SimDisk};
 
 impl Shared {
-    /// Makes one call: lets it wait or fail if it is to, logs it. `body` returns its result and the
-    /// number of bytes moved.
+    /// Makes one call: waits or fails if a stall or fault is due, and logs the call. `body` returns
+    /// its result and the number of bytes moved.
     fn call<T>(
         &self,
         op: DiskOp,
@@ -63,14 +62,14 @@ impl Machine {
         Ok(id)
     }
 
-    /// Bytes by which files may still grow.
+    /// Returns the number of bytes by which files may still grow.
     fn room(&self) -> u64 {
         self.capacity.map_or(u64::MAX, |capacity| capacity.saturating_sub(self.state.used()))
     }
 }
 
 impl SimDisk {
-    /// Opens a file at a position that `at` tells from its length.
+    /// Opens a file at a position that `at` computes from its length.
     fn open(
         &self,
         op: DiskOp,
@@ -116,7 +115,7 @@ impl Disk for SimDisk {
     }
 
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
-        // As the system: positions are signed.
+        // Positions are signed, as on real systems.
         let at = |_| match i64::try_from(at) {
             Ok(at) => Ok(at as usize),
             Err(_) => Err(ErrorKind::InvalidInput.into()),
@@ -188,7 +187,7 @@ impl Disk for SimDisk {
             {
                 return Err(ErrorKind::DirectoryNotEmpty.into());
             }
-            // No crash leaves names in a directory that has gone.
+            // No crash leaves names in a removed directory.
             machine.happens(&self.shared, dir, Event::SyncDir(dir.clone()));
             machine.change_names(&self.shared, dir, vec![(dir.clone(), None)]);
             Ok(((), 0))
@@ -201,7 +200,7 @@ impl Disk for SimDisk {
             machine.state.check_dir(clean_dir)?;
             let names = machine.state.names.keys();
             let here = names.filter(|path| path.parent() == Some(clean_dir));
-            // Sorted, since the map is.
+            // The map is sorted, so the paths are, too.
             let paths = here.filter_map(|path| Some(dir.join(path.file_name()?)));
             Ok((paths.collect(), 0))
         })
@@ -210,7 +209,7 @@ impl Disk for SimDisk {
     fn metadata(&self, path: &Path) -> io::Result<Meta> {
         let path = &clean(path);
         self.shared.call(DiskOp::Metadata, path, |machine| {
-            // A directory is what its path is, because none is renamed.
+            // The path identifies a directory, because directories are never renamed.
             let named =
                 FileId { device: 0, number: hash128(path.as_os_str().as_encoded_bytes()) as u64 };
             let (len, modified_us, is_dir, id) = match machine.state.node(path)? {
@@ -256,7 +255,7 @@ impl Disk for SimDisk {
     fn keep_private(&self, _dir: &Path) {}
 
     fn close_to_others(&self, dir: &Path) -> io::Result<Closed> {
-        // Nor are there other users.
+        // There are no other users.
         self.metadata(dir).map(|_| Closed::default())
     }
 
@@ -283,7 +282,7 @@ impl Lock for Held {}
 impl Drop for Held {
     fn drop(&mut self) {
         let mut machine = self.shared.machine.lock();
-        // A crash has freed it, and somebody else may have it now.
+        // A crash has freed the lock, and another process may hold it now.
         if self.boot == machine.boot {
             machine.locked.remove(&self.id);
         }
@@ -314,7 +313,7 @@ struct Handle {
     boot: u64,
     path: PathBuf,
     id: Id,
-    /// Keeps the file when it has no name any more.
+    /// Keeps the file alive after its last name is removed.
     _open: Arc<()>,
     position: usize,
 }

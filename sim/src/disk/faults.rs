@@ -1,6 +1,6 @@
 //! Calls that fail, and calls that wait.
 //!
-//! Knows calls by kind, path and number, and not what they do.
+//! This part selects calls by kind, path and number, independent of their effects.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::DiskOp;
 
-/// Which calls a fault or a stall concerns. Made from a [`DiskOp`] or from `None`, which means any.
+/// The calls that a fault or a stall concerns. Convert it from a [`DiskOp`], or from `None` for any
+/// call.
 #[derive(Debug, Clone, Default)]
 pub struct Which {
     op: Option<DiskOp>,
@@ -19,12 +20,12 @@ pub struct Which {
 }
 
 impl Which {
-    /// All calls.
+    /// Selects all calls.
     pub fn any() -> Which {
         Which::default()
     }
 
-    /// Only those on this path or below it.
+    /// Selects only the calls on this path or below it.
     pub fn under(mut self, path: impl AsRef<Path>) -> Which {
         self.under = Some(super::clean(path.as_ref()));
         self
@@ -37,7 +38,7 @@ impl Which {
 }
 
 impl DiskOp {
-    /// The calls of this kind on a path or below it.
+    /// Selects the calls of this kind on a path or below it.
     pub fn under(self, path: impl AsRef<Path>) -> Which {
         Which::from(self).under(path)
     }
@@ -55,12 +56,12 @@ impl From<Option<DiskOp>> for Which {
     }
 }
 
-/// What is to happen to the calls that somebody has chosen.
+/// An effect on selected calls.
 pub(super) struct Planned<T> {
     which: Which,
-    /// Calls that it spares yet.
+    /// The number of calls that are still spared.
     after: u64,
-    /// Whether it happens to all further calls, too.
+    /// Whether all further calls are affected, too.
     stays: bool,
     what: T,
 }
@@ -74,7 +75,7 @@ impl<T: Clone> Planned<T> {
         Planned { which, after: nth - 1, stays, what }
     }
 
-    /// Counts a call; what happens to it, by the first of those planned that concern it.
+    /// Counts a call and returns its effect, from the first planned one that applies.
     pub(super) fn count(all: &mut Vec<Planned<T>>, op: DiskOp, path: &Path) -> Option<T> {
         let mut what = None;
         all.retain_mut(|planned| {
@@ -92,7 +93,7 @@ impl<T: Clone> Planned<T> {
     }
 }
 
-/// Where stalled calls wait.
+/// The gate at which stalled calls wait.
 #[derive(Default)]
 pub(super) struct Gate {
     state: Mutex<GateState>,
@@ -118,32 +119,31 @@ impl Gate {
     }
 }
 
-/// Calls of a disk that wait, each blocking its thread, until this lets them go on or is dropped.
+/// Waiting calls of a disk, each of which blocks its thread until this releases them or is dropped.
 /// The disk serves all other calls meanwhile.
 pub struct Stall(pub(super) Arc<Gate>);
 
-/// How long a test waits for a call that should come, of real time.
+/// The longest real time that a test waits for an expected call.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Stall {
-    /// How many calls are waiting.
+    /// Returns the number of waiting calls.
     pub fn waiting(&self) -> u64 {
         self.0.state.lock().waiting
     }
 
-    /// Returns when a call is waiting.
+    /// Blocks until a call is waiting.
     ///
-    /// # Panics
-    /// When none has come after a minute.
+    /// # Panics When none is waiting after a minute.
     pub fn wait(&self) {
         let mut state = self.0.state.lock();
         while state.waiting == 0 {
             let timeout = self.0.changed.wait_for(&mut state, PATIENCE);
-            assert!(!timeout.timed_out(), "no call has come that is to be stalled");
+            assert!(!timeout.timed_out(), "no call reached the stall");
         }
     }
 
-    /// Lets the calls go on, and later ones pass.
+    /// Releases the waiting calls, and lets later ones pass.
     pub fn release(&self) {
         self.0.state.lock().open = true;
         self.0.changed.notify_all();

@@ -1,7 +1,7 @@
-//! What is on the disk: what the programs see, and what a crash would leave of it.
+//! The contents of the disk: those that the programs see, and those that a crash would leave.
 //!
-//! Everything that changes it is an [`Event`], so that a trace of events can be played again. This
-//! part knows neither handles, nor faults, nor who calls.
+//! Every change is an [`Event`], so that a trace of events can be replayed. This part is
+//! independent of handles, faults and callers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -11,15 +11,15 @@ use std::sync::Arc;
 use super::Left;
 use crate::SimRandom;
 
-/// Names a file's bytes, whatever their names are. Never used twice.
+/// Identifies the bytes of a file, whatever its names are. Ids are never reused.
 pub(super) type Id = u64;
 
-/// Cheap to clone: bytes are shared until one side changes them.
+/// The contents of a disk. Cheap to clone: bytes are shared until one side changes them.
 #[derive(Clone, Default)]
 pub(super) struct State {
-    /// What the programs see.
+    /// The names that the programs see.
     pub(super) names: BTreeMap<PathBuf, Node>,
-    /// What a crash leaves. Always: `durable` with `pending` applied is `names`.
+    /// The names that a crash leaves. Invariant: `durable` with `pending` applied is `names`.
     pub(super) durable: BTreeMap<PathBuf, Node>,
     pub(super) pending: Vec<NameChange>,
     files: BTreeMap<Id, Inode>,
@@ -34,13 +34,14 @@ pub(super) enum Node {
 
 #[derive(Clone, Default)]
 pub(super) struct Inode {
-    /// What the programs see.
+    /// The bytes that the programs see.
     pub(super) data: Arc<Vec<u8>>,
-    /// What a crash leaves. `synced` with `pending` applied is `data`, until a sync fails.
+    /// The bytes that a crash leaves. Invariant until a sync fails: `synced` with `pending` applied
+    /// is `data`.
     synced: Arc<Vec<u8>>,
     pending: Vec<Change>,
     pub(super) modified_us: i64,
-    /// Held by whoever has the file open: a file without a name lives as long.
+    /// Shared with each open handle: a file without a name lives as long.
     pub(super) open: Arc<()>,
 }
 
@@ -51,39 +52,40 @@ pub(super) enum Change {
     SetLen(usize),
 }
 
-/// A change of names that a crash keeps or loses as one: each path with what it names from now on.
+/// A change of names that survives a crash in whole or not at all: each path with the file that it
+/// names from now on.
 #[derive(Clone)]
 pub(super) struct NameChange(pub(super) Vec<(PathBuf, Option<Id>)>);
 
-/// A change of what is on the disk.
+/// A change of the contents of the disk.
 #[derive(Clone)]
 pub(super) enum Event {
     /// Files created, renamed or removed.
     Names(NameChange),
-    /// Directories made, durable at once.
+    /// Directories created, durable at once.
     Directories(Vec<PathBuf>),
     SyncDir(PathBuf),
     Bytes(Id, Change),
     Sync(Id),
-    /// Loses the bytes concerned.
+    /// A failed sync, which loses the bytes concerned.
     SyncFailed(Id),
-    /// An outsider inverts the bits of the mask in a byte.
+    /// An outsider inverts the bits of a mask in a byte.
     Flip(Id, usize, u8),
-    /// An outsider cuts a file off, durably.
+    /// An outsider truncates a file, durably.
     Cut(Id, usize),
     /// An outsider exchanges two names, durably.
     Swap(PathBuf, PathBuf),
-    /// Nothing; a place in the trace that means something to the test.
+    /// No change: a mark that the test has set.
     Mark(u64),
 }
 
-/// What a disk stores as one, in whole or not at all, in bytes.
+/// The unit that a disk stores in whole or not at all, in bytes.
 const SECTOR: usize = 512;
 
 impl Change {
     fn apply(&self, data: &mut Vec<u8>) {
         match self {
-            // Also what a torn write may come to. Writing nothing does not extend a file.
+            // A torn write may also be empty. Writing nothing does not extend a file.
             Change::Write { bytes, .. } if bytes.is_empty() => {}
             Change::Write { at, bytes } => {
                 let end = at + bytes.len();
@@ -129,13 +131,13 @@ impl NameChange {
     }
 }
 
-/// The top of all absolute paths, or of all relative ones.
+/// Whether this is the top of all absolute paths, or of all relative ones.
 fn is_top(path: &Path) -> bool {
     path.parent().is_none()
 }
 
 impl State {
-    /// `None` for a top directory, which is always there.
+    /// Returns the node at a path, or `None` for a top directory, which always exists.
     pub(super) fn node(&self, path: &Path) -> io::Result<Option<&Node>> {
         if is_top(path) {
             return Ok(None);
@@ -143,7 +145,7 @@ impl State {
         if let Some(node) = self.names.get(path) {
             return Ok(Some(node));
         }
-        // A file where a directory should be is told apart from nothing at all.
+        // A file in the place of a directory is another error than a missing path.
         let in_the_way = path.ancestors().skip(1).find_map(|above| self.names.get(above));
         Err(match in_the_way {
             Some(Node::File(_)) => ErrorKind::NotADirectory.into(),
@@ -158,7 +160,7 @@ impl State {
         }
     }
 
-    /// A file that is named or open.
+    /// Returns a file that is named or open.
     pub(super) fn file(&self, id: Id) -> &Inode {
         &self.files[&id]
     }
@@ -175,12 +177,12 @@ impl State {
         }
     }
 
-    /// The id of the next file to be made.
+    /// Returns the id of the next new file.
     pub(super) fn next_id(&self) -> Id {
         self.last_id + 1
     }
 
-    /// The bytes that all files have together.
+    /// Returns the total bytes of all files.
     pub(super) fn used(&self) -> u64 {
         let len = |node: &Node| match node {
             Node::Dir { .. } => 0,
@@ -189,7 +191,7 @@ impl State {
         self.names.values().map(len).sum()
     }
 
-    /// Lets something happen. Events are checked by who makes them.
+    /// Applies an event. The caller has checked it.
     pub(super) fn apply(&mut self, event: &Event, now_us: i64) {
         match event {
             Event::Names(change) => {
@@ -203,8 +205,7 @@ impl State {
             }
             Event::Directories(missing) => {
                 for dir in missing {
-                    // The promise is kept by syncing the parent, which stores its other names as
-                    // well.
+                    // Syncing the parent stores the directory, and also the parent's other names.
                     if let Some(parent) = dir.parent() {
                         self.sync_names(parent);
                     }
@@ -228,7 +229,7 @@ impl State {
                 file.store();
             }
             Event::SyncFailed(id) => {
-                // As Linux does: the bytes count as written, whether the disk has them or not.
+                // As on Linux: the bytes count as written, whether or not the disk has them.
                 let Some(file) = self.files.get_mut(id) else { return };
                 file.pending.clear();
             }
@@ -257,8 +258,8 @@ impl State {
         }
     }
 
-    /// Stores the changes of names in a directory, and with them all that concern the same paths
-    /// elsewhere: a rename is stored on both sides, and behind what led to it.
+    /// Stores the changes of names in a directory, with all changes elsewhere that concern the same
+    /// paths. So a rename is stored on both sides, after the changes before it.
     fn sync_names(&mut self, dir: &Path) {
         let mut paths: Vec<PathBuf> = Vec::new();
         let mut stored = vec![false; self.pending.len()];
@@ -288,7 +289,7 @@ impl State {
         }
     }
 
-    /// Forgets files that no name, no pending change of names and no open handle leads to.
+    /// Drops files that no name, no pending change of names and no open handle refers to.
     fn forget_unnamed(&mut self) {
         let names = self.names.values().chain(self.durable.values());
         let named = names.filter_map(|node| match node {
@@ -300,13 +301,13 @@ impl State {
         self.files.retain(|id, file| led_to.contains(id) || Arc::strong_count(&file.open) > 1);
     }
 
-    /// What is there when the machine has stopped here and started again.
+    /// Returns the contents after the machine has stopped here and started again.
     pub(super) fn after_crash(&self, left: Left) -> State {
         let random = match left {
             Left::Chance(seed) => Some(SimRandom::new(seed)),
             Left::Synced | Left::Written => None,
         };
-        // File systems log changes of names and store them in order: some of the first are left.
+        // File systems log changes of names and store them in order, so a prefix survives.
         let changes = match (left, &random) {
             (Left::Synced, _) => 0,
             (_, Some(random)) => random.below(self.pending.len() as u64 + 1) as usize,
@@ -316,7 +317,8 @@ impl State {
         for change in self.pending.iter().take(changes) {
             change.clone().apply(&mut names);
         }
-        // From nearly none to nearly all, so that long chains of writes are seen broken anywhere.
+        // The share of surviving writes varies from few to all, so that long chains of writes break
+        // anywhere.
         let quarters = random.as_ref().map_or(0, |random| random.below(5));
         let mut files = BTreeMap::new();
         for node in names.values() {
@@ -343,7 +345,7 @@ impl State {
 }
 
 impl Inode {
-    /// All that was written is stored.
+    /// Stores all written bytes.
     fn store(&mut self) {
         for change in self.pending.drain(..) {
             change.apply(Arc::make_mut(&mut self.synced));

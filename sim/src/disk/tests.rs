@@ -30,7 +30,7 @@ fn write(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Box<dyn WriteFile> {
     file
 }
 
-/// Writes a file so that it survives.
+/// Writes a file so that it survives a crash.
 fn store(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Box<dyn WriteFile> {
     let mut file = write(disk, path, bytes);
     file.sync().unwrap();
@@ -38,7 +38,7 @@ fn store(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Box<dyn WriteFile> {
     file
 }
 
-/// `None` when there is no such file.
+/// Reads a file; `None` when there is no such file.
 fn read(disk: &dyn Disk, path: &Path) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     match disk.open_read(path) {
@@ -229,7 +229,7 @@ fn a_full_disk_takes_what_fits_and_no_more() {
     assert_eq!(other.write_all(b"x").unwrap_err().kind(), full);
     assert_eq!(read(&*disk, &at("a")).unwrap(), b"1234567890");
 
-    // Overwriting needs no room, and removing makes some.
+    // Overwriting needs no room, and removing frees some.
     file.set_len(10).unwrap();
     store(&*disk, &at("a"), b"0987654321");
     disk.remove(&at("a")).unwrap();
@@ -246,7 +246,7 @@ fn a_crash_gives_locks_back() {
     disk.crash();
     let new = disk.try_lock(&at("lock")).unwrap().unwrap();
     drop(old);
-    assert!(disk.try_lock(&at("lock")).unwrap().is_none(), "the old holder gives nothing back");
+    assert!(disk.try_lock(&at("lock")).unwrap().is_none(), "the old holder frees nothing");
     drop(new);
     assert!(disk.try_lock(&at("lock")).unwrap().is_some());
     let old = disk.try_lock_dir(&dir()).unwrap().unwrap();
@@ -267,7 +267,7 @@ fn the_nth_call_fails_once() {
     file.write_all(b"3").unwrap();
     assert_eq!(read(&*disk, &at("a")).unwrap(), b"13");
 
-    // Of any kind: the second call from here.
+    // The second call of any kind from here.
     disk.fail_nth(None, 2, ErrorKind::TimedOut);
     assert!(disk.exists(&at("a")).unwrap());
     assert_eq!(disk.remove(&at("a")).unwrap_err().kind(), ErrorKind::TimedOut);
@@ -384,7 +384,7 @@ fn changes_are_dated_by_the_simulated_clock() {
     assert_eq!(sim.disk.metadata(path).unwrap().modified_us, written);
 }
 
-/// The way in which files are published: old or new in whole, wherever the machine stops.
+/// Published files are old or new in whole, wherever the machine stops.
 #[test]
 fn publishing_by_rename_survives_a_crash_before_any_call() {
     let publish = |disk: &dyn Disk, bytes: &[u8]| -> io::Result<()> {
@@ -422,7 +422,7 @@ fn the_simulated_disk_behaves_as_the_real_one() {
     }
 }
 
-/// What is stored and what is not yet make up what is seen, whatever was stored first.
+/// Stored and pending names together are the visible names, in whatever order they were stored.
 #[test]
 fn stored_and_pending_names_make_up_what_is_seen() {
     let files = |names: &BTreeMap<PathBuf, Node>| -> Vec<(PathBuf, bool)> {
@@ -443,7 +443,7 @@ fn stored_and_pending_names_make_up_what_is_seen() {
     }
 }
 
-/// Makes random calls under `root`, and `check` after each; tells what came of them.
+/// Makes random calls under `root`, with `check` after each, and returns their outcomes.
 fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn()) -> Vec<String> {
     const NAMES: [&str; 6] = ["a", "b", "x", "x/a", "x/y", "x/y/a"];
     let name = || root.join(NAMES[random.below(6) as usize]);
@@ -456,7 +456,7 @@ fn random_calls(disk: &dyn Disk, root: &Path, random: &SimRandom, check: impl Fn
             1 => format!("{:?}", disk.open_append(&name()).map(|f| open.push(f)).map_err(kind)),
             2 => {
                 let (from, to) = (name(), name());
-                // Which of two errors comes first is the system's affair.
+                // The system decides which of two errors it reports.
                 format!("{:?}", disk.rename(&from, &to).map_err(drop))
             }
             3 => format!("{:?}", disk.remove(&name()).map_err(drop)),

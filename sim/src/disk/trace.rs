@@ -1,7 +1,7 @@
-//! All that a crash may leave, wherever in a run it comes.
+//! All states that a crash may leave, at any moment of a run.
 //!
-//! A trace plays the changes of a disk again and stops before each. It does not know which of them
-//! belong together: that is what the test is about.
+//! A trace replays the changes of a disk and stops before each. It does not group the changes: the
+//! test checks which of them belong together.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,42 +13,43 @@ use super::state::{Change, Event, State};
 use super::SimDisk;
 use crate::{SimClock, SimRandom};
 
-/// What a crash leaves of what was not synced.
+/// The unsynced changes that survive a crash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing.
+    /// No unsynced changes.
     Synced,
-    /// Everything.
+    /// All unsynced changes.
     Written,
-    /// Some, by chance, from this seed: of the changes of names a number of the first; of the
-    /// writes any, in whole, cut short or with sectors missing.
+    /// Some unsynced changes, at random from this seed. Of the changes of names, a random number of
+    /// the first ones survives. Writes survive independently: in whole, cut short, or with sectors
+    /// missing.
     Chance(u64),
 }
 
-/// The changes of a disk from one moment on: see [`SimDisk::record`].
+/// The changes of a disk from a moment on: see [`SimDisk::record`].
 pub struct Trace {
     pub(super) base: State,
     pub(super) clock: Arc<SimClock>,
     pub(super) steps: Vec<Step>,
 }
 
-/// A change, with when and where it happened.
+/// A change, with its time and path.
 pub(super) struct Step {
     pub(super) now_us: i64,
     pub(super) path: PathBuf,
     pub(super) event: Event,
 }
 
-/// A disk as a crash may have left it.
+/// A disk in a state that a crash may leave.
 pub struct Image {
-    /// The disk after the crash, with faults and a log of calls of its own, and the clock of the
-    /// disk that was recorded.
+    /// The disk after the crash. It has its own faults and log of calls, and the clock of the
+    /// recorded disk.
     pub disk: Arc<SimDisk>,
-    /// How many steps of the trace came before the crash.
+    /// The number of steps of the trace before the crash.
     pub at: usize,
-    /// The last mark that was set before the crash.
+    /// The last mark before the crash.
     pub mark: Option<u64>,
-    /// What was left.
+    /// The unsynced changes that survived.
     pub left: Left,
     /// The last step before the crash, in words.
     pub after: String,
@@ -62,20 +63,22 @@ impl fmt::Debug for Image {
 }
 
 impl Trace {
-    /// How many steps there are: writes, changes of length, syncs, changes of names, syncs of
-    /// directories, marks. There are one more moments for a crash.
+    /// Returns the number of steps: writes, changes of length, syncs, changes of names, syncs of
+    /// directories, marks. There is one more moment for a crash than steps.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
 
-    /// Whether nothing has happened.
+    /// Whether nothing was recorded.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// For each moment in order the disks that a crash may leave then: with nothing that was not
-    /// synced, with everything, and `by_chance` ones with some, chosen by the seed. They share
-    /// their bytes until they are changed, so that ten thousand are cheap.
+    /// Returns the disks that a crash may leave, for each moment in order.
+    ///
+    /// Each moment has one disk without unsynced changes, one with all, and `by_chance` disks with
+    /// some, chosen by the seed. The disks share their bytes until they are changed, so that ten
+    /// thousand are cheap.
     pub fn images(&self, seed: u64, by_chance: usize) -> impl Iterator<Item = Image> + '_ {
         let random = SimRandom::new(seed);
         let mut state = self.base.clone();

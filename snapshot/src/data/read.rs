@@ -11,7 +11,8 @@ use crate::damage;
 use crate::shard::{ShardSet, Spot, SHARDS};
 use crate::store::Store;
 
-/// The end of an object is read in one piece; an index that is longer costs a second one.
+/// The size of an object's end that is read in one piece, in bytes. A longer index costs a second
+/// read.
 const TAIL_BYTES: u64 = 64 << 10;
 
 /// A data object with its index, verified.
@@ -24,7 +25,7 @@ pub(crate) struct DataReader {
 }
 
 impl DataReader {
-    /// Reads the index of an object that a manifest names with this length and root.
+    /// Reads the index of an object whose length and root a manifest has.
     pub(crate) fn open(
         store: Arc<dyn Store>,
         name: &str,
@@ -43,7 +44,7 @@ impl DataReader {
             }
         };
         let tail_at = len.saturating_sub(TAIL_BYTES);
-        // One byte more: a longer object is not ours either.
+        // One byte more is read: a longer object is not ours either.
         let mut tail = read(tail_at, len, 1)?;
         let header = if tail_at == 0 {
             tail.get(..HEADER).map(<[u8]>::to_vec)
@@ -81,13 +82,13 @@ impl DataReader {
         Ok(DataReader { store, name: name.to_owned(), blocks, shards })
     }
 
-    /// Number of rows and deletions.
+    /// Returns the number of rows and deletions.
     pub(crate) fn rows(&self) -> u64 {
         self.blocks.iter().map(|block| u64::from(block.rows)).sum()
     }
 }
 
-/// The blocks, and which belong to each shard.
+/// Decodes the blocks, and which of them belong to each shard.
 fn decode_index(index: &[u8], end: u64) -> Option<(Vec<Block>, Vec<Range<usize>>)> {
     let mut taker = Taker(index);
     let mut blocks: Vec<Block> = Vec::with_capacity(index.len() / ENTRY);
@@ -113,15 +114,16 @@ fn decode_index(index: &[u8], end: u64) -> Option<(Vec<Block>, Vec<Range<usize>>
 /// neighbouring blocks, or one.
 pub(crate) struct Cursor {
     reader: Arc<DataReader>,
-    /// Bytes to read at once, when blocks allow.
+    /// The bytes to read at once, if blocks allow.
     window_max: u64,
     window: Vec<u8>,
     window_at: u64,
-    /// Blocks of this shard that are still to come.
+    /// The remaining blocks of this shard.
     blocks: Range<usize>,
-    /// The shards that will be read: windows do not reach into others.
+    /// The shards that will be read. Windows do not reach into others.
     live: ShardSet,
-    /// Where the row behind the present one begins in the window, and where the block ends.
+    /// The places in the window where the row after the present one begins, and where the block
+    /// ends.
     at: usize,
     end: usize,
     group_rows: u32,
@@ -132,7 +134,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// A cursor that reads `window_max` bytes at once, and only what is in the shards `live`.
+    /// Creates a cursor that reads `window_max` bytes at once, and only data of the shards `live`.
     pub(crate) fn new(reader: Arc<DataReader>, window_max: u64, live: ShardSet) -> Cursor {
         Cursor {
             reader,
@@ -151,13 +153,13 @@ impl Cursor {
         }
     }
 
-    /// Goes before the first row of a shard, which must not be below the present one.
+    /// Moves before the first row of a shard, which must not be below the present one.
     pub(crate) fn begin(&mut self, shard: usize) {
         self.blocks = self.reader.shards[shard].clone();
         (self.at, self.end, self.group_rows) = (0, 0, 0);
     }
 
-    /// Goes to the next row of the shard; `false` at its end.
+    /// Moves to the next row of the shard. Returns `false` at its end.
     #[inline]
     pub(crate) fn advance(&mut self) -> Result<bool> {
         if self.group_rows == 0 && !self.next_group()? {
@@ -242,13 +244,13 @@ impl Cursor {
         &self.window[self.key.clone()]
     }
 
-    /// The row; `None` for a deletion.
+    /// Returns the row; `None` for a deletion.
     #[inline]
     pub(crate) fn row(&self) -> Option<&[u8]> {
         (!self.deleted).then(|| &self.window[self.key.end..self.at])
     }
 
-    /// The row as it stands in the block.
+    /// Returns the row as it is encoded in the block.
     #[inline]
     pub(crate) fn encoded(&self) -> &[u8] {
         &self.window[self.row_at..self.at]

@@ -7,7 +7,7 @@ use crate::bytes::{checksum, put_short};
 use crate::shard::{Spot, SHARDS};
 use crate::store::{ObjectWriter, Store};
 
-/// Appends a row, or a deletion, as it stands in a block.
+/// Appends a row, or a deletion, in the encoding of blocks.
 #[inline]
 pub(crate) fn put_row(key: &[u8], row: Option<&[u8]>, out: &mut Vec<u8>) {
     put_short(key.len() as u64, out);
@@ -16,32 +16,32 @@ pub(crate) fn put_row(key: &[u8], row: Option<&[u8]>, out: &mut Vec<u8>) {
     out.extend_from_slice(row.unwrap_or_default());
 }
 
-/// Writes rows that come in order. Holds one block and the index.
+/// Writes rows in order. Holds one block and the index.
 pub(crate) struct DataWriter {
     out: Box<dyn ObjectWriter>,
     header: [u8; HEADER],
     index: Vec<u8>,
-    /// Where the block begins.
+    /// The place where the block begins.
     at: u64,
     block: Vec<u8>,
-    /// Rows in the block.
+    /// The number of rows in the block.
     rows: u32,
-    /// The first row of the block, and the last.
+    /// The first and the last row of the block.
     spots: Option<(Spot, Spot)>,
-    /// Where the number of rows of the group stands in the block.
+    /// The place in the block of the group's number of rows.
     group: usize,
     group_rows: u32,
     shards: [u64; SHARDS],
 }
 
-/// What has been written.
+/// The properties of a written object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Length in bytes.
+    /// The length in bytes.
     pub(crate) len: u64,
-    /// The checksum that covers it.
+    /// The checksum that covers the object.
     pub(crate) root: u64,
-    /// Bytes of blocks by shard.
+    /// The bytes of blocks by shard.
     pub(crate) shards: [u64; SHARDS],
 }
 
@@ -69,7 +69,7 @@ impl DataWriter {
         })
     }
 
-    /// Appends a row as [`put_row`] makes it.
+    /// Appends a row in the encoding of [`put_row`].
     #[inline]
     pub(crate) fn push(&mut self, spot: Spot, row: &[u8]) -> Result<()> {
         match self.spots {

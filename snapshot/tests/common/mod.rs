@@ -1,4 +1,4 @@
-//! What the tests share: random changes, the model of tables, and what a store holds.
+//! Helpers of the tests: random changes, the model of tables, and the content of a store.
 
 #![allow(dead_code)] // No test uses all of it.
 
@@ -11,12 +11,12 @@ use tidemill_place::Partition;
 use tidemill_sim::SimRandom;
 use tidemill_snapshot::{load, Delta, Head, Manifest, MemoryStore, Snapshots, Store};
 
-/// Table, partition and key of a row.
+/// The table, partition and key of a row.
 pub type Place = (u16, u16, Vec<u8>);
 /// All rows.
 pub type Model = BTreeMap<Place, Vec<u8>>;
 
-/// A share of the seeds in every build; `make soak` runs more.
+/// Returns the configuration of random tests. A build runs few of the seeds; `make soak` runs more.
 pub fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig::with_cases(cases.unwrap_or(default))
@@ -39,7 +39,7 @@ impl Dice {
     }
 }
 
-/// What rows look like in a run.
+/// The form of rows in a run.
 pub struct Shape {
     tables: u64,
     keys: u64,
@@ -53,14 +53,14 @@ impl Shape {
             tables: 1 + dice.below(3),
             keys: [3, 30, 300][dice.below(3) as usize],
             partitions: [1, 5, 200, 4096][dice.below(4) as usize],
-            // Now and then more than fits into a block.
+            // Some rows are larger than a block.
             row_bytes: if dice.chance(10) { 70_000 } else { 20 },
         }
     }
 
     fn place(&self, dice: &Dice) -> Place {
         let (table, key) = (dice.below(self.tables), dice.below(self.keys));
-        // Any stable function of the key will do.
+        // Any stable function of the key is suitable.
         let partition = (key * 7919 + table) % self.partitions * (4096 / self.partitions);
         let key = match key % 3 {
             0 => key.to_be_bytes().to_vec(),
@@ -89,14 +89,14 @@ pub fn push(delta: &mut Delta, (table, partition, key): &Place, row: Option<&[u8
     delta.push(TableId(*table), Partition(*partition), key, row);
 }
 
-/// A delta that is the whole of a model.
+/// Returns a delta with the whole of a model.
 pub fn whole(model: &Model) -> Delta {
     let mut delta = Delta::whole();
     model.iter().for_each(|(place, row)| push(&mut delta, place, Some(row)));
     delta
 }
 
-/// All rows of a snapshot, each of which must come once.
+/// Returns all rows of a snapshot, each of which must occur once.
 pub fn contents(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Model> {
     let mut model = Model::new();
     load(store, manifest, |row| {
@@ -107,7 +107,7 @@ pub fn contents(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Model> {
     Ok(model)
 }
 
-/// All objects of a store.
+/// Returns all objects of a store.
 pub fn objects(store: &dyn Store) -> BTreeMap<String, Vec<u8>> {
     let names = store.list("").unwrap().into_iter().map(|object| object.name);
     names.map(|name| (name.clone(), store.get(&name).unwrap().unwrap())).collect()
@@ -124,8 +124,9 @@ pub fn head(epoch: u64) -> Head {
     Head { epoch, fingerprint: 5, program, input_next: 10 * epoch, cut_next: epoch }
 }
 
-/// Ten snapshots, of which two are kept, and the state at each: rows, changes, a deletion, a row in a shard that had none, and a merge that takes
-/// the place of a part of an object. A format's golden store is made of this: do not change it.
+/// Creates ten snapshots, of which two are retained, and the state at each. They have rows,
+/// changes, a deletion, a row in a shard that had none, and a merge that replaces a part of an
+/// object. A format's golden store is made of this: do not change it.
 pub fn small() -> (MemoryStore, BTreeMap<u64, Model>) {
     let store = MemoryStore::new();
     let mut snapshots = Snapshots::open(Arc::new(store.clone()), APP, 9).unwrap();

@@ -1,27 +1,29 @@
-//! The smallest and the largest of blocks of versions, of blocks of blocks, and so on: those of any
-//! range are found by looking at a few blocks of each size.
+//! The extremes of blocks of versions, of blocks of blocks, and so on. The extremes of any range
+//! are found in a few blocks of each size.
 
 use std::ops::Range;
 
-/// Versions in a block, and blocks in a block of the next level. A window has up to two unfinished
-/// blocks of each level, which are walked; more levels mean more memory to be touched.
+/// The number of versions in a block, and of blocks in a block of the next level.
+///
+/// A window has up to two unfinished blocks of each level, which are scanned. More levels touch
+/// more memory.
 pub(crate) const FAN: u64 = 8;
 
-/// Blocks of one size: of each block, the lowest and the highest rank of each column.
+/// The blocks of one size, with the lowest and the highest rank of each column in each block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Level {
-    /// The number of the first block that is there.
+    /// The number of the first stored block.
     first: u64,
     ranks: Vec<u64>,
 }
 
 impl Level {
-    /// The number behind the last block, when a block has so many words.
+    /// Returns the number after the last block. A block has `width` words.
     pub(crate) fn end(&self, width: usize) -> u64 {
         self.first + (self.ranks.len() / width) as u64
     }
 
-    /// Appends block `number`, the next one, unless it is there.
+    /// Appends block `number`, the next one, unless it is stored already.
     pub(crate) fn push(&mut self, number: u64, ranks: &[u64]) {
         if self.ranks.is_empty() {
             self.first = number;
@@ -31,7 +33,7 @@ impl Level {
         }
     }
 
-    /// The blocks with these numbers, as far as they are there.
+    /// Returns the blocks with these numbers that are stored.
     pub(crate) fn blocks(
         &self,
         numbers: Range<u64>,

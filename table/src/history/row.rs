@@ -1,4 +1,4 @@
-//! The superseded versions of one row: records one after another, with running sums.
+//! The superseded versions of one row: one record after another, with running sums.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,42 +10,44 @@ use super::{Floor, Shape, BEFORE, HEADER, STAMP_AT, TIME};
 use crate::cells::prefetch_address;
 use crate::version::{stamp_word, Seq};
 
-/// Superseded versions of a row, oldest first. The newest version, if the row is there, has the next
-/// number.
+/// The superseded versions of a row, oldest first. The newest version, if the row exists, has the
+/// next number.
 ///
-/// One cache line, so that whoever asks for it ahead of time asks for all of it; what few rows have is
-/// behind a pointer.
+/// It is one cache line, so that one prefetch brings all of it. Data that few rows have is behind a
+/// pointer.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(crate) struct RowHistory {
-    /// Records, `shape.width` words each (see [`Shape`]).
+    /// The records, with `shape.width` words each (see [`Shape`]).
     records: Vec<u64>,
-    /// How many there are.
+    /// The number of records.
     len: u32,
-    /// So many of them at the front are gone.
+    /// The number of records at the front that have been dropped.
     gone: u32,
     /// The number of the first record.
     base: u64,
-    /// The time of the newest version.
+    /// The time of the newest version, in microseconds.
     pub(crate) newest_us: i64,
     rest: Option<Box<Rest>>,
     found: Found,
 }
 
-/// What most rows have nothing of.
+/// The data that most rows do not have.
 #[derive(Clone, Debug, Default)]
 struct Rest {
     /// The values beside the records.
     values: Vec<Value>,
     levels: Vec<Level>,
-    /// The numbers that the last snapshot has, the newest version's included.
+    /// The numbers of the versions in the last snapshot, including the newest version.
     stored: Range<u64>,
 }
 
-/// Which record was the first since some time when somebody asked last. Time goes on: it is that one
-/// again, or one of the next few, and whoever asks for memory ahead of time knows which.
+/// The record that the last search by time found.
 ///
-/// Any number is right, it is only where to look first. So it may be set by who reads.
+/// Time goes on. So the next search finds the same record or one of the next few, and a prefetch
+/// knows which.
+///
+/// It only says where to look first, so any number is right. Thus readers may set it.
 #[derive(Debug, Default)]
 struct Found(AtomicU32);
 
@@ -67,7 +69,7 @@ impl Found {
     }
 }
 
-/// How many records are looked at from the one that was found last.
+/// The number of records that a search looks at, from the one that was found last.
 const NEAR: usize = 4;
 
 impl Default for RowHistory {
@@ -85,13 +87,13 @@ impl Default for RowHistory {
 }
 
 impl RowHistory {
-    /// The number of the oldest version that is there.
+    /// Returns the number of the oldest stored version.
     #[inline(always)]
     pub(crate) fn first(&self) -> u64 {
         self.base + u64::from(self.gone)
     }
 
-    /// The number behind the last superseded version.
+    /// Returns the number after the last superseded version.
     #[inline(always)]
     pub(crate) fn end(&self) -> u64 {
         self.base + u64::from(self.len)
@@ -102,12 +104,12 @@ impl RowHistory {
         self.gone == self.len
     }
 
-    /// The numbers that the last snapshot has, the newest version's included.
+    /// Returns the numbers of the versions in the last snapshot, including the newest version.
     pub(crate) fn stored(&self) -> Range<u64> {
         self.rest.as_ref().map_or(0..0, |rest| rest.stored.clone())
     }
 
-    /// A snapshot has these numbers.
+    /// Records that a snapshot has these numbers.
     pub(crate) fn store(&mut self, numbers: Range<u64>) {
         if self.rest.is_some() || !numbers.is_empty() {
             self.rest().stored = numbers;
@@ -133,19 +135,20 @@ impl RowHistory {
         self.record(number, shape)[STAMP_AT] >> 1
     }
 
-    /// The columns of a version that are words.
+    /// Returns the columns of a version that are words.
     #[inline(always)]
     pub(crate) fn body(&self, number: u64, shape: &Shape) -> &[u64] {
         &self.record(number, shape)[shape.body_at..]
     }
 
-    /// Its other columns.
+    /// Returns the other columns of a version.
     pub(crate) fn values(&self, number: u64, shape: &Shape) -> &[Value] {
         let at = (number - self.base) as usize * shape.beside;
         self.rest.as_ref().map_or(&[], |rest| &rest.values[at..at + shape.beside])
     }
 
-    /// Appends the version that is about to be superseded. Gives how many more bytes it takes.
+    /// Appends the version that is about to be superseded. Returns the number of bytes that it
+    /// adds.
     #[inline]
     pub(crate) fn push(
         &mut self,
@@ -186,7 +189,7 @@ impl RowHistory {
         grown
     }
 
-    /// Takes back the last [`RowHistory::push`]; that version is the newest again.
+    /// Undoes the last [`RowHistory::push`]. That version is the newest again.
     pub(crate) fn pop(&mut self, shape: &Shape) {
         let at = self.records.len() - shape.width;
         self.newest_us = self.records[at + TIME] as i64;
@@ -194,7 +197,7 @@ impl RowHistory {
         self.len -= 1;
         if let Some(rest) = &mut self.rest {
             rest.values.truncate(rest.values.len() - shape.beside);
-            // Blocks that are no longer complete: other versions may come to be in them.
+            // These blocks are no longer complete. Other versions may become part of them.
             let (width, mut number) = (2 * shape.orders.len(), self.base + u64::from(self.len));
             for level in &mut rest.levels {
                 number /= FAN;
@@ -203,8 +206,9 @@ impl RowHistory {
         }
     }
 
-    /// Appends a version of a snapshot as if it were superseded already. Gives how many more bytes it
-    /// takes; nothing when another number is next.
+    /// Appends a version of a snapshot as if it were superseded already.
+    ///
+    /// Returns the number of bytes that it adds, or `None` if another number is next.
     pub(crate) fn restore(
         &mut self,
         shape: &Shape,
@@ -219,47 +223,52 @@ impl RowHistory {
             return None;
         }
         let before = self.bytes() as isize;
-        // With room nothing is dropped: what has been stored is there, and goes by and by.
+        // With enough room, `push` drops nothing. Restored versions that are too old are dropped
+        // later, one by one.
         self.records.reserve(shape.width);
         self.newest_us = time_us;
         let values = self.push(shape, Floor::NONE, (stamp_word(0, true), body), beside);
         Some(self.bytes() as isize - before + values)
     }
 
-    /// Whether the last snapshot has versions that have gone since.
+    /// Whether the last snapshot has versions that have been dropped since.
     pub(crate) fn is_stored_in_vain(&self) -> bool {
         let Some(Rest { stored, .. }) = self.rest.as_deref() else { return false };
         stored.start < self.first() && !stored.is_empty()
     }
 
-    /// Makes room for the record of a version of this number: drops what nobody wants, and takes more memory
-    /// where that is not enough. Gives how many bytes the row took before.
+    /// Makes room for the record of a version at `seq`. Returns the bytes of the row before.
+    ///
+    /// Drops versions that are not retained, and allocates memory if that is not enough.
     #[cold]
     #[inline(never)]
     fn room(&mut self, shape: &Shape, floor: Floor, seq: Seq) -> usize {
         let before = self.bytes();
         let last = self.last_of(shape, floor);
-        // Where the epoch has written the row already, the version that it has found may be the newest again: all
-        // that it does may be taken back.
+        // If the epoch has written the row already, the version before the epoch may become the
+        // newest again: the whole epoch may be undone.
         let until = if seq > floor.seq { last.saturating_sub(1) } else { last };
         self.drop_before(shape, floor, (last, until));
         self.records.reserve(shape.width);
         before
     }
 
-    /// Drops the versions that nobody wants: kept are those of later transactions than the floor's,
-    /// and of the earlier ones what the history keeps. Gives the bytes of values that went.
+    /// Drops the versions that are not retained. Returns the bytes of the dropped values.
+    ///
+    /// Retained are the versions of transactions after the floor, and of earlier ones those that
+    /// the history asks for.
     pub(crate) fn expire(&mut self, shape: &Shape, floor: Floor) -> usize {
         let last = self.last_of(shape, floor);
         self.drop_before(shape, floor, (last, last))
     }
 
-    /// The number behind the last version of the floor's transactions.
+    /// Returns the number after the last version of the transactions up to the floor.
     fn last_of(&self, shape: &Shape, floor: Floor) -> u64 {
         self.partition(self.first()..self.end(), |n| self.seq(n, shape) <= floor.seq)
     }
 
-    /// The same up to a number, where those of the floor's transactions are before `last`.
+    /// Drops versions as [`RowHistory::expire`] does, but only up to `until`. The versions of
+    /// transactions up to the floor are before `last`.
     fn drop_before(&mut self, shape: &Shape, floor: Floor, (last, until): (u64, u64)) -> usize {
         let by_count = shape.history.versions.map_or(last, |kept| last.saturating_sub(kept));
         let by_time = shape.history.kept_from(floor.frontier_us);
@@ -281,7 +290,7 @@ impl RowHistory {
         bytes
     }
 
-    /// Frees the memory of what is gone.
+    /// Frees the memory of dropped versions.
     fn compact(&mut self, shape: &Shape) {
         let gone = self.gone as usize;
         self.records.drain(..gone * shape.width);
@@ -301,7 +310,8 @@ impl RowHistory {
         }
     }
 
-    /// Sums up the block of versions that ends before `end`, and what that completes.
+    /// Aggregates the block of versions that ends before `end`, and larger blocks that it
+    /// completes.
     fn settle(&mut self, shape: &Shape, end: u64) {
         let width = 2 * shape.orders.len();
         let (mut number, mut level) = (end / FAN - 1, 0);
@@ -343,7 +353,8 @@ impl RowHistory {
         }
     }
 
-    /// The lowest and the highest rank, in a range that is not empty, of the `nth` ordered column.
+    /// Returns the lowest and the highest rank of the `nth` ordered column in a range that is not
+    /// empty.
     pub(crate) fn extremes(&self, shape: &Shape, numbers: Range<u64>, nth: usize) -> [u64; 2] {
         let (width, levels) = (2 * shape.orders.len(), self.levels());
         let mut pair = [u64::MAX, 0];
@@ -366,7 +377,7 @@ impl RowHistory {
         pair
     }
 
-    /// The sum of the `nth` summed column up to version `number`, without it.
+    /// Returns the sum of the `nth` summed column up to version `number`, without it.
     #[inline(always)]
     pub(crate) fn sum_before(&self, shape: &Shape, number: u64, nth: usize) -> i128 {
         let record = self.record(number, shape);
@@ -374,14 +385,15 @@ impl RowHistory {
         i128::from(record[at]) | i128::from(record[at + 1]) << 64
     }
 
-    /// The sum of the `nth` summed column up to version `number`, with it.
+    /// Returns the sum of the `nth` summed column up to version `number`, with it.
     #[inline(always)]
     pub(crate) fn sum_with(&self, shape: &Shape, number: u64, nth: usize) -> i128 {
         let own = self.body(number, shape)[shape.sums[nth]];
         self.sum_before(shape, number, nth) + signed(own)
     }
 
-    /// The sum of the `nth` summed column of all versions that are not older than `time_us`.
+    /// Returns the sum of the `nth` summed column over all versions that are not older than
+    /// `time_us`.
     #[inline(always)]
     pub(crate) fn sum_since(&self, shape: &Shape, time_us: i64, nth: usize) -> i128 {
         let (since, end) = (self.since(time_us, shape), self.end());
@@ -391,10 +403,10 @@ impl RowHistory {
         self.sum_with(shape, end - 1, nth) - self.sum_before(shape, since, nth)
     }
 
-    /// The number of the first version that is not older than `time_us`; [`RowHistory::end`] when
-    /// all are.
+    /// Returns the number of the first version that is not older than `time_us`, or
+    /// [`RowHistory::end`] if all are older.
     ///
-    /// Looked for where it was found last, and behind that.
+    /// The search begins where the last one ended.
     #[inline(always)]
     pub(crate) fn since(&self, time_us: i64, shape: &Shape) -> u64 {
         let (gone, len) = (self.gone as usize, self.len as usize);
@@ -417,11 +429,12 @@ impl RowHistory {
         number
     }
 
-    /// As [`RowHistory::since`], where nothing is known but that not all are older.
+    /// Searches as [`RowHistory::since`] does, but without the last result. Not all versions are
+    /// older.
     ///
-    /// Versions come at a steady pace more often than not, so it is guessed by proportion, and found
-    /// from there in steps that double: a few looks that are close together, where halving would be
-    /// as many as there are digits in the number of versions, far apart.
+    /// Versions mostly arrive at a steady pace. So the search guesses by proportion, and continues
+    /// from there in steps that double. This takes a few looks that are close together. Bisection
+    /// would take as many as the number of versions has binary digits, far apart.
     #[inline(never)]
     fn search(&self, time_us: i64, shape: &Shape) -> u64 {
         let (first, last) = (self.first(), self.end() - 1);
@@ -455,7 +468,7 @@ impl RowHistory {
         self.partition(low + 1..high, is_older)
     }
 
-    /// The first number of a range for which `is_before` is not true.
+    /// Returns the first number of a range for which `is_before` is not true.
     pub(crate) fn partition(&self, numbers: Range<u64>, is_before: impl Fn(u64) -> bool) -> u64 {
         let (mut low, mut high) = (numbers.start, numbers.end);
         while low < high {
@@ -469,8 +482,8 @@ impl RowHistory {
         low
     }
 
-    /// Asks for where the next version goes, which is beside the last one, and for where a window
-    /// begins.
+    /// Prefetches the place of the next version, which is beside the last one, and the place where
+    /// a window begins.
     #[inline(always)]
     pub(crate) fn prefetch(&self, shape: &Shape) {
         let records = self.records.as_ptr();
@@ -480,7 +493,7 @@ impl RowHistory {
         prefetch_address(records.wrapping_add(self.found.get() * shape.width));
     }
 
-    /// Memory it takes, in bytes, without what its values point at.
+    /// Returns its memory in bytes, without the heap memory of its values.
     pub(crate) fn bytes(&self) -> usize {
         let rest = |rest: &Rest| {
             size_of::<Rest>()

@@ -1,23 +1,24 @@
 //! A version as snapshots have it.
 //!
-//! Its key is that of its row, and behind it its number (u64, big-endian, so that versions of a row
-//! come in their order); then its time (i64, big-endian) and all columns in the canonical encoding.
+//! Its key is the key of its row, followed by its number (u64, big-endian), so that the versions of
+//! a row are in order. Its value is the time (i64, big-endian) and all columns in the canonical
+//! encoding.
 
 /// A version of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoredVersion<'a> {
-    /// The key of its row.
+    /// The key of the row.
     pub key: &'a [u8],
-    /// Its number among the versions of the row.
+    /// The number among the versions of the row.
     pub number: u64,
-    /// Its time.
+    /// The time, in microseconds.
     pub time_us: i64,
-    /// Its columns.
+    /// The columns, encoded.
     pub row: &'a [u8],
 }
 
 impl<'a> StoredVersion<'a> {
-    /// What stands under a key; nothing when it is not a version.
+    /// Splits an entry of a snapshot. Returns `None` if it is not a version.
     pub fn of(key: &'a [u8], version: &'a [u8]) -> Option<StoredVersion<'a>> {
         let (key, number) = key.split_last_chunk()?;
         let (time_us, row) = version.split_first_chunk()?;
@@ -25,12 +26,12 @@ impl<'a> StoredVersion<'a> {
         Some(StoredVersion { key, number, time_us, row })
     }
 
-    /// Makes of a row's key that of its version with this number.
+    /// Turns a row's key into the key of its version with this number.
     pub fn put_number(number: u64, key: &mut Vec<u8>) {
         key.extend_from_slice(&number.to_be_bytes());
     }
 
-    /// Appends what stands before a version's columns.
+    /// Appends the bytes before a version's columns.
     pub fn put_time(time_us: i64, out: &mut Vec<u8>) {
         out.extend_from_slice(&time_us.to_be_bytes());
     }

@@ -1,4 +1,4 @@
-//! The versions of a row against a list of them.
+//! The versions of a row, compared with a list of them.
 
 use std::sync::Arc;
 
@@ -24,14 +24,14 @@ fn row(n: i64, f: f64) -> Vec<Value> {
     vec![Value::Int(7), Value::Int(n), Value::Float(f), Value::str(&n.to_string())]
 }
 
-/// What happens to the row next.
+/// The next action on the row.
 #[derive(Clone, Debug)]
 enum Step {
     Put(i64, f64),
     Delete,
-    /// A cut, at which so much time has passed.
+    /// A cut, after so much time.
     Cut(i64),
-    /// So many writes in a row.
+    /// A burst of writes of the row, with their number.
     Burst(u8),
 }
 
@@ -53,7 +53,7 @@ fn check(table: &Table, all: &Listed, from: u64) {
     let versions = table.versions(&[Value::Int(7)]).expect("the row has been there");
     let end = versions.end();
     assert_eq!(end, all.len() as u64, "versions are numbered");
-    assert!(versions.first() <= from, "{from} is kept");
+    assert!(versions.first() <= from, "{from} is retained");
     let kept = &all[from as usize..];
     for (number, time_us, row) in kept {
         assert_eq!((versions.time_us(*number), &versions.row(*number)), (*time_us, row));
@@ -117,7 +117,7 @@ fn only_what_is_wanted_is_kept_beside_versions() {
     }
 }
 
-/// A table with one row, written at time 1, that keeps versions for so long.
+/// Creates a table with one row, written at time 1, that retains versions for `time_us`.
 fn one_row(time_us: i64) -> Table {
     let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
     let mut spec = TableSpec::new("t", vec![0], Arc::new(tidemill_core::Schema::new(columns)));
@@ -132,7 +132,8 @@ fn write(opened: &mut Opened<'_>, sign: i64) {
     for seq in 2..100 {
         opened.at_time(seq as i64);
         let row = opened.find(7).expect("the row is there");
-        // SAFETY: the table is open, for as many versions, and this is the row's only column.
+        // SAFETY: the table is open with room for as many versions, and this is the row's only
+        // column.
         unsafe {
             row.begin(seq);
             row.set(HEADER_WORDS, (sign * seq as i64) as u64);
@@ -140,7 +141,7 @@ fn write(opened: &mut Opened<'_>, sign: i64) {
     }
 }
 
-/// As many as fill blocks whose extremes are kept.
+/// It writes as many versions as fill blocks with stored extremes.
 #[test]
 fn versions_that_are_taken_back_leave_nothing() {
     let mut table = one_row(1000);
@@ -158,7 +159,7 @@ fn versions_that_are_taken_back_leave_nothing() {
     assert_eq!(versions.sum_since(1, 2), Some((2..100).sum()));
 }
 
-/// Also where nobody wants the version that it was any more.
+/// It also covers the case that the original version is no longer retained.
 #[test]
 fn a_row_becomes_what_it_was_when_all_is_taken_back() {
     let mut table = one_row(10);
@@ -221,8 +222,8 @@ proptest! {
     }
 }
 
-/// What a table keeps is the same whatever was dropped when: one that is told of each cut, and one
-/// that is told of the last one only.
+/// The retained versions do not depend on when versions were dropped. One table learns of
+/// each cut, and the other of the last one only.
 #[test]
 fn forgetting_step_by_step_is_forgetting_at_once() {
     let history = History { time_us: Some(40), versions: Some(3) };
@@ -240,12 +241,12 @@ fn forgetting_step_by_step_is_forgetting_at_once() {
             often.commit(seq);
         }
     }
-    assert_ne!(often.state_hash(), once.state_hash(), "they are at other cuts");
+    assert_ne!(often.state_hash(), once.state_hash(), "they are at different cuts");
     for table in [&mut often, &mut once] {
         table.frontier(500);
         table.commit(500);
     }
     assert_eq!(often.state_hash(), once.state_hash());
     let kept: usize = often.newest().histories().map(|(_, versions)| versions.len()).sum();
-    assert!((40..90).contains(&kept), "{kept} versions are kept");
+    assert!((40..90).contains(&kept), "{kept} versions are retained");
 }

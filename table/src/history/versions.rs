@@ -1,4 +1,4 @@
-//! The versions of one row, to be read: those of its history, and the newest in its slot.
+//! The readable versions of one row: those of its history, and the newest in its slot.
 
 use std::ops::Range;
 
@@ -21,27 +21,27 @@ pub struct Versions<'t> {
 }
 
 impl<'t> Versions<'t> {
-    /// What the table was declared as.
+    /// Returns the table's declaration.
     pub fn spec(&self) -> &'t TableSpec {
         self.table.spec()
     }
 
-    /// The number of the oldest version that is there.
+    /// Returns the number of the oldest stored version.
     pub fn first(&self) -> u64 {
         self.history.first()
     }
 
-    /// The number behind the newest version.
+    /// Returns the number after the newest version.
     pub fn end(&self) -> u64 {
         self.history.end() + u64::from(self.newest.is_some())
     }
 
-    /// Whether this is the version in the slot.
+    /// Returns the columns of the version in the slot, if `number` is that version.
     fn newest(&self, number: u64) -> Option<(&[u64], &[Value])> {
         self.newest.filter(|_| number == self.history.end())
     }
 
-    /// The time of a version.
+    /// Returns the time of a version, in microseconds.
     pub fn time_us(&self, number: u64) -> i64 {
         match self.newest(number) {
             Some(_) => self.history.newest_us,
@@ -49,21 +49,21 @@ impl<'t> Versions<'t> {
         }
     }
 
-    /// The number of the first version that is not older than `time_us`; [`Versions::end`] when all
-    /// are.
+    /// Returns the number of the first version that is not older than `time_us`, or
+    /// [`Versions::end`] if all are older.
     pub fn since(&self, time_us: i64) -> u64 {
         let since = self.history.since(time_us, self.shape);
         let is_newest = since == self.history.end() && self.newest.is_some();
         since + u64::from(is_newest && self.history.newest_us < time_us)
     }
 
-    /// A version's row.
+    /// Returns a version's row.
     pub fn row(&self, number: u64) -> Row {
         let (body, values) = self.body(number);
         self.table.make_row(self.key, body, values)
     }
 
-    /// A version's columns: words, and values beside them.
+    /// Returns a version's columns: words, and values beside them.
     pub(crate) fn body(&self, number: u64) -> (&[u64], &[Value]) {
         let history = || {
             let values = self.history.values(number, self.shape);
@@ -72,14 +72,15 @@ impl<'t> Versions<'t> {
         self.newest(number).unwrap_or_else(history)
     }
 
-    /// A column of a version.
+    /// Returns a column of a version.
     pub fn value(&self, number: u64, column: usize) -> Value {
         let (body, values) = self.body(number);
         self.table.make_value(column, self.key, body, values)
     }
 
-    /// The exact sum of a column of integers or decimals that are never null; nothing of others, and
-    /// of those whose sums are not [wanted](Wanted).
+    /// Returns the exact sum of a column of integers or decimals that are never null.
+    ///
+    /// Returns `None` for other columns, and for those whose sums are not [wanted](Wanted).
     pub fn sum(&self, column: usize, numbers: Range<u64>) -> Option<i128> {
         let nth = self.shape.nth_sum(column)?;
         if numbers.is_empty() {
@@ -97,7 +98,8 @@ impl<'t> Versions<'t> {
         Some(sum)
     }
 
-    /// As [`Versions::sum`], of all versions that are not older than `time_us`.
+    /// Returns the sum as [`Versions::sum`] does, over all versions that are not older than
+    /// `time_us`.
     #[inline(always)]
     pub fn sum_since(&self, column: usize, time_us: i64) -> Option<i128> {
         let nth = self.shape.nth_sum(column)?;
@@ -111,8 +113,10 @@ impl<'t> Versions<'t> {
         Some(sum + self.history.sum_since(self.shape, time_us, nth))
     }
 
-    /// The smallest, or the largest, of a column of one word that is never null; nothing of others,
-    /// of those whose extremes are not [wanted](Wanted), and of no versions.
+    /// Returns the smallest or the largest value of a one-word column that is never null.
+    ///
+    /// Returns `None` for other columns, for those whose extremes are not [wanted](Wanted), and for
+    /// no versions.
     pub fn extreme(&self, column: usize, numbers: Range<u64>, largest: bool) -> Option<Value> {
         let word = self.table.layout().plain_word(column)?;
         let nth = self.shape.orders.iter().position(|(ordered, _)| *ordered == word)?;

@@ -1,4 +1,5 @@
-//! Versions that are kept for windows come, are read, and go; see [`crate::history`].
+//! The life of versions that are retained for windows: stored, read and dropped. See
+//! [`crate::history`].
 
 use std::collections::VecDeque;
 
@@ -9,22 +10,23 @@ use crate::history::{Floor, RowHistory, Shape, Versions};
 use crate::table::{LINK, SNAPPED};
 use crate::version::Seq;
 
-/// Slots whose versions are looked through at each cut: all of them in time, without a cut that
+/// The number of slots whose versions are swept at each cut. All slots get their turn, and no cut
 /// takes long.
 const SWEEP: usize = 256;
 
-/// What a table knows of the age of its versions.
+/// The ages of a table's versions.
 #[derive(Clone, Debug)]
 pub(super) struct Aging {
-    /// Nothing older than this comes behind the last cut.
+    /// The time before which nothing arrives after the last cut, in microseconds.
     frontier_us: i64,
-    /// That of earlier cuts which somebody may want to look at: by the last transaction of each.
+    /// The frontiers of earlier cuts that readers may still ask for, each with the last transaction
+    /// of its cut.
     sealed: VecDeque<(Seq, i64)>,
-    /// What may go.
+    /// The point up to which versions may be dropped.
     floor: Floor,
     /// The slot to be swept next.
     next: usize,
-    /// Memory of all versions.
+    /// The memory of all versions, in bytes.
     bytes: usize,
 }
 
@@ -52,7 +54,7 @@ impl Aging {
         }
     }
 
-    /// Before which time nothing came behind the cut with this last transaction.
+    /// Returns the frontier of the cut with this last transaction.
     fn frontier_us(&self, seq: Seq) -> i64 {
         match self.sealed.partition_point(|(until, _)| *until <= seq) {
             0 if self.sealed.is_empty() => self.frontier_us,
@@ -64,24 +66,26 @@ impl Aging {
 }
 
 impl Table {
-    /// Behind the cut that comes next, nothing is older than this: what the history keeps by time
-    /// counts from here. To be told before [`Table::seal`] or [`Table::commit`].
+    /// Sets the frontier of the next cut: nothing older arrives after that cut. Retention by time
+    /// counts back from here.
+    ///
+    /// Call it before [`Table::seal`] or [`Table::commit`].
     pub fn frontier(&mut self, frontier_us: i64) {
         self.aging.frontier_us = self.aging.frontier_us.max(frontier_us);
     }
 
-    /// See [`Table::frontier`].
+    /// Returns the frontier: see [`Table::frontier`].
     pub fn frontier_us(&self) -> i64 {
         self.aging.frontier_us
     }
 
-    /// The versions of the row with this key, as they are now, if there ever was such a row.
+    /// Returns the current versions of the row with this key, if there ever was such a row.
     pub fn versions(&self, key: &[Value]) -> Option<Versions<'_>> {
         self.versions_in(self.slot_of(key)? as usize)
     }
 
-    /// A table of the same kind with nothing in it, which forgets no version: what is to come behind the versions of
-    /// a row can be written there, beside this table.
+    /// Creates an empty table of the same kind that drops no version. Versions that would follow
+    /// those of a row can be written there, beside this table.
     pub fn beside(&self) -> Table {
         let mut beside = Table::new(self.spec.clone(), self.seed);
         beside.shape.clone_from(&self.shape);
@@ -96,7 +100,7 @@ impl Table {
         Some(Versions { table: self, shape, history, key: words[KEY], newest })
     }
 
-    /// The version in the slot at `base` is about to be superseded.
+    /// Appends the version in the slot at `base`, which is about to be superseded, to the history.
     #[cold]
     #[inline(never)]
     pub(super) fn append_version(&mut self, base: usize) {
@@ -109,7 +113,7 @@ impl Table {
         self.aging.bytes = self.aging.bytes.saturating_add_signed(grown);
     }
 
-    /// The versions of the first slot's row; null when none are kept.
+    /// Returns the history of the first slot's row, or null if no versions are retained.
     pub(crate) fn histories_ptr(&mut self) -> *mut RowHistory {
         match self.shape {
             Some(_) => self.histories.as_mut_ptr(),
@@ -133,7 +137,7 @@ impl Table {
         self.histories.capacity() * std::mem::size_of::<RowHistory>() + self.aging.bytes
     }
 
-    /// Drops what nobody wants of some rows' versions.
+    /// Drops the versions of some rows that are not retained.
     pub(super) fn sweep(&mut self) {
         let Some(shape) = &self.shape else { return };
         for _ in 0..SWEEP.min(self.capacity) {
@@ -144,7 +148,7 @@ impl Table {
                 self.aging.bytes = self.aging.bytes.saturating_sub(went);
             }
             if self.tracked && history.is_stored_in_vain() {
-                // The next snapshot takes the row, and so is told.
+                // The next snapshot takes the row, and so learns of the dropped versions.
                 let base = self.aging.next * self.stride;
                 self.slots.words_mut()[base + LINK] &= !SNAPPED;
                 self.dirty.mark(base);
@@ -152,7 +156,7 @@ impl Table {
         }
     }
 
-    /// A row has come or gone.
+    /// Updates the order of keys after a row was added or deleted.
     pub(super) fn order_changes(&mut self, key: Key, is_there: bool) {
         match &mut self.order {
             Some(order) if is_there => drop(order.insert(key)),
@@ -161,7 +165,7 @@ impl Table {
         }
     }
 
-    /// All keys are put in order: many rows have come.
+    /// Sorts all keys, after many rows were added.
     pub(super) fn order_all(&mut self) {
         if self.order.is_some() {
             let keys = self.newest().unordered().map(|(slot, _)| self.key(slot)).collect();
@@ -169,8 +173,8 @@ impl Table {
         }
     }
 
-    /// The keys from `from` on and before `to` of rows that are there, in order; `to` without bytes
-    /// is no bound. Of a table that is not ordered, none.
+    /// Returns the keys of existing rows from `from` on and before `to`, in order. An empty `to` is
+    /// no bound. Returns none if the table is not ordered.
     pub fn keys<'a>(&'a self, from: &'a Key, to: &'a Key) -> impl Iterator<Item = &'a Key> {
         use std::ops::Bound::{Excluded, Included, Unbounded};
         let is_empty = !to.0.is_empty() && to <= from;
@@ -179,7 +183,7 @@ impl Table {
         order.into_iter().flat_map(move |order| order.range::<Key, _>((Included(from), to)))
     }
 
-    /// The row with this encoded key.
+    /// Returns the row with this encoded key.
     pub fn get_by_key(&self, key: &Key) -> Option<Row> {
         let slot = match &self.keys {
             Some(index) => index.find(key)?,
@@ -194,13 +198,13 @@ impl Table {
 }
 
 impl<'t> AsOf<'t> {
-    /// The versions that the history keeps of each row: its key, and of each version its number
-    /// among the row's versions, its time and the row, oldest first. In no order of keys.
+    /// Returns the versions that the history retains of each row, in no order of keys. They are the
+    /// key, and each version's number among the row's versions, its time and the row, oldest first.
     ///
-    /// What is kept is a function of the cut, whatever has gone already: versions that are young
-    /// enough at its frontier, and so many of each row as the history wants. Numbers are counted
-    /// from the first version that is kept unless versions are kept by count: then one always is,
-    /// and knows how many there have been.
+    /// The result is a function of the cut, whatever has been dropped already. It has the versions
+    /// that are young enough at the cut's frontier, and as many of each row as the history asks
+    /// for. Numbers are counted from the first retained version, unless versions are retained by
+    /// count. In that case one always is, and knows how many there have been.
     pub fn histories(self) -> impl Iterator<Item = (Key, Vec<(u64, i64, Row)>)> + 't {
         let (table, seq) = (self.table, self.seq);
         let history = table.spec.history.unwrap_or_default();

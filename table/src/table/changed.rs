@@ -1,16 +1,19 @@
-//! What has changed since the last snapshot.
+//! The changes since the last snapshot.
 //!
-//! A snapshot is taken at a cut, while everything waits, so taking it copies and does nothing else:
-//! words as they stand in their slots, keys and values beside. What costs more, hashing keys to
-//! partitions, sorting and encoding, is left to [`Changed::for_each`], which whoever writes the
+//! A snapshot is taken at a cut, while everything waits. So taking it only copies: words as they
+//! are in their slots, keys and values beside. The more expensive work is hashing keys to
+//! partitions, sorting and encoding. It is left to [`Changed::for_each`], which the writer of the
 //! snapshot calls in the background.
 //!
-//! Slots tell by one bit whether they have changed (see [`LINK`]); where to look for such, of a
-//! large table, say its [dirty blocks](crate::dirty). What it costs: of ten million rows of an int and a decimal, on a core that nobody else wants: all of
-//! them changed, 13 ns a row, of which memory that is new to the process takes a third; a million, 68
-//! ms; a hundred thousand, 16 ms; ten thousand, 3 ms; none, 0.04 ms. To look at all slots, where
-//! blocks are not marked, takes 47 ms. Beside others that want the memory it was up to twice as much,
-//! and several times where the machine had to find the memory first.
+//! One bit of a slot says whether it has changed (see [`LINK`]). In a large table, the [dirty
+//! blocks](crate::dirty) say where to look for such slots.
+//!
+//! The costs were measured with ten million rows of an int and a decimal, on an otherwise idle
+//! machine. With all rows changed, it takes 13 ns a row, a third of it for memory that is new to
+//! the process. With a million changed, it takes 68 ms. With a hundred thousand, it takes 16 ms,
+//! with ten thousand 3 ms, and with none 0.04 ms. If blocks are not marked, scanning all slots
+//! takes 47 ms. Beside other processes that used the memory, it took up to twice as long, and
+//! several times as long where the machine had to find free memory first.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,17 +27,18 @@ use crate::dirty::{DirtyBlocks, BLOCK_WORDS};
 use crate::layout::{Layout, Place};
 use crate::version::NO_LINK;
 
-/// Slots that are looked at before those that have changed are copied: they stay in the cache.
+/// The number of slots that are scanned before the changed ones among them are copied. They stay in
+/// the cache.
 const PIECE: usize = 128;
 
-/// How many runs ahead of the one that is looked at the first block of a run is asked for.
+/// The distance at which the first block of a run is prefetched, in runs.
 const RUNS_AHEAD: usize = 4;
 
-/// How many rows ahead [`Changed::for_each`] asks for a row's words.
+/// The distance at which [`Changed::for_each`] prefetches a row's words, in rows.
 const AHEAD: usize = 16;
 
-/// The rows of a table that changed between two snapshots, as they were at the later one. It shares
-/// nothing with the table that changes.
+/// The rows of a table that changed between two snapshots, as they were at the later one. They
+/// share no memory that a change of the table touches.
 #[derive(Clone, Debug)]
 pub struct Changed {
     spec: Arc<TableSpec>,
@@ -48,35 +52,37 @@ pub struct Changed {
 #[derive(Clone, Debug)]
 struct Rows {
     len: usize,
-    /// Per row `width` words: its key, when that is a word; unless it was deleted, null bits and
-    /// columns.
+    /// The words of each row, `width` each: its key, if that is a word, and unless the row was
+    /// deleted, null bits and columns.
     words: Vec<u64>,
     width: usize,
     /// The values beside each row's slot, unless it was deleted.
     values: Vec<Value>,
-    /// Of keys that are not words: their bytes, and where each ends.
+    /// The bytes of keys that are not words, and the end of each.
     key_bytes: Vec<u8>,
     key_ends: Vec<usize>,
 }
 
 impl Table {
-    /// From now on changes are taken by [`Table::take_changes`]; the first time, all rows are.
+    /// Begins to track changes for [`Table::take_changes`], which returns all rows the first time.
     ///
-    /// Rows that are deleted keep their slots until their deletion has been taken.
+    /// Deleted rows retain their slots until their deletion has been taken.
     pub fn track(&mut self) {
         self.tracked = true;
         self.dirty = DirtyBlocks::all();
     }
 
-    /// The rows that were written since the last call: each one once, as it is now, or as deleted.
-    /// A row that came and went in between is told as deleted, too; one whose writes were undone is
-    /// not told. Whatever is written from now on bears a higher sequence number than anything so
-    /// far.
+    /// Takes the rows that were written since the last call: each one once, as it is now, or as
+    /// deleted.
+    ///
+    /// A row that was added and deleted in between is reported as deleted, too. A row whose writes
+    /// were undone is not reported. Later writes must have higher sequence numbers than all writes
+    /// so far.
     ///
     /// # Panics
-    /// When changes are not [tracked](Table::track).
+    /// If changes are not [tracked](Table::track).
     pub fn take_changes(&mut self) -> Changed {
-        assert!(self.tracked, "table {}: changes are tracked", self.spec.name);
+        assert!(self.tracked, "table {}: changes are not tracked", self.spec.name);
         self.mark_written();
         let key_words = usize::from(self.layout.word_key);
         let mut changed = Changed {
@@ -96,7 +102,7 @@ impl Table {
             }
             let behind = run.end;
             self.take_run(run, &mut changed);
-            // A word key marks the block where the search for it begins, and its slot is somewhere
+            // A word key marks the block where the search for it begins. Its slot is somewhere
             // before the next free one.
             if self.keys.is_none() {
                 let mut slot = behind & (self.capacity - 1);
@@ -131,15 +137,15 @@ impl Table {
         }
     }
 
-    /// Takes what has changed in these slots.
+    /// Takes the changed rows in these slots.
     fn take_run(&mut self, run: Range<usize>, changed: &mut Changed) {
         let stride = self.stride;
         let mut found = [0u8; PIECE];
         for from in run.clone().step_by(PIECE) {
             let to = run.end.min(from + PIECE);
-            // The processor does not look beyond a page by itself.
+            // The processor itself does not prefetch beyond a page.
             let ahead = if to + PIECE <= run.end { PIECE * stride } else { 0 };
-            // Without branches first: which slots have changed, nobody can guess.
+            // First without branches, because no predictor can guess which slots have changed.
             let mut count = 0;
             let links = self.slots.words()[from * stride + LINK..to * stride].iter();
             for (at, link) in links.step_by(stride).enumerate() {
@@ -148,7 +154,7 @@ impl Table {
                 count += usize::from(link & (TAKEN | SNAPPED) == TAKEN);
             }
             let slots = || found[..count].iter().map(|at| from + usize::from(*at));
-            // Keys and values that are no words are anywhere.
+            // Keys and values that are not words can be anywhere in memory.
             if let Some(keys) = &self.keys {
                 slots().for_each(|slot| prefetch_address(keys.key(slot as u32).0.as_ptr()));
             }
@@ -162,7 +168,7 @@ impl Table {
         }
     }
 
-    /// Takes what has changed in this slot.
+    /// Takes the change in this slot.
     #[inline(always)]
     fn take_changed(&mut self, slot: usize, changed: &mut Changed) {
         let (stride, beside) = (self.stride, self.layout.values);
@@ -174,7 +180,7 @@ impl Table {
         words[LINK] = link | SNAPPED;
         let is_present = stamp & 1 == 1;
         if !is_present && stamp == 0 && link >> 32 == u64::from(NO_LINK) {
-            // Taken for a row that has never been written.
+            // The slot was taken for a row that has never been written.
             return;
         }
         let rows = if is_present { &mut changed.present } else { &mut changed.deleted };
@@ -199,12 +205,12 @@ impl Table {
 }
 
 impl Changed {
-    /// What the table was declared as.
+    /// Returns the table's declaration.
     pub fn spec(&self) -> &Arc<TableSpec> {
         &self.spec
     }
 
-    /// Number of rows, deleted ones included.
+    /// Returns the number of rows, including deleted ones.
     pub fn len(&self) -> usize {
         self.present.len + self.deleted.len
     }
@@ -214,26 +220,28 @@ impl Changed {
         self.len() == 0
     }
 
-    /// Number of rows that were deleted.
+    /// Returns the number of deleted rows.
     pub fn deleted(&self) -> usize {
         self.deleted.len
     }
 
-    /// Memory that it takes, in bytes, without what its values share with the table's.
+    /// Returns its memory in bytes, without the memory that its values share with the table's.
     pub fn bytes(&self) -> usize {
         self.present.bytes() + self.deleted.bytes() + self.versions.bytes()
     }
 
-    /// Calls `visit` with each row's partition, its key, and the row or `None` when it was deleted;
-    /// ordered by partition and key. Keys and rows are in the canonical encoding (see [`encode`]):
-    /// of the key columns in key order, and of all columns. [`Table::loading`] takes them back.
+    /// Calls `visit` with each row's partition, its key, and the row, or `None` if it was deleted.
+    /// They are ordered by partition and key.
     ///
-    /// Takes some 90 ns a row of two words and 290 of texts, and 6 bytes a row of memory while it
-    /// lasts.
+    /// Keys and rows are in the canonical encoding (see [`encode`]): the key columns in key order,
+    /// and all columns. [`Table::loading`] reads them back.
+    ///
+    /// It takes some 90 ns a row of two words and 290 ns a row of texts, and temporarily 6 bytes of
+    /// memory a row.
     pub fn for_each(&self, mut visit: impl FnMut(Partition, &[u8], Option<&[u8]>)) {
         let (mut key, mut row) = (Vec::new(), Vec::new());
-        // Rows are numbered: those that are there, then the deleted ones. Their numbers are brought
-        // in the order of their partitions by counting.
+        // Rows are numbered: present rows first, then the deleted ones. The numbers are sorted by
+        // partition, by counting.
         let mut partitions = Vec::with_capacity(self.len());
         let mut ends = vec![0; usize::from(PARTITIONS)];
         for number in 0..self.len() as u32 {
@@ -243,7 +251,8 @@ impl Changed {
         }
         let mut sum = 0u32;
         for end in &mut ends {
-            // Where the partition's numbers begin; each that is put there moves it on.
+            // `end` becomes the place where the partition's numbers begin. Each number that is put
+            // there advances it.
             (*end, sum) = (sum, sum + *end);
         }
         let mut numbers = vec![0; self.len()];
@@ -274,14 +283,15 @@ impl Changed {
         }
     }
 
-    /// The rows whose numbers stand in `range`, by key: each with some bytes of its key that say
-    /// nearly always which of two comes first.
+    /// Sorts the rows whose numbers are in `range` by key. Each has some bytes of its key that
+    /// nearly always decide which of two is first.
     fn sort(&self, numbers: &[u32], range: Range<usize>, sorted: &mut Vec<(u64, u32)>) {
         sorted.clear();
         let mut scratch = Vec::new();
         let Some(first) = numbers[range.clone()].first() else { return };
         let first = self.key(*first, &mut scratch).to_vec();
-        // Behind what all of them begin with: with keys of words, that is the type at least.
+        // The bytes after the prefix that all of them share. With word keys, that prefix is at
+        // least the type.
         let mut shared = first.len();
         if self.layout.word_key {
             shared = 1;
@@ -310,7 +320,7 @@ impl Changed {
         }
     }
 
-    /// Asks for the row that comes [`AHEAD`] rows behind the one whose number stands at `at`.
+    /// Prefetches the row that is [`AHEAD`] rows after the one whose number is at `at`.
     #[inline(always)]
     fn prefetch(&self, numbers: &[u32], at: usize) {
         let place = |ahead: usize| {
@@ -334,7 +344,7 @@ impl Changed {
         }
     }
 
-    /// Asks for what the values of a row point at.
+    /// Prefetches the heap memory of a row's values.
     #[inline(always)]
     fn prefetch_values(&self, number: u32) {
         let (number, beside) = (number as usize, self.layout.values);
@@ -343,7 +353,7 @@ impl Changed {
         }
     }
 
-    /// The key of a row. `scratch` is overwritten.
+    /// Returns the key of a row. `scratch` is overwritten.
     #[inline(always)]
     fn key<'a>(&'a self, number: u32, scratch: &'a mut Vec<u8>) -> &'a [u8] {
         let number = number as usize;
@@ -352,7 +362,7 @@ impl Changed {
         self.key_in(rows, at, scratch)
     }
 
-    /// The key of one of these rows. `scratch` is overwritten.
+    /// Returns the key of one of these rows. `scratch` is overwritten.
     #[inline(always)]
     fn key_in<'a>(&'a self, rows: &'a Rows, at: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
         if !self.layout.word_key {
@@ -365,7 +375,7 @@ impl Changed {
         scratch
     }
 
-    /// Appends the encoding of a row that is there.
+    /// Appends the encoding of a row that exists.
     #[inline(always)]
     fn encode_row(&self, number: usize, out: &mut Vec<u8>) {
         let width = self.present.width;
@@ -378,7 +388,7 @@ impl Changed {
         self.encode(key, body, values, out);
     }
 
-    /// Appends the encoding of all columns: of the key word, where the key is one, and of the others.
+    /// Appends the encoding of all columns, of the key word (if the key is one) and of the others.
     #[inline(always)]
     fn encode(&self, key: u64, body: &[u64], values: &[Value], out: &mut Vec<u8>) {
         for (column, place) in self.spec.schema.columns.iter().zip(&self.layout.places) {
@@ -418,10 +428,10 @@ impl Rows {
     }
 }
 
-/// Asks for what a value points at.
+/// Prefetches the heap memory of a value.
 fn prefetch_value(value: &Value) {
     match value {
-        // The count of who shares it stands before it.
+        // The reference count is before the data.
         Value::Str(text) => prefetch_address(text.as_ptr().wrapping_sub(1)),
         Value::Bytes(bytes) | Value::Any(bytes) => prefetch_address(bytes.as_ptr().wrapping_sub(1)),
         Value::List(items) => prefetch_address(items.as_ptr().cast::<u8>().wrapping_sub(1)),
@@ -429,7 +439,7 @@ fn prefetch_value(value: &Value) {
     }
 }
 
-/// The first 8 bytes, behind which zeros stand in for what is missing.
+/// Returns the first 8 bytes, filled up with zeros.
 #[inline(always)]
 fn head(key: &[u8]) -> u64 {
     if let Some((head, _)) = key.split_first_chunk() {

@@ -1,5 +1,7 @@
-//! Rows of a snapshot coming back: 100 ns a row of an int and a decimal, of ten million of them, a
-//! fifth of which is making room; 350 ns a row where keys are not words, and twice that with texts.
+//! Loading rows of a snapshot.
+//!
+//! With ten million rows of an int and a decimal, it takes 100 ns a row, a fifth of it for making
+//! room. If keys are not words, it takes 350 ns a row, and twice that with texts.
 
 use tidemill_core::{encode, Column, Error, Key, Kind, Result, Value};
 
@@ -8,17 +10,18 @@ use crate::cells::prefetch;
 use crate::layout::Place;
 use crate::version::{stamp_word, NO_LINK};
 
-/// How many rows are decoded before the first of them goes to its slot, which was asked for when it
-/// was decoded.
+/// The number of rows that are decoded before the first of them goes to its slot, which was
+/// prefetched when the row was decoded.
 const RING: usize = 16;
 
-/// A table being loaded. Rows that were given are in the table once it is
+/// A table that is being loaded. The given rows are in the table once it is
 /// [finished](Loading::finish).
 #[derive(Debug)]
 pub struct Loading<'t> {
     table: &'t mut Table,
-    /// Of word keys: rows on their way to their slots, `width` words each (the key, null bits and
-    /// columns), with the values beside. There are `RING` of them once `given` is as much.
+    /// The rows with word keys on their way to their slots, and the values beside. A row has
+    /// `width` words: the key, null bits and columns. There are `RING` rows once `given` is that
+    /// large.
     words: Vec<u64>,
     width: usize,
     values: Vec<Value>,
@@ -29,35 +32,36 @@ pub struct Loading<'t> {
 
 mod versions;
 
-/// Why a row can't be loaded.
+/// The reason why a row can't be loaded.
 enum Fault {
     /// The key is not an encoding of the key columns.
     Key,
     /// The bytes of this column are not an encoding of its type.
     Column(usize),
-    /// The column has a null and may not.
+    /// The column has a null and may not have one.
     Null(usize),
-    /// There are bytes behind the last column.
+    /// There are bytes after the last column.
     TooLong,
     /// The row has another key.
     OtherKey,
-    /// The table has a row with this key.
+    /// The table has a row with this key already.
     Twice,
     /// The bytes are too short for a version.
     Version,
-    /// The table keeps no versions.
+    /// The table retains no versions.
     NoHistory,
     /// A version is missing before the one with this number.
     Gap(u64),
-    /// The newest version is not the row.
+    /// The newest version differs from the row.
     NotTheRow,
 }
 
 impl Table {
-    /// Begins to load rows of a snapshot into an empty table, of which about `rows` are expected:
-    /// the rows that [`Changed::for_each`](super::Changed::for_each) gave. They are there as of
-    /// sequence number 0, and no later snapshot has to take them. Of a recovered state's number
-    /// [`Table::commit`] is to be told then.
+    /// Begins to load rows of a snapshot into an empty table. About `rows` rows are expected.
+    ///
+    /// The rows are those of [`Changed::for_each`](super::Changed::for_each). They exist as of
+    /// sequence number 0, and no later snapshot has to take them. Afterwards, call
+    /// [`Table::commit`] with the number of the recovered state.
     pub fn loading(&mut self, rows: usize) -> Loading<'_> {
         self.reserve(rows);
         if let Some(keys) = &mut self.keys {
@@ -77,12 +81,12 @@ impl Table {
 }
 
 impl Loading<'_> {
-    /// Takes a row: its key and all its columns, in the canonical encoding.
+    /// Loads a row from its key and all its columns, in the canonical encoding.
     ///
     /// # Errors
-    /// `Io` when the bytes are damaged, or of another table, or when the table has the key already.
-    /// Which rows the table then has is not said. That a key comes twice may show only with a later
-    /// row, or at the end.
+    /// `Io` if the bytes are damaged or belong to another table, or if the table has the key
+    /// already. The contents of the table are then unspecified. A duplicate key may show only with
+    /// a later row, or at the end.
     pub fn row(&mut self, key: &[u8], row: &[u8]) -> Result<()> {
         if self.given - self.placed == RING {
             self.place()?;
@@ -92,16 +96,16 @@ impl Loading<'_> {
         }
         self.given += 1;
         if self.table.keys.is_some() {
-            // Slots of other keys are taken one behind the other.
+            // Slots of keys that are not words are taken one after the other.
             return self.place_keyed(key);
         }
         Ok(())
     }
 
-    /// Puts the last rows in their slots.
+    /// Moves the last rows to their slots.
     ///
     /// # Errors
-    /// As of [`Loading::row`].
+    /// The same as [`Loading::row`].
     pub fn finish(mut self) -> Result<()> {
         while self.placed < self.given {
             self.place()?;
@@ -134,7 +138,7 @@ impl Loading<'_> {
                 Place::Key => {
                     let word = encode::decode_word(&column.ty, &mut row);
                     let word = word.ok_or(Fault::Column(index))?;
-                    // A float's -0.0 is no key.
+                    // A float's -0.0 is not a key.
                     let is_key = word.is_some_and(|word| {
                         word == *key_word
                             && super::key_word(&word_value(&column.ty, word)) == Some(word)
@@ -188,7 +192,7 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Puts the first row of the ring in its slot.
+    /// Moves the first row of the ring to its slot.
     #[inline(always)]
     fn place(&mut self) -> Result<()> {
         let at = self.placed % RING;
@@ -213,7 +217,7 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Puts the first row of the ring behind those that are in slots, under a key that is no word.
+    /// Moves the first row of the ring to the next slot, under a key that is not a word.
     fn place_keyed(&mut self, key: &[u8]) -> Result<()> {
         if self.table.taken == self.table.capacity {
             self.table.grow();
@@ -228,7 +232,7 @@ impl Loading<'_> {
         }
     }
 
-    /// Puts the first row of the ring in this slot, which is free.
+    /// Moves the first row of the ring to this slot, which is free.
     #[inline(always)]
     fn put(&mut self, slot: usize, key: u64) {
         let at = self.placed % RING;
@@ -259,19 +263,19 @@ impl Loading<'_> {
             format!("column '{}' ({})", column.name, column.ty)
         };
         let why = match fault {
-            Fault::Key => "its key is not one of the table".into(),
+            Fault::Key => "its key does not fit the table".into(),
             Fault::Column(index) => format!("its {} is damaged or of another type", column(index)),
             Fault::Null(index) => format!("its {} is null and may not be", column(index)),
-            Fault::TooLong => "there is more behind its last column".into(),
+            Fault::TooLong => "there are bytes after its last column".into(),
             Fault::OtherKey => "its columns have another key".into(),
             Fault::Twice => "there is another row with this key".into(),
-            Fault::Version => "a version of it is cut off".into(),
-            Fault::NoHistory => "it has versions, and the table keeps none".into(),
+            Fault::Version => "one of its versions is truncated".into(),
+            Fault::NoHistory => "it has versions, but the table retains none".into(),
             Fault::Gap(number) => format!("there is no version before number {number}"),
-            Fault::NotTheRow => "its newest version is another row".into(),
+            Fault::NotTheRow => "its newest version differs from the row".into(),
         };
         let key = Value::Bytes(key[..key.len().min(64)].into());
         Error::new(Kind::Io, format!("table {}: stored row {key}: {why}", spec.name))
-            .help("the snapshot is damaged, or of another program")
+            .help("the snapshot is damaged, or belongs to another program")
     }
 }

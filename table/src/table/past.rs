@@ -1,12 +1,12 @@
-//! Rows as they were.
+//! Rows as they were in the past.
 //!
-//! Who reads must not see what may still be lost, so a table keeps the versions since the last
-//! state that is safe: [`Table::seal`] ends an epoch and puts its version log aside,
-//! [`Table::release`] lets go of those that no reader can want any more. Writing costs nothing more
-//! for it: where a log would be emptied, another one is taken.
+//! Readers must not see changes that may still be lost. So a table retains the versions since the
+//! last durable state. [`Table::seal`] ends an epoch and retains its version log.
+//! [`Table::release`] drops the logs that no reader needs any more. This adds no cost to a write:
+//! where a log would be emptied, a fresh one is used.
 //!
-//! The link of a version leads into the log of the epoch that wrote it, and its stamp says which
-//! one that is.
+//! The link of a version points into the log of the epoch that wrote the version. Its stamp tells
+//! that epoch.
 
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -16,13 +16,14 @@ use super::{history_hash, row_hash, Table, KEY, LINK, STAMP, TAKEN};
 use crate::layout::HEADER_WORDS;
 use crate::version::{Seq, VersionLog, NO_LINK};
 
-/// Emptied logs that are kept, so that the next epochs find memory that the process has already.
+/// The number of emptied logs that are retained for the next epochs, because the process already
+/// has their memory.
 const SPARE_MAX: usize = 2;
 
-/// The logs that were put aside.
+/// The logs of sealed epochs.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sealed {
-    /// With the last transaction of each; oldest first.
+    /// The logs, each with its last transaction, oldest first.
     logs: VecDeque<(Seq, VersionLog)>,
     spare: Vec<VersionLog>,
 }
@@ -45,8 +46,10 @@ pub struct AsOf<'t> {
 }
 
 impl Table {
-    /// As [`Table::commit`], but older versions may still be wanted: back to the last
-    /// [`Table::release`]. What is written from now on bears higher numbers.
+    /// Ends an epoch as [`Table::commit`] does, but retains older versions, back to the last
+    /// [`Table::release`].
+    ///
+    /// Later writes have higher numbers than `seq`.
     pub fn seal(&mut self, seq: Seq) {
         self.mark_written();
         if self.log.len(self.logged) > 0 {
@@ -58,8 +61,8 @@ impl Table {
         }
     }
 
-    /// Everything up to `seq` is final, and no reader needs older versions. Those go that were
-    /// sealed up to it.
+    /// Makes everything up to `seq` final: no reader needs older versions. Drops the logs that were
+    /// sealed up to `seq`.
     pub fn release(&mut self, seq: Seq) {
         let Sealed { logs, spare } = &mut self.sealed;
         while logs.front().is_some_and(|(until, _)| *until <= seq) {
@@ -76,27 +79,27 @@ impl Table {
         }
     }
 
-    /// The table as it was after the transaction with number `seq`; as it is, when that is yet to
-    /// come.
+    /// Returns the table as it was after the transaction with number `seq`, or as it is if that
+    /// transaction is in the future.
     ///
     /// # Errors
-    /// When versions that old are gone.
+    /// If versions that old have been dropped.
     pub fn as_of(&self, seq: Seq) -> Result<AsOf<'_>> {
         if seq < self.floor {
             return Err(Error::input(format!(
-                "table {} as of {seq}: versions below {} are gone",
+                "table {} as of {seq}: versions below {} have been dropped",
                 self.spec.name, self.floor
             )));
         }
         Ok(AsOf { table: self, seq })
     }
 
-    /// The table as it is.
+    /// Returns the table as it is.
     pub fn newest(&self) -> AsOf<'_> {
         AsOf { table: self, seq: Seq::MAX }
     }
 
-    /// The log that the link of a version with this number leads into.
+    /// Returns the log that the link of a version with this number points into.
     fn log_of(&self, seq: Seq) -> &VersionLog {
         let logs = &self.sealed.logs;
         let at = logs.partition_point(|(until, _)| *until < seq);
@@ -105,12 +108,12 @@ impl Table {
 }
 
 impl<'t> AsOf<'t> {
-    /// The row with this key (one value for each key column).
+    /// Returns the row with this key (one value for each key column).
     pub fn get(&self, key: &[Value]) -> Option<Row> {
         self.table.slot_of(key).and_then(|slot| self.row(slot))
     }
 
-    /// The row in a slot, if it was there.
+    /// Returns the row in a slot, if it existed.
     fn row(&self, slot: u32) -> Option<Row> {
         let table = self.table;
         let words = &table.slots.words()[slot as usize * table.stride..][..table.stride];
@@ -123,7 +126,7 @@ impl<'t> AsOf<'t> {
             let entry = log.entry(link, table.logged, table.layout.values);
             if entry.stamp >> 1 <= self.seq {
                 let present = entry.stamp & 1 == 1;
-                // What is not logged is as it was.
+                // Unlogged words are as they were.
                 let rest = &words[HEADER_WORDS + entry.body.len()..];
                 let body = || [entry.body, rest].concat();
                 return present.then(|| table.make_row(words[KEY], &body(), entry.values));
@@ -133,7 +136,7 @@ impl<'t> AsOf<'t> {
         None
     }
 
-    /// The slots in which there may have been a row, in no order.
+    /// Returns the slots that may have had a row, in no order.
     fn slots(&self) -> impl Iterator<Item = u32> + 't {
         let (stride, seq) = (self.table.stride, self.seq);
         let slots = self.table.slots.words().chunks_exact(stride).enumerate();
@@ -145,20 +148,22 @@ impl<'t> AsOf<'t> {
             .map(|(slot, _)| slot as u32)
     }
 
-    /// All rows, in no order.
+    /// Returns all rows, in no order.
     pub(super) fn unordered(self) -> impl Iterator<Item = (u32, Row)> + 't {
         self.slots().filter_map(move |slot| Some((slot, self.row(slot)?)))
     }
 
-    /// All rows, by key.
+    /// Returns all rows, by key.
     pub fn rows(&self) -> Vec<Row> {
         let mut slots: Vec<(Key, u32)> = self.slots().map(|s| (self.table.key(s), s)).collect();
         slots.sort();
         slots.iter().filter_map(|(_, slot)| self.row(*slot)).collect()
     }
 
-    /// The first rows, by key, of those that `keep` wants: at most `limit`, and whether there are
-    /// more. Looks at all rows, and holds as many as it gives.
+    /// Returns the first rows, by key, of those for which `keep` is true: at most `limit`, and
+    /// whether there are more.
+    ///
+    /// It looks at all rows, and holds as many as it returns.
     pub fn select(&self, limit: usize, mut keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
         let mut first: BinaryHeap<(Key, u32)> = BinaryHeap::new();
         for slot in self.slots() {
@@ -179,15 +184,17 @@ impl<'t> AsOf<'t> {
         (slots.iter().take(limit).filter_map(|(_, slot)| self.row(*slot)).collect(), more)
     }
 
-    /// All rows, by key, as a batch.
+    /// Returns all rows, by key, as a batch.
     pub fn to_batch(&self) -> Batch {
         let rows = self.rows();
         Batch::from_rows(self.table.spec.schema.clone(), rows.iter().map(|r| &r[..]))
     }
 
-    /// The hash of the table's contents: of each row's canonical encoding with the table's name,
-    /// and of the [versions](AsOf::histories) that the table keeps of each row, summed, so that it
-    /// depends neither on layout nor on what else there has been.
+    /// Returns the hash of the table's contents.
+    ///
+    /// It is the sum over each row's canonical encoding with the table's name, and over the
+    /// [versions](AsOf::histories) that the table retains of each row. So it depends neither on
+    /// layout nor on earlier contents.
     pub fn state_hash(&self) -> u128 {
         let (name, mut bytes) = (&*self.table.spec.name, Vec::new());
         let rows = self

@@ -6,7 +6,7 @@ use tidemill_core::{Column, DataType, Schema};
 use super::*;
 use crate::at::{Opened, RowAt};
 
-/// What a row was, and since when.
+/// The states of a row, each with its first transaction.
 type Versions = Vec<(Seq, Option<Vec<Value>>)>;
 
 pub(super) fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
@@ -16,7 +16,8 @@ pub(super) fn spec(key: &[usize], columns: Vec<Column>) -> Arc<TableSpec> {
     Arc::new(spec)
 }
 
-/// One of each shape: word key; text key; two key columns; nullable words; values beside the slot.
+/// Returns one table of each shape: word key; text key; two key columns; nullable words; values
+/// beside the slot.
 pub(super) fn shapes() -> Vec<Arc<TableSpec>> {
     let int = || Column::new("i", DataType::Int);
     let text = || Column::new("s", DataType::Str);
@@ -55,7 +56,7 @@ enum Step {
     Delete(i64),
     Commit,
     Seal,
-    /// Up to that many transactions ago.
+    /// A release of the versions up to so many transactions ago.
     Release(u64),
 }
 
@@ -70,7 +71,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// A table of one of the shapes; behind them one of which only a column is ever written, and no row goes.
+/// Creates a table of one of the shapes. After them is a table of which only a column is ever
+/// written, and no row is deleted.
 fn table_of(shape: usize, seed: u64) -> Table {
     match shapes().get(shape) {
         Some(spec) => Table::new(spec.clone(), seed),
@@ -83,8 +85,9 @@ fn table_of(shape: usize, seed: u64) -> Table {
 }
 
 proptest! {
-    /// Against a model that keeps every version of every row: newest rows, rows as of every
-    /// retained transaction, changes, and the hash of a table with another history and seed.
+    /// Compares a table with a model that retains every version of every row: newest rows, rows as
+    /// of every retained transaction, changes, and the hash of a table with another history and
+    /// seed.
     #[test]
     fn a_table_is_its_model(steps in steps(), shape in 0usize..5, seed: u64) {
         let mut table = table_of(shape, seed);
@@ -201,7 +204,7 @@ fn keys_that_come_and_go_do_not_fill_the_table() {
     }
 }
 
-/// The table is final up to 0 from the start, and is filled at 0 all the same.
+/// The table is final up to 0 from the start, and is still filled at 0.
 #[test]
 fn rows_that_come_and_go_before_the_first_commit() {
     for spec in shapes() {
@@ -239,8 +242,8 @@ fn memory_is_counted() {
     assert!(table.bytes() > before + (1 << 20));
 }
 
-/// Two rows written in one transaction in the order that is not theirs, one of them twice; then
-/// taken back.
+/// One transaction writes two rows against their order, one of them twice. Then both are
+/// undone.
 #[test]
 fn rows_in_place_are_taken_back() {
     for (columns, logged) in [(1, 1), (2, 2), (3, 1), (3, 2)] {
@@ -287,7 +290,7 @@ fn rows_in_place_are_taken_back() {
         assert_eq!((table.state_hash(), table.superseded()), (before, 0));
         assert!(table.bytes() >= log);
 
-        // And written for good: the past is still there.
+        // Then they are written for good. The past is still there.
         let mut open = table.open(1);
         let row_2 = open.find(2).unwrap();
         // SAFETY: as above.
@@ -302,8 +305,8 @@ fn rows_in_place_are_taken_back() {
     }
 }
 
-/// Rows that are not there are read with their defaults; those are there from now on that were
-/// written and not taken back, and no others.
+/// Missing rows are read with their defaults. From then on those exist that were written and not
+/// undone, and no others.
 #[test]
 fn rows_that_are_not_there_are_placed() {
     let columns = vec![
@@ -330,7 +333,7 @@ fn rows_that_are_not_there_are_placed() {
     {
         let (row, is_there) = placed(&mut open, key);
         assert!(!is_there && open.find_slot(key).is_null());
-        // SAFETY: as above; as many versions are begun as it was opened for.
+        // SAFETY: as above; as many versions are begun as the table was opened for.
         unsafe {
             row.begin(seq);
             row.set(HEADER_WORDS, 99);
@@ -346,13 +349,13 @@ fn rows_that_are_not_there_are_placed() {
     let two = [1, 2].map(|k| [Value::Int(k), Value::Int(99)].into());
     assert_eq!((table.rows(), table.len()), (two.to_vec(), 2));
     assert_eq!(table.as_of(2).unwrap().get(&[Value::Int(1)]), None);
-    // As many as there is room for, without moving.
+    // As many as there is room for without moving slots.
     let mut open = table.open(0);
     let found = (10..100).take_while(|key| !open.find_or_place(*key).0.is_null()).count();
     assert!((1..16).contains(&found), "{found}");
     drop(open);
     assert_eq!(table.len(), 2);
-    assert!(table.gone() >= found, "what nobody wrote is dropped when the table grows");
+    assert!(table.gone() >= found, "rows that were not written are dropped when the table grows");
 }
 
 #[test]
@@ -379,7 +382,7 @@ fn the_first_rows_that_are_wanted() {
     }
 }
 
-/// Older versions would be others than they were.
+/// Otherwise older versions would change, too.
 #[test]
 fn what_is_not_logged_can_not_be_written() {
     let row = |k: i64, v: i64, same: i64| [k, v, same, 0].map(Value::Int);

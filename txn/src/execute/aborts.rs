@@ -1,7 +1,8 @@
-//! Aborts of an epoch, of one handler. An abort of an input event is that event's row with a reason, so
-//! all that is noted while transactions run is the transaction and the reason's number: two words, which
-//! are collected, divided and put in order as all other outputs are. The rows are taken from the input,
-//! by column, once the epoch has ended.
+//! The aborts of an epoch, of one handler.
+//!
+//! An abort of an input event is that event's row with a reason. So a running transaction only
+//! notes its number and that of the reason: two words, which are collected, divided and ordered
+//! like all other outputs. After the epoch, the rows are taken from the input, by column.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,29 +17,29 @@ use super::segment::Reason;
 use crate::order::Epoch;
 use crate::pool::{Alone, Pool};
 
-/// Numbers of reasons from here on are those of texts; below are those of compiled code.
+/// The first number of reasons that are texts. Lower numbers are reasons of compiled code.
 const TEXTS: usize = 1 << 16;
 
-/// Fewer are not worth asking other threads.
+/// The number of aborts below which the help of other threads does not pay.
 const FEW: usize = 1000;
 
-/// Aborts of one handler, in order.
+/// The aborts of one handler, in order.
 #[derive(Debug)]
 pub(crate) struct AbortRows {
     schema: Arc<Schema>,
-    /// Of input events: a column of reasons' numbers.
+    /// The aborts of input events: a column with the numbers of reasons.
     noted: WordRows,
-    /// Reasons that compiled code does not number. A closure has few.
+    /// The reasons that compiled code does not number. A closure has few.
     texts: Vec<&'static str>,
-    /// What is not an input event with a reason that has a number: whole rows.
+    /// All other aborts, as whole rows.
     rows: BatchBuilder,
     origins: Vec<Origin>,
-    /// Per such row: how many had been noted before it.
+    /// The number of aborts noted before each such row.
     before: Vec<usize>,
 }
 
 impl AbortRows {
-    /// For about `room` aborts.
+    /// Creates space for about `room` aborts.
     pub(crate) fn new(schema: Arc<Schema>, room: usize) -> AbortRows {
         AbortRows {
             noted: WordRows::new(1, room),
@@ -54,9 +55,9 @@ impl AbortRows {
         self.noted.len() + self.origins.len()
     }
 
-    /// The transaction of an input event aborts.
+    /// Notes that the transaction of an input event aborts.
     pub(crate) fn note(&mut self, origin: Origin, reason: Reason) {
-        debug_assert!(origin.cause() == 0, "of a derived event there is a row");
+        debug_assert!(origin.cause() == 0, "a derived event has a row");
         let number = match reason {
             Reason::Number(number) => usize::from(number),
             Reason::Text(text) => self.number(text),
@@ -73,16 +74,16 @@ impl AbortRows {
             })
     }
 
-    /// A transaction aborts: its event, and the reason behind it.
+    /// Adds a transaction that aborts: its event, followed by the reason.
     pub(crate) fn push(&mut self, row: &[Value], origin: Origin) {
         self.rows.push(row);
         self.origins.push(origin);
         self.before.push(self.noted.len());
     }
 
-    /// What another one has noted, with this one's numbers of reasons.
+    /// Takes the aborts that another instance has noted, with this instance's numbers of reasons.
     pub(crate) fn take_from(&mut self, other: &mut AbortRows) -> RawRows {
-        assert!(other.origins.is_empty(), "whoever executes in place has no whole rows of aborts");
+        assert!(other.origins.is_empty(), "in-place executors have no whole rows of aborts");
         let mut raw = other.noted.take();
         let own: Vec<usize> = other.texts.drain(..).map(|text| self.number(text)).collect();
         let is_same = own.iter().enumerate().all(|(of, number)| TEXTS + of == *number);
@@ -95,12 +96,12 @@ impl AbortRows {
         raw
     }
 
-    /// Where what has been noted goes.
+    /// Returns the destination of the noted aborts.
     pub(crate) fn noted(&mut self) -> &mut WordRows {
         &mut self.noted
     }
 
-    /// All of them; `numbered` are the reasons of compiled code.
+    /// Returns all aborts. `numbered` are the reasons of compiled code.
     pub(crate) fn finish(
         &mut self,
         pool: &dyn Pool,
@@ -136,7 +137,7 @@ impl AbortRows {
     }
 }
 
-/// The input events of these transactions, all of one stream, each with a reason.
+/// Returns the input events of these transactions, all of one stream, each with a reason.
 fn rows<'t>(
     pool: &dyn Pool,
     schema: &Arc<Schema>,
@@ -150,7 +151,7 @@ fn rows<'t>(
         return BatchBuilder::new(schema.clone()).finish();
     };
     let stream: StreamId = epoch.runs[run(ranked(first).lane)].stream;
-    // A run's number among those of the stream.
+    // The number of a run among those of the stream.
     let (mut batches, mut numbers) = (Vec::new(), vec![0; epoch.runs.len()]);
     for (number, run) in numbers.iter_mut().zip(&epoch.runs) {
         *number = batches.len();
@@ -163,7 +164,7 @@ fn rows<'t>(
     let pool = if of.len() < FEW { &Alone } else { pool };
     let made: Vec<Mutex<Option<ArrayRef>>> = (0..columns).map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
-    // The reasons, which take longest, come first.
+    // The reasons take longest, so they are first.
     let take = || (columns - 1).checked_sub(next.fetch_add(1, Ordering::Relaxed));
     pool.run(&|_| {
         while let Some(column) = take() {
@@ -176,7 +177,7 @@ fn rows<'t>(
     });
     let made =
         made.into_iter().map(|made| made.into_inner().unwrap_or_else(PoisonError::into_inner));
-    let made = made.map(|made| made.expect("every column has been made"));
+    let made = made.map(|made| made.expect("every column has been built"));
     Batch::new(schema.clone(), made.collect(), of.len())
 }
 
@@ -194,7 +195,8 @@ mod tests {
     use super::*;
     use crate::order::{Lane, Ranked, Run};
 
-    /// Two runs of four events each, which take turns; one of text without nulls, one with.
+    /// Creates an epoch of two runs of four events each, which alternate. One run has texts without
+    /// nulls, the other with nulls.
     fn epoch() -> (Epoch, Arc<Schema>) {
         let text = Column { nullable: true, ..Column::new("text", DataType::Str) };
         let event = vec![Column::new("n", DataType::Int), text];
@@ -229,7 +231,8 @@ mod tests {
         let (epoch, schema) = epoch();
         let numbered = NUMBERED.map(String::from);
         let texts = ["refused", "broken"];
-        // Each of eight transactions commits, is noted with a number, with a text, or is whole.
+        // Each of eight transactions commits, is noted with a number or with a text, or is a whole
+        // row.
         for kinds in 0..4u32.pow(8) {
             let mut aborts = AbortRows::new(schema.clone(), 0);
             let mut expected = Vec::new();
@@ -270,7 +273,7 @@ mod tests {
         for thread in 0..2 {
             let mut own = AbortRows::new(schema.clone(), 0);
             for rank in 4 * thread..4 * thread + 4 {
-                // The second one meets a reason first that the first one has met last.
+                // The last reason of the first thread is the first reason of the second one.
                 let (reason, text) = match rank % 4 {
                     3 => (Reason::Number(thread as u16), NUMBERED[thread as usize]),
                     nth => {

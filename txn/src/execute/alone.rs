@@ -1,7 +1,8 @@
-//! Declared transactions one at a time, on rows that others hold: what is known of their handler is prepared once.
+//! Declared transactions one at a time, on rows that other owners hold. Everything known about
+//! their handler is prepared once.
 //!
-//! Where all columns are words it is the register machine's code that runs, on the columns of the rows as they are; what
-//! that does not decide the reference does.
+//! If all columns are words, the register machine's code runs on the columns of the rows as they
+//! are. The reference decides all other cases.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,11 +14,11 @@ use super::words::{self, Frame, Move, Stop, WordCode};
 use crate::program::{Abort, Program, RowUse};
 use crate::reference::{self, word_value, Mentioned};
 
-/// What such a transaction comes to: the rows that it has written, by their places among those that it mentions, and its
-/// events.
+/// The outcome of such a transaction: its written rows, by their places among the rows that it
+/// mentions, and its events.
 pub type Came = (Vec<(u32, Option<Arc<[Value]>>)>, Vec<(StreamId, Row)>);
 
-/// A declared handler of which an event alone says what rows its transaction mentions.
+/// A declared handler whose transactions mention rows that depend on the event only.
 #[derive(Debug)]
 pub struct Alone {
     handler: usize,
@@ -25,17 +26,18 @@ pub struct Alone {
     words: Option<Words>,
 }
 
-/// The code, and the columns of rows where it has words of slots.
+/// The code, and the columns of rows for its words of slots.
 #[derive(Debug)]
 struct Words {
     code: WordCode,
     loads: Vec<Column>,
     stores: Vec<Column>,
-    /// With the constants in it. Nothing is read that was not written before in the same transaction.
+    /// The registers, with the constants in them. A transaction reads no other register before it
+    /// has written it.
     frame: Mutex<Box<Frame>>,
 }
 
-/// A column of a row, and the register that it is in.
+/// A column of a row, and its register.
 #[derive(Clone, Copy, Debug)]
 struct Column {
     row: usize,
@@ -47,21 +49,21 @@ struct Column {
 type Few = SmallVec<[Option<Arc<[Value]>>; 4]>;
 
 impl Alone {
-    /// A handler, if it is one of these.
+    /// Creates the executor of a handler, if the event alone gives its rows.
     pub fn of(program: &Program, handler: usize) -> Option<Alone> {
         let rows = reference::known(program, handler)?;
         Some(Alone { handler, rows, words: Words::of(program, handler) })
     }
 
-    /// The rows that its transaction of an event mentions, as [`reference::mentions`].
+    /// Returns the rows that the transaction of an event mentions, as [`reference::mentions`] does.
     pub fn mentions(&self, program: &Program, event: &[Value]) -> Vec<Mentioned> {
         reference::mentioned(program, self.handler, &self.rows, event)
     }
 
-    /// Runs it on the rows that it mentions, as they are.
+    /// Runs the transaction of an event on the rows that it mentions, as they are.
     ///
     /// # Errors
-    /// Why it aborts.
+    /// The reason of an abort.
     pub fn run<'k>(
         &self,
         program: &Program,
@@ -69,7 +71,7 @@ impl Alone {
         keys: impl ExactSizeIterator<Item = (TableId, &'k Key)> + Clone,
         are: &[Option<Arc<[Value]>>],
     ) -> Result<Came, Abort> {
-        // Those that are one row, or none, are for the reference.
+        // If two of them are one row, or there are none, the reference runs it.
         if let Some(words) = self.words.as_ref().filter(|_| keys.len() == self.rows.len()) {
             if let Some(came) = words.run(program, self, event, are) {
                 return came;
@@ -87,7 +89,7 @@ impl Alone {
         Ok((written.collect(), events))
     }
 
-    /// A row that is not there, as the transaction sees it.
+    /// Returns a missing row as the transaction sees it.
     fn missing(&self, program: &Program, event: &[Value], row: usize) -> Option<Arc<[Value]>> {
         let key = reference::key_of(program, self.handler, &self.rows[row], event)?;
         Some(program.tables[self.rows[row].table.index()].missing_row(&key).into())
@@ -95,7 +97,7 @@ impl Alone {
 }
 
 impl Words {
-    /// The code of a handler, if it has some.
+    /// Compiles a handler, if that is possible.
     fn of(program: &Program, handler: usize) -> Option<Words> {
         let layouts: Vec<Layout> = program.tables.iter().map(Layout::of).collect();
         let code = words::compile(program, &layouts, handler).ok()?;
@@ -118,7 +120,7 @@ impl Words {
         Some(Words { code, loads, stores, frame: Mutex::new(frame) })
     }
 
-    /// Runs it; nothing where others have to decide.
+    /// Runs the transaction, or returns `None` if the reference has to decide.
     fn run(
         &self,
         program: &Program,
@@ -132,7 +134,7 @@ impl Words {
             &program.streams[program.handlers[of.handler].input.index()].spec.schema.columns;
         for (column, register) in &code.columns {
             let column = usize::from(*column);
-            // Anybody may have made the event.
+            // The event may be of any origin.
             let value = event.get(column).filter(|value| is_of(value, &columns[column].ty))?;
             frame[usize::from(*register)] = value.word()?;
         }
@@ -143,7 +145,7 @@ impl Words {
                 None if code.asks => return None,
                 None => {
                     let row = of.missing(program, event, row)?;
-                    // Whether it may be as it is others know.
+                    // The caller checks whether the row may stay as it is.
                     Some(row).filter(|row| row.iter().all(|value| !value.is_null()))
                 }
             });
@@ -161,7 +163,7 @@ impl Words {
         for Column { row, register, column } in &self.stores {
             let table = &program.tables[of.rows[*row].table.index()];
             let value = word_value(&table.schema.columns[*column].ty, frame[*register]);
-            // Most are shared with whoever holds them.
+            // Most rows are shared with their holder.
             Arc::make_mut(rows[*row].as_mut()?)[*column] = value;
         }
         let mut written = Vec::with_capacity(code.written.count_ones() as usize);
@@ -180,7 +182,7 @@ impl Words {
     }
 }
 
-/// Whether a value is one of a column of this type, which has words.
+/// Whether a value fits a column of this type, which has words.
 fn is_of(value: &Value, ty: &DataType) -> bool {
     match (value, ty) {
         (Value::Bool(_), DataType::Bool)

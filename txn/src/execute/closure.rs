@@ -1,4 +1,4 @@
-//! What the closure of a native handler works on.
+//! The data that the closure of a native handler works on.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,50 +16,51 @@ use crate::order::Ranked;
 use crate::program::{Abort, Aggregate, Native, Program, RowRef, Window, WindowRead};
 use crate::reference::word_value;
 
-/// What setting a column needs.
+/// The treatment of a column that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
     Plain,
-    /// It is a float, which is stored with one NaN.
+    /// The column is a float, which is stored with one NaN.
     Float,
-    /// It is part of the key, or no column at all: setting it does nothing.
+    /// The column is part of the key, or does not exist. Setting it does nothing.
     Nothing,
-    /// The handler was said not to set it.
+    /// The handler was declared not to set the column.
     Refused,
-    /// As the first three, of frames whose writes are noted, each by itself.
+    /// A plain column of a frame whose writes are noted one by one. `NotedFloat` and `NotedNothing`
+    /// are the same for a float, and for no column.
     Noted,
     NotedFloat,
     NotedNothing,
 }
 
-/// Where a column is among a row's words.
+/// The place of a column among a row's words.
 #[derive(Clone, Copy, Debug)]
 struct Position {
     word: u16,
     setting: Setting,
 }
 
-/// What is no column of a row is its first word.
+/// The place of a column that does not exist: the first word.
 const NO_COLUMN: Position = Position { word: 0, setting: Setting::Nothing };
 
-/// Where the columns of a handler's rows are among each row's words.
+/// The places of the columns of a handler's rows among each row's words.
 #[derive(Debug)]
 pub(crate) struct Places {
-    /// Of the first rows and columns. A closure knows its numbers when it is compiled, and then
-    /// looking here needs no check at all.
+    /// The places in the first rows and columns. A closure's numbers are known when it is compiled.
+    /// So these need no check at all.
     near: [[Position; NEAR]; NEAR],
-    /// `width` for each row.
+    /// All places, `width` for each row.
     all: Vec<Position>,
     rows: usize,
     width: usize,
-    /// Whose each row is.
+    /// The table of each row.
     tables: Vec<TableId>,
 }
 
 const NEAR: usize = 8;
 
 impl Places {
-    /// Of rows in slots, or why that can't be.
+    /// Creates the places of rows in slots, or returns the reason why there are none.
     pub(crate) fn in_slots(
         program: &Program,
         layouts: &[Layout],
@@ -74,7 +75,8 @@ impl Places {
         })
     }
 
-    /// Of frames: slots whose columns are in the order of the schema. What is set may be noted.
+    /// Creates the places of frames: slots whose columns are in the order of the schema. If
+    /// `are_noted` is set, writes are noted.
     fn in_frames(program: &Program, native: &Native, are_noted: bool) -> Places {
         let found = Places::of(program, native, |_, column| Ok(HEADER_WORDS + column));
         let mut places = found.expect("every column has its place");
@@ -134,8 +136,8 @@ impl Places {
     }
 }
 
-/// What a window over the versions of a row comes to: the row's number, and its columns as the
-/// closure has written them, if it has.
+/// A function that computes a window over the versions of a row. Its arguments are the row's
+/// number, and the row's columns as the closure has written them, if it has.
 pub(crate) type Windows<'w> =
     dyn Fn(usize, Option<Vec<Value>>, &WindowRead) -> Result<Value, Abort> + 'w;
 
@@ -145,16 +147,16 @@ impl std::fmt::Debug for Columns<'_> {
     }
 }
 
-/// The columns of a batch of events. The first ones by pointer, null where there is none.
+/// The columns of a batch of events. The first ones are pointers, null where there is no column.
 #[derive(Default)]
 pub(crate) struct Columns<'a> {
     near: [Pointer<u64>; NEAR],
     all: Vec<&'a [u64]>,
-    /// The same by pointer, as machine code takes them.
+    /// All columns as pointers, for machine code.
     pointers: Vec<Pointer<u64>>,
-    /// The time of each event's stamp; of copies none.
+    /// The time of each event's stamp. Empty for copies.
     pub(crate) times: &'a [i64],
-    /// Reads windows for copies of rows.
+    /// The reader of windows for copies of rows.
     pub(crate) windows: Option<&'a Windows<'a>>,
 }
 
@@ -172,8 +174,8 @@ impl<'a> Columns<'a> {
         self.all.len()
     }
 
-    /// The first word of each column.
-    #[allow(dead_code)] // A build without machine code does not ask.
+    /// Returns a pointer to the first word of each column.
+    #[allow(dead_code)] // A build without machine code does not call it.
     #[inline(always)]
     pub(crate) fn pointers(&self) -> *const *const u64 {
         self.pointers.as_ptr().cast()
@@ -186,14 +188,14 @@ impl<'a> Columns<'a> {
         if column < NEAR {
             let words = self.near[column].0;
             assert!(!words.is_null(), "no such event column");
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller guarantees.
             return unsafe { *words.add(event) };
         }
         self.all[column][event]
     }
 }
 
-/// Null by default.
+/// A pointer that is null by default.
 #[derive(Debug)]
 #[repr(transparent)]
 struct Pointer<T>(*mut T);
@@ -212,31 +214,32 @@ impl<T> Default for Pointer<T> {
     }
 }
 
-/// Streams that a handler on the fast path may emit to, at most.
+/// The most streams that a handler on the fast path may emit to.
 pub(crate) const STREAMS_MAX: usize = 8;
 
-/// Where emitted events go, by the handler's number of the stream: to the outputs, or, when other
-/// handlers take them, to a vector, where they wait for the commit.
+/// The destinations of emitted events, by the handler's number of the stream. They are the outputs,
+/// or a vector in which they wait for the commit if other handlers take them.
 #[derive(Debug, Default)]
 pub(crate) struct Outs {
     rows: [Pointer<WordRows>; STREAMS_MAX],
-    /// Per event the stream's number, then its words.
+    /// The events that wait. Each is the stream's number, followed by its words.
     pub(crate) kept: Vec<u64>,
     are_kept: bool,
-    /// What was done to frames, in order, where that is asked for.
+    /// The changes of frames in order, if they are noted.
     noted: Option<Vec<Noted>>,
-    /// Added to the number of an event in its lane it gives the place of its outputs, where these have one.
+    /// The offset from the number of an event in its lane to the place of its outputs, if these
+    /// have places.
     pub(crate) places_from: usize,
 }
 
 impl Outs {
-    /// Keeps events for whoever calls.
+    /// Creates destinations that retain events for the caller.
     pub(crate) fn kept() -> Outs {
         Outs { are_kept: true, ..Outs::default() }
     }
 
-    /// Events go to the builders of these streams, at most [`STREAMS_MAX`], all of whose columns
-    /// are words; without streams they are kept.
+    /// Sends events to the builders of these streams, at most [`STREAMS_MAX`], whose columns are
+    /// all words. Without streams, events are retained.
     pub(crate) fn attach(&mut self, builders: &mut [OutputBuilder], streams: Option<&[usize]>) {
         self.are_kept = streams.is_none();
         for (rows, stream) in self.rows.iter_mut().zip(streams.unwrap_or_default()) {
@@ -249,10 +252,10 @@ impl Outs {
         self.are_kept
     }
 
-    /// Appends an event to an output: that of this one of the lane's.
+    /// Appends an output of this event of the lane.
     ///
     /// # Safety
-    /// The builders that were attached are there, and nobody else uses them.
+    /// The attached builders exist, and no other code uses them.
     #[inline(always)]
     pub(crate) unsafe fn push(
         &self,
@@ -264,20 +267,20 @@ impl Outs {
     ) {
         let rows = self.rows[stream].0;
         assert!(!rows.is_null(), "no such stream");
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { (*rows).push(origin, event.wrapping_add(self.places_from), width, word) };
     }
 
-    /// Takes back what a transaction emitted.
+    /// Removes the events that a transaction emitted.
     ///
     /// # Safety
-    /// As of [`Outs::push`].
+    /// As for [`Outs::push`].
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn take_back(&mut self, origin: Origin) {
         self.kept.clear();
         for rows in self.rows.iter().filter(|rows| !rows.0.is_null()) {
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller guarantees.
             unsafe { (*rows.0).take_back(origin) };
         }
     }
@@ -286,21 +289,21 @@ impl Outs {
 /// A bit for each row of a closure.
 pub(crate) type RowBits = u128;
 
-/// What a native closure works on: the event's words and its rows' words.
+/// The transaction that a native closure works on: the event's words and its rows' words.
 #[derive(Debug)]
 pub struct NativeTx<'a> {
     columns: &'a Columns<'a>,
-    /// The event's row there.
+    /// The event's row in the columns.
     event: usize,
-    /// Where the rows are; those with equal keys at one place.
+    /// The rows. Those with equal keys are at one place.
     rows: &'a [RowAt],
     places: &'a Places,
-    /// Number of the version that setting a column begins; 0 when the rows are frames, whose
-    /// versions, with a stamp of 0, have all begun.
+    /// The number of the version that setting a column begins. It is 0 if the rows are frames,
+    /// whose versions have all begun with a stamp of 0.
     seq: Seq,
-    /// Per row: whether a column was set.
+    /// Whether a column was set, by row.
     dirty: RowBits,
-    /// Per row: whether it was there.
+    /// Whether the row existed, by row.
     present: RowBits,
     outs: &'a mut Outs,
     origin: Origin,
@@ -308,14 +311,14 @@ pub struct NativeTx<'a> {
 }
 
 impl<'a> NativeTx<'a> {
-    /// A transaction at `seq` on rows in their slots, or on frames, where `seq` is 0.
+    /// Creates a transaction at `seq` on rows in their slots, or on frames, where `seq` is 0.
     ///
     /// # Safety
-    /// The rows may be used (see [`RowAt::at`]) as long as the transaction, are of the tables
-    /// that `places` was made of, in its order, with room for a version of each. Every column has
-    /// the event. The stamps of frames are 0. The builders attached to `outs` are there.
+    /// The rows may be used (see [`RowAt::at`]) as long as the transaction. They belong to the
+    /// tables of `places`, in its order, with room for a version of each. Every column has the
+    /// event. The stamps of frames are 0. The builders attached to `outs` exist.
     #[inline(always)]
-    #[allow(clippy::too_many_arguments)] // All of it stays in registers.
+    #[allow(clippy::too_many_arguments)] // All arguments stay in registers.
     pub(crate) unsafe fn new(
         columns: &'a Columns<'a>,
         event: usize,
@@ -330,23 +333,25 @@ impl<'a> NativeTx<'a> {
         NativeTx { columns, event, rows, places, seq, dirty, present, outs, origin, emitted }
     }
 
-    /// A bit for each row of which a column was set.
+    /// Returns a bit for each row of which a column was set.
     #[inline(always)]
     pub(crate) fn dirty(&self) -> RowBits {
         self.dirty
     }
 }
 
-/// Takes back what a transaction at `seq` set, by a bit for each row. (Its parts, and not the transaction itself: what is lent to a function has to be in
-/// memory, and all others would pay for it.)
+/// Undoes the writes of a transaction at `seq`, for each row whose bit is set.
+///
+/// It takes parts instead of the transaction itself. A borrowed transaction has to be in memory,
+/// which would slow down all others.
 ///
 /// # Safety
-/// As of [`NativeTx::new`], which was given these rows, and that number.
+/// As for [`NativeTx::new`], which was given these rows and that number.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn undo<const N: usize>(rows: [RowAt; N], dirty: RowBits, seq: Seq) {
     let set = |row: &usize| dirty >> row & 1 == 1;
-    // SAFETY: the rows may be used, and theirs are the last versions.
+    // SAFETY: the rows may be used, and they have the last versions.
     let undone: Vec<usize> =
         (0..N).filter(set).filter(|row| unsafe { rows[*row].undo(seq) }).collect();
     // SAFETY: as above; all of the transaction's versions have been undone.
@@ -354,26 +359,26 @@ pub(crate) unsafe fn undo<const N: usize>(rows: [RowAt; N], dirty: RowBits, seq:
 }
 
 impl NativeTx<'_> {
-    /// A column of the event: an int, timestamp, decimal's units, bool or a float's bits.
+    /// Returns a column of the event: an int, timestamp, decimal's units, bool or a float's bits.
     #[inline(always)]
     pub fn event(&self, column: usize) -> i64 {
-        // SAFETY: `new` asks that every column has the event.
+        // SAFETY: `new` requires that every column has the event.
         unsafe { self.columns.word(column, self.event) as i64 }
     }
 
-    /// A column of a row.
+    /// Returns a column of a row.
     #[inline(always)]
     pub fn get(&self, row: usize, column: usize) -> i64 {
         let (at, place) = (self.rows[row], self.places.at(row, column));
-        // SAFETY: the row is as `new` has it, and the place is one of its words.
+        // SAFETY: the row is as `new` requires, and the place is one of its words.
         unsafe { at.word(usize::from(place.word)) as i64 }
     }
 
-    /// Sets a column of a row; a missing row is made with its defaults. Columns of the key stay
-    /// what they are.
+    /// Sets a column of a row. A missing row is created with its defaults. Columns of the key do
+    /// not change.
     ///
     /// # Panics
-    /// When the handler was [said](crate::program::Builder::sets) not to set it.
+    /// If the handler was [declared](crate::program::Builder::sets) not to set it.
     #[inline(always)]
     pub fn set(&mut self, row: usize, column: usize, value: i64) {
         let (at, place) = (self.rows[row], self.places.at(row, column));
@@ -399,21 +404,24 @@ impl NativeTx<'_> {
     #[inline(always)]
     fn begin(&mut self, row: usize, at: RowAt) {
         self.dirty |= 1 << row;
-        // SAFETY: as `new` asks.
+        // SAFETY: as `new` requires.
         unsafe { at.begin(self.seq) };
     }
 
-    /// Whether the row was there when the transaction began.
+    /// Whether the row existed when the transaction began.
     #[inline(always)]
     pub fn exists(&self, row: usize) -> bool {
         self.present >> row & 1 == 1
     }
 
-    /// What a window over the versions of a row comes to now, with what was set so far: an int, a
-    /// timestamp, a decimal's units, a bool or a float's bits; nothing when it is null.
+    /// Computes a window over the versions of a row, with the columns that were set so far.
+    ///
+    /// The result is an int, a timestamp, a decimal's units, a bool or a float's bits. It is `None`
+    /// for null.
     ///
     /// # Errors
-    /// When the result is out of range, or the read is of another table: to be handed on.
+    /// If the result is out of range, or the window is over another table. The closure has to
+    /// return this error.
     #[inline]
     pub fn window(&self, row: usize, read: &WindowRead) -> Result<Option<i64>, &'static str> {
         if self.places.tables.get(row) != Some(&read.table) {
@@ -422,7 +430,7 @@ impl NativeTx<'_> {
         let found = match self.columns.windows {
             Some(windows) => windows(row, self.own_frame(row), read),
             None => {
-                // SAFETY: the row is as `new` has it, and nothing is written before this returns.
+                // SAFETY: the row is as `new` requires, and nothing is written before this returns.
                 let versions = unsafe { self.rows[row].versions() };
                 let Some(versions) = versions else { return Ok(None) };
                 let time_us = self.columns.times[self.event];
@@ -432,11 +440,11 @@ impl NativeTx<'_> {
                 window_in_slot(versions, read, time_us)
             }
         };
-        // A window is checked when it is made, and what is left to go wrong is this.
+        // A window is checked when it is declared, so only this can fail.
         found.map(|value| value.word().map(|word| word as i64)).map_err(|_| "overflow")
     }
 
-    /// The columns of a frame, if the closure has set any.
+    /// Returns the columns of a frame, if the closure has set any.
     #[cold]
     fn own_frame(&self, row: usize) -> Option<Vec<Value>> {
         let is_set = |other: &usize| {
@@ -451,7 +459,7 @@ impl NativeTx<'_> {
         Some((0..width).map(|column| Value::Int(word(column) as i64)).collect())
     }
 
-    /// Emits an event to the handler's stream number `stream`.
+    /// Emits an event to the stream that the handler numbers `stream`.
     #[inline(always)]
     pub fn emit(&mut self, stream: usize, words: &[i64]) {
         if self.outs.are_kept {
@@ -463,13 +471,14 @@ impl NativeTx<'_> {
             return;
         }
         let origin = self.origin.output(self.emitted);
-        // SAFETY: as `new` asks.
+        // SAFETY: as `new` requires.
         unsafe { self.outs.push(stream, origin, self.event, words.len(), |c| words[c] as u64) };
         self.emitted += 1;
     }
 }
 
-/// Notes that a column of a frame is set; the word that it becomes. (Parts of the transaction, as of [`undo`].)
+/// Notes that a column of a frame is set, and returns its new word. (It takes parts of the
+/// transaction, as [`undo`](NativeTx::undo) does.)
 #[cold]
 #[inline(never)]
 fn note(outs: &mut Outs, how: Setting, row: usize, column: usize, value: i64) -> Option<u64> {
@@ -483,8 +492,8 @@ fn note(outs: &mut Outs, how: Setting, row: usize, column: usize, value: i64) ->
     word
 }
 
-/// The sum of a sliding window over integers, which is what most windows are: as
-/// [`window_in_slot`] has it, unless it is out of range.
+/// Returns the sum of a sliding window over integers, the most common window. It equals
+/// [`window_in_slot`] unless it is out of range.
 #[inline(always)]
 fn sum_of_ints(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Option<i64> {
     let (Window::Sliding { size_us }, Aggregate::Sum, true) =
@@ -496,7 +505,7 @@ fn sum_of_ints(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Optio
     i64::try_from(sum).ok()
 }
 
-/// What a window comes to over the versions of a row in its slot.
+/// Computes a window over the versions of a row in its slot.
 #[inline(never)]
 fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Result<Value, Abort> {
     let spec = versions.spec();
@@ -505,48 +514,52 @@ fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Re
     seen.made_of(numbers, spec, read.column, &read.aggregate, &Cell::new(0))
 }
 
-/// Others may read the row at this moment, and no version of it would have the column.
+/// Panics. Other threads may read the row at this moment, and no version of it would have the
+/// column.
 #[cold]
 #[inline(never)]
 fn refuse(row: usize, column: usize) -> ! {
-    panic!("a closure sets column {column} of its row {row}, which it was not said to set")
+    panic!("a closure sets column {column} of its row {row}, which it was not declared to set")
 }
 
-/// A float's bits, with one NaN.
+/// Returns a float's bits, with one NaN.
 #[cold]
 fn canonical(word: u64) -> u64 {
     tidemill_core::value::canonical_f64(f64::from_bits(word)).to_bits()
 }
 
-/// What a closure did to a frame, or that it emitted something.
+/// A noted action of a closure on frames.
 #[derive(Clone, Copy, Debug)]
 enum Noted {
-    /// It set a column, which became this word, or one that can't be set.
+    /// It set a column to this word, or a column that can't be set.
     Set { row: usize, set: Option<(usize, u64)> },
     /// It emitted the next event.
     Emitted,
 }
 
-/// What a closure did to copies of its rows, one after the other.
+/// An action of a closure on copies of its rows, in order.
 #[derive(Debug)]
 pub(crate) enum Did {
-    /// A row, by its number, has these words.
+    /// It gave a row, by its number, these words.
     Wrote { row: usize, words: Vec<u64> },
-    /// It emitted an event into the stream of this number.
+    /// It emitted an event to the stream with this number.
     Emitted { stream: usize, words: Vec<u64> },
 }
 
-/// Whether it shows in which order a closure does what it does: rows have entries in unique indexes, or triggers look.
+/// Whether the order of a closure's actions is visible: rows have entries in unique indexes, or
+/// triggers see them.
 fn shows_order(program: &Program, native: &Native) -> bool {
     let watched = |stream: &StreamId| !program.hooks().emitted[stream.index()].is_empty();
     native.rows.iter().any(|row| !program.hooks().is_plain(row.table))
         || native.emits.iter().any(watched)
 }
 
-/// Calls a closure on copies of its rows: `words` has the columns of one row after another, and
-/// `bases` says where each row's begin, those of rows with equal keys at one place. `present` has
-/// a bit for each row that is there. What it did comes in the order of the program where that shows; elsewhere each row
-/// that it has set comes once, and then what it has emitted. The error is the abort's reason.
+/// Calls a closure on copies of its rows. Returns its actions, or the abort's reason.
+///
+/// `words` has the columns of one row after another, and `bases` the place where each row begins.
+/// Rows with equal keys have one place. `present` has a bit for each row that exists. The actions
+/// are in the order of the program if that is visible. Otherwise they are each row that it has set,
+/// once, and then its events.
 pub(crate) fn on_frames(
     program: &Program,
     native: &Native,
@@ -576,7 +589,7 @@ pub(crate) fn on_frames(
         written: RowBits::MAX,
     };
     let none = Batch::new(Arc::new(Schema::new(Vec::new())), Vec::new(), 1);
-    // Rows of words come back as the values they are.
+    // Rows of words are returned as typed values.
     let values = |row: usize, own: Option<Vec<Value>>, read: &WindowRead| {
         let columns = &program.tables[native.rows[row].table.index()].schema.columns;
         let typed = own.map(|own| {
@@ -590,7 +603,7 @@ pub(crate) fn on_frames(
     lane.outs.noted = are_noted.then(Vec::new);
     let order = [Ranked { lane: 0, row: 0 }];
     let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
-    // SAFETY: the frames have a stamp of 0 and the columns that `places` says; they stay where they
+    // SAFETY: the frames have a stamp of 0 and the columns that `places` says. They stay where they
     // are until they are read below.
     unsafe { native.body.run(&mut turns, &mut lane, &code) };
     let done = lane.copies.and_then(|copies| copies.done);

@@ -1,4 +1,4 @@
-//! What the handlers of a program are compiled to, for every executor.
+//! The compiled handlers of a program, for every executor.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use crate::order::{Epoch, Ranked};
 use crate::program::rounds::Turns;
 use crate::program::{Body, NativeBody, Origin, Program};
 
-/// How a handler is executed.
+/// The way in which a handler is executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Path {
-    /// Declared, over words.
+    /// A declared handler, over words.
     Words,
-    /// Declared, over values; why not over words.
+    /// A declared handler, over values, and the reason why not over words.
     Values(String),
-    /// A closure over words.
+    /// A closure, over words.
     Native,
-    /// A closure, through values; why.
+    /// A closure, through values, and the reason.
     NativeValues(String),
     /// An opaque function.
     Opaque,
@@ -40,7 +40,7 @@ pub(crate) enum Code {
 }
 
 impl Code {
-    /// What it wants of its events; nothing when it has no fast path.
+    /// Returns the columns that the code uses of its events, or `None` without a fast path.
     fn wants(&self, columns: usize) -> Option<Wants> {
         match self {
             Code::Words(code) => Some(Wants {
@@ -59,7 +59,7 @@ impl Code {
         }
     }
 
-    /// The streams that its fast path emits to, if these are outputs and nothing more.
+    /// Returns the streams that its fast path emits to, if these are only outputs.
     pub(crate) fn streams(&self) -> Option<&[usize]> {
         match self {
             Code::Words(code) => (!code.consumed).then_some(&code.streams),
@@ -68,7 +68,7 @@ impl Code {
         }
     }
 
-    /// How many rows of a table each of its transactions has, on the fast path.
+    /// Returns the number of rows of a table in each of its transactions, on the fast path.
     pub(crate) fn rows_of(&self, table: usize) -> usize {
         match self {
             Code::Words(code) => code.rows.iter().filter(|row| row.table == table).count(),
@@ -77,7 +77,7 @@ impl Code {
         }
     }
 
-    /// What each of its transactions is in counted work; nothing when it has no fast path.
+    /// Returns the counted work of each of its transactions, or `None` without a fast path.
     fn work(&self) -> Option<u64> {
         let rows = match self {
             Code::Words(code) => code.rows.len(),
@@ -87,7 +87,7 @@ impl Code {
         Some(work::TRANSACTION + work::ROW * rows as u64)
     }
 
-    /// The registers that its transactions work in.
+    /// Returns the registers that its transactions work in.
     fn frame(&self) -> Frame {
         let mut frame = [0; 256];
         if let Code::Words(code) = self {
@@ -97,32 +97,32 @@ impl Code {
     }
 }
 
-/// Why a handler needs the general path.
-const MORE: &str = "indexes or triggers go along with what it does";
+/// The reason why a handler needs the general path.
+const MORE: &str = "it maintains indexes or runs triggers";
 
 /// The handlers of a program, ready to be executed.
 pub(crate) struct Codes {
     pub(crate) program: Arc<Program>,
-    /// By handler.
+    /// The code of each handler.
     pub(crate) code: Vec<Code>,
     pub(crate) paths: Vec<Path>,
     wants: Vec<Option<Wants>>,
-    /// Per stream: whether a handler takes its events.
+    /// Whether a handler takes the events, by stream.
     pub(crate) consumed: Vec<bool>,
-    /// Per handler: the stream of its aborts.
+    /// The stream of the aborts, by handler.
     pub(crate) aborted: Vec<usize>,
     /// The turns of procedures.
     pub(crate) turns: Turns,
-    /// Per handler: what each of its transactions is in counted work, where that is the same each time.
+    /// The counted work of each transaction, by handler, if it is always the same.
     pub(crate) work: Vec<Option<u64>>,
-    /// The same with all that it sets off.
+    /// The counted work of each transaction with everything that it triggers, by handler.
     pub(crate) known: Vec<Option<u64>>,
-    /// Per table: the most rows of it that one transaction on the fast path has.
+    /// The most rows of a table in one transaction on the fast path, by table.
     pub(crate) rows_max: Vec<usize>,
 }
 
 impl Codes {
-    /// Of a program.
+    /// Compiles the handlers of a program.
     pub(crate) fn new(program: Arc<Program>) -> Codes {
         let layouts: Vec<Layout> = program.tables.iter().map(Layout::of).collect();
         let (mut code, mut paths) = (Vec::new(), Vec::new());
@@ -179,7 +179,7 @@ impl Codes {
         codes
     }
 
-    /// What transactions of a handler come to that set off others is not known beforehand.
+    /// Removes the known work of handlers that trigger others, because it is not known beforehand.
     fn forget_unknown(&mut self) {
         for (handler, code) in self.code.iter().enumerate() {
             let consumed = match code {
@@ -193,7 +193,7 @@ impl Codes {
         }
     }
 
-    /// What so many transactions of each handler come to in counted work, on the fast path.
+    /// Returns the counted work of these transactions of each handler, on the fast path.
     pub(crate) fn work_of(&self, counts: &[HandlerCounts]) -> u64 {
         let of = |(work, counts): (&Option<u64>, &HandlerCounts)| {
             work.unwrap_or(0) * (counts.committed + counts.aborted)
@@ -201,12 +201,12 @@ impl Codes {
         self.work.iter().zip(counts).map(of).sum()
     }
 
-    /// The registers that each handler's transactions work in.
+    /// Returns the registers that each handler's transactions work in.
     pub(crate) fn frames(&self) -> Vec<Frame> {
         self.code.iter().map(Code::frame).collect()
     }
 
-    /// Where output events go, with about so much room by stream.
+    /// Creates builders of output events, with room for about `rooms` events by stream.
     pub(crate) fn builders(&self, rooms: &[usize]) -> Vec<OutputBuilder> {
         let streams = self.program.streams.iter().zip(rooms).enumerate();
         streams
@@ -220,7 +220,7 @@ impl Codes {
             .collect()
     }
 
-    /// The reasons that the code of a handler numbers, whose aborts the stream is of.
+    /// Returns the numbered reasons in the code of the handler whose aborts this stream has.
     pub(crate) fn reasons(&self, stream: StreamId) -> &[String] {
         match self.program.streams[stream.index()].origin {
             Origin::Aborted(handler) => match &self.code[handler.index()] {
@@ -231,7 +231,7 @@ impl Codes {
         }
     }
 
-    /// The columns of each lane's events as words, as far as its handler wants them.
+    /// Returns the columns of each lane's events as words, as far as its handler uses them.
     pub(crate) fn columns<'e>(&self, epoch: &'e Epoch) -> Vec<WordColumns<'e>> {
         let of = |lane: &crate::order::Lane| {
             let wanted = self.wants[lane.handler as usize].is_some();
@@ -240,7 +240,7 @@ impl Codes {
         epoch.lanes.iter().map(of).collect()
     }
 
-    /// The lanes of an epoch.
+    /// Returns the lanes of an epoch.
     pub(crate) fn lanes<'e>(
         &self,
         epoch: &'e Epoch,
@@ -251,14 +251,14 @@ impl Codes {
             let fast = !matches!(self.code[handler], Code::General);
             let wants = self.wants[handler].as_ref().filter(|_| fast).map(|wants| (wants, columns));
             let mut lane = Lane::new(&run.batch, index, handler, wants);
-            // Of admitted events these are the times of their stamps, too.
+            // For admitted events, these are also the times of their stamps.
             lane.columns.times = &run.times;
             lane
         };
         epoch.lanes.iter().zip(columns).enumerate().map(of).collect()
     }
 
-    /// Interprets what would be machine code.
+    /// Interprets code instead of compiling it to machine code.
     pub(crate) fn interpreted(&mut self) {
         let code = std::mem::take(&mut self.code);
         let interpreted = |code| match code {
@@ -275,14 +275,14 @@ impl Codes {
     }
 }
 
-/// The abort event of an event's transaction.
+/// Returns the abort event of an event's transaction.
 pub(crate) fn aborted(code: &Code, batch: &Batch, ranked: Ranked, reason: Reason) -> Vec<Value> {
     let mut event = batch.row(ranked.row as usize).into_vec();
     event.push(Value::str(reason_text(code, reason)));
     event
 }
 
-/// How often slots of any table have moved.
+/// Returns how often slots of any table have moved.
 pub(crate) fn moved(tables: &[Table]) -> u64 {
     tables.iter().map(Table::moves).sum()
 }

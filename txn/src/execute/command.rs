@@ -1,9 +1,9 @@
-//! Commands: what strong recovery logs of each transaction, those inside of a round included, and how it
-//! executes them again (S-Store 3.2.5).
+//! Commands: the log of strong recovery. It has each transaction, including those inside of a
+//! round, and replays it (S-Store, section 3.2.5).
 //!
-//! A command has what its transaction was given, and a hash of what it came to. When commands are followed,
-//! nothing sets off anything: each transaction is there to be executed, with what it was given then. One
-//! that comes to something else is found at once, with the function's name, and ends the run.
+//! A command has the input of its transaction, and a hash of the outcome. A replay of commands
+//! triggers nothing: each transaction is in the log, with the input that it had then. If one has a
+//! different outcome, the run ends at once with an error that names the function.
 
 use std::collections::VecDeque;
 
@@ -22,45 +22,47 @@ use crate::program::{firing, Abort, Program};
 /// A transaction, as strong recovery logs it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Command {
-    /// What its round is known by ([`Epoch::round`]): the source of the input event, and its row there.
+    /// The identity of its round ([`Epoch::round`]): the source of the input event, and its row
+    /// there.
     pub(crate) event: (SourceId, u64),
-    /// The handler, or the turn.
+    /// The handler or the turn that it belongs to.
     pub(crate) who: Who,
-    /// The event that it is about, among those derived of the input event, from 1; 0 for that itself.
+    /// The number of its event among those derived from the input event, from 1. 0 for the input
+    /// event itself.
     pub(crate) cause: u32,
-    /// What it was given, with the places in a turn.
+    /// The events that it takes, with their places in a turn.
     pub(crate) given: Vec<(u32, StreamId, Row)>,
-    /// The hash of what it came to.
+    /// The hash of its outcome.
     pub(crate) came_to: u64,
 }
 
-/// Whose a transaction is.
+/// The owner of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Handler(usize),
     Turn(usize),
-    /// A window that slides because time goes on.
+    /// A window that slides by time.
     Window(usize),
 }
 
-/// Commands that are being logged, or followed.
+/// The commands that are logged or replayed.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
     /// Whether each transaction is logged.
     pub(crate) logs: bool,
-    /// Those that are followed.
+    /// The commands that are replayed.
     pub(crate) followed: Option<VecDeque<Command>>,
-    /// The first function that came to something else.
+    /// The report of the first function with a different outcome.
     pub(crate) differs: Option<String>,
 }
 
 impl Commands {
-    /// Whether there is anything to do for each transaction.
+    /// Whether transactions are logged or replayed.
     pub(crate) fn is_on(&self) -> bool {
         self.logs || self.followed.is_some()
     }
 
-    /// Whether transactions are to be found in commands, and set off none.
+    /// Whether transactions are replayed from commands, and trigger nothing.
     pub(crate) fn are_followed(&self) -> bool {
         self.followed.is_some()
     }
@@ -110,7 +112,7 @@ impl Command {
     }
 }
 
-/// The bytes of the commands of an epoch.
+/// Encodes the commands of an epoch.
 pub fn put_commands(commands: &[Command]) -> Vec<u8> {
     let mut out = Vec::new();
     wire::put_u32(commands.len() as u32, &mut out);
@@ -118,10 +120,10 @@ pub fn put_commands(commands: &[Command]) -> Vec<u8> {
     out
 }
 
-/// The commands of an epoch.
+/// Decodes the commands of an epoch.
 ///
 /// # Errors
-/// When the bytes are none of this program's.
+/// If the bytes belong to another program.
 pub fn take_commands(program: &Program, bytes: &[u8]) -> Result<Vec<Command>> {
     let take = |mut input: &[u8]| {
         let input = &mut input;
@@ -131,10 +133,10 @@ pub fn take_commands(program: &Program, bytes: &[u8]) -> Result<Vec<Command>> {
         }
         input.is_empty().then_some(commands)
     };
-    take(bytes).ok_or_else(|| Error::internal("the log of transactions is not this program's"))
+    take(bytes).ok_or_else(|| Error::internal("the log of transactions belongs to another program"))
 }
 
-/// A hash of what a transaction came to.
+/// Returns a hash of a transaction's outcome.
 pub(crate) fn hash(
     result: Result<(&Effects, &[Emitted]), &Abort>,
     tables: &[Table],
@@ -162,7 +164,7 @@ pub(crate) fn hash(
     (encode::hash128(&bytes) as u64).wrapping_add(written)
 }
 
-/// A transaction has come to something: it is logged, or compared with its command.
+/// Logs a transaction that has been executed, or compares it with its command.
 pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -> Command) {
     if serial.commands.are_followed() {
         let wanted = out.following.take();
@@ -180,7 +182,7 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
             };
             let name = &program.handlers[handler].name;
             serial.commands.differs =
-                Some(format!("{name} came to something else when it was executed again, on {at}"));
+                Some(format!("{name} gave a different result when it was executed again, on {at}"));
         }
     } else if serial.commands.logs {
         out.commands.push(command());
@@ -201,7 +203,7 @@ pub(crate) fn follow(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, o
     follow_slides(serial, tables, epoch, out);
 }
 
-/// Executes the slides of windows that come next.
+/// Executes the slides of windows that are next.
 fn follow_slides(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: &mut Sink) {
     let is_slide = |next: &mut Command| matches!(next.who, Who::Window(_));
     loop {
@@ -213,7 +215,7 @@ fn follow_slides(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: 
     }
 }
 
-/// Executes the commands that come next and are about one event of a round: depth first, as it was.
+/// Executes the next commands about one event of a round, depth first, as in the first execution.
 pub(crate) fn follow_cause(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -247,7 +249,7 @@ pub(crate) fn follow_cause(
                 let Some(turn) = codes.turns.all.get(number) else { continue };
                 turn::run(serial, tables, epoch, out, (number, turn), &mut all, root);
             }
-            // They come between the events of sources.
+            // Slides are between the events of sources.
             Who::Window(_) => {}
         }
     }

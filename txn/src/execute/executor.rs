@@ -1,4 +1,4 @@
-//! The executor of epochs: it has the strategies, and picks one for each epoch.
+//! The executor of epochs. It owns the strategies, and picks one for each epoch.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -24,18 +24,18 @@ use crate::pool::{Alone, Pool};
 use crate::program::{Program, Until, WindowId};
 use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
 
-/// How an epoch was executed.
+/// The way in which an epoch was executed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ran {
-    /// The strategy; not always the one that was asked for, and never [`Strategy::Adaptive`].
+    /// The strategy. It may differ from the requested one, and is never [`Strategy::Adaptive`].
     pub strategy: Strategy,
-    /// Why this one.
+    /// The reason for this strategy.
     pub why: Cow<'static, str>,
-    /// Transactions that were executed beside others, and not one after the other.
+    /// The number of transactions that were executed in parallel.
     pub in_parallel: usize,
-    /// What it looked like, what was expected of it and what could be chosen from, when there was a choice.
+    /// The epoch's properties, the expected costs and the alternatives, if there was a choice.
     pub chosen: Option<(Properties, Expected, &'static [Arm])>,
-    /// Where the time went, when it was executed in place on several threads.
+    /// The times, if the epoch was executed in place on several threads.
     pub timing: Option<Timing>,
 }
 
@@ -44,7 +44,7 @@ impl Ran {
         Ran { strategy, why: why.into(), in_parallel: 0, chosen: None, timing: None }
     }
 
-    /// Of an epoch of which a part was executed otherwise.
+    /// Adds the run of another part of the same epoch.
     fn and(self, part: &Ran) -> Ran {
         let timing = match (self.timing, part.timing) {
             (Some(one), Some(other)) => Some(one.and(other)),
@@ -54,29 +54,31 @@ impl Ran {
     }
 }
 
-/// Executes epochs, on as many threads as it is handed.
+/// The executor of epochs, on any number of threads.
 pub struct Executor {
     program: Arc<Program>,
     serial: Serial,
-    /// Made when they are needed, the latter two for the number of threads that there were then.
+    /// The executors of strategies, created when they are needed. `rounds`, `blocks` and `lists`
+    /// are for a number of threads.
     graphs: Option<Graphs>,
     rounds: Option<(usize, Rounds)>,
     blocks: Option<(usize, Blocks)>,
     lists: Option<(usize, Lists)>,
-    /// Plans even what is too little to be worth it.
+    /// Whether even epochs that are too short to pay are planned.
     plans_anything: bool,
-    /// What graphs may take, of any strategy: for tests.
+    /// The most counted work of a graph, for any strategy. For tests.
     limit: Option<u64>,
-    /// What was tried in vain until now, and what was not.
+    /// The wasted and the useful work so far.
     ledger: Ledger,
-    /// What the last epoch has taken, in counted work, and what of it was in vain.
+    /// The counted work of the last epoch, and the wasted part of it.
     work: u64,
     vain: u64,
-    /// By handler: whether only a run tells what its transactions touch.
+    /// Whether only a run shows what a handler's transactions touch, by handler.
     discovered: Vec<bool>,
-    /// For epochs that can be executed in place, and for those that can't; made when it is known on how many threads.
+    /// The choosers for epochs that can be executed in place, and for those that can't. Created
+    /// once the number of threads is known.
     choosers: Vec<Chooser>,
-    /// What these look like.
+    /// The samples of the properties of these epochs.
     samples: [Sample; 2],
     /// The share of transactions that aborted in the last epoch.
     aborts: f64,
@@ -84,34 +86,36 @@ pub struct Executor {
     ran: Ran,
 }
 
-/// Why an epoch with such functions is executed serially: which call it was must be the same each time.
+/// The reason why an epoch with such functions is serial: each run must number the calls in the
+/// same way.
 const OVERDUE: &str = "functions have a deadline";
 
-/// The same where no two functions can run at a time.
+/// The reason why an epoch is serial if no two functions can run at the same time.
 const ONE_LOCK: &str = "functions run one at a time";
 
 const LOGGED: &str = "each transaction is logged";
 
-const SLIDES: &str = "windows slide when their time has come";
+const SLIDES: &str = "windows slide by time";
 
 const ASKED: &str = "it was asked for";
 
 const GIVEN_UP: &str = "it was given up: it took too much work";
 
-/// Why nothing else is tried now.
-const IN_VAIN: &str = "what was tried in vain has to be earned back first";
+/// The reason why no other strategy is tried now.
+const IN_VAIN: &str = "wasted work has to be earned back first";
 
-/// What is executed in place is planned for one part in so many of what executing it takes, at most.
+/// The share of execution that planning for execution in place takes at most: one part in this
+/// number.
 const PLANNING: u64 = 4;
 
-/// Fewer transactions of an epoch are not worth a graph, or being executed in place: what is done once for each part
-/// would be much of it.
+/// The numbers of transactions below which a graph, or execution in place, does not pay. The fixed
+/// work for each part would dominate.
 const GRAPH_MIN: usize = 512;
 const IN_PLACE_MIN: usize = 4_096;
 
 impl Executor {
-    /// An executor. Every `rerun_every`-th call of an opaque handler is run twice and compared;
-    /// never when 0.
+    /// Creates an executor. Every `rerun_every`-th call of an opaque handler is run twice and
+    /// compared, or none if it is 0.
     pub fn new(program: Arc<Program>, strategy: Strategy, rerun_every: u64) -> Executor {
         Executor {
             serial: Serial::new(program.clone(), rerun_every),
@@ -136,76 +140,78 @@ impl Executor {
         }
     }
 
-    /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
+    /// Continues after a recovered state. `seq` is the number of its last transaction.
     pub fn after(mut self, seq: Seq) -> Executor {
         self.serial = self.serial.after(seq);
         self
     }
 
-    /// Without prefetching: only to measure what it is worth.
+    /// Turns off prefetching, to measure its benefit.
     pub fn without_prefetch(mut self) -> Executor {
         self.serial = self.serial.without_prefetch();
         self
     }
 
-    /// Plans even what is too little to be worth it, and has what adaptive chooses from in turn: for tests that
-    /// compare executors on few events.
+    /// Plans even epochs that are too short to pay, and lets adaptive take all strategies in turn.
+    /// For tests that compare executors on few events.
     #[doc(hidden)]
     pub fn planning_anything(mut self) -> Executor {
         self.plans_anything = true;
         self
     }
 
-    /// Gives up graphs that take more than so much counted work, whichever strategy was asked for: for tests.
+    /// Gives up graphs that take more than this counted work, for any strategy. For tests.
     #[doc(hidden)]
     pub fn giving_up_after(mut self, work: u64) -> Executor {
         self.limit = Some(work);
         self
     }
 
-    /// What the last epoch has taken, in counted work: whatever was executed twice, or thrown away, counts. It is the
-    /// same on every machine.
+    /// Returns the counted work of the last epoch, including work that was repeated or thrown away.
+    /// It is the same on every machine.
     #[doc(hidden)]
     pub fn work(&self) -> u64 {
         self.work
     }
 
-    /// What of it was in vain, of what was chosen: executed twice, thrown away, or planned for a graph.
+    /// Returns the wasted part of this work: executed twice, thrown away, or spent on planning a
+    /// graph.
     #[doc(hidden)]
     pub fn in_vain(&self) -> u64 {
         self.vain
     }
 
-    /// In the next epoch these calls of functions take too long, as they did when it was executed for
-    /// the first time: for replays.
+    /// Sets the calls of functions that exceed their deadline in the next epoch, as in its first
+    /// execution. For replays.
     pub fn obey(&mut self, overdue: Vec<Overdue>) {
         self.serial.obey(overdue);
     }
 
-    /// Logs each transaction, for strong recovery: one after the other, on the general path.
+    /// Logs each transaction, for strong recovery. Transactions are executed one after the other,
+    /// on the general path.
     pub fn logging(mut self) -> Executor {
         self.serial.log();
         self.strategy = Strategy::Serial;
         self
     }
 
-    /// The next epoch is what these commands of its first execution say; none are there when it was not
-    /// logged.
+    /// Sets the commands of the next epoch's first execution, which it replays. `None` if it was
+    /// not logged.
     pub fn follow(&mut self, commands: Option<Vec<Command>>) {
         self.serial.follow(commands);
     }
 
-    /// When the clock ends the next window of those without event time, if it does.
+    /// Returns when the clock ends the next window of those without event time, if it does.
     pub fn due_us(&self, tables: &[Table]) -> Option<i64> {
         self.serial.due_us(tables)
     }
 
-    /// Whether time will end a window that has rows.
+    /// Whether a window that has rows will be ended by time.
     pub fn is_open(&self, tables: &[Table]) -> bool {
         self.serial.is_open(tables)
     }
 
-    /// The next slide of a group's windows that is due; none either where an epoch is what commands say.
+    /// Returns the next due slide of a group's windows. There is none if commands are replayed.
     pub fn due_slide(
         &self,
         tables: &[Table],
@@ -218,7 +224,8 @@ impl Executor {
         }
     }
 
-    /// Executes one slide in an epoch, and all that it sets off, and nothing else of it.
+    /// Executes one slide in an epoch with everything that it triggers, and nothing else of the
+    /// epoch.
     pub fn slide(
         &mut self,
         tables: &mut [Table],
@@ -230,19 +237,21 @@ impl Executor {
         self.serial.finish(&Alone, epoch, out)
     }
 
-    /// How each handler is executed.
+    /// Returns how each handler is executed.
     pub fn paths(&self) -> &[Path] {
         self.serial.paths()
     }
 
-    /// How the last epoch was executed, and why so.
+    /// Returns how the last epoch was executed, and why.
     pub fn ran(&self) -> &Ran {
         &self.ran
     }
 
-    /// Those threads of a pool that are awake before the next epoch: all, where the last one was executed in parallel.
-    /// Calling others takes longer than putting an epoch in order, and they may be asleep because somebody else has
-    /// use for their cores.
+    /// Returns the threads of a pool that are awake before the next epoch: all, if the last one was
+    /// executed in parallel.
+    ///
+    /// Waking the others takes longer than ordering an epoch. They may be asleep because another
+    /// process uses their cores.
     pub fn awake<'p>(&self, pool: &'p dyn Pool) -> &'p dyn Pool {
         match self.ran.in_parallel {
             0 => &Alone,
@@ -311,7 +320,7 @@ impl Executor {
         result
     }
 
-    /// Decides before anything is planned, and learns from what it took.
+    /// Chooses before anything is planned, and learns from the measured costs.
     fn adaptive(
         &mut self,
         pool: &dyn Pool,
@@ -328,7 +337,7 @@ impl Executor {
             Err((why, false)) => return self.serially(why, tables, epoch, out),
             Err((_, true)) => {
                 let one_lock = self.program.opaques.iter().any(|opaque| opaque.has_one_lock());
-                // In tests it is their outcome that counts.
+                // Tests run in parallel all the same, because only the outcome counts there.
                 let one_lock = (one_lock && !self.plans_anything).then_some(ONE_LOCK.into());
                 match one_lock.or(self.is_for_no_graph(threads)) {
                     Some(why) => return self.serially(why, tables, epoch, out),
@@ -346,8 +355,8 @@ impl Executor {
         let chooser = &mut self.choosers[kind];
         let mut seen = chooser.look_at(epoch.order.len(), || sample.properties(epoch));
         (seen.aborts, seen.unknown) = (self.aborts, unknown);
-        // A long epoch is no reason to try something for long: what is tried executes a part, and the rest goes to
-        // what is expected to be the best.
+        // A trial executes only a part, however long the epoch is. The rest goes to the strategy
+        // that is expected to be the best.
         let (mut at, mut rans) = (0, Vec::new());
         while at < epoch.order.len() || rans.is_empty() {
             let left = Properties { transactions: epoch.order.len() - at, ..seen };
@@ -359,14 +368,14 @@ impl Executor {
             let ran = self.measured(kind, choice, &seen, each, pool, tables, &section, out);
             rans.push((section.ranks.len(), ran));
         }
-        // The longest part is what there is to tell.
+        // The report is about the longest part.
         rans.sort_by_key(|(transactions, _)| Reverse(*transactions));
         let ran = rans.into_iter().map(|(_, ran)| ran).reduce(|most, other| most.and(&other));
         self.ran = ran.expect("there was a part");
         Ok(())
     }
 
-    /// What is to be used for what is left of an epoch, or a part of it.
+    /// Chooses a strategy for the rest of an epoch, or for a part of it.
     fn choice(&self, kind: usize, left: &Properties, threads: usize) -> Choice {
         let chooser = &self.choosers[kind];
         match self.plans_anything {
@@ -375,8 +384,10 @@ impl Executor {
         }
     }
 
-    /// A choice, of no more transactions than may be executed in vain: a graph, which may be thrown away at any time, and
-    /// what is executed in place, once it has been given up. They usually take `each`.
+    /// Limits a choice that may fail to as many transactions as may be wasted.
+    ///
+    /// A graph may always be thrown away, and execution in place may fail once it has been given up
+    /// before. A transaction usually takes `each` counted work.
     fn within_bounds(&self, choice: Choice, left: &Properties, each: f64) -> Choice {
         let (may_fail, least) = match choice.arm {
             Arm::Serial => (false, 0),
@@ -396,14 +407,14 @@ impl Executor {
         }
     }
 
-    /// What a graph may take where serial execution usually takes so much.
+    /// Returns the budget of a graph, if serial execution usually takes this much work.
     fn budget(&self, usually: f64) -> Budget {
         Budget::of(self.limit.unwrap_or((usually * TIMES) as u64))
     }
 
-    /// Executes an epoch, or a part of one, by what was chosen, and learns from what it took. What it came to goes
-    /// to `out`.
-    #[allow(clippy::too_many_arguments)] // What was chosen, for what, and where it goes.
+    /// Executes an epoch or a part of one by this choice, and learns from the costs. The outcome
+    /// goes to `out`.
+    #[allow(clippy::too_many_arguments)] // The choice, its input and its output.
     fn measured(
         &mut self,
         kind: usize,
@@ -428,7 +439,7 @@ impl Executor {
         };
         let (begun, aborted) = (pool.now_ns(), out.aborted());
         let (usually, before) = (each_work * transactions as f64, self.serial.work);
-        // What it took that serial execution would have taken, too, and what else.
+        // The work that serial execution would have taken, too, and the wasted work.
         let (mut done, mut vain) = (0, 0);
         let ran = match arm {
             Arm::Serial => Err(why),
@@ -468,7 +479,7 @@ impl Executor {
         self.vain += vain;
         self.ledger.note(done, vain);
         let each = |ns: u64| ns as f64 / transactions.max(1) as f64;
-        // What was tried in vain counts as what it was.
+        // A failed trial counts for the strategy that was tried.
         let ns = each(pool.now_ns() - begun);
         let mut took = Took { ns, aborts: each(out.aborted() - aborted), ..Took::default() };
         if let Some(timing) = ran.timing {
@@ -480,7 +491,7 @@ impl Executor {
         Ran { chosen: Some((*seen, expected, among)), ..ran }
     }
 
-    /// The share of an epoch's transactions of which only a run tells what they touch.
+    /// Returns the share of an epoch's transactions for which only a run shows what they touch.
     fn unknown(&self, epoch: &Epoch) -> f64 {
         let is_unknown = |lane: &&Lane| self.discovered[lane.handler as usize];
         let events = |lane: &Lane| epoch.runs[lane.run as usize].batch.len();
@@ -488,7 +499,7 @@ impl Executor {
         unknown as f64 / epoch.order.len().max(1) as f64
     }
 
-    /// Why epochs are not put into a graph, if so.
+    /// Returns the reason why epochs can't be put into a graph, if there is one.
     fn is_for_no_graph(&self, threads: usize) -> Option<Cow<'static, str>> {
         let procedures = (!self.serial.codes.turns.is_empty()).then_some(PROCEDURES);
         let overdue = self.program.opaques.iter().any(|opaque| opaque.may_be_overdue());
@@ -516,7 +527,7 @@ impl Executor {
         graphs.run(&mut self.serial, strategy, pool, tables, section, budget, out)
     }
 
-    /// The rounds for so many threads.
+    /// Returns the rounds for this number of threads.
     fn rounds(&mut self, threads: usize) -> &mut Rounds {
         if self.rounds.as_ref().is_none_or(|(of, _)| *of != threads) {
             self.rounds = Some((threads, Rounds::new(self.serial.codes.clone(), threads)));
@@ -524,7 +535,7 @@ impl Executor {
         &mut self.rounds.as_mut().expect("there are some now").1
     }
 
-    /// The blocks for so many threads.
+    /// Returns the blocks for this number of threads.
     fn blocks(&mut self, threads: usize) -> &mut Blocks {
         if self.blocks.as_ref().is_none_or(|(of, _)| *of != threads) {
             let blocks = Blocks::new(self.serial.codes.clone(), threads);
@@ -534,7 +545,7 @@ impl Executor {
         &mut self.blocks.as_mut().expect("there are some now").1
     }
 
-    /// The lists for so many threads.
+    /// Returns the lists for this number of threads.
     fn lists(&mut self, threads: usize) -> &mut Lists {
         if self.lists.as_ref().is_none_or(|(of, _)| *of != threads) {
             let by_partition = self.strategy == Strategy::SStore;
@@ -545,7 +556,7 @@ impl Executor {
         &mut self.lists.as_mut().expect("there are some now").1
     }
 
-    /// Executes in place, on all threads; or says why that must be done serially.
+    /// Executes in place, on all threads. If it must be done serially, returns the reason.
     fn in_place(
         &mut self,
         strategy: Strategy,

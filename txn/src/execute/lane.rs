@@ -1,5 +1,5 @@
-//! Lanes: the events of one run for one handler, walked from front to back. Ahead of the walk keys
-//! are hashed and their slots asked for, by the block.
+//! Lanes: the events of one run for one handler, walked from front to back. Ahead of the walk, keys
+//! are hashed and their slots prefetched, in blocks.
 
 use tidemill_core::Batch;
 use tidemill_table::{Opened, RowAt};
@@ -8,16 +8,19 @@ use super::closure::{Columns, Outs, RowBits};
 use super::output::OutputBuilder;
 use super::words::KeyFrom;
 
-/// Events of a lane that are staged together.
+/// The number of events of a lane that are staged together.
 const BLOCK: usize = 16;
-/// How many rows ahead of a block's first one events are asked for. The processor sees by itself
-/// that columns are read in order, but too late when there are a dozen of them.
+/// The distance from a block's first row at which events are prefetched, in rows.
+///
+/// The processor itself notices that columns are read in order, but too late if there are a dozen
+/// of them.
 const EVENTS_AHEAD: usize = 12 * BLOCK;
-/// Transactions with more rows than this are *wide*: their events are staged one by one. A block of
-/// them would have thousands of rows, which drive each other out of the caches before they are used.
+/// The number of rows above which a transaction is *wide*, and its events are staged one by one. A
+/// block of them would have thousands of rows, which would evict each other from the caches before
+/// they are used.
 pub(super) const NARROW: usize = 32;
 
-/// Events that are staged together when each has so many rows.
+/// Returns how many events are staged together, if each has `rows` rows.
 #[inline(always)]
 const fn block(rows: usize) -> usize {
     if rows <= NARROW {
@@ -27,19 +30,20 @@ const fn block(rows: usize) -> usize {
     }
 }
 
-/// How many events ahead of a block's first one slots are asked for.
+/// Returns how many events ahead of a block's first one slots are prefetched.
 #[inline(always)]
 const fn ahead(rows: usize) -> usize {
     2 * block(rows)
 }
 
-/// Staged events that a lane keeps: at least the block being executed and those ahead.
+/// Returns how many staged events a lane retains: at least the block being executed and those
+/// ahead.
 #[inline(always)]
 const fn ring(rows: usize) -> usize {
     4 * block(rows)
 }
 
-/// The columns of a batch as words; booleans are unpacked.
+/// The columns of a batch as words. Booleans are unpacked.
 #[derive(Debug)]
 pub(crate) struct WordColumns<'a> {
     batch: &'a Batch,
@@ -47,7 +51,7 @@ pub(crate) struct WordColumns<'a> {
 }
 
 impl<'a> WordColumns<'a> {
-    /// The columns of a batch, as far as its handler wants words at all.
+    /// Creates the columns of a batch, if its handler uses words at all.
     pub(crate) fn new(batch: &'a Batch, wanted: bool) -> WordColumns<'a> {
         let bools = (0..batch.columns().len()).filter_map(|c| Some((c, batch.bools(c)?)));
         let unpack = |(column, bools): (usize, &arrow_array::BooleanArray)| {
@@ -57,10 +61,10 @@ impl<'a> WordColumns<'a> {
         WordColumns { batch, unpacked }
     }
 
-    /// A column, when it is one of words that are never null.
+    /// Returns a column, if it is one of words that are never null.
     pub(crate) fn get(&self, column: usize) -> Option<&[u64]> {
         if let Some(ints) = self.batch.ints(column) {
-            // SAFETY: both are 64-bit integers; every bit pattern is a value of either.
+            // SAFETY: both are 64-bit integers, and every bit pattern is a value of either.
             return Some(unsafe { std::slice::from_raw_parts(ints.as_ptr().cast(), ints.len()) });
         }
         if let Some(floats) = self.batch.floats(column) {
@@ -72,32 +76,32 @@ impl<'a> WordColumns<'a> {
     }
 }
 
-/// What a handler's code wants of its events.
+/// The input that a handler's code uses.
 #[derive(Debug)]
 pub(crate) struct Wants {
-    /// Event columns.
+    /// The event columns.
     pub(crate) columns: Vec<usize>,
-    /// Per row: its table and where its key comes from.
+    /// The table and the source of the key of each row.
     pub(crate) keys: Vec<(usize, KeyFrom)>,
     /// A bit for each row that may be written.
     pub(crate) written: RowBits,
-    /// Whether it may work on rows that are not there.
+    /// Whether the code may work on missing rows.
     pub(crate) places: bool,
 }
 
-/// A row of each transaction of a lane: where its keys are and whose they are.
+/// A row of each transaction of a lane: the source of its keys, and its table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowSource {
-    /// A key for each event.
+    /// The keys, one for each event.
     keys: *const u64,
-    /// The open table, as of the last [`Lane::attach`].
+    /// The open table, since the last [`Lane::attach`].
     table: *mut Opened<'static>,
     number: usize,
     is_written: bool,
 }
 
 impl RowSource {
-    /// Of rows that are in no table.
+    /// A row that is in no table.
     const NONE: RowSource = RowSource {
         keys: std::ptr::null(),
         table: std::ptr::null_mut(),
@@ -106,21 +110,22 @@ impl RowSource {
     };
 }
 
-/// What one transaction on copies of rows works on, and what it came to.
+/// The input and the result of one transaction on copies of rows.
 #[derive(Debug)]
 pub(crate) struct Copies {
-    /// Frames of the rows, whose stamps are 0; those with equal keys are one.
+    /// The frames of the rows, whose stamps are 0. Rows with equal keys have one frame.
     pub(crate) rows: Vec<RowAt>,
-    /// A bit for each row that is there.
+    /// A bit for each row that exists.
     pub(crate) present: RowBits,
-    /// Set when it has run: a bit for each row that was written, or why it aborts.
+    /// Set when the transaction has run: a bit for each written row, or the reason of the abort.
     pub(crate) done: Option<Result<RowBits, &'static str>>,
 }
 
-/// A lane being walked.
+/// A lane that is being walked.
 ///
-/// Everything that a transaction needs of it stands in it by pointer, so that a loop over
-/// transactions has nothing to prepare: it is left and entered again after every third one.
+/// Everything that a transaction needs of it is there by pointer. So a loop over transactions has
+/// nothing to prepare. That matters, because the loop is left and entered again after every third
+/// transaction.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub(crate) batch: &'a Batch,
@@ -129,38 +134,38 @@ pub(crate) struct Lane<'a> {
     pub(crate) fast: bool,
     /// The lane's index in the epoch.
     pub(crate) index: u32,
-    /// The event columns that the code wants, in its order.
+    /// The event columns that the code uses, in its order.
     pub(crate) columns: Columns<'a>,
-    /// Where its transactions emit to.
+    /// The destinations of its transactions' events.
     pub(crate) outs: Outs,
-    /// Whether its code may work on rows that are not there.
+    /// Whether its code may work on missing rows.
     pub(crate) places: bool,
-    /// Whether a table of its rows keeps versions, and wants to know their time.
+    /// Whether a table of its rows retains versions, and needs their time.
     pub(crate) ages: bool,
-    /// Set when its one transaction works on copies of rows.
+    /// The copies, if its one transaction works on copies of rows.
     pub(crate) copies: Option<Copies>,
-    /// From this event on staging must go on.
+    /// The event from which staging must continue.
     pub(crate) stage_at: usize,
     sources: Vec<RowSource>,
-    /// For the staged events in a ring, row of the transaction by row: where the search for its
-    /// slot begins.
+    /// The slot where the search for each row begins, for the staged events: a ring for each row of
+    /// the transaction.
     homes: Vec<*mut u64>,
     /// Keys that are constants, as columns.
     constants: Vec<Vec<u64>>,
-    /// Event columns to be asked for ahead of time.
+    /// The event columns to be prefetched.
     ahead: Vec<&'a [u64]>,
-    /// Events before this one are staged.
+    /// The event before which all are staged.
     staged_to: usize,
-    /// No event from this one on is staged.
+    /// The event from which none is staged.
     stage_end: usize,
-    /// Other threads write to the tables, too.
+    /// Whether other threads write to the tables, too.
     shared: bool,
-    /// How often slots of any table had moved when the lane was attached.
+    /// The number of times that slots of any table had moved when the lane was attached.
     moves: u64,
 }
 
 impl<'a> Lane<'a> {
-    /// A lane; without wants, one that the general path takes.
+    /// Creates a lane. Without `wants`, the general path takes it.
     pub(crate) fn new(
         batch: &'a Batch,
         index: usize,
@@ -222,7 +227,7 @@ impl<'a> Lane<'a> {
         lane
     }
 
-    /// A lane of one event, given by column, whose transaction works on frames.
+    /// Creates a lane of one event, given by column, whose transaction works on frames.
     pub(crate) fn copies(batch: &'a Batch, event: &'a [u64], copies: Copies) -> Lane<'a> {
         let mut lane = Lane::new(batch, 0, 0, None);
         lane.sources = vec![RowSource::NONE; copies.rows.len()];
@@ -232,8 +237,8 @@ impl<'a> Lane<'a> {
         lane
     }
 
-    /// A lane whose transactions work on frames of so many rows, one at a time: who runs one puts
-    /// its [copies](Lane::copies) in first.
+    /// Creates a lane whose transactions work on frames of `rows` rows, one at a time. The caller
+    /// sets the [copies](Lane::copies) before it runs one.
     pub(crate) fn on_frames(
         batch: &'a Batch,
         index: u32,
@@ -248,7 +253,7 @@ impl<'a> Lane<'a> {
         lane
     }
 
-    /// The tables that its rows are of have been opened, and its events go to `builders`. `moves`
+    /// Attaches the lane to the open tables of its rows, and to the builders of its events. `moves`
     /// is how often slots of any table have moved.
     pub(crate) fn attach(
         &mut self,
@@ -269,29 +274,31 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Tells its tables the time of an event.
+    /// Sets the time of an event in the lane's tables.
     ///
     /// # Safety
     /// The lane is [attached](Lane::attach) to tables that are still open.
     #[inline(never)]
     pub(crate) unsafe fn tell_time(&self, event: usize) {
         let time_us = self.columns.times[event];
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         self.sources.iter().for_each(|source| unsafe { (*source.table).at_time(time_us) });
     }
 
-    /// How many rows each of its transactions has.
+    /// Returns how many rows each of its transactions has.
     pub(crate) fn rows(&self) -> usize {
         self.sources.len()
     }
 
-    /// Row number `of` of the transaction on an event, and whether it is there: one that is not has
-    /// the defaults of its columns, if all have one and there is room for it, and the lane
-    /// [places](Lane::places) rows. `N` is the number of rows, or one that is as [narrow](NARROW).
+    /// Returns row number `of` of the transaction on an event, and whether it exists.
+    ///
+    /// A missing row has the defaults of its columns, if all have one, there is room for it, and
+    /// the lane [places](Lane::places) rows. `N` is the number of rows, or one that is as
+    /// [narrow](NARROW).
     ///
     /// # Safety
-    /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
-    /// the event is one of its batch and has been [staged](Lane::stage); nobody else uses the
+    /// The lane has as many rows and is [attached](Lane::attach) to tables that are still open. The
+    /// event belongs to its batch and has been [staged](Lane::stage). No other thread uses the
     /// tables while the row is used.
     #[inline(always)]
     pub(crate) unsafe fn row<const N: usize>(
@@ -300,18 +307,18 @@ impl<'a> Lane<'a> {
         event: usize,
     ) -> Option<(RowAt, bool)> {
         debug_assert_eq!(ring(N), ring(self.rows()));
-        // SAFETY: there are so many rows, and `ring` homes for each. The home is a slot of the table,
-        // because slots have not moved since it was staged.
+        // SAFETY: there are as many rows, and `ring` homes for each. The home is a slot of the
+        // table, because slots have not moved since it was staged.
         unsafe {
             let home = *self.homes.get_unchecked(of * ring(N) + event % ring(N));
             self.row_from(of, event, home)
         }
     }
 
-    /// As [`Lane::row`], where it is known at which slot the search for it begins.
+    /// Returns a row as [`Lane::row`] does, if the slot where its search begins is known.
     ///
     /// # Safety
-    /// As of [`Lane::row`], without being staged; the slot is one of the row's table.
+    /// As for [`Lane::row`], but the event need not be staged. The slot belongs to the row's table.
     #[inline(always)]
     pub(crate) unsafe fn row_from(
         &self,
@@ -319,7 +326,7 @@ impl<'a> Lane<'a> {
         event: usize,
         home: *mut u64,
     ) -> Option<(RowAt, bool)> {
-        // SAFETY: there are so many rows, and as many keys as events.
+        // SAFETY: there are as many rows, and as many keys as events.
         unsafe {
             let source = self.sources.get_unchecked(of);
             let key = *source.keys.add(event);
@@ -335,8 +342,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// For row number `of` of the transactions on these events: where the search for it begins, and a
-    /// hash of table and key.
+    /// Calls `each` for row number `of` of the transactions on these events, with the slot where
+    /// its search begins and a hash of table and key.
     #[inline(always)]
     pub(crate) fn homes_of(
         &self,
@@ -345,7 +352,7 @@ impl<'a> Lane<'a> {
         mut each: impl FnMut(*mut u64, u64),
     ) {
         let source = &self.sources[of];
-        assert!(events.end <= self.batch.len() && !source.table.is_null(), "an attached lane's");
+        assert!(events.end <= self.batch.len() && !source.table.is_null(), "lane is attached");
         let salt = (source.number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         // SAFETY: there is a key for each event, and the table is open.
         let (keys, table) = unsafe {
@@ -358,7 +365,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for the rows of these events, those that are written to be written.
+    /// Prefetches the rows of these events. Rows that are written are prefetched for writing.
     pub(crate) fn ask_for_rows(&self, events: std::ops::Range<usize>) {
         for (of, source) in self.sources.iter().enumerate() {
             // SAFETY: the lane is attached to open tables.
@@ -370,8 +377,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for what is kept of the versions of the rows of the events that come next. Where it is has
-    /// been asked for when they were staged.
+    /// Prefetches the retained versions of the rows of the next events. Their histories were
+    /// prefetched when the events were staged.
     #[inline(never)]
     fn stage_versions(&self, row: usize) {
         let (end, rows) = (self.staged_to, self.rows());
@@ -385,12 +392,13 @@ impl<'a> Lane<'a> {
             let home = |event: usize| self.homes[of * ring + event % ring];
             let near = self.stage_at..(self.stage_at + block).min(end);
             debug_assert!(row < self.stage_at);
-            // SAFETY: these are events that are staged, whose homes are slots of the table.
+            // SAFETY: these are staged events, whose homes are slots of the table.
             near.for_each(|event| unsafe { table.prefetch_versions(home(event)) });
         }
     }
 
-    /// Stages these events, as far as they come soon, and no others: they are somebody else's.
+    /// Stages these events, as far as they are near, and no others, because those belong to other
+    /// threads.
     pub(crate) fn stage_only(&mut self, events: std::ops::Range<usize>) {
         self.staged_to = events.start;
         self.stage_end = events.end;
@@ -398,12 +406,12 @@ impl<'a> Lane<'a> {
         self.stage(events.start, true);
     }
 
-    /// Asks for the slots of the events ahead of `row`, and for the events ahead of those.
+    /// Prefetches the slots of the events ahead of `row`, and the events ahead of those.
     #[inline(never)]
     pub(crate) fn stage(&mut self, row: usize, prefetch: bool) {
         let (end, rows) = (self.stage_end, self.rows());
         let (block, ring) = (block(rows), ring(rows));
-        // What is behind is not staged again.
+        // Earlier events are not staged again.
         self.staged_to = self.staged_to.max(row);
         self.stage_at = (row / block + 1) * block;
         while self.staged_to < (self.stage_at + ahead(rows)).min(end) {
@@ -419,7 +427,7 @@ impl<'a> Lane<'a> {
                 for (home, key) in homes.iter_mut().zip(keys) {
                     *home = table.home(*key);
                     if prefetch {
-                        // What is only read stays in all caches.
+                        // Rows that are only read stay in all caches.
                         match self.shared && source.is_written {
                             true => table.prefetch_to_write(*home),
                             false => table.prefetch(*home),
@@ -435,7 +443,7 @@ impl<'a> Lane<'a> {
                 }
             }
         }
-        // Other threads may be writing versions of these rows.
+        // Otherwise other threads may be writing versions of these rows.
         if prefetch && self.ages && !self.shared {
             self.stage_versions(row);
         }
@@ -444,7 +452,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for what is to be known of these events, as far as there are so many.
+    /// Prefetches these events, as far as they exist.
     pub(crate) fn ask_for(&self, events: std::ops::Range<usize>) {
         // Eight words are a cache line.
         for words in &self.ahead {
@@ -452,7 +460,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Asks for the events ahead of `row`. Once every half a [`BLOCK`] is enough.
+    /// Prefetches the events ahead of `row`. Once every half a [`BLOCK`] is enough.
     #[inline(always)]
     pub(crate) fn ask_ahead(&self, row: usize) {
         // A block of a column is two cache lines.

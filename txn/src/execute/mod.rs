@@ -1,30 +1,30 @@
-//! Executors: they do what [`crate::reference`] says, fast.
+//! Executors: fast implementations of the meaning that [`crate::reference`] defines.
 //!
-//! | file | what it is |
+//! | file | content |
 //! | --- | --- |
-//! | `executor` | picks a strategy for each epoch |
-//! | `codes` | what the handlers of a program are compiled to |
-//! | `serial` | walks an epoch in order on one thread; prefetches the slots of the transactions ahead |
+//! | `executor` | the choice of a strategy for each epoch |
+//! | `codes` | the compiled handlers of a program |
+//! | `serial` | the walk through an epoch in order on one thread, which prefetches slots |
 //! | `graph` | the task precedence graph of an epoch, executed on several threads |
-//! | `closure` | what a Rust closure works on: rows in their slots, or copies |
-//! | `lane` | the events of one run for one handler; what is fetched ahead of time |
-//! | `segment` | transactions over words that follow one another: declared ones and closures |
-//! | `words` | declared transactions over word columns, compiled to a register machine, and that to machine code |
-//! | `command` | transactions as strong recovery logs them, and executes them again |
-//! | `native` | rows of words handed to a Rust closure |
-//! | `alone` | declared transactions one at a time, on rows that others hold |
-//! | `general` | every transaction there is, over values; what the fast paths fall back to |
-//! | `in_place` | what executing on several threads in place has in common |
-//! | `rounds` | several threads, each with a share of every round; what meets is put off |
+//! | `closure` | the data of a Rust closure: rows in their slots, or copies |
+//! | `lane` | the events of one run for one handler, and their prefetching |
+//! | `segment` | consecutive transactions over words: declared ones and closures |
+//! | `words` | declared transactions over word columns, compiled to machine code |
+//! | `command` | the log of transactions for strong recovery, and its replay |
+//! | `native` | rows of words for Rust closures |
+//! | `alone` | declared transactions one at a time, on rows that other owners hold |
+//! | `general` | any transaction, over values: the fallback of the fast paths |
+//! | `in_place` | the common part of execution in place on several threads |
+//! | `rounds` | several threads, each with a share of every round; conflicts are deferred |
 //! | `blocks` | several threads, which plan together and take block after block of transactions |
-//! | `spans` | the outputs of several threads, put into stamp order |
+//! | `spans` | the outputs of several threads, concatenated in stamp order |
 //! | `lists` | several threads, each with a list of transactions that it executes in place |
-//! | `sample` | what epochs look like, before anything is planned |
-//! | `work` | counted work, and what may be spent of it on what is tried |
+//! | `sample` | properties of epochs, before anything is planned |
+//! | `work` | counted work, and the budget of trials |
 //! | `window` | windows over versions, and aggregates |
-//! | `tables` | tables that keep of versions what windows ask for |
+//! | `tables` | tables that store the aggregates of versions that windows use |
 //! | `output` | output events by column, with their stamps |
-//! | `aborts` | aborted events: noted as words, taken from the input in the end |
+//! | `aborts` | aborted events: noted as words, taken from the input at the end |
 
 mod aborts;
 mod alone;

@@ -1,4 +1,4 @@
-//! Native handlers: rows of words handed to a Rust closure.
+//! Native handlers: Rust closures over rows of words.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use crate::program::inside::Transaction;
 use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx, WindowRead};
 use crate::reference::word_value;
 
-/// A row of a native handler, when its key is one word.
+/// A row of a native handler, if its key is one word.
 #[derive(Debug)]
 pub(crate) struct NativeRow {
     pub(crate) table: usize,
@@ -22,10 +22,10 @@ pub(crate) struct NativeRow {
 /// A native handler, prepared for the fast path.
 #[derive(Debug)]
 pub(crate) struct NativeCode {
-    /// At most [`ROWS_MAX`].
+    /// The rows, at most [`ROWS_MAX`].
     pub(crate) rows: Vec<NativeRow>,
     pub(crate) places: Places,
-    /// The streams it emits to, by the closure's numbers.
+    /// The streams that it emits to, by the closure's numbers.
     pub(crate) streams: Vec<usize>,
     /// Whether a handler takes events of one of them.
     pub(crate) consumed: bool,
@@ -33,10 +33,10 @@ pub(crate) struct NativeCode {
     pub(crate) written: RowBits,
 }
 
-/// Rows of a native handler, at most: there is a bit for each.
+/// The most rows of a native handler: there is a bit for each.
 pub(crate) const ROWS_MAX: usize = RowBits::BITS as usize;
 
-/// Prepares a handler, or says what it has that needs the general path.
+/// Prepares a handler, or returns the reason why it needs the general path.
 pub(crate) fn prepare(
     program: &Program,
     layouts: &[Layout],
@@ -71,7 +71,7 @@ pub(crate) fn prepare(
     Ok(NativeCode { rows, places, streams, consumed, written })
 }
 
-/// Pairs of rows of one table, earlier and later, by the later one.
+/// Returns the pairs of rows of one table, earlier and later, by the later one.
 pub(crate) fn same_table_pairs(tables: impl Iterator<Item = usize>) -> Vec<(u8, u8)> {
     let tables: Vec<usize> = tables.collect();
     let mut pairs = Vec::new();
@@ -85,7 +85,7 @@ pub(crate) fn same_table_pairs(tables: impl Iterator<Item = usize>) -> Vec<(u8, 
     pairs
 }
 
-/// Runs a native handler over values: keys of any shape, rows that are missing.
+/// Runs a native handler over values. It handles keys of any shape and missing rows.
 pub(crate) fn general(
     tx: &mut General<'_>,
     program: &Program,

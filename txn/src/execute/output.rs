@@ -1,4 +1,4 @@
-//! Output events of an epoch, by stream and column, with what their stamps are made of.
+//! The output events of an epoch, by stream and column, with the parts of their stamps.
 
 mod placed;
 
@@ -18,17 +18,17 @@ use crate::order::Epoch;
 use crate::pool::Pool;
 use crate::program::{firing, WindowId};
 
-/// What an output's stamp is made of.
+/// The parts of an output's stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// Low half: index of the input event's transaction in the epoch's order. High half: one more
-    /// than the index of the derived event that set it off, in [`Origins::derived`]; 0 when that
-    /// is the input event.
+    /// The low half is the index of the input event's transaction in the epoch's order. The high
+    /// half is the index in [`Origins::derived`] of the derived event that triggered it, plus one.
+    /// It is 0 for the input event.
     ///
-    /// Halves of words, because a value stored in parts and then loaded in one makes the processor
-    /// wait; that cost a fifth of the serial executor's time.
+    /// Halves are packed into words, because a value that is stored in parts and then loaded as one
+    /// stalls the processor. That cost a fifth of the serial executor's time.
     cause: u64,
-    /// Low half: the handler. High half: ordinal of the output.
+    /// The low half is the handler. The high half is the ordinal of the output.
     step: u64,
 }
 
@@ -38,7 +38,7 @@ impl Origin {
         Origin { cause: u64::from(root) | u64::from(cause) << 32, step: handler as u64 }
     }
 
-    /// The origin of this output of the same transaction.
+    /// Returns the origin of this output of the same transaction.
     #[inline(always)]
     pub(crate) fn output(self, ordinal: u32) -> Origin {
         Origin { cause: self.cause, step: self.step & HALF | u64::from(ordinal) << 32 }
@@ -57,7 +57,7 @@ impl Origin {
         (self.step & HALF) as usize
     }
 
-    /// The stamp of the event that it is about.
+    /// Returns the stamp of the event of the transaction.
     pub(crate) fn event(self, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         match self.cause() {
             0 => epoch.stamp(epoch.order[self.root() as usize]),
@@ -77,36 +77,36 @@ impl Origin {
 
 const HALF: u64 = u32::MAX as u64;
 
-/// Per output of a stream, in order: where it came from.
+/// The origin of each output of a stream, in order.
 #[derive(Clone, Debug)]
 pub struct Origins {
     pub(crate) of: Vec<Origin>,
 }
 
 impl Origins {
-    /// The input event that the output at `index` comes from.
-    /// [`NOWHERE`] when it comes from a window that time has ended.
+    /// Returns the input event of the output at `index`. It is [`NOWHERE`] for a window that was
+    /// ended by time.
     pub fn event(&self, index: usize, epoch: &Epoch) -> (SourceId, u64) {
         let ranked = epoch.order.get(self.of[index].root() as usize);
         ranked.map_or(NOWHERE, |ranked| epoch.event(*ranked))
     }
 
-    /// The stamp of the output at `index`.
+    /// Returns the stamp of the output at `index`.
     pub fn stamp(&self, index: usize, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         let origin = self.of[index];
         origin.event(epoch, derived).derived(origin.handler() as u16, origin.ordinal())
     }
 }
 
-/// An event of no source.
+/// The position of an event without a source.
 pub const NOWHERE: (SourceId, u64) = (SourceId(u32::MAX), u64::MAX);
 
-/// What outputs have for the transaction of an input event where there is none.
+/// The transaction of an output that has no input event.
 pub(crate) const NO_ROOT: u32 = u32::MAX;
 
-/// What set off transactions, beside input events.
+/// The cause of transactions beside input events.
 #[derive(Clone, Copy, Debug)]
-#[allow(private_interfaces)] // What it is made of is nobody else's.
+#[allow(private_interfaces)] // Its content is private.
 pub enum DerivedEvent {
     /// An event that a transaction emitted.
     Emitted(Origin),
@@ -121,14 +121,14 @@ pub struct Output {
     pub stream: StreamId,
     /// The events, in stamp order.
     pub batch: Batch,
-    /// Their stamps' makings.
+    /// The parts of their stamps.
     pub origins: Origins,
 }
 
-/// How far ahead of its end a column of outputs asks for memory, in words.
+/// The distance from its end at which a column of outputs prefetches memory, in words.
 const AHEAD: usize = 64;
 
-/// Collects the output events of one stream.
+/// A builder of the output events of one stream.
 #[derive(Debug)]
 pub(crate) struct OutputBuilder {
     stream: StreamId,
@@ -138,34 +138,34 @@ pub(crate) struct OutputBuilder {
 
 #[derive(Debug)]
 enum Rows {
-    /// All columns are words that are never null.
+    /// Rows whose columns are all words that are never null.
     Words(WordRows),
-    /// They are a handler's aborts.
+    /// The aborts of a handler.
     Aborts(AbortRows),
     Any(BatchBuilder, Vec<Origin>),
 }
 
-/// Rows of words, by column. Appending one is on the path of every transaction: it costs one check
+/// Rows of words, by column. Appending one is on the path of every transaction: it costs one check,
 /// and a store for each word.
 #[derive(Debug)]
 pub(crate) struct WordRows {
     len: usize,
-    /// How many rows there will be, as far as one can tell.
+    /// The expected number of rows.
     expected: usize,
-    /// All vectors have room for so many.
+    /// The number of rows that all vectors have room for.
     room: usize,
     /// The first items of the first columns, and of the origins.
     near: [*mut i64; NEAR],
     origin: *mut Origin,
-    /// Longer than their lengths say, until [`WordRows::settle`].
+    /// The columns. They are longer than their lengths say, until [`WordRows::settle`].
     columns: Vec<Vec<i64>>,
     origins: Vec<Origin>,
-    /// Set while rows are written to others' [places](Places): then the pointers lead there, and there are `room`
-    /// of them.
+    /// Set while rows are written to [places](Places) of another builder. Then the pointers lead
+    /// there, and there are `room` of them.
     placing: Option<Placing>,
 }
 
-/// Rows of words that have been collected.
+/// Collected rows of words.
 #[derive(Debug)]
 pub(crate) struct RawRows {
     pub(crate) columns: Vec<Vec<i64>>,
@@ -174,7 +174,7 @@ pub(crate) struct RawRows {
 
 const NEAR: usize = 8;
 
-// SAFETY: the pointers lead to the items of its own vectors, which go where it goes.
+// SAFETY: the pointers lead to the items of its own vectors, which move with it.
 unsafe impl Send for WordRows {}
 
 impl WordRows {
@@ -195,21 +195,21 @@ impl WordRows {
         self.len
     }
 
-    /// About so many rows will be collected.
+    /// Sets the expected number of rows.
     pub(super) fn expect(&mut self, rows: usize) {
         self.expected = more(rows);
     }
 
-    /// Collects in the memory of what was collected before and is not needed any more.
+    /// Reuses the memory of rows that were collected before and are not needed any more.
     pub(super) fn reuse(&mut self, raw: RawRows) {
-        debug_assert!(self.len == 0 && self.room == 0, "there is nothing, and no room yet");
+        debug_assert!(self.len == 0 && self.room == 0, "it is empty and has no room yet");
         (self.columns, self.origins) = (raw.columns, raw.origins);
         self.columns.iter_mut().for_each(Vec::clear);
         self.origins.clear();
         self.look();
     }
 
-    /// What has been collected.
+    /// Returns the collected rows, and leaves none.
     pub(super) fn take(&mut self) -> RawRows {
         self.settle();
         let empty = WordRows::new(self.columns.len(), 0);
@@ -217,9 +217,9 @@ impl WordRows {
         RawRows { columns, origins }
     }
 
-    /// Gives the vectors the lengths that they have.
+    /// Sets the lengths of the vectors.
     fn settle(&mut self) {
-        assert!(self.placing.is_none(), "what is placed is others'");
+        assert!(self.placing.is_none(), "placed rows belong to another builder");
         // SAFETY: the first `len` items of each have been written, and `len` is at most `room`.
         unsafe {
             self.columns.iter_mut().for_each(|column| column.set_len(self.len));
@@ -237,7 +237,7 @@ impl WordRows {
         self.look();
     }
 
-    /// Looks where the vectors are, and how much room they have.
+    /// Updates the pointers to the vectors, and the room.
     fn look(&mut self) {
         let rooms = self.columns.iter().map(Vec::capacity);
         self.room = rooms.chain([self.origins.capacity()]).min().unwrap_or(0);
@@ -247,7 +247,7 @@ impl WordRows {
         }
     }
 
-    /// Appends so many rows: `fill` extends the columns and the origins by them.
+    /// Appends `rows` rows: `fill` extends the columns and the origins by them.
     pub(super) fn append(
         &mut self,
         rows: usize,
@@ -260,12 +260,12 @@ impl WordRows {
         fill(&mut self.columns, &mut self.origins);
         let len = self.len + rows;
         let mut lens = self.columns.iter().map(Vec::len).chain([self.origins.len()]);
-        assert!(lens.all(|of| of == len), "so many rows were appended to each column");
+        assert!(lens.all(|of| of == len), "as many rows were appended to each column");
         self.len = len;
         self.look();
     }
 
-    /// Takes back the last events, those of one transaction.
+    /// Removes the last events, those of one transaction.
     pub(crate) fn take_back(&mut self, of: Origin) {
         if self.placing.is_some() {
             return self.take_back_placed(of);
@@ -277,7 +277,7 @@ impl WordRows {
         self.len = self.origins.len();
     }
 
-    /// Appends an output, or writes it to its place, where there are [places](Places).
+    /// Appends an output, or writes it to its place, if there are [places](Places).
     #[inline(always)]
     pub(crate) fn push(
         &mut self,
@@ -299,10 +299,11 @@ impl WordRows {
                 self.len
             }
         };
-        // SAFETY: there is room for one more in every vector, whose first items `near` and
-        // `origin` are since the last `make_room`; or these are others' places, of no more columns, and this is one of them.
+        // SAFETY: either every vector has room for one more, and `near` and `origin` are their
+        // first items since the last `make_room`. Or these are places of another builder, with no
+        // more columns, and this is one of them.
         unsafe {
-            // Each epoch's outputs are memory that no cache knows.
+            // The memory of each epoch's outputs is in no cache.
             prefetch_address(self.origin.wrapping_add(at + AHEAD / 2));
             self.origin.add(at).write(origin);
             for column in 0..width {
@@ -319,7 +320,7 @@ impl WordRows {
 }
 
 impl OutputBuilder {
-    /// For about `room` events.
+    /// Creates a builder for about `room` events.
     pub(crate) fn new(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
         let words = schema.columns.iter().all(|c| c.ty.is_word() && !c.nullable);
         let rows = match words {
@@ -329,7 +330,7 @@ impl OutputBuilder {
         OutputBuilder { stream, schema, rows }
     }
 
-    /// For about `room` aborts of a handler.
+    /// Creates a builder for about `room` aborts of a handler.
     pub(crate) fn of_aborts(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
         let rows = Rows::Aborts(AbortRows::new(schema.clone(), more(room)));
         OutputBuilder { stream, schema, rows }
@@ -349,7 +350,7 @@ impl OutputBuilder {
         }
     }
 
-    /// Appends a row of `width` words, by column; only for streams whose columns are all words.
+    /// Appends a row of `width` words, by column. Only for streams whose columns are all words.
     #[inline(always)]
     pub(crate) fn push_words(&mut self, origin: Origin, width: usize, word: impl Fn(usize) -> u64) {
         match &mut self.rows {
@@ -358,7 +359,7 @@ impl OutputBuilder {
         }
     }
 
-    /// The transaction of an input event aborts; only for a stream of aborts.
+    /// Notes that the transaction of an input event aborts. Only for a stream of aborts.
     pub(crate) fn note_abort(&mut self, origin: Origin, reason: Reason) {
         match &mut self.rows {
             Rows::Aborts(aborts) => aborts.note(origin, reason),
@@ -366,7 +367,7 @@ impl OutputBuilder {
         }
     }
 
-    /// Its rows of words, if all its columns are.
+    /// Returns its rows of words, if all its columns are words.
     pub(crate) fn words(&mut self) -> Option<&mut WordRows> {
         match &mut self.rows {
             Rows::Words(rows) => Some(rows),
@@ -374,7 +375,7 @@ impl OutputBuilder {
         }
     }
 
-    /// Where rows of words go; only for streams whose columns are all words.
+    /// Returns the destination of rows of words. Only for streams whose columns are all words.
     #[inline(always)]
     pub(crate) fn word_rows(&mut self) -> *mut WordRows {
         self.words().unwrap_or_else(|| only_words())
@@ -396,8 +397,10 @@ impl OutputBuilder {
         }
     }
 
-    /// What a member has collected of the stream, in the words that this one collects; only of a
-    /// stream that is collected in words, as all are to which members have sent something.
+    /// Takes a member's rows of the stream, in the words that this builder collects.
+    ///
+    /// Only for a stream that is collected in words. All streams are that members have sent
+    /// something to.
     pub(crate) fn take_from(&mut self, part: &mut OutputBuilder) -> RawRows {
         match (&mut self.rows, &mut part.rows) {
             (Rows::Words(_), Rows::Words(rows)) => rows.take(),
@@ -406,7 +409,8 @@ impl OutputBuilder {
         }
     }
 
-    /// Collects in the memory of what was [taken](OutputBuilder::take_from) from it, and is not needed any more.
+    /// Reuses the memory of rows that were [taken](OutputBuilder::take_from) from it and are not
+    /// needed any more.
     pub(crate) fn reuse(&mut self, raw: RawRows) {
         match &mut self.rows {
             Rows::Words(words) => words.reuse(raw),
@@ -415,7 +419,7 @@ impl OutputBuilder {
         }
     }
 
-    /// About so many events will be collected.
+    /// Sets the expected number of events.
     pub(crate) fn expect(&mut self, room: usize) {
         match &mut self.rows {
             Rows::Words(words) => words.expect(room),
@@ -424,7 +428,7 @@ impl OutputBuilder {
         }
     }
 
-    /// Appends so many rows of words: `fill` extends the columns and the origins by them.
+    /// Appends `rows` rows of words: `fill` extends the columns and the origins by them.
     pub(crate) fn append_words(
         &mut self,
         rows: usize,
@@ -437,8 +441,8 @@ impl OutputBuilder {
         }
     }
 
-    /// What the epoch came to; `numbered` are the reasons of a handler's compiled code, if these are
-    /// its aborts.
+    /// Returns the outputs of the epoch. `numbered` are the reasons of a handler's compiled code,
+    /// if these are its aborts.
     pub(crate) fn finish(
         mut self,
         pool: &dyn Pool,
@@ -462,14 +466,14 @@ impl OutputBuilder {
     }
 }
 
-/// A little more than the last time, which would not have been enough every second time.
+/// Returns a little more than the last number, which would be too small every second time.
 fn more(room: usize) -> usize {
     room + room / 8
 }
 
 #[cold]
 fn only_words() -> ! {
-    panic!("a stream of other columns than words is not emitted to in words")
+    panic!("events can't be emitted as words to a stream with other columns")
 }
 
 fn word_array(ty: &DataType, words: Vec<i64>) -> ArrayRef {

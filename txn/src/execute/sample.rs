@@ -1,4 +1,4 @@
-//! What epochs look like, from a sample of their transactions.
+//! The properties of epochs, from a sample of their transactions.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,32 +8,33 @@ use crate::order::Epoch;
 use crate::program::{Body, Expr, ExprId, Footprint, Program, RowUse};
 use crate::schedule::Properties;
 
-/// One of so many transactions: a sample must cost next to nothing.
+/// One in this many transactions is sampled. A sample must cost next to nothing.
 const EVERY: usize = 128;
-/// Transactions of a sample of one epoch, at least and at most.
+/// The least and the most transactions in a sample of one epoch.
 const SAMPLE: (usize, usize) = (8, 96);
-/// So many of them follow one another: they share lines of memory, which nobody has looked at yet.
+/// The number of consecutive transactions in a sample. They share cache lines that have not been
+/// read yet.
 const TOGETHER: usize = 16;
-/// So many transactions tell how many rows are shared. Of short epochs several together do: the fewer there are in a
-/// sample, the fewer meet.
+/// The number of transactions that show how many rows are shared. Short epochs are sampled
+/// together: fewer transactions in a sample share fewer rows.
 const WHOLE: usize = 64;
 
 /// A sample of epochs.
 #[derive(Debug)]
 pub(crate) struct Sample {
-    /// By handler: the rows of its transactions that its events tell.
+    /// The rows of transactions whose keys the event gives, by handler.
     rows: Vec<Vec<RowOf>>,
     seen: Seen,
     now: Counts,
-    /// What the last whole one said.
+    /// The counts of the last complete sample.
     last: Option<Counts>,
 }
 
-/// A row of a handler's transactions, of which the event tells the key.
+/// A row of a handler's transactions whose key the event gives.
 #[derive(Debug)]
 struct RowOf {
     table: usize,
-    /// By key column.
+    /// The parts of the key, by key column.
     key: Vec<KeyPart>,
     is_written: bool,
 }
@@ -42,29 +43,30 @@ struct RowOf {
 enum KeyPart {
     /// A column of the event.
     Column(usize),
-    /// A constant, as a word that tells it from others.
+    /// A constant, as a word that distinguishes it from others.
     Const(u64),
 }
 
-/// What there is in a sample.
+/// The counts of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Counts {
     transactions: usize,
-    /// Rows that they use; of these, those that others in the sample use, too.
+    /// The number of rows that they use, and of those that others in the sample use, too.
     rows: usize,
     shared: usize,
-    /// The transactions that write the row that most of them write.
+    /// The number of transactions that write the most often written row.
     hottest: usize,
 }
 
 impl Sample {
-    /// One of a program's epochs, which says nothing yet.
+    /// Creates an empty sample of a program's epochs.
     pub(crate) fn new(program: &Program) -> Sample {
         let rows = (0..program.handlers.len()).map(|handler| rows_of(program, handler)).collect();
         Sample { rows, seen: Seen::default(), now: Counts::default(), last: None }
     }
 
-    /// What an epoch looks like: aborts, and what is not known beforehand, are for others to say.
+    /// Returns the properties of an epoch, without aborts and what is unknown beforehand. The
+    /// caller adds these.
     pub(crate) fn properties(&mut self, epoch: &Epoch) -> Properties {
         self.look_at(epoch);
         if self.now.transactions >= WHOLE {
@@ -103,7 +105,7 @@ impl Sample {
 }
 
 impl RowOf {
-    /// A hash of the row that an event's transaction uses.
+    /// Returns a hash of the row that an event's transaction uses.
     fn hash(&self, batch: &Batch, event: usize) -> u64 {
         let word = |part: &KeyPart| match part {
             KeyPart::Const(word) => *word,
@@ -117,7 +119,7 @@ impl RowOf {
     }
 }
 
-/// Multiplying by it spreads what words differ by over the upper bits.
+/// The factor of a multiplication that spreads differences of words over the upper bits.
 const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 fn word_of(value: &impl Hash) -> u64 {
@@ -126,7 +128,7 @@ fn word_of(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The rows of a handler's transactions of which the event alone tells the key.
+/// Returns the rows of a handler's transactions whose keys the event alone gives.
 fn rows_of(program: &Program, handler: usize) -> Vec<RowOf> {
     let exprs = match &program.handlers[handler].body {
         Body::Declared(declared) => &declared.exprs,
@@ -146,17 +148,17 @@ fn rows_of(program: &Program, handler: usize) -> Vec<RowOf> {
     Footprint::of(program, handler).rows.into_iter().filter_map(row).collect()
 }
 
-/// Rows that were seen, by a few bits of their hashes: good enough for a sample, and no more than some
-/// lines of memory.
+/// The rows that were seen, by a few bits of their hashes. That is good enough for a sample, and
+/// takes only a few cache lines.
 #[derive(Debug)]
 struct Seen {
-    /// A bit says that a row was there.
+    /// A bit for each row that was seen.
     rows: [u64; Seen::WORDS],
-    /// How many wrote it.
+    /// The number of writers of each row.
     writers: [u8; Seen::WRITTEN],
 }
 
-/// What is known of a row once it was seen.
+/// The knowledge about a row that was added.
 struct OfRow {
     is_new: bool,
     writers: usize,
@@ -172,7 +174,7 @@ impl Seen {
     const WORDS: usize = 512;
     const WRITTEN: usize = 2_048;
 
-    /// Adds a row by its hash, of which the upper bits say most.
+    /// Adds a row by its hash. The upper bits matter most.
     fn add(&mut self, hash: u64, is_written: bool) -> OfRow {
         let bit = hash >> (64 - (Seen::WORDS * 64).ilog2());
         let word = &mut self.rows[(bit / 64) as usize];
@@ -193,7 +195,7 @@ mod tests {
     use crate::program::{Builder, NativeTx};
     use crate::Program;
 
-    /// Transactions on two rows each.
+    /// Creates a program of transactions on two rows each.
     fn program() -> Program {
         let mut b = Builder::new("t");
         let int = |name: &str| Column::new(name, DataType::Int);
@@ -221,8 +223,8 @@ mod tests {
         Epoch::rank(program, vec![run])
     }
 
-    /// Every second row is one of ten, all others are used once: of epochs of 200 the sample comes to as many shared
-    /// rows as of one of 10,000.
+    /// Every second row is one of ten, and all others are used once. Samples of epochs of 200 show
+    /// as many shared rows as one of 10,000.
     #[test]
     fn short_epochs_look_like_long_ones() {
         let program = program();
@@ -241,7 +243,7 @@ mod tests {
         assert!((short[19].shared - long.shared).abs() < 0.1, "{:?} {long:?}", short[19]);
     }
 
-    /// The share of transactions that write the row that most of them write.
+    /// Returns the share of transactions that write the most often written row.
     fn hottest(program: &Program, event: impl Fn(i64) -> [i64; 2]) -> f64 {
         Sample::new(program).properties(&epoch(program, (0..10_000).map(event))).hottest
     }
@@ -256,7 +258,8 @@ mod tests {
         assert!(even < 0.05, "{even}");
     }
 
-    /// A key may have several columns, texts and constants. A row that is only read makes nobody wait.
+    /// A key may have several columns, texts and constants. No transaction waits for a row that is
+    /// only read.
     #[test]
     fn the_hottest_row_may_have_any_key() {
         for (writes, expected) in [(true, 1.0), (false, 0.0)] {

@@ -1,9 +1,9 @@
-//! A stretch of transactions on the fast path: events of one lane that follow one another in the
-//! order, their rows as words, in slots that were asked for before.
+//! A segment of transactions on the fast path: consecutive events of one lane. Their rows are
+//! words, in slots that were prefetched.
 //!
-//! Whatever is not so (a row that is missing, an overflow) is left to the general path. The loop is
-//! compiled together with each closure, so that between two transactions nothing is called, looked
-//! up or stored that the next one could have kept.
+//! All other cases (a missing row, an overflow) are left to the general path. The loop is compiled
+//! together with each closure. So between two transactions, nothing is called, looked up or stored
+//! that the next one could have kept in registers.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -17,49 +17,49 @@ use super::output::Origin;
 use super::words::{Frame, Stop, WordCode, ROWS_MAX};
 use crate::order::Ranked;
 
-/// Why a segment ended.
+/// The reason why a segment ended.
 #[derive(Clone, Copy)]
 pub(crate) enum End {
-    /// The next transaction is another lane's, or there is none.
+    /// The next transaction belongs to another lane, or there is none.
     Lane,
-    /// The last one committed, and other handlers may take what it emits: their turn comes first.
+    /// The last transaction committed, and other handlers may take its events. Their turn is next.
     Emitted,
-    /// The next one aborts; it did nothing.
+    /// The next transaction aborts, and has done nothing.
     Aborts(Reason),
-    /// The general path must decide the next one; it did nothing.
+    /// The general path must decide the next transaction, which has done nothing.
     General,
 }
 
-/// Why a transaction aborted.
+/// The reason why a transaction aborted.
 #[derive(Clone, Copy)]
 pub(crate) enum Reason {
-    /// Of compiled code, which numbers them.
+    /// A numbered reason of compiled code.
     Number(u16),
-    /// Of a closure.
+    /// A text from a closure.
     Text(&'static str),
 }
 
-/// Why a transaction aborts whose closure panics. What it said goes where all panics go; it may differ
-/// from run to run, and so is no reason.
+/// The reason of an abort by a panic in a closure. The panic's message is reported like that of all
+/// panics. It may differ from run to run, so it can't be the reason.
 const PANICKED: &str = "the handler's function panicked";
 
 /// A transaction whose turn it is.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn {
-    /// The event's row in its lane.
+    /// The row of the event in its lane.
     pub(crate) event: usize,
-    /// The transaction's place in the epoch's order.
+    /// The place of the transaction in the epoch's order.
     pub(crate) rank: usize,
-    /// Its number.
+    /// The number of the transaction.
     pub(crate) seq: Seq,
 }
 
-/// Who goes from transaction to transaction. It is copied, to stay in registers while transactions of
-/// one lane follow one another.
+/// The walk from transaction to transaction. It is copied, so that it stays in registers while
+/// transactions of one lane follow one another.
 ///
-/// One type for both, and a choice at every turn, although each is only ever one of them: a function
-/// that was made for each would call the closure in two places, and a closure that is called in two
-/// places is not compiled into either. That costs 10 ns a transaction, the choice a tenth of it.
+/// Both kinds of walk are one type with a choice at every turn, although a walk only ever has one
+/// kind. A function for each kind would call the closure in two places. A closure with two callers
+/// is not inlined into either. That costs 10 ns a transaction, and the choice a tenth of it.
 #[derive(Clone, Copy)]
 pub(crate) enum Turns<'s> {
     InOrder(InOrder<'s>),
@@ -67,7 +67,7 @@ pub(crate) enum Turns<'s> {
 }
 
 impl<'s> Turns<'s> {
-    /// The next transaction, if it is of this lane, once its rows may be used.
+    /// Returns the next transaction, if it belongs to this lane, once its rows may be used.
     #[inline(always)]
     fn next(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
         match self {
@@ -76,11 +76,11 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// Row number `of` of a transaction whose turn it is, as [`Lane::row`] gives it.
+    /// Returns row number `of` of a transaction whose turn it is, as [`Lane::row`] does.
     ///
     /// # Safety
-    /// The lane has so many rows and is [attached](Lane::attach) to tables that are still open;
-    /// nobody else uses the row while it is used.
+    /// The lane has as many rows and is [attached](Lane::attach) to tables that are still open. No
+    /// other thread uses the row while it is used.
     #[inline(always)]
     unsafe fn row<const N: usize>(
         &self,
@@ -88,7 +88,8 @@ impl<'s> Turns<'s> {
         of: usize,
         turn: Turn,
     ) -> Option<(RowAt, bool)> {
-        // SAFETY: as the caller says; where turns are in order the event was staged when its turn came.
+        // SAFETY: as the caller guarantees. If turns are in order, the event was staged when its
+        // turn came.
         unsafe {
             match self {
                 Turns::InOrder(_) => lane.row::<N>(of, turn.event),
@@ -97,7 +98,7 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// The transaction whose turn it was is done.
+    /// Records that the transaction whose turn it was is done.
     #[inline(always)]
     fn pass(&mut self) {
         match self {
@@ -106,7 +107,7 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// The lane of the next transaction.
+    /// Returns the lane of the next transaction.
     pub(crate) fn lane(&self) -> Option<usize> {
         match self {
             Turns::InOrder(turns) => turns.order.get(turns.at).map(|next| next.lane as usize),
@@ -114,7 +115,7 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// The next transaction, as the epoch's order has it, and its rank.
+    /// Returns the next transaction, as the epoch's order has it, and its rank.
     pub(crate) fn ranked(&self) -> (Ranked, usize) {
         match self {
             Turns::InOrder(turns) => (turns.order[turns.at], turns.at),
@@ -122,7 +123,7 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// The turn of the next transaction once more: it has begun.
+    /// Returns the turn of the next transaction again, after it has begun.
     fn again(&self) -> Turn {
         let (Ranked { row, .. }, rank) = self.ranked();
         let seq = match self {
@@ -132,7 +133,7 @@ impl<'s> Turns<'s> {
         Turn { event: row as usize, rank, seq }
     }
 
-    /// How many transactions have been passed, counted from anywhere.
+    /// Returns how many transactions have been passed, from an arbitrary start.
     pub(crate) fn at(&self) -> usize {
         match self {
             Turns::InOrder(turns) => turns.at,
@@ -140,7 +141,8 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// Passes the next transaction, which aborts, after what it waits for: nothing is done.
+    /// Passes the next transaction, which aborts, without executing it. Waits for its dependencies
+    /// first.
     pub(crate) fn skip(&mut self) {
         match self {
             Turns::InOrder(turns) => turns.pass(),
@@ -148,7 +150,7 @@ impl<'s> Turns<'s> {
         }
     }
 
-    /// Whether others have stopped, so that nobody goes on.
+    /// Whether other threads have stopped, so that this one must stop, too.
     pub(crate) fn have_stopped(&self) -> bool {
         match self {
             Turns::InOrder(_) => false,
@@ -157,14 +159,14 @@ impl<'s> Turns<'s> {
     }
 }
 
-/// One after the other: how far the walk through an epoch's order has come.
+/// A walk through an epoch's order, one transaction after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct InOrder<'s> {
-    /// The transactions of the epoch up to where the open tables reach.
+    /// The transactions of the epoch, as far as the open tables have room.
     pub(crate) order: &'s [Ranked],
-    /// The next one.
+    /// The next transaction.
     pub(crate) at: usize,
-    /// The number of the one before.
+    /// The number of the transaction before.
     pub(crate) seq: Seq,
     pub(crate) prefetch: bool,
 }
@@ -189,32 +191,32 @@ impl InOrder<'_> {
     }
 }
 
-/// Runs a closure on `N` rows, for as long as it is the lane's turn. A transaction whose closure panics
-/// aborts.
+/// Runs a closure on `N` rows, for as long as it is the lane's turn. A transaction whose closure
+/// panics aborts.
 ///
 /// # Safety
-/// The lane is [attached](Lane::attach) to open tables and to outputs that nobody else uses;
-/// the tables have room for a version of each row of all transactions of the walk; `code` is of
-/// its handler. Or the lane is of [copies](Lane::copies), and `code` of frames.
+/// The lane is [attached](Lane::attach) to open tables and to outputs that no other thread uses.
+/// The tables have room for a version of each row of all transactions of the walk. `code` belongs
+/// to the lane's handler. Or the lane is one of [copies](Lane::copies), and `code` is for frames.
 pub(crate) unsafe fn run_native<const N: usize>(
     turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &NativeCode,
     body: &impl Fn(&mut NativeTx<'_>) -> Result<(), &'static str>,
 ) -> End {
-    // SAFETY: as the caller says. What a panic leaves behind is put right below.
+    // SAFETY: as the caller guarantees. The effects of a panic are undone below.
     let run = || unsafe { run_closure::<N>(turns, lane, code, body) };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(end) => end,
-        // SAFETY: as the caller says; the walk is at the transaction that has panicked.
+        // SAFETY: as the caller guarantees; the walk is at the transaction that has panicked.
         Err(_) => unsafe { panicked::<N>(turns, lane) },
     }
 }
 
-/// Takes back what the next transaction has done, which has begun.
+/// Undoes the next transaction, which has begun.
 ///
 /// # Safety
-/// As of [`run_native`].
+/// As for [`run_native`].
 #[cold]
 unsafe fn panicked<const N: usize>(turns: &Turns<'_>, lane: &mut Lane<'_>) -> End {
     if let Some(copies) = &mut lane.copies {
@@ -224,12 +226,12 @@ unsafe fn panicked<const N: usize>(turns: &Turns<'_>, lane: &mut Lane<'_>) -> En
     let turn = turns.again();
     let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
     for (of, row) in rows.iter_mut().enumerate() {
-        // SAFETY: as the caller says; it was found before.
+        // SAFETY: as the caller guarantees; the row was found before.
         let found = unsafe { turns.row::<N>(lane, of, turn) };
         (*row, _) = found.expect("a row that was found before is there");
     }
-    // SAFETY: these are the transaction's rows and its number. Only rows that it has written are taken
-    // back.
+    // SAFETY: these are the transaction's rows and its number. Only rows that it has written are
+    // undone.
     unsafe {
         undo(rows, RowBits::MAX, turn.seq);
         lane.outs.take_back(Origin::new(turn.rank as u32, 0, lane.handler));
@@ -237,7 +239,7 @@ unsafe fn panicked<const N: usize>(turns: &Turns<'_>, lane: &mut Lane<'_>) -> En
     End::Aborts(Reason::Text(PANICKED))
 }
 
-/// A walk that is copied, to stay in registers, and comes back when it ends, also by a panic.
+/// A copied walk, which stays in registers. It is copied back when it ends, even by a panic.
 struct Copied<'t, 's> {
     now: Turns<'s>,
     to: &'t mut Turns<'s>,
@@ -249,7 +251,7 @@ impl Drop for Copied<'_, '_> {
     }
 }
 
-/// See [`run_native`].
+/// Runs a closure: see [`run_native`].
 #[inline(always)]
 unsafe fn run_closure<const N: usize>(
     turns: &mut Turns<'_>,
@@ -257,7 +259,7 @@ unsafe fn run_closure<const N: usize>(
     code: &NativeCode,
     body: &impl Fn(&mut NativeTx<'_>) -> Result<(), &'static str>,
 ) -> End {
-    assert_eq!(lane.rows(), N, "the closure's rows");
+    assert_eq!(lane.rows(), N, "the lane has the closure's rows");
     let mut walk = Copied { now: *turns, to: turns };
     loop {
         let at = &mut walk.now;
@@ -270,12 +272,12 @@ unsafe fn run_closure<const N: usize>(
             (present, number) = (copies.present, 0);
         } else {
             if lane.ages {
-                // SAFETY: as the caller says.
+                // SAFETY: as the caller guarantees.
                 unsafe { lane.tell_time(turn.event) };
             }
             let mut all = true;
             for (of, row) in rows.iter_mut().enumerate() {
-                // SAFETY: as the caller says; the event has been staged.
+                // SAFETY: as the caller guarantees; the event has been staged.
                 match unsafe { at.row::<N>(lane, of, turn) } {
                     Some((found, is_there)) => {
                         *row = found;
@@ -294,7 +296,7 @@ unsafe fn run_closure<const N: usize>(
             }
         }
         let origin = Origin::new(turn.rank as u32, 0, lane.handler);
-        // SAFETY: as the caller says, and the rows have been found.
+        // SAFETY: as the caller guarantees, and the rows have been found.
         let mut tx = unsafe {
             let (columns, outs) = (&lane.columns, &mut lane.outs);
             NativeTx::new(columns, turn.event, &rows, &code.places, number, present, outs, origin)
@@ -320,17 +322,18 @@ unsafe fn run_closure<const N: usize>(
     }
 }
 
-/// Runs a declared transaction's code; what a transaction emits is in the frame afterwards.
+/// Runs a declared transaction's code. The emitted events of a transaction are in the frame
+/// afterwards.
 ///
 /// # Safety
-/// As of [`run_native`].
+/// As for [`run_native`].
 pub(crate) unsafe fn run_words(
     turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
     code: &WordCode,
     frame: &mut Frame,
 ) -> End {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     unsafe {
         match code.rows.len() {
             0 => run_words_on::<0>(turns, lane, code, frame),
@@ -345,8 +348,8 @@ pub(crate) unsafe fn run_words(
     }
 }
 
-/// [`run_words`] on at most `N` rows; on just as many when these are few, so that
-/// walking them is no loop.
+/// Runs as [`run_words`] does, on at most `N` rows. If they are few, it is exactly `N`, so that the
+/// walk over them is unrolled.
 unsafe fn run_words_on<const N: usize>(
     turns: &mut Turns<'_>,
     lane: &mut Lane<'_>,
@@ -355,23 +358,23 @@ unsafe fn run_words_on<const N: usize>(
 ) -> End {
     let mut rows = [RowAt::frame(std::ptr::null_mut()); N];
     let rows = &mut rows[..if N <= 4 { N } else { code.rows.len() }];
-    assert_eq!(lane.rows(), rows.len(), "the handler's rows");
-    assert_eq!(lane.columns.len(), code.columns.len(), "the handler's columns");
+    assert_eq!(lane.rows(), rows.len(), "the lane has the handler's rows");
+    assert_eq!(lane.columns.len(), code.columns.len(), "the lane has the handler's columns");
     let machine = code.machine();
     while let Some(turn) = turns.next(lane) {
         if lane.ages {
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller guarantees.
             unsafe { lane.tell_time(turn.event) };
         }
         for (of, row) in rows.iter_mut().enumerate() {
-            // SAFETY: as the caller says; the event has been staged.
+            // SAFETY: as the caller guarantees; the event has been staged.
             match unsafe { turns.row::<N>(lane, of, turn) } {
                 Some((found, _)) => *row = found,
                 None => return End::General,
             }
         }
-        // SAFETY: as the caller says: the rows are of open tables, and the lane has the columns
-        // that the code wants.
+        // SAFETY: the caller guarantees that the rows belong to open tables, and that the lane has
+        // the columns that the code uses.
         let decided = unsafe { code.decide(machine, rows, &lane.columns, turn.event, frame) };
         match decided {
             Ok(()) => {}
@@ -399,7 +402,7 @@ unsafe fn run_words_on<const N: usize>(
             let registers = &emit.registers[..];
             let word = |c: usize| frame[usize::from(registers[c])];
             let origin = origin.output(ordinal as u32);
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller guarantees.
             unsafe { lane.outs.push(ordinal, origin, turn.event, registers.len(), word) };
         }
     }

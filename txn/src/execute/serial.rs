@@ -1,10 +1,10 @@
-//! The serial executor: one thread walks an epoch in order, and asks for the slots of the
-//! transactions ahead of it, so that memory is there when they come.
+//! The serial executor: one thread walks an epoch in order, and prefetches the slots of the
+//! transactions ahead.
 //!
-//! It wins whenever operations are cheap: planning who may run beside whom costs more than running.
-//! What it costs itself, on the ledger at 100,000 keys (3.5 rows a transaction, 52 to 60 ns): half is
-//! the transactions with their versions and outputs, a quarter asking for slots and finding those
-//! that are not at home, a tenth ranking. Asking for slots ahead of time saves a quarter.
+//! It wins whenever operations are cheap, because planning parallel execution costs more than
+//! running them. On the ledger at 100,000 keys, a transaction of 3.5 rows takes 52 to 60 ns. Half
+//! of it is the transactions with their versions and outputs. A quarter is prefetching slots and
+//! finding those that are not at home, and a tenth is ranking. Prefetching slots saves a quarter.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -32,19 +32,19 @@ use crate::program::rounds::Agenda;
 use crate::program::{firing, reasons, Abort, AbortKind, Body, Moment, Program, Until, WindowId};
 use crate::reference::word_value;
 
-/// Transactions of a handler.
+/// The number of transactions of a handler, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandlerCounts {
-    /// Committed.
+    /// The number of committed transactions.
     pub committed: u64,
-    /// Aborted, those among them whose function failed included.
+    /// The number of aborted transactions, including those whose function failed.
     pub aborted: u64,
-    /// Those whose function failed.
+    /// The number of transactions whose function failed.
     #[serde(default)]
     pub faults: u64,
 }
 
-/// An opaque handler that did something else when it ran again on the same input: hidden
+/// An opaque handler with another result when it ran again on the same input: hidden
 /// non-determinism.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unstable {
@@ -54,28 +54,29 @@ pub struct Unstable {
     pub stamp: Stamp,
 }
 
-/// A call of an opaque function that took too long.
+/// A call of an opaque function that exceeded its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overdue {
     /// The input event: its source, and its row there.
     pub event: (SourceId, u64),
-    /// Which of the calls of functions that the event has set off, from 0.
+    /// The number of the call among the calls of functions that the event has triggered, from 0.
     pub call: u32,
     /// The reason of the abort.
     pub reason: String,
 }
 
-/// A transaction whose function failed: it raised what it did not mean to.
+/// A transaction whose function failed: it raised an exception that it did not mean to raise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faulted {
-    /// The input event: its source, and its row there. Of a slide what [`slide_of`](crate::program::slide_of) reads.
+    /// The input event: its source, and its row there. For a slide,
+    /// [`slide_of`](crate::program::slide_of) reads it.
     pub event: (SourceId, u64),
     /// The handler.
     pub handler: usize,
-    /// Whether the transaction is on the input event itself, and not on what that has set off: then
-    /// whoever calls is told.
+    /// Whether the transaction takes the input event itself, and not an event that it has
+    /// triggered. If so, the caller is notified.
     pub is_direct: bool,
-    /// Why.
+    /// The abort.
     pub abort: Abort,
 }
 
@@ -84,69 +85,71 @@ pub struct Faulted {
 pub struct AbortedSlide {
     /// The window.
     pub window: WindowId,
-    /// When the window ended, in the time of its stream.
+    /// The end of the window, in the time of its stream, in microseconds.
     pub ends_us: i64,
-    /// Why.
+    /// The abort.
     pub abort: Abort,
 }
 
-/// What an epoch comes to.
+/// The outcome of an epoch.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Output events by stream, in stamp order.
+    /// The output events by stream, in stamp order.
     pub outputs: Vec<Output>,
-    /// Derived events that set off transactions, for stamps.
+    /// The derived events that triggered transactions, for stamps.
     pub derived: Vec<DerivedEvent>,
-    /// Transactions by handler.
+    /// The counts of transactions, by handler.
     pub counts: Vec<HandlerCounts>,
-    /// Re-runs that differed.
+    /// The re-runs that differed.
     pub unstable: Vec<Unstable>,
-    /// The hash of all rows that each opaque handler has written, of those that committed: nothing
-    /// else tells whether they do the same when they are called again.
+    /// The hash of all rows that each opaque handler has written in committed transactions. Only
+    /// this shows whether a replay of handlers has the same result.
     pub written: BTreeMap<usize, u64>,
-    /// Calls that took too long.
+    /// The calls that exceeded their deadline.
     pub overdue: Vec<Overdue>,
-    /// Transactions whose functions failed, in stamp order.
+    /// The transactions whose functions failed, in stamp order.
     pub faults: Vec<Faulted>,
-    /// Slides whose triggers aborted: there is no event that could be told why.
+    /// The slides whose triggers aborted. They have no event that could be aborted with the reason.
     pub aborted_slides: Vec<AbortedSlide>,
-    /// All transactions, where they are logged.
+    /// All transactions, if they are logged.
     pub commands: Vec<Command>,
     /// The number of the last transaction.
     pub seq: Seq,
 }
 
-/// Transactions for which the tables are opened at a time: their versions need room before.
+/// The number of transactions for which the tables are opened at a time: their versions need room
+/// beforehand.
 const OPEN: usize = 4096;
 
-/// Executes epochs one transaction at a time.
+/// An executor of epochs, one transaction at a time.
 pub struct Serial {
     pub(super) codes: Arc<Codes>,
     frames: Vec<Frame>,
-    /// Per stream: its output events of the last epoch, so that the next one needs no growing.
+    /// The number of output events in the last epoch, by stream, so that the next epoch needs no
+    /// growth.
     pub(super) rooms: Vec<usize>,
-    /// Asks for memory ahead of time; off only to measure what that is worth.
+    /// Whether memory is prefetched. It is off only to measure the benefit.
     prefetch: bool,
     rerun_every: u64,
     calls: u64,
     groups: Groups,
-    /// By group of streams: the windows that time ends.
+    /// The windows that are ended by time, by group of streams.
     timed: Vec<Vec<WindowId>>,
-    /// By procedure and stream: the events of batches that are not whole yet. Empty between epochs.
+    /// The events of batches that are not whole yet, by procedure and stream. Empty between epochs.
     open: BTreeMap<(usize, StreamId), Vec<Row>>,
-    /// What took too long the first time that the epoch was executed.
+    /// The calls that exceeded their deadline in the first execution of the epoch.
     obeyed: Vec<Overdue>,
     pub(super) commands: Commands,
     pub(super) seq: Seq,
-    /// What was executed here, in counted work.
+    /// The counted work of this executor.
     pub(super) work: u64,
-    /// What transactions take here.
+    /// The usual work of transactions here.
     pub(super) usual: Usual,
 }
 
 impl Serial {
-    /// An executor. Every `rerun_every`-th call of an opaque handler is run twice and compared;
-    /// never when 0.
+    /// Creates an executor. Every `rerun_every`-th call of an opaque handler is run twice and
+    /// compared, or none if it is 0.
     pub fn new(program: Arc<Program>, rerun_every: u64) -> Serial {
         let rooms = vec![0; program.streams.len()];
         let groups = Groups::of(&program).expect("the program was checked");
@@ -171,25 +174,25 @@ impl Serial {
         }
     }
 
-    /// Goes on behind a recovered state, of which `seq` is the number of the last transaction.
+    /// Continues after a recovered state. `seq` is the number of its last transaction.
     pub fn after(mut self, seq: Seq) -> Serial {
         self.seq = seq;
         self
     }
 
-    /// Without prefetching: only to measure what it is worth.
+    /// Turns off prefetching, to measure its benefit.
     pub fn without_prefetch(mut self) -> Serial {
         self.prefetch = false;
         self
     }
 
-    /// How each handler is executed.
+    /// Returns how each handler is executed.
     pub fn paths(&self) -> &[Path] {
         &self.codes.paths
     }
 
-    /// Sends declared transactions over words and closures through the general path, too: for
-    /// tests that compare the two.
+    /// Sends declared transactions over words and closures through the general path, too. For tests
+    /// that compare the two.
     pub fn general_only(mut self) -> Serial {
         let mut codes = Codes::new(self.codes.program.clone());
         codes.general_only();
@@ -197,7 +200,7 @@ impl Serial {
         self
     }
 
-    /// Interprets declared transactions over words, also where they would be machine code: for tests
+    /// Interprets declared transactions over words, even if they could be machine code. For tests
     /// that compare the two.
     pub fn interpreted(mut self) -> Serial {
         let mut codes = Codes::new(self.codes.program.clone());
@@ -213,7 +216,7 @@ impl Serial {
         Ok(self.finish(&Alone, epoch, out))
     }
 
-    /// Executes an epoch; what it comes to goes to a sink.
+    /// Executes an epoch. The outcome goes to a sink.
     pub(crate) fn whole(
         &mut self,
         tables: &mut [Table],
@@ -228,16 +231,16 @@ impl Serial {
         until.for_each(|(group, until)| self.slide(tables, epoch, out, group, *until));
         if let Some(what) = self.commands.differs.take() {
             return Err(Error::internal(what).help(
-                "either its code is another now: run the code from before once more, stop it in good order (Ctrl-C), and \
-                 start this one; or it does not do the same when it is executed again: look for clocks, random numbers \
-                 and what it keeps between calls, and go on with what it comes to now by --accept-replay \
-                 (accept_replay=True); the data directory is as it was",
+                "either its code has changed: run the old code once more, stop it cleanly (Ctrl-C), and start the new \
+                 one; or its result depends on more than its input: look for clocks, random numbers and state that it \
+                 keeps between calls, and accept the new result with --accept-replay (accept_replay=True); the data \
+                 directory is unchanged",
             ));
         }
         Ok(())
     }
 
-    /// Collects what an epoch comes to.
+    /// Creates the sink for an epoch's outcome.
     pub(crate) fn sink(&self) -> Sink {
         Sink {
             builders: self.codes.builders(&self.rooms),
@@ -257,7 +260,7 @@ impl Serial {
         }
     }
 
-    /// What an epoch came to.
+    /// Returns the outcome of an epoch.
     pub(crate) fn finish(&mut self, pool: &dyn Pool, epoch: &Epoch, out: Sink) -> Outcome {
         let finish = |builder: OutputBuilder| {
             let reasons = self.codes.reasons(builder.stream());
@@ -276,7 +279,7 @@ impl Serial {
             commands: out.commands,
             seq: self.seq,
         };
-        // The next epoch will come to about as much.
+        // The next epoch will probably have about as many outputs.
         self.rooms.fill(0);
         for output in &outcome.outputs {
             self.rooms[output.stream.index()] = output.batch.len();
@@ -284,22 +287,23 @@ impl Serial {
         outcome
     }
 
-    /// The number of the last transaction.
+    /// Returns the number of the last transaction.
     pub(crate) fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// So many transactions have been executed elsewhere.
+    /// Records that as many transactions have been executed elsewhere.
     pub(crate) fn advance(&mut self, transactions: u64) {
         self.seq += transactions;
     }
 
-    /// In the next epoch these calls take too long, whatever the clock says.
+    /// Sets the calls that exceed their deadline in the next epoch, whatever the clock says.
     pub(crate) fn obey(&mut self, overdue: Vec<Overdue>) {
         self.obeyed = overdue;
     }
 
-    /// Calls functions of an event's round, or says that they took too long the first time.
+    /// Calls functions of an event's round. A call that exceeded its deadline the first time fails
+    /// without running.
     pub(super) fn call<T>(
         &mut self,
         event: (SourceId, u64),
@@ -324,7 +328,7 @@ impl Serial {
         result
     }
 
-    /// Whether the next call of an opaque handler is to be compared with another one.
+    /// Whether the next call of an opaque handler is to be run twice and compared.
     pub(crate) fn is_compared(&mut self) -> bool {
         self.calls += 1;
         self.rerun_every > 0 && self.calls.is_multiple_of(self.rerun_every)
@@ -337,7 +341,7 @@ impl Serial {
         (self.codes, self.commands.logs) = (Arc::new(codes), true);
     }
 
-    /// The next epoch is what these commands say.
+    /// Sets the commands that the next epoch replays.
     pub(crate) fn follow(&mut self, commands: Option<Vec<Command>>) {
         self.commands.followed = commands.map(Into::into);
     }
@@ -378,7 +382,8 @@ impl Serial {
                     out.round = out.derived.len() as u32;
                 }
             }
-            // While procedures wait for their turn, no other event comes; nor before windows slide.
+            // While procedures wait for their turn, no other event is executed, and none before
+            // windows slide.
             let reach = match out.agenda.is_empty() {
                 true if slides => ranks.end.min(end_of_event(epoch, at)),
                 true => ranks.end.min(at + OPEN),
@@ -389,7 +394,7 @@ impl Serial {
             let end = self.fast(codes, frames, tables, &mut lanes, order, &mut at, out);
             self.work += codes.work_of(&out.counts) - before;
             let worked = self.work;
-            // Now that the tables are closed, whatever else there is may use them.
+            // The tables are closed now, so all other code may use them.
             let lane = |at: usize| &lanes[order[at].lane as usize];
             let origin = |at: usize| Origin::new(at as u32, 0, lane(at).handler);
             match end {
@@ -437,12 +442,13 @@ impl Serial {
         }
     }
 
-    /// Whether time ends windows of the program: then an event is executed when those have slid that end before it.
+    /// Whether time ends windows of the program. If so, windows that end before an event slide
+    /// before it is executed.
     pub(crate) fn slides(&self) -> bool {
         self.timed.iter().any(|windows| !windows.is_empty())
     }
 
-    /// When the next window ends, by the clock, that the clock ends.
+    /// Returns the clock's time when the next window that the clock ends is due.
     pub(crate) fn due_us(&self, tables: &[Table]) -> Option<i64> {
         let by_clock = self.timed.iter().zip(&self.groups.event_time);
         let by_clock = by_clock.filter(|(_, is_timed)| !**is_timed);
@@ -457,7 +463,7 @@ impl Serial {
         self.timed.iter().any(|windows| first(windows).is_some())
     }
 
-    /// The next slide of a group's windows that is due.
+    /// Returns the next slide of a group's windows that is due.
     pub(crate) fn due_slide(
         &self,
         tables: &[Table],
@@ -479,7 +485,7 @@ impl Serial {
         due
     }
 
-    /// Windows of a group slide whose time has come.
+    /// Executes the due slides of a group's windows.
     fn slide(
         &mut self,
         tables: &mut [Table],
@@ -495,8 +501,7 @@ impl Serial {
         self.timed[group] = windows;
     }
 
-    /// The procedures of a round whose event is that of the transaction at `root`, each when it is its
-    /// turn.
+    /// Runs the procedures of the round of the transaction at `root`, each in its turn.
     pub(super) fn turns(&mut self, tables: &mut [Table], epoch: &Epoch, root: u32, out: &mut Sink) {
         while let Some((turn, mut given)) = out.agenda.next() {
             let codes = self.codes.clone();
@@ -507,8 +512,8 @@ impl Serial {
     }
 
     /// Runs transactions on the fast path from `at` on, until one needs something else or the order
-    /// ends; `at` is then that one.
-    #[allow(clippy::too_many_arguments)] // One loop, cut in two where the tables are closed.
+    /// ends. `at` is then that transaction.
+    #[allow(clippy::too_many_arguments)] // One loop, split where the tables are closed.
     fn fast(
         &mut self,
         codes: &Codes,
@@ -536,9 +541,9 @@ impl Serial {
             let course = InOrder { order, at: *at, seq: self.seq, prefetch: self.prefetch };
             let mut turns = Turns::InOrder(course);
             let end = match &codes.code[handler] {
-                // SAFETY: the lane has just been attached to the open tables, which nobody else
-                // uses; each has room for a version of every row that a handler has of it, for all
-                // transactions that are left.
+                // SAFETY: the lane has just been attached to the open tables, which no other code
+                // uses. Each has room for a version of every row that a handler has of it, for all
+                // remaining transactions.
                 Code::Words(code) if lane.fast => unsafe {
                     run_words(&mut turns, lane, code, &mut frames[handler])
                 },
@@ -567,7 +572,7 @@ impl Serial {
         End::Lane
     }
 
-    /// Appends what a declared transaction emitted, each event with its cascade.
+    /// Appends the events of a declared transaction, each with its cascade.
     fn emit_words(
         &mut self,
         code: &WordCode,
@@ -589,7 +594,7 @@ impl Serial {
         }
     }
 
-    /// Appends what a closure emitted that other handlers take, each event with its cascade.
+    /// Appends the events of a closure that other handlers take, each with its cascade.
     fn emit_kept(
         &mut self,
         code: &NativeCode,
@@ -614,7 +619,7 @@ impl Serial {
     }
 }
 
-/// What an epoch comes to, while it is executed.
+/// The outcome of an epoch, while it is executed.
 pub(crate) struct Sink {
     pub(crate) builders: Vec<OutputBuilder>,
     pub(crate) derived: Vec<DerivedEvent>,
@@ -624,22 +629,22 @@ pub(crate) struct Sink {
     pub(crate) overdue: Vec<Overdue>,
     pub(crate) faults: Vec<Faulted>,
     pub(crate) aborted_slides: Vec<AbortedSlide>,
-    /// The last call of a function: the event, and which of its calls it was.
+    /// The last call of a function: the event, and the number of the call among those of the event.
     call: Option<((SourceId, u64), u32)>,
     pub(crate) commands: Vec<Command>,
-    /// What the transaction that is followed came to.
+    /// The logged outcome of the transaction that is being replayed.
     pub(crate) following: Option<u64>,
-    /// Events that had been derived before the round that is being executed.
+    /// The number of derived events before the current round.
     pub(crate) round: u32,
-    /// Of the round that is being executed.
+    /// The agenda of the current round.
     pub(crate) agenda: Agenda,
-    /// The window whose slide is being executed with all that it sets off, when it ended, and where that is among what
-    /// set off transactions.
+    /// The window whose slide is being executed with everything that it triggers, the end of the
+    /// window, and its index among the causes of transactions.
     pub(crate) fired: Option<(WindowId, i64, u32)>,
 }
 
 impl Sink {
-    /// The event of the transaction at `root`; of a slide what tells it from all others.
+    /// Returns the event of the transaction at `root`, or the identity of a slide.
     pub(super) fn event_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
         match self.fired {
             Some((window, edge, _)) if root == NO_ROOT => firing::event_of_slide(window, edge),
@@ -647,7 +652,7 @@ impl Sink {
         }
     }
 
-    /// As [`Epoch::round`], of the transaction at `root`.
+    /// Returns [`Epoch::round`] of the transaction at `root`.
     pub(super) fn round_at(&self, epoch: &Epoch, root: u32) -> (SourceId, u64) {
         match self.fired {
             Some((window, edge, _)) if root == NO_ROOT => firing::event_of_slide(window, edge),
@@ -655,7 +660,7 @@ impl Sink {
         }
     }
 
-    /// The same event's stamp.
+    /// Returns the stamp of the same event.
     pub(super) fn stamp_at(&self, epoch: &Epoch, root: u32) -> Stamp {
         match self.fired {
             Some((window, edge, _)) if root == NO_ROOT => firing::stamp(window, edge),
@@ -663,17 +668,19 @@ impl Sink {
         }
     }
 
-    /// What set off the round of the transaction at `root`, unless it was the input event.
+    /// Returns the index of the cause of the round of the transaction at `root`. It is 0 for the
+    /// input event.
     pub(super) fn cause_at(&self, root: u32) -> u32 {
         self.fired.filter(|_| root == NO_ROOT).map_or(0, |(_, _, cause)| cause)
     }
 
-    /// How many transactions have aborted.
+    /// Returns how many transactions have aborted.
     pub(crate) fn aborted(&self) -> u64 {
         self.counts.iter().map(|count| count.aborted).sum()
     }
 
-    /// A transaction of a handler has aborted for this reason, which is counted as an abort elsewhere.
+    /// Notes that a transaction of a handler has aborted for this reason. The abort itself is
+    /// counted elsewhere.
     pub(crate) fn note_fault(&mut self, epoch: &Epoch, origin: Origin, abort: &Abort) {
         if abort.is_fault() {
             let handler = origin.handler();
@@ -685,19 +692,20 @@ impl Sink {
     }
 }
 
-/// Where the transactions of another event begin, behind that at `at`.
+/// Returns where the transactions of the next event begin, after that at `at`.
 fn end_of_event(epoch: &Epoch, at: usize) -> usize {
     let round = |at: usize| epoch.round(epoch.order[at]);
     (at + 1..epoch.order.len()).find(|next| round(*next) != round(at)).unwrap_or(epoch.order.len())
 }
 
-/// The values of a row of words.
+/// Returns the values of a row of words.
 fn row_of(program: &Program, stream: StreamId, words: impl Iterator<Item = u64>) -> Vec<Value> {
     let columns = &program.streams[stream.index()].spec.schema.columns;
     columns.iter().zip(words).map(|(c, w)| word_value(&c.ty, w)).collect()
 }
 
-/// The handlers on a derived event, in declaration order, each with its own cascade; `but` have taken it.
+/// Runs the handlers that take a derived event, in declaration order, each with its own cascade.
+/// The handlers in `but` have taken it already.
 pub(super) fn cascade(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -722,7 +730,7 @@ pub(super) fn cascade(
     }
 }
 
-/// A handler takes an event: now, or, with all others of the round, when it is its turn.
+/// Gives an event to a handler. A procedure takes it with all others of the round, in its turn.
 fn hand(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -752,7 +760,7 @@ fn hand(
     transact(serial, tables, epoch, out, event, origin);
 }
 
-/// One transaction on the general path; `seq` is its number already.
+/// Runs one transaction on the general path. The current `seq` is its number.
 pub(super) fn transact(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -773,7 +781,7 @@ pub(super) fn transact(
         false => call(&program, &tables, handler, event, &moment, &mut work),
     };
     let is_opaque = matches!(program.handlers[handler].body, Body::Opaque(_));
-    // A declared transaction may set off triggers, which are functions.
+    // A declared transaction may run triggers, which are functions.
     let may_be_overdue = is_opaque || !program.triggers.is_empty();
     let result = match may_be_overdue {
         true => {
@@ -794,7 +802,7 @@ pub(super) fn transact(
             out.unstable.push(Unstable { handler, stamp });
         }
     }
-    // Of what has a fast path each transaction counts the same, whichever it took.
+    // A transaction of a handler with a fast path always counts the same, whichever path it took.
     serial.work += serial.codes.work[handler].unwrap_or(work);
     if serial.commands.is_on() {
         let seq = serial.seq;
@@ -835,12 +843,12 @@ pub(super) fn transact(
     }
 }
 
-/// Whether a call took too long.
+/// Whether a call exceeded its deadline.
 pub(super) fn is_overdue<T>(result: &Result<T, Abort>) -> bool {
     matches!(result, Err(Abort { kind: AbortKind::Overdue, .. }))
 }
 
-/// Steps from the input event to the one that this transaction is about.
+/// Returns the number of steps from the input event to the event of this transaction.
 fn depth(out: &Sink, origin: Origin) -> usize {
     let (mut depth, mut cause) = (0, origin.cause());
     while cause != 0 {
@@ -850,7 +858,7 @@ fn depth(out: &Sink, origin: Origin) -> usize {
     depth
 }
 
-/// Runs a transaction of a handler on the general path; `work` is what that takes, in counted work.
+/// Runs a transaction of a handler on the general path. Sets `work` to its counted work.
 pub(crate) fn call(
     program: &Program,
     tables: &dyn Rows,
@@ -871,7 +879,7 @@ pub(crate) fn call(
     result.map(|()| tx.effects())
 }
 
-/// Records an abort: it emits nothing but its abort event.
+/// Records an abort. It emits only its abort event.
 fn abort(
     serial: &mut Serial,
     tables: &mut [Table],

@@ -1,4 +1,4 @@
-//! The slide of a window that time ends, as a transaction of its own, on the general path.
+//! The slide of a window that is ended by time, as a transaction of its own, on the general path.
 
 use tidemill_table::Table;
 
@@ -10,7 +10,7 @@ use crate::order::Epoch;
 use crate::program::inside::Transaction;
 use crate::program::{firing, Abort, Moment, WindowId};
 
-/// Executes it, and all that it sets off.
+/// Executes the slide and everything that it triggers.
 pub(super) fn run(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -60,7 +60,7 @@ pub(super) fn run(
             out.counts[owner].aborted += 1;
             out.note_fault(epoch, Origin::new(NO_ROOT, cause, owner), &abort);
             out.aborted_slides.push(AbortedSlide { window, ends_us: edge, abort });
-            perform(&&*tables, true).expect("without triggers a window slides")
+            perform(&&*tables, true).expect("a slide without triggers can't abort")
         }
     };
     effects.apply(tables, serial.seq(), edge);

@@ -1,4 +1,4 @@
-//! What several threads have come to, put into stamp order: spans of rows, each of one thread.
+//! The outputs of several threads in stamp order: spans of rows, each from one thread.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::output::{OutputBuilder, RawRows};
 use crate::pool::Pool;
 
-/// Items that threads write, each its own ones.
+/// Items that threads write. Each thread writes its own.
 struct Shared<T>(*mut MaybeUninit<T>);
 
-// SAFETY: a pointer; whoever writes to where it leads sees to it that nobody else does.
+// SAFETY: this is a pointer. A writer makes sure that no other thread writes to the same place.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 impl<T: Copy> Shared<T> {
@@ -21,16 +21,17 @@ impl<T: Copy> Shared<T> {
     /// Writes items from this place on.
     ///
     /// # Safety
-    /// There are so many from there on, and nobody else uses them.
+    /// There are as many items from there on, and no other thread uses them.
     unsafe fn write(&self, at: usize, items: &[T]) {
-        // SAFETY: as the caller says; what is written is new memory, and no part of what is read.
+        // SAFETY: as the caller guarantees; the written memory is new, and no part of the read
+        // memory.
         unsafe {
             std::ptr::copy_nonoverlapping(items.as_ptr(), self.0.add(at).cast(), items.len());
         }
     }
 }
 
-/// Some outputs of one thread that follow one another, and their place among all.
+/// Consecutive outputs of one thread, and their place among all outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) at: usize,
@@ -38,12 +39,14 @@ pub(super) struct Span {
     pub(super) rows: Range<usize>,
 }
 
-/// Appends `len` rows. `spans` gives those of a piece, of which there is one for each thread: each copies its own. A piece
-/// is best all rows from one place to another, because what is written is memory that nobody has used, and threads
-/// wait for one another where they use a page of it for the first time together.
+/// Appends `len` rows.
+///
+/// `spans` returns the spans of a piece. There is a piece for each thread, which copies it. A piece
+/// should be all rows from one place to another. The destination is memory that was never used, and
+/// threads that first touch a page of it at the same time wait for each other.
 ///
 /// # Safety
-/// The spans of all pieces together are each place below `len` once.
+/// The spans of all pieces together cover each place below `len` exactly once.
 pub(super) unsafe fn append<S: Iterator<Item = Span>>(
     pool: &dyn Pool,
     raw: &[RawRows],
@@ -59,7 +62,8 @@ pub(super) unsafe fn append<S: Iterator<Item = Span>>(
         pool.run(&|piece| {
             for Span { at, thread, rows } in spans(piece) {
                 assert!(at + rows.len() <= len, "all rows have their place");
-                // SAFETY: there is room for `len` items, and every place is in one span only, says the caller.
+                // SAFETY: there is room for `len` items, and the caller guarantees that every place
+                // is in one span only.
                 unsafe { origins_to.write(at, &raw[thread].origins[rows]) };
             }
             for (number, to) in to.iter().enumerate() {
@@ -70,8 +74,8 @@ pub(super) unsafe fn append<S: Iterator<Item = Span>>(
                 }
             }
         });
-        // SAFETY: all places below `len` have been written, says the caller: whoever panics meanwhile takes this
-        // thread along.
+        // SAFETY: the caller guarantees that all places below `len` have been written. A panic in
+        // between ends this thread, too.
         unsafe {
             columns.iter_mut().for_each(|column| column.set_len(column.len() + len));
             origins.set_len(origins.len() + len);

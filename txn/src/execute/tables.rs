@@ -1,5 +1,5 @@
-//! The tables of a program, which keep of the versions of rows what its windows ask for, and log of them what
-//! its handlers write.
+//! The tables of a program. They store the aggregates of versions that its windows use, and log the
+//! columns that its handlers write.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use tidemill_table::{Table, Wanted};
 
 use crate::program::{Aggregate, Body, Op, Program};
 
-/// Empty tables. `seed` changes nothing that a program can see.
+/// Creates empty tables. `seed` changes nothing that a program can see.
 pub fn tables(program: &Program, seed: u64) -> Vec<Table> {
-    // Nobody knows what an opaque function asks for.
+    // The windows of an opaque function are unknown.
     let is_opaque = program.handlers.iter().any(|h| matches!(h.body, Body::Opaque(_)));
     let made = program.tables.iter().enumerate().map(|(number, spec)| {
         let table = Table::new(Arc::new(spec.clone()), seed);
@@ -26,10 +26,11 @@ pub fn tables(program: &Program, seed: u64) -> Vec<Table> {
     made.collect()
 }
 
-/// The columns that handlers write of rows of a table that are there; nothing when that may be any, or rows may
-/// go.
+/// Returns the columns that handlers write in existing rows of a table. Returns `None` if they may
+/// be any, or if rows may be deleted.
 fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
-    // Nobody knows what functions write. (A program that was read from where it is stored has none of them, nor closures.)
+    // The writes of functions are unknown. (A program that was read from storage has neither
+    // functions nor closures.)
     let has_functions = !program.opaques.is_empty() || !program.triggers.is_empty();
     if has_functions || program.tables[table].keeps.is_some() {
         return None;
@@ -48,7 +49,7 @@ fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
                         Op::Update { values, .. } => {
                             columns.extend(values.iter().map(|(column, _)| usize::from(*column)));
                         }
-                        // No row was there.
+                        // The row did not exist.
                         Op::Insert { .. } => {}
                         _ => return None,
                     }
@@ -68,7 +69,7 @@ fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
     Some(columns)
 }
 
-/// What the windows of handlers that are no opaque functions ask of a table.
+/// Returns the aggregates of a table that windows of handlers use. Opaque functions are left out.
 fn wanted(program: &Program, table: usize) -> Wanted {
     let mut wanted = Wanted::default();
     let mut want = |column: u16, aggregate: &Aggregate| {

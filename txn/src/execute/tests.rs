@@ -9,8 +9,10 @@ use crate::order::{Epoch, Run};
 use crate::program::Builder;
 use crate::Program;
 
-/// Moves `x` from row `a` to row `b`, both set in the order that is not theirs and before the
-/// verdict, with an event emitted: what an abort must take back. Rows `a` and `b` may be one.
+/// Creates a program that moves `x` from row `a` to row `b`.
+///
+/// It writes both against their order and before the verdict, and emits an event, all of which an
+/// abort must undo. Rows `a` and `b` may be the same.
 fn program() -> Program {
     let mut b = Builder::new("t");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -24,7 +26,7 @@ fn program() -> Program {
         tx.set(1, 1, tx.get(1, 1) + x);
         tx.set(0, 1, tx.get(0, 1) - x);
         tx.set(1, 2, tx.get(1, 2) + 1);
-        // The key is no column to be set.
+        // The key can't be set.
         tx.set(0, 0, 12345);
         tx.emit(0, &[tx.get(0, 0), tx.get(0, 1)]);
         if tx.get(0, 1) < 0 {
@@ -55,7 +57,7 @@ fn run(mut serial: Serial, program: &Program, events: &[[i64; 3]]) -> (Vec<Table
     (tables, outcome)
 }
 
-/// A program of very many handlers, each of which moves a counter of its own by its own step.
+/// A program has very many handlers, each of which increments a counter of its own by its own step.
 #[test]
 fn thousands_of_declared_handlers() {
     const HANDLERS: i64 = 3000;
@@ -96,7 +98,7 @@ fn a_closure_that_aborts_leaves_nothing() {
         x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((x >> 33) % n) as i64
     };
-    // Few keys, so that most rows are there and keys often equal, and some come anew.
+    // Few keys, so that most rows exist and keys are often equal, and some are new.
     let events: Vec<[i64; 3]> =
         (0..2000).map(|i| [below(5 + i / 100), below(5 + i / 100), below(120)]).collect();
     let serial = || Serial::new(program.clone(), 0);
@@ -110,7 +112,7 @@ fn a_closure_that_aborts_leaves_nothing() {
         assert_eq!((a.stream, &a.origins.of), (b.stream, &b.origins.of));
         assert_eq!(a.batch.rows().collect::<Vec<_>>(), b.batch.rows().collect::<Vec<_>>());
     }
-    // The past is what it was, too: an abort leaves no version behind.
+    // The past is unchanged, too: an abort leaves no version.
     for key in 0..25 {
         for seq in (0..2000).step_by(37) {
             let key = [Value::Int(key)];

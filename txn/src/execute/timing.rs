@@ -1,28 +1,28 @@
-//! Where the time of an epoch went.
+//! The times of an epoch's execution.
 
-/// What executing an epoch in place took, in nanoseconds, as the first thread saw it.
+/// The times of executing an epoch in place, in nanoseconds, as the first thread saw them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Until all threads could begin.
+    /// The time until all threads could begin.
     pub prepare: u64,
-    /// Finding out who may run beside whom.
+    /// The time of planning.
     pub plan: u64,
-    /// Executing, and waiting for the others in between.
+    /// The time of execution, including waiting for the others.
     pub execute: u64,
-    /// Waiting.
+    /// The time of waiting.
     pub wait: u64,
-    /// How many transactions the first thread executed.
+    /// The number of transactions that the first thread executed.
     pub executed: u64,
-    /// How many transactions were put off, because of what others did beside them.
+    /// The number of transactions that were deferred, because they conflicted with others.
     pub put_off: u64,
-    /// From its last transaction to the last one of all.
+    /// The time from the first thread's last transaction to the last one of all.
     pub finish: u64,
-    /// Putting the threads' outputs together.
+    /// The time of merging the threads' outputs.
     pub merge: u64,
 }
 
 impl Timing {
-    /// Of two parts of an epoch.
+    /// Adds the times of another part of the same epoch.
     pub(super) fn and(self, other: Timing) -> Timing {
         Timing {
             prepare: self.prepare + other.prepare,
@@ -36,7 +36,7 @@ impl Timing {
         }
     }
 
-    /// All of it, by name.
+    /// Returns all fields by name.
     pub fn fields(&self) -> [(&'static str, u64); 8] {
         [
             ("prepare", self.prepare),

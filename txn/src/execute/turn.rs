@@ -11,15 +11,15 @@ use crate::program::inside::Transaction;
 use crate::program::rounds::{Emitted, Given, Turn};
 use crate::program::{Abort, Body, Moment, Program};
 
-/// What a turn comes to when it commits.
+/// The effects of a turn if it commits.
 struct Performed {
     effects: Effects,
-    /// What each of its procedures has emitted.
+    /// The events of each of its procedures.
     emitted: Vec<Emitted>,
 }
 
-/// Executes a turn, whose number is the executor's, with what it sets off at once. `root` is a
-/// transaction on the round's event.
+/// Executes a turn with everything that it triggers at once. The executor has its number. `root` is
+/// a transaction of the round's event.
 pub(super) fn run(
     serial: &mut Serial,
     tables: &mut [Table],
@@ -95,8 +95,8 @@ pub(super) fn run(
     }
 }
 
-/// The procedures of a turn one after the other; each sees what those before it wrote, and takes what
-/// they emitted.
+/// Runs the procedures of a turn one after the other. Each sees the writes of those before it, and
+/// takes their events.
 fn perform(
     program: &Program,
     tables: &dyn Rows,

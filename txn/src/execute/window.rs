@@ -1,4 +1,4 @@
-//! Windows over the versions of a row, and what is made of them and of ranges of rows.
+//! Windows over the versions of a row, and aggregates of windows and of ranges of rows.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -8,30 +8,30 @@ use tidemill_table::Versions;
 
 use crate::program::{evaluate, Abort, Aggregate, Fold, Scope, VarId, Window};
 
-/// The versions of a row as a transaction sees them, in order: those of the table, those of a graph behind these, and
-/// its own.
+/// The versions of a row as a transaction sees them, in order: those of the table, those of a graph
+/// after these, and its own.
 pub(super) struct Seen<'a> {
     pub(super) versions: Option<Versions<'a>>,
-    /// So many of a graph's.
+    /// The versions of a graph, and how many of them count.
     pub(super) graph: Option<(Versions<'a>, u64)>,
-    /// The row as transactions of the same unit have written it before.
+    /// The row as earlier transactions of the same unit have written it.
     pub(super) before: &'a [&'a [Value]],
     /// The row as the transaction has written it.
     pub(super) own: Option<&'a [Value]>,
-    /// The time of the transaction.
+    /// The time of the transaction, in microseconds.
     pub(super) time_us: i64,
 }
 
-/// Where a version is.
+/// The place of a version.
 enum Place<'a> {
-    /// With others, by its number there.
+    /// A version of the table or the graph, by its number there.
     Held(Versions<'a>, u64),
-    /// Not written yet.
+    /// A row that is not written yet.
     Own(&'a [Value]),
 }
 
 impl<'a> Seen<'a> {
-    /// The number behind the table's newest version, and behind the graph's.
+    /// Returns the numbers after the table's newest version, and after the graph's.
     fn ends(&self) -> (u64, u64) {
         let held = self.versions.map_or(0, |versions| versions.end());
         (held, held + self.graph.map_or(0, |(_, count)| count))
@@ -41,7 +41,7 @@ impl<'a> Seen<'a> {
         self.versions.map_or(0, |versions| versions.first())
     }
 
-    /// The rows that are not written yet.
+    /// Returns the rows that are not written yet.
     fn own(&self) -> impl ExactSizeIterator<Item = &'a [Value]> + '_ {
         let len = self.before.len() + usize::from(self.own.is_some());
         (0..len).map(|nth| self.nth_own(nth).expect("it is one of them"))
@@ -73,7 +73,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The number of the first version that is not older than `time_us`.
+    /// Returns the number of the first version that is not older than `time_us`.
     fn since(&self, time_us: i64) -> u64 {
         let (held, graph) = self.ends();
         let mut since = self.versions.map_or(0, |versions| versions.since(time_us));
@@ -104,7 +104,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Those of some versions that are with others, with their numbers there.
+    /// Returns the stored versions among these, with their numbers there.
     fn held(&self, numbers: &Range<u64>) -> impl Iterator<Item = (Versions<'a>, Range<u64>)> {
         let (held, graph) = self.ends();
         let part = |from: u64, to: u64| {
@@ -115,7 +115,7 @@ impl<'a> Seen<'a> {
         of_table.into_iter().chain(of_graph)
     }
 
-    /// The versions in a window.
+    /// Returns the versions in a window.
     pub(super) fn window(&self, window: &Window, history: Option<History>) -> Range<u64> {
         let floor = |size_us: i64| {
             i128::from(self.time_us).div_euclid(i128::from(size_us)) * i128::from(size_us)
@@ -123,7 +123,7 @@ impl<'a> Seen<'a> {
         let end = self.end();
         let since = |time_us: i128| match i64::try_from(time_us) {
             Ok(time_us) => self.since(time_us),
-            // Before all times.
+            // The time is before all times.
             Err(_) => self.first(),
         };
         match *window {
@@ -156,7 +156,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// What an aggregate makes of a column of these versions; `looked` counts those that are looked at one by one.
+    /// Aggregates a column of these versions. `looked` counts those that are read one by one.
     pub(super) fn made_of(
         &self,
         numbers: Range<u64>,
@@ -175,7 +175,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// The same where that needs no look at each version.
+    /// Aggregates without reading each version, if that is possible.
     fn at_once(
         &self,
         numbers: &Range<u64>,
@@ -183,11 +183,11 @@ impl<'a> Seen<'a> {
         column: usize,
         aggregate: &Aggregate,
     ) -> Result<Option<Value>, Abort> {
-        // A row that is being made may lack columns that may not be null in the end.
+        // A row under construction may lack columns that can't be null in the end.
         let lacks = self.own().any(|own| own[column].is_null());
         let nullable = spec.schema.columns[column].nullable || lacks;
         let ty = &spec.schema.columns[column].ty;
-        // Its own among them.
+        // The transaction's own versions among them.
         let (_, graph) = self.ends();
         let own_from = numbers.start.max(graph) - graph;
         let own_to = numbers.end.max(graph) - graph;
@@ -239,7 +239,7 @@ fn units(value: &Value) -> Option<i128> {
     }
 }
 
-/// The smallest or largest in the order of encodings.
+/// Returns the smallest or largest value in the order of encodings.
 fn extreme_of(values: impl Iterator<Item = Value>, largest: bool) -> Option<Value> {
     let ranked = values.map(|value| {
         let mut bytes = Vec::new();
@@ -275,7 +275,7 @@ fn fold(fold: &Fold, rows: impl Iterator<Item = Row>) -> Result<Value, Abort> {
     Ok(state)
 }
 
-/// What an aggregate makes of a column of rows, one after another.
+/// Aggregates a column of rows, in their order.
 pub(super) fn made_of(
     rows: impl Iterator<Item = Row>,
     spec: &TableSpec,

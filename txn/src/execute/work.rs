@@ -1,23 +1,26 @@
-//! Counted work: what executing takes, told without a clock, so that what is tried has a bound that is the same on every
-//! machine. A transaction that is executed counts something, and so does each row that it uses, each version and each
-//! row of a range that it looks at one by one, and each operation of a function. In a graph each step of planning
-//! counts as well, and each version that has to be passed over. Whatever is executed twice counts twice.
+//! Counted work: the cost of execution, measured without a clock. So the bound of trials is the
+//! same on every machine.
 //!
-//! On the fast paths nothing is counted while they run: their transactions have so many rows each.
+//! The following counts: a transaction that is executed, a row that it uses, a version or a row of
+//! a range that it reads one by one, and an operation of a function. In a graph, a step of planning
+//! and a version that has to be passed count as well. Whatever is executed twice counts twice.
+//!
+//! Nothing is counted while fast paths run, because each of their transactions has a fixed number
+//! of rows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::order::Epoch;
 
-/// A transaction, and a row that it uses.
+/// The work of a transaction, and of a row that it uses.
 pub(crate) const TRANSACTION: u64 = 4;
 pub(crate) const ROW: u64 = 4;
-/// A version, or a row of a range, that is looked at.
+/// The work of reading a version, or a row of a range.
 pub(crate) const LOOK: u64 = 2;
-/// An operation that is planned, an entry of a row's list, a version that is passed over.
+/// The work of planning an operation, of an entry in a row's list, or of passing a version.
 pub(crate) const STEP: u64 = 1;
 
-/// What something may take.
+/// The budget of a trial.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -29,35 +32,36 @@ impl Budget {
         Budget { limit, spent: AtomicU64::new(0) }
     }
 
-    /// Whether it can be spent.
+    /// Whether the budget is limited.
     pub(crate) fn has_end(&self) -> bool {
         self.limit < u64::MAX
     }
 
-    /// So much work has been done.
+    /// Charges this much work.
     pub(crate) fn spend(&self, work: u64) {
         self.spent.fetch_add(work, Ordering::Relaxed);
     }
 
-    /// What was spent.
+    /// Returns the charged work.
     pub(crate) fn spent(&self) -> u64 {
         self.spent.load(Ordering::Relaxed)
     }
 
-    /// Whether it is spent, with so much more that is not counted there yet.
+    /// Whether the budget is spent, if `more` work that is not charged yet is included.
     pub(crate) fn is_over(&self, more: u64) -> bool {
         self.spent().saturating_add(more) > self.limit
     }
 }
 
-/// What transactions take in serial execution, by handler; of each with all that it sets off.
+/// The usual work of transactions in serial execution, by handler, with everything that they
+/// trigger.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usual {
-    /// How many, and what they took in all.
+    /// The number of transactions and their total work, by handler.
     of: Vec<(u64, u64)>,
 }
 
-/// So many transactions say what is usual: older ones count half.
+/// The number of transactions that show the usual work. Older ones count half.
 const USUAL: u64 = 4_096;
 
 impl Usual {
@@ -72,7 +76,8 @@ impl Usual {
         }
     }
 
-    /// What a transaction of a handler takes. Of one that was never executed nothing is known but that it is one.
+    /// Returns the usual work of a handler's transaction. If none was executed yet, only the
+    /// transaction itself counts.
     fn each(&self, handler: usize) -> f64 {
         match self.of.get(handler) {
             Some((seen, taken)) if *seen > 0 => *taken as f64 / *seen as f64,
@@ -80,7 +85,8 @@ impl Usual {
         }
     }
 
-    /// What a transaction of an epoch takes, on average. `known` are those of handlers of which it is the same each time.
+    /// Returns the average work of an epoch's transaction. `known` is the work of handlers for
+    /// which it is always the same.
     pub(crate) fn of_epoch(&self, epoch: &Epoch, known: &[Option<u64>]) -> f64 {
         let (mut transactions, mut work) = (0, 0.0);
         for lane in &epoch.lanes {
@@ -92,27 +98,29 @@ impl Usual {
     }
 }
 
-/// What was done, and what of it was in vain: done twice, or thrown away. What is tried has to fit in what may be in vain.
+/// The useful and the wasted work. Work is wasted if it was done twice, or thrown away. A trial has
+/// to fit into the work that may be wasted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     done: u64,
     vain: u64,
-    /// Whether anything that is executed in place was ever given up.
+    /// Whether execution in place was ever given up.
     pub(crate) has_failed: bool,
 }
 
-/// The share of all work that may be in vain: one part in so many.
+/// The share of all work that may be wasted: one part in this number.
 const VAIN: u64 = 20;
 
-/// So much work is remembered: older work counts half. A bad hour may not use up what a good year has saved.
+/// The amount of work after which older work counts half. A bad hour must not use up the savings of
+/// a good year.
 const REMEMBERED: u64 = 1 << 27;
 
-/// What is tried may take so many times what serial execution of the same transactions usually takes; then it is given
-/// up.
+/// The most work of a trial, as a multiple of the usual work of the same transactions in serial
+/// execution. Then it is given up.
 pub(crate) const TIMES: f64 = 2.0;
 
 impl Ledger {
-    /// So much work was done, as serial execution would have done it, and so much more in vain.
+    /// Records useful work, as in serial execution, and wasted work.
     pub(crate) fn note(&mut self, done: u64, vain: u64) {
         (self.done, self.vain) = (self.done + done, self.vain + vain);
         if self.done > REMEMBERED {
@@ -120,7 +128,8 @@ impl Ledger {
         }
     }
 
-    /// How many transactions, which usually take so much each, may be tried: all of what that takes may be in vain.
+    /// Returns how many transactions may be tried, if each usually takes this much work. All of
+    /// that work may be wasted.
     pub(crate) fn transactions(&self, each: f64) -> usize {
         let room = (self.done / VAIN).saturating_sub(self.vain);
         (room as f64 / (TIMES * each).max(1.0)) as usize
@@ -131,7 +140,7 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    /// However bad it is what is tried, no more than a twentieth is in vain.
+    /// However bad trials are, no more than a twentieth of all work is wasted.
     #[test]
     fn no_more_than_a_share_is_in_vain() {
         let (mut ledger, mut tries) = (Ledger::default(), 0);

@@ -1,12 +1,15 @@
-//! Batches at the border (S-Store 2.2): so many events of a stream, or those of an interval of time, are
-//! given to procedures together. A batch is whole before any of it is executed, so it lies within one
-//! epoch, and it has the place of its last event in the one order.
+//! Batches at the border (S-Store, section 2.2). A batch is a number of events of a stream, or the
+//! events of an interval of time. Procedures receive its events together. A batch is whole before
+//! any of it is executed. So it lies within one epoch, and its last event is its place in the one
+//! order.
 //!
-//! By count, what is left over waits, parked, for more to come. By event time nothing is left over,
-//! because the watermarks of a stream's group stop at the ends of its intervals. In arrival time a batch
-//! arrives when it is whole: with its last event, or when so much time has passed since its first. When a
-//! stream has ended, what waits is a batch, too: in event time its place is behind all rows of the stream, and not before
-//! the watermark, where that has gone on while the stream was idle; else it is that of the cut that sees the end.
+//! By count, events of an incomplete batch are buffered until more arrive. By event time no batch
+//! stays incomplete, because the watermarks of the stream's group stop at the ends of its
+//! intervals. In arrival time a batch arrives when it is whole: with its last event, or when its
+//! time has passed since its first. When a stream has ended, its buffered events are a batch, too.
+//! In event time that batch stands after all rows of the stream. If the watermark advanced further
+//! while the stream was idle, the batch stands at the watermark. In arrival time it stands at the
+//! cut that sees the end.
 
 use std::collections::BTreeSet;
 
@@ -16,32 +19,38 @@ use super::epoch::Run;
 use super::watermark::common;
 use crate::program::{Batching, Program};
 
-/// An event that is the last of its batch, on a stream.
+/// The last event of a batch, on a stream.
 pub type Closing = (StreamId, SourceId, u64);
 
-/// The cut that is being made.
+/// The cut in progress.
 pub(super) struct Cutting<'c> {
     pub(super) program: &'c Program,
     pub(super) epoch: u64,
     pub(super) clock_us: i64,
-    /// Whether no event of a stream will come any more.
+    /// Whether a stream will send no more events.
     pub(super) ended: &'c dyn Fn(StreamId) -> bool,
-    /// Where what is left of a stream in event time stands, if it has ended and everything before that has come.
+    /// The place of the remaining events of an ended stream in event time, once everything before
+    /// it has arrived.
     pub(super) ends: &'c dyn Fn(StreamId) -> Option<Position>,
-    /// Gives what comes in arrival time its place in this cut.
+    /// Gives events in arrival time their place in this cut.
     pub(super) arrived: &'c dyn Fn(Run) -> Run,
 }
 
 impl Cutting<'_> {
-    /// Takes out of what is ready all that is not a whole batch yet.
-    pub(super) fn batches(&self, ready: &mut Vec<Run>, parked: &mut Vec<Run>) -> BTreeSet<Closing> {
+    /// Moves events of incomplete batches from `ready` to `buffered`, and returns the last event of
+    /// each batch.
+    pub(super) fn batches(
+        &self,
+        ready: &mut Vec<Run>,
+        buffered: &mut Vec<Run>,
+    ) -> BTreeSet<Closing> {
         let mut closings = BTreeSet::new();
         for (index, stream) in self.program.streams.iter().enumerate() {
             let Some(batching) = stream.batch else { continue };
             let id = StreamId(index as u16);
             let (own, rest) = std::mem::take(ready).into_iter().partition(|run| run.stream == id);
             *ready = rest;
-            self.stream(id, batching, own, ready, parked, &mut closings);
+            self.stream(id, batching, own, ready, buffered, &mut closings);
         }
         closings
     }
@@ -52,7 +61,7 @@ impl Cutting<'_> {
         batching: Batching,
         mut runs: Vec<Run>,
         ready: &mut Vec<Run>,
-        parked: &mut Vec<Run>,
+        buffered: &mut Vec<Run>,
         closings: &mut BTreeSet<Closing>,
     ) {
         runs.retain(|run| !run.offsets.is_empty());
@@ -74,7 +83,7 @@ impl Cutting<'_> {
             }
             Batching::TimeUs(_) => total,
         };
-        // Of arrivals, which are of one source, those that have waited come first.
+        // Arrivals are of one source, so buffered ones come first.
         let mut rows: Vec<(usize, usize)> = runs
             .iter()
             .enumerate()
@@ -99,7 +108,7 @@ impl Cutting<'_> {
         };
         let ending = (0..whole).filter(|place| ends(*place)).map(|place| event(rows[place]));
         closings.extend(ending.map(|(source, offset)| (stream, source, offset)));
-        // What is left over in the end has its place there, as its last event.
+        // The last event of an incomplete final batch moves to the end of the stream.
         let is_left = |count: u64| !total.is_multiple_of(count as usize);
         let left = match (batching, end) {
             (Batching::Count(count), Some(end)) if is_left(count) => {
@@ -127,7 +136,7 @@ impl Cutting<'_> {
                 ready.push(arrives(run.take(&now)));
             }
             if !waits.is_empty() {
-                parked.push(run.take(&waits));
+                buffered.push(run.take(&waits));
             }
         }
     }
@@ -138,8 +147,8 @@ impl Cutting<'_> {
     }
 }
 
-/// Of each group, the unit at whose multiples its watermarks stop: the least that all intervals have in
-/// common. 0 where there are none.
+/// Returns, per group, the unit at whose multiples its watermarks stop: the least common multiple
+/// of all intervals, in microseconds; 0 without intervals.
 pub(super) fn units_us(program: &Program, of: &[usize], len: usize) -> Vec<i64> {
     let mut units = vec![0i64; len];
     for (index, stream) in program.streams.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! An epoch: runs of events, ranked.
+//! An epoch: ranked runs of events.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -13,16 +13,16 @@ use super::merge;
 use crate::pool::{Alone, Pool};
 use crate::program::{Answers, Program, Until};
 
-/// What the row of an event that does not stand at its own place has in addition, for [`Epoch::round`].
+/// A flag in the row number of [`Epoch::round`], for events that do not stand at their own place.
 pub(crate) const ADMITTED: u64 = 1 << 63;
 
-/// Fewer events are looked at, or merged, before another thread has begun.
+/// The fewest events for which a second thread pays off, in checks and merges.
 pub(super) const PIECE: usize = 1024;
 
-/// Events of one stream from one source, by column.
+/// The events of one stream from one source, by column.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The stream that the events are on (after map and filter).
+    /// The stream of the events, after map and filter.
     pub stream: StreamId,
     /// The source partition.
     pub source: SourceId,
@@ -30,15 +30,15 @@ pub struct Run {
     pub batch: Batch,
     /// Per event: its row in the source.
     pub offsets: Vec<u64>,
-    /// Per event: its time, or its admission's when admitted.
+    /// Per event: its time, or that of its admission.
     pub times: Vec<i64>,
-    /// Set for events that stand at a watermark instead of their own place: the watermark, and
-    /// the epoch that admitted them.
+    /// The watermark and the epoch of admission, for events that stand at a watermark instead of
+    /// their own place.
     pub admitted: Option<(Position, u64)>,
 }
 
 impl Run {
-    /// The stamp of an event.
+    /// Returns the stamp of an event.
     pub fn stamp(&self, row: usize) -> Stamp {
         let (source, offset) = (self.source, self.offsets[row]);
         match self.admitted {
@@ -47,12 +47,12 @@ impl Run {
         }
     }
 
-    /// The event's own place among the input events.
+    /// Returns an event's own place among the input events.
     pub fn position(&self, row: usize) -> Position {
         Position { time_us: self.times[row], source: self.source, offset: self.offsets[row] }
     }
 
-    /// The events at these rows.
+    /// Returns the events at these rows.
     pub fn take(&self, rows: &[u32]) -> Run {
         let batch = self.batch.take(rows);
         let offsets = rows.iter().map(|r| self.offsets[*r as usize]).collect();
@@ -60,13 +60,14 @@ impl Run {
         Run { batch, offsets, times, ..*self }
     }
 
-    /// Whether its events are in stamp order. Admitted events have one time, and so are in order
-    /// of rows.
+    /// Whether the events are in stamp order. Admitted events have one time, so the order of rows
+    /// decides.
     pub(crate) fn is_in_order(&self) -> bool {
         self.are_in_order(0..self.times.len())
     }
 
-    /// The same, where every thread looks at a part: it is the first look at the events, which are still in memory.
+    /// Like [`Run::is_in_order`], with a part for each thread. This is the first access to the
+    /// events, which are not in the processors' caches.
     pub(crate) fn is_in_order_by(&self, pool: &dyn Pool) -> bool {
         let len = self.times.len();
         let parts = pool.threads().min(len / PIECE);
@@ -75,7 +76,7 @@ impl Run {
         }
         let is_in_order = AtomicBool::new(true);
         pool.run(&|part| {
-            // With the first one of the next part.
+            // Includes the first event of the next part.
             let rows = len * part / parts..len.min(len * (part + 1) / parts + 1);
             if part < parts && !self.are_in_order(rows) {
                 is_in_order.store(false, Ordering::Relaxed);
@@ -85,15 +86,15 @@ impl Run {
     }
 
     fn are_in_order(&self, rows: Range<usize>) -> bool {
-        /// Events that are looked at together.
+        /// The number of events that are checked together.
         const BLOCK: usize = 256;
         let mut at = rows.start;
         while at + 1 < rows.end {
-            // With the first one of the next block.
+            // Includes the first event of the next block.
             let block = at..rows.end.min(at + BLOCK + 1);
             let (times, offsets) = (&self.times[block.clone()], &self.offsets[block.clone()]);
-            // Without branches: almost every run is in order. Most have no two events at one time, and rows need
-            // not be looked at.
+            // Without branches, because almost every run is in order. Most runs have no two events
+            // at one time, so rows need no check.
             if !are_rising(times) {
                 let pairs = times.windows(2).zip(offsets.windows(2));
                 let rising =
@@ -107,7 +108,7 @@ impl Run {
         true
     }
 
-    /// Puts its events in stamp order.
+    /// Puts the events in stamp order.
     pub(crate) fn put_in_order(&mut self) {
         if !self.is_in_order() {
             let mut rows: Vec<u32> = (0..self.times.len() as u32).collect();
@@ -121,7 +122,7 @@ impl Run {
         rows.sort_by_key(|&r| (self.times[r as usize], self.offsets[r as usize]));
     }
 
-    /// Of a run in order, the row of the first event at or beyond a place.
+    /// Returns the row of the first event at or after a place. The run must be in order.
     pub(crate) fn first_from(&self, place: Position) -> usize {
         let from = self.times.partition_point(|t| *t < place.time_us);
         let ties = self.times[from..].partition_point(|t| *t == place.time_us);
@@ -130,7 +131,7 @@ impl Run {
         from + self.offsets[from..from + ties].partition_point(at)
     }
 
-    /// Takes away the events from `row` on, without a copy of the others.
+    /// Splits off the events from `row` on, without copying the others.
     pub(crate) fn split_off(&mut self, row: usize) -> Run {
         let rest = self.slice(row, self.offsets.len() - row);
         self.batch = self.batch.slice(0, row);
@@ -139,7 +140,7 @@ impl Run {
         rest
     }
 
-    /// The events from `start` on, `len` of them.
+    /// Returns `len` events from `start` on.
     pub fn slice(&self, start: usize, len: usize) -> Run {
         Run {
             batch: self.batch.slice(start, len),
@@ -150,28 +151,28 @@ impl Run {
     }
 }
 
-/// Whether each is more than the one before.
+/// Whether each time is greater than the one before.
 fn are_rising(times: &[i64]) -> bool {
     times.iter().zip(&times[1..]).fold(-1, |all, (a, b)| all & is_less(*a, *b)) < 0
 }
 
-/// Below 0 where a number is less than another: the sign of it, as a processor without comparisons of several such numbers
-/// has it too. It does two at a time.
+/// Returns a negative number if `a < b`, else one that is not negative. It computes the sign from
+/// bits, because some processors lack comparisons of several such numbers at once.
 pub(super) fn is_less(a: i64, b: i64) -> i64 {
     (a & !b) | (!(a ^ b) & a.wrapping_sub(b))
 }
 
-/// Transactions of an epoch that follow one another in its order.
+/// Consecutive transactions of an epoch.
 #[derive(Clone, Debug)]
 pub(crate) struct Section<'e> {
     /// The epoch.
     pub(crate) epoch: &'e Epoch,
-    /// Their places in its order.
+    /// The range of places in the epoch's order.
     pub(crate) ranks: Range<usize>,
 }
 
 impl<'e> Section<'e> {
-    /// The transactions.
+    /// Returns the transactions.
     pub(crate) fn order(&self) -> &'e [Ranked] {
         &self.epoch.order[self.ranks.clone()]
     }
@@ -180,50 +181,51 @@ impl<'e> Section<'e> {
 /// A run as one handler sees it: each of its events is one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Index of the run.
+    /// The index of the run.
     pub run: u32,
-    /// Index of the handler.
+    /// The index of the handler.
     pub handler: u32,
 }
 
 /// A transaction of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranked {
-    /// Index of the lane.
+    /// The index of the lane.
     pub lane: u32,
     /// The event's row in the lane's run.
     pub row: u32,
 }
 
-/// Events in stamp order, ready to be executed.
+/// Events in stamp order, ready for execution.
 #[derive(Clone, Debug, Default)]
 pub struct Epoch {
     /// The events.
     pub runs: Vec<Run>,
-    /// Runs by handler, in the handlers' declaration order within a run.
+    /// Runs by handler. Within a run, handlers are in declaration order.
     pub lanes: Vec<Lane>,
-    /// One entry for each transaction of an input event, in stamp order; the handlers on one
-    /// event in declaration order.
+    /// One entry for each transaction of an input event, in stamp order. The handlers of one event
+    /// are in declaration order.
     pub order: Vec<Ranked>,
     /// The clock of the cut, in microseconds since 1970.
     pub clock_us: i64,
-    /// The events that are the last of their batches.
+    /// The last events of batches.
     pub closings: BTreeSet<Closing>,
-    /// By group of streams: how far windows slide when all has been executed.
+    /// The limits of slides after the epoch's transactions, by group of streams.
     pub slides: Vec<Until>,
-    /// What its transactions ask of outside. Whoever executes it again gives it what it was told.
+    /// The answers from outside that its transactions ask for. A replay starts with the recorded
+    /// answers.
     pub answers: Arc<Answers>,
 }
 
 impl Epoch {
-    /// Ranks events. They may come in any order, in runs and within them; afterwards each run is
-    /// in stamp order, so that every lane is walked from front to back.
+    /// Ranks events, which may be in any order, in runs and within them. Afterwards each run is in
+    /// stamp order, so that every lane is walked from front to back.
     pub fn rank(program: &Program, mut runs: Vec<Run>) -> Epoch {
         runs.iter_mut().for_each(Run::put_in_order);
         Epoch::rank_in_order(&Alone, program, runs)
     }
 
-    /// Ranks events of runs each of which is in stamp order.
+    /// Ranks the events of runs that are in stamp order each.
     pub(crate) fn rank_in_order(pool: &dyn Pool, program: &Program, runs: Vec<Run>) -> Epoch {
         debug_assert!(runs.iter().all(Run::is_in_order));
         let mut lanes = Vec::new();
@@ -236,14 +238,15 @@ impl Epoch {
         Epoch { runs, lanes, order, ..Epoch::default() }
     }
 
-    /// Leaves out events: nobody takes them, and their batches go without.
+    /// Leaves out events: they are not executed, and their batches do without them.
     pub fn leave_out(&mut self, events: &BTreeSet<(SourceId, u64)>) {
         let (runs, lanes) = (&self.runs, &self.lanes);
         let event = |ranked: &Ranked| {
             let run = &runs[lanes[ranked.lane as usize].run as usize];
             (run.stream, run.source, run.offsets[ranked.row as usize])
         };
-        // The last one that stays of a batch is its last; where none does, there is no batch.
+        // The last remaining event of a batch becomes its last. If none remains, the batch
+        // vanishes.
         let mut last: Option<Closing> = None;
         for stream in self.closings.iter().map(|closing| closing.0).collect::<BTreeSet<_>>() {
             for at in self.order.iter().map(event).filter(|at| at.0 == stream) {
@@ -263,12 +266,13 @@ impl Epoch {
         });
     }
 
-    /// All its transactions.
+    /// Returns all transactions.
     pub(crate) fn whole(&self) -> Section<'_> {
         Section { epoch: self, ranks: 0..self.order.len() }
     }
 
-    /// So many transactions from `start` on, or some more: the handlers on one event stay together.
+    /// Returns `transactions` transactions from `start` on, or more: the handlers of one event stay
+    /// together.
     pub(crate) fn section(&self, start: usize, transactions: usize) -> Section<'_> {
         let mut end = (start + transactions).min(self.order.len());
         let event = |at: usize| {
@@ -281,37 +285,37 @@ impl Epoch {
         Section { epoch: self, ranks: start..end }
     }
 
-    /// Number of input events.
+    /// Returns the number of input events.
     pub fn events(&self) -> usize {
         self.runs.iter().map(|r| r.batch.len()).sum()
     }
 
-    /// The time in the stamp of a transaction's input event.
+    /// Returns the time in the stamp of a transaction's input event.
     pub fn time_us(&self, ranked: Ranked) -> i64 {
         let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
         run.admitted.map_or(run.times[ranked.row as usize], |(at, _)| at.time_us)
     }
 
-    /// The stream of a transaction's event.
+    /// Returns the stream of a transaction's event.
     pub fn stream(&self, ranked: Ranked) -> StreamId {
         self.runs[self.lanes[ranked.lane as usize].run as usize].stream
     }
 
-    /// A transaction's input event: its source, and its row there.
+    /// Returns a transaction's input event: its source and its row there.
     pub fn event(&self, ranked: Ranked) -> (SourceId, u64) {
         let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
         (run.source, run.offsets[ranked.row as usize])
     }
 
-    /// What a transaction's round is known by in the epoch. Of one event there are two where it is the last of a stream and stands,
-    /// in a batch, at the end of that.
+    /// Returns the identity of a transaction's round in the epoch. One event can have two rounds:
+    /// if it is the last of its stream, its final batch stands at the end of the stream.
     pub(crate) fn round(&self, ranked: Ranked) -> (SourceId, u64) {
         let run = &self.runs[self.lanes[ranked.lane as usize].run as usize];
         let admitted = if run.admitted.is_some() { ADMITTED } else { 0 };
         (run.source, run.offsets[ranked.row as usize] | admitted)
     }
 
-    /// The stamp of a transaction's input event.
+    /// Returns the stamp of a transaction's input event.
     pub fn stamp(&self, ranked: Ranked) -> Stamp {
         let lane = self.lanes[ranked.lane as usize];
         self.runs[lane.run as usize].stamp(ranked.row as usize)

@@ -1,5 +1,5 @@
-//! Which streams share a watermark: those that touch a common table, through any cascade, when
-//! somebody writes it. Their transactions then run in one order of event time.
+//! Groups of streams that share a watermark: those that touch a common table, through any cascade,
+//! if it is written. Their transactions then run in one order of event time.
 
 use tidemill_core::{DataType, Error, Position, Result, StreamId, StreamTime, TableId};
 
@@ -8,18 +8,18 @@ use crate::program::{Footprint, Origin, Program};
 /// The group of each stream.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// Per stream: its group. Derived streams and outputs are in their root's.
+    /// Per stream: its group. Derived streams and outputs are in the group of their root.
     pub of: Vec<usize>,
-    /// Number of groups.
+    /// The number of groups.
     pub len: usize,
-    /// Per group: whether some input stream in it has event time.
+    /// Per group: whether any of its input streams has event time.
     pub event_time: Vec<bool>,
-    /// Per table: the group of those that touch it, if anybody writes it.
+    /// Per table: the group of the streams that touch it; `None` if it is never written.
     pub tables: Vec<Option<usize>>,
 }
 
 impl Groups {
-    /// The groups of a program; an error when one mixes units of time.
+    /// Computes the groups of a program. A group that mixes units of time is an error.
     pub fn of(program: &Program) -> Result<Groups> {
         let mut parent: Vec<usize> = (0..program.streams.len()).collect();
         fn find(parent: &mut [usize], mut x: usize) -> usize {
@@ -94,8 +94,8 @@ impl Groups {
         Ok(Groups { of, len, event_time, tables })
     }
 
-    /// Per table: before which time nothing can be read or written any more behind a cut that left
-    /// the streams at these watermarks. What a table keeps by time counts from there.
+    /// Returns, per table, the time before which nothing can be read or written after a cut with
+    /// these watermarks. The retention of versions by time counts from there.
     pub fn frontiers_us(&self, watermarks: &[Position], clock_us: i64) -> Vec<i64> {
         let of = |group: &Option<usize>| {
             let Some(group) = *group else { return i64::MIN };

@@ -1,4 +1,4 @@
-//! Puts the events of runs in stamp order, where that is to be merged, by all threads.
+//! Merges the events of runs into stamp order, on all threads.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use super::epoch::{Lane, Ranked, Run, PIECE};
 use crate::pool::Pool;
 
-/// The transactions of runs, each of which is in stamp order, in stamp order.
+/// Returns the transactions of runs in stamp order. Each run is in stamp order already.
 pub(super) fn order(pool: &dyn Pool, runs: &[Run], lanes: &[Lane]) -> Vec<Ranked> {
     let one_each = lanes.windows(2).all(|w| w[0].run != w[1].run);
     if one_each && runs.iter().all(|r| r.admitted.is_none()) {
@@ -22,22 +22,22 @@ pub(super) fn order(pool: &dyn Pool, runs: &[Run], lanes: &[Lane]) -> Vec<Ranked
     }
 }
 
-/// The events of a lane, in order.
+/// Returns the events of a lane, in order.
 fn ranked(lane: usize, run: &Run) -> impl Iterator<Item = Ranked> {
     (0..run.times.len() as u32).map(move |row| Ranked { lane: lane as u32, row })
 }
 
-/// The events of lanes, one lane behind the other.
+/// Returns the events of lanes, lane after lane.
 fn one_behind_the_other(runs: &[Run], lanes: &[Lane], chain: &[usize]) -> Vec<Ranked> {
     let run = |lane: usize| &runs[lanes[lane].run as usize];
     let mut order = Vec::with_capacity(chain.iter().map(|lane| run(*lane).times.len()).sum());
-    // Lane by lane, whose numbers of events are known: many are written at a time.
+    // Each lane's number of events is known, so the compiler can write several at a time.
     chain.iter().for_each(|lane| order.extend(ranked(*lane, run(*lane))));
     order
 }
 
-/// Lanes put one behind the other where all events of the one come before all of the other: what
-/// was parked comes before what is new. As few chains as come easily, each in stamp order.
+/// Concatenates lanes whose events all come before those of the next: buffered events come before
+/// new ones. Returns few chains, each in stamp order. They are not always as few as possible.
 fn chains(runs: &[Run], lanes: &[Lane]) -> Vec<Vec<usize>> {
     let run = |lane: usize| &runs[lanes[lane].run as usize];
     let mut chains: Vec<Vec<usize>> = Vec::new();
@@ -58,17 +58,18 @@ fn chains(runs: &[Run], lanes: &[Lane]) -> Vec<Vec<usize>> {
     chains
 }
 
-/// Of two runs one is looked for in the other where that has more than so many times as many events.
+/// The ratio of lengths above which the events of the shorter run are searched in the longer one.
 const FEW: usize = 16;
 
-/// The first of so many places from which on something holds; near ones are found sooner.
+/// Returns the first of `count` places from which on a condition holds. It finds near places
+/// faster.
 fn rising(count: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut step) = (0, 1);
     while low + step <= count && !holds(low + step - 1) {
         low += step;
         step *= 2;
     }
-    // What is below `low` does not hold.
+    // The condition does not hold below `low`.
     let mut high = count.min(low + step);
     while low < high {
         let middle = low + (high - low) / 2;
@@ -80,8 +81,8 @@ fn rising(count: usize, holds: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Merges two chains in order without a branch that depends on the data: which comes next is not
-/// to be predicted.
+/// Merges two chains in order without branches that depend on the data, which the processor could
+/// not predict.
 pub(super) fn merge_two(
     pool: &dyn Pool,
     runs: &[Run],
@@ -98,7 +99,7 @@ pub(super) fn merge_two(
         let (ra, rb) = (run(la), run(lb));
         let (na, nb) = (ra.times.len(), rb.times.len());
         // Among equal times the source decides, then (one source, two streams) the row, then the
-        // handlers' order.
+        // order of handlers.
         let tie = ra.source.cmp(&rb.source);
         let own = lanes[la].handler.cmp(&lanes[lb].handler);
         let by_rows = tie.is_eq();
@@ -118,7 +119,7 @@ pub(super) fn merge_two(
         let (left_a, left_b) = (na - i, nb - j);
         let is_few = left_a.max(left_b) > FEW * left_a.min(left_b);
         if let ([_], [_], true) = (a, b, is_few) {
-            // The few are looked for among the many.
+            // Each of the few events is searched among the many.
             let few_are_b = left_b < left_a;
             let (few, (mut from, many)) = match few_are_b {
                 true => (j..nb, (i, na)),
@@ -163,8 +164,9 @@ pub(super) fn merge_two(
     order
 }
 
-/// Merges the rest of two runs behind what is in order already: every thread a piece of what comes out. `b_is_first`
-/// says whether a row of the second run comes before one of the first, and `ranked` which transaction one of either is.
+/// Appends the merge of the rest of two runs to the order. Each thread makes a piece of the result.
+/// `b_is_first` says whether a row of the second run comes before one of the first. `ranked`
+/// returns the transaction of a row of either run.
 fn merge_in_pieces(
     pool: &dyn Pool,
     [a, b]: [Range<usize>; 2],
@@ -174,7 +176,7 @@ fn merge_in_pieces(
 ) {
     let (before, len) = (order.len(), a.len() + b.len());
     let pieces = pool.threads().min(len / PIECE).max(1);
-    // How many of the first run are among the first so many of both.
+    // The number of the first run's rows among the first `first` rows of both.
     let of_a = |first: usize| {
         let (mut low, mut high) = (first.saturating_sub(b.len()), first.min(a.len()));
         while low < high {
@@ -215,13 +217,13 @@ fn merge_in_pieces(
         }),
     }
     drop(work);
-    // SAFETY: the pieces are `len` items together, and each has been written to its end: whoever panics meanwhile takes
-    // this thread along.
+    // SAFETY: the pieces have `len` items together, and each has been written to its end. A panic
+    // in a piece also ends this thread.
     unsafe { order.set_len(before + len) };
 }
 
-/// Merges two runs into what has room for just both, from both ends at once: each step waits for the one before it, but not for those at the
-/// other end.
+/// Merges two runs into a slice of exactly their length, from both ends at once. The steps of one
+/// end depend on each other, but not on those of the other end.
 fn merge_from_both_ends(
     a: Range<usize>,
     b: Range<usize>,
@@ -229,7 +231,7 @@ fn merge_from_both_ends(
     ranked: &impl Fn(bool, usize, usize) -> Ranked,
     into: &mut [MaybeUninit<Ranked>],
 ) {
-    assert_eq!(into.len(), a.len() + b.len(), "there is room for just both");
+    assert_eq!(into.len(), a.len() + b.len(), "the slice has the length of both runs");
     let (mut i, mut j, mut i_end, mut j_end) = (a.start, b.start, a.end, b.end);
     let (mut at, mut end) = (0, into.len());
     while i + 1 < i_end && j + 1 < j_end {
@@ -250,7 +252,8 @@ fn merge_from_both_ends(
     }
 }
 
-/// The general case. The standard library's stable sort finds runs in order and merges them.
+/// Merges in the general case. The standard library's stable sort finds ordered runs and merges
+/// them.
 pub(super) fn sort(runs: &[Run], lanes: &[Lane]) -> Vec<Ranked> {
     let mut order = Vec::new();
     if runs.iter().all(|r| r.admitted.is_none()) {

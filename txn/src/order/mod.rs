@@ -1,8 +1,8 @@
-//! The one order: from events as they come to epochs in stamp order.
+//! The one order: from arriving events to epochs in stamp order.
 //!
-//! [`Sequencer`] is the one place where cuts are made. It is pure: told what has come and what the
-//! clock says, it decides what is ready, what waits and what is late. [`Epoch`] is what it gives to
-//! the executors.
+//! [`Sequencer`] is the only place that makes cuts. It is pure. From the received events and the
+//! clock's value it decides which events are ready, which are buffered and which are late. It hands
+//! an [`Epoch`] to the executors.
 
 mod batches;
 mod epoch;

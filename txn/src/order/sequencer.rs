@@ -1,4 +1,5 @@
-//! The sequencer: makes cuts, keeps what waits for the watermark, finds what is late.
+//! The sequencer: makes cuts, buffers events until the watermark passes them, and finds late
+//! events.
 
 use std::sync::Arc;
 
@@ -14,17 +15,17 @@ use super::watermark::{at, come_to, over, Come, Holds};
 use crate::pool::Pool;
 use crate::program::{Batching, Program};
 
-/// What has come since the last cut, and what the sequencer is told about the world.
+/// The input of a cut: the events received since the last cut, and the state of sources and clock.
 #[derive(Debug, Default)]
 pub struct CutInput {
     /// New events. Those of streams without event time need no times.
     pub runs: Vec<Run>,
-    /// Per source: the offset of the first row that has not come yet.
+    /// Per source: the offset of the first row that has not arrived.
     pub offsets: Vec<u64>,
-    /// Per source: the newest event time so far among all its rows, whatever a filter did to them.
+    /// Per source: the newest event time among all its rows so far, including filtered rows.
     pub times_max: Vec<Option<i64>>,
-    /// The rows that are late by the earlier ones of their sources ([`Newest`](super::Newest)), whatever
-    /// a filter did to them.
+    /// The rows that are late by earlier rows of their own source ([`Newest`](super::Newest)),
+    /// including filtered rows.
     pub late: Vec<(SourceId, LateRow)>,
     /// The clock, in microseconds since 1970.
     pub clock_us: i64,
@@ -32,64 +33,64 @@ pub struct CutInput {
     pub idle: Vec<SourceId>,
     /// Sources that have ended.
     pub ended: Vec<SourceId>,
-    /// Per stream: how far event time came, where this cut was made before. None where the sequencer decides.
+    /// Per stream in a replay: the recorded watermark, which is an upper bound. `None` lets the
+    /// sequencer decide.
     pub watermarks_max: Option<Vec<Position>>,
 }
 
-/// What a cut decided.
+/// The result of a cut.
 #[derive(Debug)]
 pub struct Sequenced {
     /// The cut, to be recorded.
     pub cut: Cut,
-    /// What is ready, ranked.
+    /// The ready events, ranked.
     pub epoch: Epoch,
-    /// What came too late, for the side stream of its input stream: by stream, source and row.
+    /// The late events for the side stream of their input stream, by stream, source and row.
     pub late: Vec<Run>,
-    /// Whether a watermark could be further, but the epoch would have too many slides of windows: the next
-    /// cut goes on, without waiting for rows.
+    /// Whether the bound on slides holds a watermark back. The next cut then continues without
+    /// waiting for rows.
     pub is_held: bool,
 }
 
-/// A window by time slides about so often in an epoch at most. A slide is a transaction, so this bounds how long an
-/// epoch takes, and what it holds in memory, where rows are far apart in event time.
+/// The approximate maximum of slides of a window by time in an epoch. Each slide is a transaction.
+/// So this bounds an epoch's duration and memory when rows are far apart in event time.
 const SLIDES_MAX: i64 = 65_536;
 
-/// Makes cuts. Its state (what waits, the watermarks) is a function of the events and the cuts so
-/// far.
+/// Makes cuts. Its state (buffered events, watermarks) is a function of the events and cuts so far.
 #[derive(Debug)]
 pub struct Sequencer {
     program: Arc<Program>,
     groups: Groups,
-    /// Per stream: the input stream it comes from.
+    /// Per stream: the input stream from which it derives.
     roots: Vec<StreamId>,
-    /// Per group: the unit at whose multiples its watermarks stop; 0 where they need not.
+    /// Per group: the unit, in microseconds, at whose multiples the watermark stops; 0 for none.
     units_us: Vec<i64>,
     epoch: u64,
     clock_us: i64,
-    /// Per group.
+    /// The watermark of each group.
     watermarks: Vec<Position>,
-    /// Each in stamp order: it is looked at at every cut until its events are ready.
-    parked: Vec<Run>,
+    /// Buffered runs, each in stamp order, because every cut looks for their ready events.
+    buffered: Vec<Run>,
     slides_max: i64,
 }
 
-/// What a sequencer must be given back to go on where another one stopped.
+/// The state with which a new sequencer continues where another one stopped.
 #[derive(Clone, Debug)]
 pub struct SequencerState {
-    /// Number of the last cut.
+    /// The number of the last cut.
     pub epoch: u64,
-    /// Its clock.
+    /// The clock of the last cut, in microseconds since 1970.
     pub clock_us: i64,
-    /// Its watermarks, per stream.
+    /// The watermark of each stream.
     pub watermarks: Vec<Position>,
-    /// What waits.
-    pub parked: Vec<Run>,
+    /// The buffered events.
+    pub buffered: Vec<Run>,
 }
 
 const LATE_HELP: &str =
-    "give the source a larger disorder, or the stream late=\"side\" or late=\"admit\"";
+    "give the source a larger out_of_orderness, or the stream late=\"side\" or late=\"admit\"";
 
-/// Of the late rows by source and offset those that may be of a run.
+/// Returns those of the late rows, sorted by source and offset, that can be in a run.
 fn late_of<'a>(late: &'a [(SourceId, LateRow)], run: &Run) -> &'a [(SourceId, LateRow)] {
     let (Some(first), Some(last)) = (run.offsets.first(), run.offsets.last()) else { return &[] };
     let from = late.partition_point(|(source, row)| (*source, row.offset) < (run.source, *first));
@@ -103,11 +104,11 @@ impl std::fmt::Debug for Program {
     }
 }
 
-/// Per stream: the watermark behind the end of all sources, when the newest time of each and its number of rows are known.
-/// Nothing where no source in event time says so.
+/// Returns, per stream, the watermark after the end of all sources, given each source's newest time
+/// and number of rows. `None` for streams whose group has no source in event time.
 ///
 /// # Errors
-/// When the program mixes units of time.
+/// If the program mixes units of time.
 pub fn ends_of(
     program: &Program,
     sources: impl Iterator<Item = (Option<i64>, u64)>,
@@ -123,7 +124,7 @@ pub fn ends_of(
                 group: groups.of[stream],
                 newest_us,
                 offset,
-                disorder_us: source.disorder_us,
+                out_of_orderness_us: source.out_of_orderness_us,
                 holds: Holds::Ended,
             })
         };
@@ -133,7 +134,7 @@ pub fn ends_of(
 }
 
 impl Sequencer {
-    /// A sequencer before its first cut.
+    /// Makes a sequencer before its first cut.
     pub fn new(program: Arc<Program>) -> Result<Sequencer> {
         let groups = Groups::of(&program)?;
         let roots =
@@ -146,61 +147,62 @@ impl Sequencer {
             program,
             epoch: 0,
             clock_us: i64::MIN,
-            parked: Vec::new(),
+            buffered: Vec::new(),
             slides_max: SLIDES_MAX,
         })
     }
 
-    /// The same with another bound on the slides of an epoch, which decides where cuts are, and not what they come to.
+    /// Sets another bound on the slides of an epoch. It decides where cuts fall, and never the
+    /// results.
     pub fn with_slides_max(self, slides_max: i64) -> Sequencer {
         Sequencer { slides_max, ..self }
     }
 
-    /// Its state after the last cut.
+    /// Returns the state after the last cut.
     pub fn state(&self) -> SequencerState {
         SequencerState {
             epoch: self.epoch,
             clock_us: self.clock_us,
             watermarks: self.groups.of.iter().map(|g| self.watermarks[*g]).collect(),
-            parked: self.parked.clone(),
+            buffered: self.buffered.clone(),
         }
     }
 
-    /// A sequencer that goes on behind a cut. The state is one of the same program.
+    /// Makes a sequencer that continues after a cut, from a state of the same program.
     ///
     /// # Errors
-    /// When the program is wrong, or the state is not one of it.
+    /// If the program is invalid, or the state belongs to another program.
     pub fn restore(program: Arc<Program>, state: SequencerState) -> Result<Sequencer> {
         let mut sequencer = Sequencer::new(program)?;
         if state.watermarks.len() != sequencer.groups.of.len() {
-            return Err(Error::internal("a sequencer's state is of another program"));
+            return Err(Error::internal("the sequencer's state belongs to another program"));
         }
         for (stream, watermark) in state.watermarks.into_iter().enumerate() {
             sequencer.watermarks[sequencer.groups.of[stream]] = watermark;
         }
         sequencer.epoch = state.epoch;
         sequencer.clock_us = state.clock_us;
-        sequencer.parked = state.parked;
-        sequencer.parked.iter_mut().for_each(Run::put_in_order);
+        sequencer.buffered = state.buffered;
+        sequencer.buffered.iter_mut().for_each(Run::put_in_order);
         Ok(sequencer)
     }
 
-    /// Which streams share a watermark.
+    /// Returns the groups of streams that share a watermark.
     pub fn groups(&self) -> &Groups {
         &self.groups
     }
 
-    /// Bytes of events that wait for their watermark.
-    pub fn parked_bytes(&self) -> usize {
-        self.parked.iter().map(|r| r.batch.bytes() + r.offsets.len() * 16).sum()
+    /// Returns the bytes of buffered events.
+    pub fn buffered_bytes(&self) -> usize {
+        self.buffered.iter().map(|r| r.batch.bytes() + r.offsets.len() * 16).sum()
     }
 
-    /// Number of events that wait for their watermark.
-    pub fn parked_rows(&self) -> usize {
-        self.parked.iter().map(|r| r.offsets.len()).sum()
+    /// Returns the number of buffered events.
+    pub fn buffered_rows(&self) -> usize {
+        self.buffered.iter().map(|r| r.offsets.len()).sum()
     }
 
-    /// The sources of streams in event time, as they are at a cut.
+    /// Returns the progress of each source of a stream in event time, at a cut.
     fn sources_at<'a>(&'a self, input: &'a CutInput) -> impl Iterator<Item = Come> + 'a {
         let come = |(index, source): (usize, &SourceSpec)| {
             let spec = &self.program.streams[source.stream.index()].spec;
@@ -210,7 +212,7 @@ impl Sequencer {
                 group: self.groups.of[source.stream.index()],
                 newest_us: input.times_max[index],
                 offset: input.offsets[index],
-                disorder_us: source.disorder_us,
+                out_of_orderness_us: source.out_of_orderness_us,
                 holds: match input.ended.contains(&id) {
                     true => Holds::Ended,
                     false if input.idle.contains(&id) => Holds::Idle,
@@ -221,12 +223,12 @@ impl Sequencer {
         self.program.sources.iter().enumerate().filter_map(come)
     }
 
-    /// Whether a watermark could be further than it is, where no more has come than this.
+    /// Whether this input, without further rows, allows a watermark to advance.
     pub fn is_held(&self, input: &CutInput) -> bool {
         self.new_watermarks(input).iter().zip(&self.watermarks).any(|(new, now)| new > now)
     }
 
-    /// The same watermarks, but no further than they were before, or than an epoch may have slides.
+    /// Limits watermarks: they never go back, and never pass more slides than an epoch may have.
     fn held_back(&self, input: &CutInput, marks: &[Position]) -> Vec<Position> {
         if let Some(max) = &input.watermarks_max {
             let of_stream = self.groups.of.iter().zip(max);
@@ -242,11 +244,11 @@ impl Sequencer {
             let is_of =
                 |run: &&Run| self.groups.of[run.stream.index()] == group && run.admitted.is_none();
             let is_ready = |time_us: &i64| (before.time_us..=mark.time_us).contains(time_us);
-            // What waits is in order, and not late.
-            let waiting = self.parked.iter().filter(is_of).filter_map(|run| run.times.first());
+            // Buffered runs are in order and not late.
+            let waiting = self.buffered.iter().filter(is_of).filter_map(|run| run.times.first());
             let new = input.runs.iter().filter(is_of).flat_map(|run| &run.times);
             let first = waiting.chain(new).copied().filter(is_ready).min();
-            // Without rows windows run empty, and then no longer slide.
+            // Without rows, windows become empty and no longer slide.
             let Some(first_us) = first else { continue };
             let span_us = slide_us.saturating_mul(self.slides_max);
             held[group] =
@@ -255,7 +257,7 @@ impl Sequencer {
         held
     }
 
-    /// The new watermark of each group: everything before it has come.
+    /// Returns the new watermark of each group. All events before it have arrived.
     fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
         let mut has_source = vec![false; self.groups.len];
         self.sources_at(input).for_each(|come| has_source[come.group] = true);
@@ -267,8 +269,9 @@ impl Sequencer {
         marks.into_iter().enumerate().map(mark).collect()
     }
 
-    /// Makes a cut: everything in `input` belongs to this epoch or waits for a later one. An error
-    /// for a late event of a stream that wants one. The threads of a pool put events in order.
+    /// Makes a cut. Each event of `input` joins this epoch, is buffered for a later one, or is
+    /// late. A late event is an error if its stream has `late="error"`. The pool's threads put
+    /// events in order.
     pub fn cut(&mut self, pool: &dyn Pool, mut input: CutInput) -> Result<Sequenced> {
         assert_eq!(input.offsets.len(), self.program.sources.len());
         assert_eq!(input.times_max.len(), self.program.sources.len());
@@ -279,10 +282,10 @@ impl Sequencer {
         let marks = self.held_back(&input, &come);
         let is_held = |group: usize| marks[group] < come[group];
         self.epoch += 1;
-        // Strictly rising, so that arrivals of two cuts can never have one time.
+        // Strictly increasing, so that arrivals of two cuts never have the same time.
         self.clock_us = input.clock_us.max(self.clock_us.saturating_add(1));
-        let (mut ready, mut parked, mut late) = (Vec::new(), Vec::new(), Vec::new());
-        let waiting = std::mem::take(&mut self.parked);
+        let (mut ready, mut buffered, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        let waiting = std::mem::take(&mut self.buffered);
         for (run, is_new) in
             waiting.into_iter().map(|r| (r, false)).chain(input.runs.into_iter().map(|r| (r, true)))
         {
@@ -306,15 +309,15 @@ impl Sequencer {
             let mut run = run;
             let own = if is_new { late_of(&input.late, &run) } else { &[] };
             if !is_new || (own.is_empty() && run.is_in_order_by(pool)) {
-                // The usual case: what waits is the end of the run, and nothing is copied but that.
+                // The usual case: only the end of the run is buffered, and only that is copied.
                 let first = run.first_from(before);
                 if !is_new || first == 0 {
                     match run.first_from(now) {
                         0 if run.offsets.is_empty() => {}
-                        0 => parked.push(run),
+                        0 => buffered.push(run),
                         rows => {
                             if rows < run.offsets.len() {
-                                parked.push(run.split_off(rows));
+                                buffered.push(run.split_off(rows));
                             }
                             ready.push(run);
                         }
@@ -325,14 +328,14 @@ impl Sequencer {
             let (mut on_time, mut waits, mut too_late) = (Vec::new(), Vec::new(), Vec::new());
             let mut own = own.iter().map(|(_, row)| row).peekable();
             for row in 0..run.times.len() {
-                // Rows that a filter has taken away are among them.
+                // These include rows that a filter has removed.
                 while own.next_if(|own| own.offset < run.offsets[row]).is_some() {}
                 if let Some(own) = own.next_if(|own| own.offset == run.offsets[row]) {
                     if root.late == Late::Side {
                         too_late.push(row as u32);
                         continue;
                     }
-                    // Where its source stood, which nobody has passed yet.
+                    // The bound of its source, which no watermark has passed yet.
                     run.times[row] = own.bound_us;
                 }
                 let at = run.position(row);
@@ -367,14 +370,14 @@ impl Sequencer {
                     }
                 }
             }
-            for (mut rows, runs) in [(on_time, &mut ready), (waits, &mut parked)] {
+            for (mut rows, runs) in [(on_time, &mut ready), (waits, &mut buffered)] {
                 if !rows.is_empty() {
                     run.sort_rows(&mut rows);
                     runs.push(run.take(&rows));
                 }
             }
         }
-        // Runs of different sources come in any order.
+        // Runs of different sources arrive in any order.
         late.sort_by_key(|run| (run.stream, run.source, run.offsets[0]));
         let ended = |stream: StreamId| {
             let root = self.roots[stream.index()];
@@ -389,7 +392,7 @@ impl Sequencer {
             ends: &|stream| {
                 let group = self.groups.of[stream.index()];
                 let end = ends[self.roots[stream.index()].index()];
-                // Where it was idle, time may have gone on without it.
+                // Time may have advanced while the stream was idle.
                 end.filter(|end| *end <= marks[group]).map(|end| end.max(self.watermarks[group]))
             },
             arrived: &|run| {
@@ -397,8 +400,8 @@ impl Sequencer {
                 self.arrived(run, group)
             },
         };
-        let closings = cutting.batches(&mut ready, &mut parked);
-        self.parked = parked;
+        let closings = cutting.batches(&mut ready, &mut buffered);
+        self.buffered = buffered;
         self.watermarks.clone_from(&marks);
         ready.retain(|run| !run.offsets.is_empty());
         let mut epoch = Epoch::rank_in_order(pool, &self.program, ready);
@@ -420,7 +423,8 @@ impl Sequencer {
         Ok(Sequenced { cut, epoch, late, is_held: (0..marks.len()).any(is_held) })
     }
 
-    /// Per stream in event time: the place behind all of its rows, once all of its sources have ended.
+    /// Returns, per stream in event time, the place after all of its rows, once all of its sources
+    /// have ended.
     fn ends(&self, input: &CutInput) -> Vec<Option<Position>> {
         let mut ends = vec![None; self.program.streams.len()];
         let mut goes_on = vec![false; ends.len()];
@@ -433,7 +437,8 @@ impl Sequencer {
         ends.map(|(end, goes_on)| end.filter(|_| !goes_on)).collect()
     }
 
-    /// An error for the first late row of a stream that wants one, be it that a filter takes it away.
+    /// Returns an error for the first late row of a stream with `late="error"`, even if a filter
+    /// removes it.
     fn refuse_late(&self, late: &[(SourceId, LateRow)]) -> Result<()> {
         let stream = |source: &SourceId| {
             let stream = self.program.sources[source.index()].stream;
@@ -443,21 +448,21 @@ impl Sequencer {
         let Some((source, LateRow { offset, time_us, bound_us })) = first else { return Ok(()) };
         Err(Error::input(format!(
             "stream {}: row {offset} of source {} is late: its time is {time_us}, and it may not be before \
-             {bound_us}, the newest time of the rows before it less the disorder",
+             {bound_us}, the newest time of the rows before it less the out-of-orderness",
             stream(source).name,
             self.program.sources[source.index()].name,
         ))
         .help(LATE_HELP))
     }
 
-    /// Events without event time that may wait for their batch: they are told when they came.
+    /// Gives events without event time, which may wait for their batch, the time of their arrival.
     fn come(&self, mut run: Run) -> Run {
         run.times = vec![self.clock_us; run.offsets.len()];
         run.put_in_order();
         run
     }
 
-    /// When the first batch is due that closes because time has passed, on the clock.
+    /// Returns the clock time at which the first batch by arrival time is due.
     pub fn due_us(&self) -> Option<i64> {
         let due = |run: &Run| {
             let root = self.roots[run.stream.index()];
@@ -470,10 +475,10 @@ impl Sequencer {
                 _ => None,
             }
         };
-        self.parked.iter().filter_map(due).min()
+        self.buffered.iter().filter_map(due).min()
     }
 
-    /// Places events without event time: at the clock, or, beside streams with event time, at the
+    /// Places events without event time: at the clock or, beside streams with event time, at the
     /// watermark of the cut before.
     fn arrived(&self, mut run: Run, group: usize) -> Run {
         if self.groups.event_time[group] {
@@ -487,13 +492,14 @@ impl Sequencer {
         run
     }
 
-    /// Whether nothing waits.
+    /// Whether no events are buffered.
     pub fn is_drained(&self) -> bool {
-        self.parked.is_empty()
+        self.buffered.is_empty()
     }
 
-    /// The sources that a source is ahead of in time: those of its group that may still send. The one
-    /// that is behind all others is never ahead, so pausing only those that are can't stop a group.
+    /// Returns the sources that a source is ahead of in time: those of its group that may still
+    /// send. The source furthest behind is never ahead. So pausing only sources that are ahead
+    /// can't stop a group.
     pub fn behind<'a>(
         &'a self,
         source: SourceId,
@@ -510,10 +516,10 @@ impl Sequencer {
         (0..times_max.len()).filter(is_behind).map(|other| SourceId(other as u32))
     }
 
-    /// Of the sources that feed parked events and are ahead of others, the one that is farthest
-    /// ahead: the one to be paused when parked events need too much memory.
+    /// Returns the source to pause when buffered events need too much memory. It is the source
+    /// furthest ahead among those that have buffered events and are ahead of others.
     pub fn farthest_ahead(&self, times_max: &[Option<i64>], ended: &[bool]) -> Option<SourceId> {
-        let mut held: Vec<SourceId> = self.parked.iter().map(|r| r.source).collect();
+        let mut held: Vec<SourceId> = self.buffered.iter().map(|r| r.source).collect();
         held.sort();
         held.dedup();
         held.into_iter()

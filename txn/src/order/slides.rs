@@ -1,12 +1,14 @@
-//! How far windows by time slide at a cut: one rule, whoever makes it.
+//! The slides of windows by time at a cut. One rule, on one process and on several.
 
 use tidemill_core::{Position, SourceId, StreamTime};
 
 use super::groups::Groups;
 use crate::program::{Extent, Program, Until, WindowId};
 
-/// By group of streams: until its watermark, or where it has no event time until the clock. Where its input has ended, until
-/// the newest time of all its rows, and all that hold rows. `ended` says whether nothing more comes to a group by a source.
+/// Returns, per group of streams, the limit of its windows' slides. It is the group's watermark or,
+/// without event time, the clock. When the group's input has ended, the limit is the newest time of
+/// all its rows, and windows that hold rows slide beyond it. `ended` says whether a source sends
+/// nothing more to a group.
 pub(crate) fn until(
     program: &Program,
     groups: &Groups,
@@ -34,7 +36,8 @@ pub(crate) fn until(
     (0..groups.len).map(of).collect()
 }
 
-/// Of the groups in event time whose owners have windows by time: the shortest slide of these.
+/// Returns the shortest slide of windows by time, for each group in event time that has such
+/// windows.
 pub(super) fn shortest_us<'a>(
     program: &'a Program,
     groups: &'a Groups,

@@ -8,7 +8,7 @@ use super::epoch::{Epoch, Lane, Run};
 use super::merge::{merge_two, sort};
 use crate::pool::Pool;
 
-/// So many threads, one after the other: for those who do not wait for one another.
+/// A pool that runs its threads one after the other, for work that does not wait.
 struct Pieces(usize);
 
 impl Pool for Pieces {
@@ -27,7 +27,7 @@ impl Pool for Pieces {
     }
 }
 
-/// A run of a stream with these times, whose rows are by two apart.
+/// Returns a run of a stream with these times. Its rows are even numbers.
 fn run(stream: u16, source: u32, times: Vec<i64>) -> Run {
     let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int)]));
     let rows: Vec<[Value; 1]> = times.iter().map(|time| [Value::Int(*time)]).collect();
@@ -41,7 +41,7 @@ fn run(stream: u16, source: u32, times: Vec<i64>) -> Run {
     }
 }
 
-/// Numbers below what is asked for, at random.
+/// Returns random numbers below a limit.
 fn dice(mut state: u64) -> impl FnMut(u64) -> u64 {
     move |below| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -67,7 +67,7 @@ fn two_runs_are_merged_as_they_are_sorted() {
             runs.swap(0, 1);
         }
         let mut lanes = vec![Lane { run: 0, handler: 1 }, Lane { run: 1, handler: 0 }];
-        // What was parked comes before what is new, in runs of its own.
+        // Buffered events come before new ones, in runs of their own.
         let mut chains = [vec![0], vec![1]];
         for (of, chain) in chains.iter_mut().enumerate() {
             let rows = runs[of].times.len();
@@ -95,7 +95,7 @@ fn who_looks_by_parts_finds_what_is_out_of_order() {
     }
 }
 
-/// Also of equal times, whose rows decide, and of times as far from each other as can be.
+/// Covers equal times, decided by rows, and times as far apart as possible.
 #[test]
 fn a_run_is_in_order_where_each_pair_is() {
     let mut roll = dice(5);
@@ -121,8 +121,8 @@ fn a_run_is_in_order_where_each_pair_is() {
     assert!(found.iter().all(|found| *found > 300), "{found:?}");
 }
 
-/// Two handlers on one stream and one on another, of which one has a run that is late: sections follow one
-/// another, and divide no event.
+/// Two handlers on one stream and one on another, of which one has a late run. Sections are
+/// consecutive and never split an event.
 #[test]
 fn no_section_divides_an_event() {
     let runs =

@@ -1,39 +1,39 @@
-//! How far event time has come: one rule, whoever makes the cuts.
+//! The progress of event time. One rule, wherever cuts are made.
 
 use tidemill_core::{LateRow, Position, SourceId};
 
 use super::epoch::is_less;
 
-/// The newest time of a source's rows so far. It decides which of its next rows are late: those before
-/// that time, less the disorder. So lateness is a function of the source alone.
+/// The newest time of a source's rows so far. It decides which of the source's next rows are late:
+/// those before the newest time less the out-of-orderness. So lateness depends on the source alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Newest {
     newest_us: Option<i64>,
-    disorder_us: i64,
+    out_of_orderness_us: i64,
 }
 
 impl Newest {
-    /// Behind rows of which this time is the newest.
-    pub fn behind(newest_us: Option<i64>, disorder_us: i64) -> Newest {
-        Newest { newest_us, disorder_us }
+    /// Makes the state after rows of which this time is the newest.
+    pub fn behind(newest_us: Option<i64>, out_of_orderness_us: i64) -> Newest {
+        Newest { newest_us, out_of_orderness_us }
     }
 
-    /// The newest time so far.
+    /// Returns the newest time so far, in microseconds.
     pub fn us(&self) -> Option<i64> {
         self.newest_us
     }
 
-    /// Takes the time of the next row; where the row is late, the time that it is before.
+    /// Adds the time of the next row. If the row is late, returns the bound that it is before.
     pub fn take(&mut self, time_us: i64) -> Option<i64> {
-        let bound_us = self.newest_us.map(|newest| newest.saturating_sub(self.disorder_us));
+        let bound_us = self.newest_us.map(|newest| newest.saturating_sub(self.out_of_orderness_us));
         self.newest_us = self.newest_us.max(Some(time_us));
         bound_us.filter(|bound_us| time_us < *bound_us)
     }
 
-    /// Takes the next rows, and gives those that are late.
+    /// Adds the next rows, and returns those that are late.
     pub fn take_all(&mut self, offsets: &[u64], times: &[i64]) -> Vec<LateRow> {
         let (Some(first), Some(last)) = (times.first(), times.last()) else { return Vec::new() };
-        // Almost always they are in order, which is found without a branch for each row.
+        // Rows are almost always in order. This finds that without a branch for each row.
         let goes_back = times.iter().zip(&times[1..]);
         let goes_back = goes_back.fold(0, |any, (a, b)| any | is_less(*b, *a)) < 0;
         let mut behind = *self;
@@ -49,55 +49,55 @@ impl Newest {
     }
 }
 
-/// What a source does to the watermark.
+/// The effect of a source on the watermark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
-    /// It holds it back.
+    /// The source holds the watermark back.
     Back,
-    /// Nothing, because it has been silent for too long. It may go on.
+    /// No effect, because the source has been silent for too long. It may resume.
     Idle,
-    /// Nothing, because it has ended.
+    /// No effect, because the source has ended.
     Ended,
 }
 
-/// A source of a stream in event time, as it is at a cut.
+/// The progress of a source of a stream in event time, at a cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Come {
-    /// Its place among sources: of events with one time those of the first come first.
+    /// The source's number. Among events of the same time, those of the lowest number come first.
     pub source: SourceId,
-    /// The group of its stream: those of one group share a watermark.
+    /// The group of its stream. The streams of a group share a watermark.
     pub group: usize,
-    /// The newest time that has come of it.
+    /// The newest time received from it, in microseconds.
     pub newest_us: Option<i64>,
-    /// The first of its rows that has not come.
+    /// The offset of its first row that has not arrived.
     pub offset: u64,
-    /// How far behind its newest time a row may come.
-    pub disorder_us: i64,
-    /// What it does to the watermark.
+    /// How far a row may be behind the newest time, in microseconds.
+    pub out_of_orderness_us: i64,
+    /// Its effect on the watermark.
     pub holds: Holds,
 }
 
 impl Come {
-    /// The lowest place at which its next event may stand.
+    /// Returns the lowest place at which its next event may stand.
     pub fn bound(&self) -> Position {
         self.end().map_or(Position::MIN, |newest| Position {
-            time_us: newest.time_us.saturating_sub(self.disorder_us),
+            time_us: newest.time_us.saturating_sub(self.out_of_orderness_us),
             ..newest
         })
     }
 
-    /// The place behind all that has come of it; none before anything has.
+    /// Returns the place after all of its received rows; `None` before the first.
     pub fn end(&self) -> Option<Position> {
         let (source, offset) = (self.source, self.offset);
         self.newest_us.map(|time_us| Position { time_us, source, offset })
     }
 }
 
-/// Per group the place before which everything has come; nothing where no source says so. It is a multiple of the group's
-/// unit of time, where that is not 0.
+/// Returns, per group, the place before which all events have arrived, or `None` if no source
+/// decides it. It is a multiple of the group's unit of time, unless that is 0.
 ///
-/// Without a source that holds it back, nothing holds back what has come, and the watermark goes no further than that. Where all
-/// have ended, the unit that they ended in is over, too.
+/// If no source holds the watermark back, it advances to the end of the received rows. If all
+/// sources have ended, the unit in which they ended is also over.
 pub fn come_to(units_us: &[i64], sources: impl IntoIterator<Item = Come>) -> Vec<Option<Position>> {
     #[derive(Clone, Default)]
     struct Group {
@@ -122,7 +122,8 @@ pub fn come_to(units_us: &[i64], sources: impl IntoIterator<Item = Come>) -> Vec
     groups.into_iter().zip(units_us).map(mark).collect()
 }
 
-/// The last multiple of a unit of time that is not behind a position; the position itself where the unit is 0.
+/// Returns the last multiple of a unit of time up to a position; the position itself if the unit is
+/// 0.
 fn whole(mark: Position, unit_us: i64) -> Position {
     match unit_us {
         0 => mark,
@@ -131,7 +132,8 @@ fn whole(mark: Position, unit_us: i64) -> Position {
     }
 }
 
-/// The first multiple of a unit of time behind a position; the position itself where the unit is 0.
+/// Returns the first multiple of a unit of time after a position; the position itself if the unit
+/// is 0.
 pub(super) fn over(mark: Position, unit_us: i64) -> Position {
     match unit_us {
         0 => mark,
@@ -139,12 +141,12 @@ pub(super) fn over(mark: Position, unit_us: i64) -> Position {
     }
 }
 
-/// Before all events of a time.
+/// Returns the position before all events of a time.
 pub(super) fn at(time_us: i64) -> Position {
     Position { time_us, source: SourceId(0), offset: 0 }
 }
 
-/// The least unit of time of which two are parts, where 0 is none.
+/// Returns the least common multiple of two units of time, where 0 means none.
 pub fn common(one_us: i64, other_us: i64) -> i64 {
     let (mut a, mut b) = (one_us, other_us);
     while b != 0 {
@@ -162,17 +164,17 @@ mod tests {
     use super::*;
 
     fn some(source: u32, newest_us: i64, holds: Holds) -> Come {
-        let (group, offset, disorder_us) = (0, 9, 5);
+        let (group, offset, out_of_orderness_us) = (0, 9, 5);
         let source = SourceId(source);
-        Come { source, group, newest_us: Some(newest_us), offset, disorder_us, holds }
+        Come { source, group, newest_us: Some(newest_us), offset, out_of_orderness_us, holds }
     }
 
     #[test]
     fn rows_are_late_by_those_before_them() {
         let times = [10, 7, 6, 12, 7, 12, 6, i64::MIN, i64::MAX, 0];
         let offsets: Vec<u64> = (0..times.len() as u64).map(|nth| 3 * nth).collect();
-        let late = |from: Option<i64>, disorder_us, cuts: &[usize]| {
-            let mut newest = Newest::behind(from, disorder_us);
+        let late = |from: Option<i64>, out_of_orderness_us, cuts: &[usize]| {
+            let mut newest = Newest::behind(from, out_of_orderness_us);
             let (mut found, mut at) = (Vec::new(), 0);
             for end in cuts.iter().copied().chain([times.len()]) {
                 found.extend(newest.take_all(&offsets[at..end], &times[at..end]));
@@ -195,7 +197,7 @@ mod tests {
         let mark = |unit_us, all: &[Come]| come_to(&[unit_us], all.iter().copied())[0];
         let place = |source, time_us| Position { time_us, source: SourceId(source), offset: 9 };
         let (back, idle, ended) = (Holds::Back, Holds::Idle, Holds::Ended);
-        // An ended or an idle source is ahead or behind: it does not matter.
+        // An ended or idle source may be ahead or behind without effect.
         for other in [idle, ended] {
             for time_us in [3, 300] {
                 let all = [some(0, 30, back), some(1, time_us, other)];
@@ -205,7 +207,7 @@ mod tests {
         }
         assert_eq!(mark(0, &[some(0, 30, ended), some(1, 20, ended)]), Some(place(0, 30)));
         assert_eq!(mark(0, &[some(0, 30, idle), some(1, 40, ended)]), Some(place(1, 40)));
-        // What ends is over with its unit; what is idle may go on in it.
+        // The unit in which a source ended is over. An idle source may resume in its unit.
         assert_eq!(mark(10, &[some(0, 39, ended), some(1, 30, ended)]), Some(at(40)));
         assert_eq!(mark(10, &[some(0, 30, ended)]), Some(at(40)));
         assert_eq!(mark(10, &[some(0, 39, idle), some(1, 30, ended)]), Some(at(30)));

@@ -1,30 +1,32 @@
-//! Who has used a row before: what the transactions of blocks wait for.
+//! Links between the uses of rows, which decide the waits of transactions in blocks.
 //!
-//! All threads plan, in two steps. Rows are divided into partitions, one for each thread. First every
-//! thread notes what its share of the transactions uses, by partition. Then each takes a partition, goes through what
-//! all threads have noted of it, in order, and links every use of a row with the one before. It is the
-//! two-phase construction of MorphStream (its IV-B), without lists that anybody would have to sort or to walk.
+//! All threads plan, in two steps. Rows are divided into partitions, one for each thread. First
+//! every thread notes the uses in its share of the transactions, by partition. Then each thread
+//! takes a partition, goes through all threads' notes on it in order, and links every use of a row
+//! with the use before. This is MorphStream's two-phase construction (MorphStream, section IV-B),
+//! without lists to sort or walk.
 //!
-//! Rows are told apart by a hash only. Two that share a cell are taken for one, which costs a wait at
-//! worst.
+//! Rows are distinguished by hash only. Two rows that share a cell count as one, which costs a wait
+//! at worst.
 
 use crate::schedule::sync::{AtomicU32, Ordering};
 
-/// A transaction's use of a row, as it is noted.
+/// A noted use of a row by a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// The row's hash; the highest bit is set when it is written.
+    /// The row's hash. The highest bit is set if the row is written.
     row: u32,
-    /// Its number among all uses: see [`Links`].
+    /// The number of the use: see [`Links`].
     at: u32,
 }
 
 const WRITES: u32 = 1 << 31;
 
-/// The link leads to the last of those that have read a row, and from there to the others.
+/// A flag of links: the link leads to the last reader of a row, and from there to the other
+/// readers.
 const READERS: u32 = 1 << 31;
 
-/// Uses have smaller numbers.
+/// The limit of use numbers.
 pub(crate) const USES_MAX: usize = 1 << 30;
 
 impl Use {
@@ -34,18 +36,18 @@ impl Use {
     }
 }
 
-/// Who has used the rows of a cell last; numbers of uses, and one more.
+/// The latest uses of a cell's rows. Each is one more than the number of a use.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// When that was: what was earlier does not count any more.
+    /// The planning in which the cell was used. Uses of earlier plannings do not count.
     time: u32,
-    /// Who has written.
+    /// The last write, or 0.
     writer: u32,
-    /// Who has read since, or 0.
+    /// The last read since the write, or 0.
     reader: u32,
 }
 
-/// The rows of a partition, as one thread goes through their uses.
+/// The rows of a partition, whose uses one thread links.
 #[derive(Debug, Default)]
 pub(crate) struct Cells {
     cells: Vec<Cell>,
@@ -53,9 +55,9 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// Begins anew, for about so many uses.
+    /// Clears the cells, for about `uses` uses.
     pub(crate) fn begin(&mut self, uses: usize) {
-        /// At most one cell in so many is in use, as long as there may be so many.
+        /// The number of cells for each use, unless there would be too many.
         const APART: usize = 16;
         const CELLS: (usize, usize) = (1 << 8, 1 << 18);
         let cells = (uses * APART).next_power_of_two().clamp(CELLS.0, CELLS.1);
@@ -66,8 +68,9 @@ impl Cells {
         self.time += 1;
     }
 
-    /// Links the next use of a row of this partition; `are_together` says of two uses that nobody has to wait, because one
-    /// thread executes both, in order. `READS` when any row is only read.
+    /// Links the next use of a row of this partition. `are_together` returns whether one thread
+    /// executes two uses in order, so that neither waits. `READS` must be true if any row is only
+    /// read.
     #[inline(always)]
     pub(crate) fn link<const READS: bool>(
         &mut self,
@@ -94,7 +97,7 @@ impl Cells {
         }
         (cell.writer, cell.reader) = (at + 1, 0);
         if READS && reader > 0 {
-            // Whoever has read has waited for who has written before.
+            // The readers have waited for the writer before them.
             links.set(at, reader | READERS);
         } else if before(writer) {
             links.set(at, writer);
@@ -102,24 +105,25 @@ impl Cells {
     }
 }
 
-/// Of each use of a row: which ones must be over before. The uses of a transaction have numbers that follow one
-/// another.
+/// The earlier uses that each use of a row waits for. The uses of a transaction have consecutive
+/// numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Links {
     /// One more than the number of a use, perhaps with [`READERS`]; 0 for none.
     before: Box<[AtomicU32]>,
-    /// Of uses that only read: the one that has read before, since the row was written. Empty when all write.
+    /// For uses that only read: the read before, since the last write of the row. Empty if all uses
+    /// write.
     readers: Box<[AtomicU32]>,
 }
 
 impl Links {
-    /// For so many uses.
+    /// Makes links for this many uses.
     pub(crate) fn new(uses: usize, reads: bool) -> Links {
         let none = |uses: usize| (0..uses).map(|_| AtomicU32::new(0)).collect();
         Links { before: none(uses), readers: none(if reads { uses } else { 0 }) }
     }
 
-    /// How many uses there may be.
+    /// Returns the number of uses that it has room for.
     pub(crate) fn room(&self) -> usize {
         self.before.len()
     }
@@ -129,7 +133,7 @@ impl Links {
         !self.readers.is_empty()
     }
 
-    /// Forgets what these uses wait for.
+    /// Clears the links of these uses.
     #[inline(always)]
     pub(crate) fn clear<const READS: bool>(&self, uses: std::ops::Range<usize>) {
         self.before[uses.clone()].iter().for_each(|link| link.store(0, Ordering::Relaxed));
@@ -152,7 +156,7 @@ impl Links {
         self.before[uses].iter().fold(0, |any, link| any | link.load(Ordering::Relaxed)) != 0
     }
 
-    /// A use that must be over before this one, and is not.
+    /// Returns an earlier use that this use waits for and that is not over.
     pub(crate) fn open(&self, at: usize, is_over: impl Fn(usize) -> bool) -> Option<usize> {
         let link = self.before[at].load(Ordering::Relaxed);
         let mut used = link & !READERS;
@@ -174,7 +178,7 @@ impl Links {
 mod tests {
     use super::*;
 
-    /// All that a use waits for.
+    /// Returns all uses that a use waits for.
     fn needs(links: &Links, at: usize) -> Vec<usize> {
         let found = std::cell::RefCell::new(Vec::new());
         links.open(at, |before| {
@@ -184,7 +188,7 @@ mod tests {
         found.into_inner()
     }
 
-    /// Uses of rows, two by two by one thread; `w` for one that writes.
+    /// Links uses of rows, where one thread executes two consecutive uses; `w` marks a write.
     fn linked(uses: &[(u32, char)]) -> Vec<Vec<usize>> {
         let (mut cells, links) = (Cells::default(), Links::new(uses.len(), true));
         cells.begin(uses.len());
@@ -206,7 +210,7 @@ mod tests {
     #[test]
     fn who_is_together_waits_for_nobody() {
         assert_eq!(linked(&[(1, 'w'), (1, 'w'), (1, 'r'), (1, 'r')])[..2], [[0usize; 0]; 2]);
-        // A write behind a read of the same thread still waits for the other reads.
+        // A write after a read by the same thread still waits for the other reads.
         assert_eq!(linked(&[(9, 'r'), (1, 'r'), (1, 'r'), (1, 'w')])[3], [2, 1]);
     }
 

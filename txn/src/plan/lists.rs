@@ -1,89 +1,91 @@
 //! Lists of transactions, one for each thread.
 //!
-//! One pass in stamp order: a transaction goes to the list that holds the latest one that it needs,
-//! so that it has not to wait for it, unless that list has become too long. Of every other list it
-//! notes the farthest one that it needs, and only where its list does not wait for one behind that
-//! anyway. No queues, no counters: in the end a thread knows how far the others must have come.
+//! One pass in stamp order. A transaction goes to the list that holds the latest transaction it
+//! needs, so that it need not wait for it. It goes elsewhere if that list has become too long. From
+//! every other list, it notes the last transaction that it needs, unless its own list already waits
+//! for that or a later one. There are no queues and no counters. During execution, a thread only
+//! needs to know how far the other lists are.
 //!
-//! Rows are told apart by a hash only. Two that share a cell are taken for one, which costs a wait at
-//! worst, and keeps the plan in the cache however large the tables are.
+//! Rows are distinguished by hash only. Two rows that share a cell count as one. This costs a wait
+//! at worst, and keeps the plan in the cache however large the tables are.
 
-/// Lists, at most.
+/// The most lists.
 pub(crate) const LISTS_MAX: usize = 1 << LIST_BITS;
 
 const LIST_BITS: u32 = 6;
 
-/// A transaction waits until the one of this rank is done, which is in another list.
+/// A wait for the transaction of this rank, in another list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub(crate) list: u32,
     pub(crate) rank: u32,
 }
 
-/// A row that a transaction uses, or none.
+/// A transaction's use of a row, or no use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Use {
-    /// At most [`Planner::cells`], which stands for none.
+    /// The row's cell; [`Planner::cells`] stands for no row.
     pub(crate) cell: u32,
-    /// All bits are set when it is read only.
+    /// All bits are set if the row is only read.
     reads: u32,
 }
 
 impl Use {
-    /// In groups of so many, filled up with [`Planner::no_use`]: a loop of a fixed length costs less
-    /// than the guess how often it goes round.
+    /// The size of groups of uses, filled up with [`Planner::no_use`]. A loop of fixed length costs
+    /// less than a mispredicted number of iterations.
     pub(crate) const GROUP: usize = 4;
 
-    /// Of a row in this cell.
+    /// Makes a use of a row in this cell.
     pub(crate) fn of(cell: u32, writes: bool) -> Use {
         Use { cell, reads: if writes { 0 } else { u32::MAX } }
     }
 }
 
-/// Who was it: a transaction's number, then its list. Numbers go on from epoch to epoch, so that
-/// nothing has to be cleared.
+/// A transaction: its number, then its list. Numbers go on from epoch to epoch, so that no cell
+/// needs to be cleared.
 type Who = u32;
 
-/// Who has used the rows of a cell.
+/// The latest uses of a cell's rows.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// The last one that has written.
+    /// The last writer.
     writer: Who,
-    /// The last one that has read since; with [`SEVERAL`] when those that have are in several lists.
+    /// The last reader since then; with [`SEVERAL`] if the readers since then are in several lists.
     reader: Who,
 }
 
 const SEVERAL: Who = 1 << 31;
 
-/// Numbers, at most: there is a bit for [`SEVERAL`].
+/// The limit of numbers. One bit is for [`SEVERAL`].
 const NUMBERS: usize = 1 << (31 - LIST_BITS);
 
-/// Transactions may go to a list that is so many longer than the shortest one, to be where what they
-/// need is.
+/// How much longer than the shortest list a list may be to receive a transaction that needs its
+/// others.
 const SLACK: u64 = 32;
 
 /// Makes the lists of one epoch after the other.
 #[derive(Debug)]
 pub(crate) struct Planner {
     lists: usize,
-    /// And one more, which nobody uses.
+    /// The cells, and one more that is never used.
     cells: Vec<Cell>,
-    /// Numbers up to this are of earlier epochs.
+    /// The last number of earlier epochs.
     before: u32,
-    /// Numbers up to this are of transactions that are done.
+    /// The last number of transactions that are done.
     done: u32,
-    /// Of the next transaction.
+    /// The rank of the next transaction.
     rank: u32,
-    /// Per list: the ranks of its transactions, once somebody has read.
+    /// Per list: the ranks of its transactions, once a transaction has read without writing.
     ranks: Vec<Vec<u32>>,
-    /// By list and other list: one more than the last rank there that the former waits for already.
+    /// Per pair of lists: one more than the last rank of the second that the first already waits
+    /// for.
     waited: Vec<u32>,
-    /// By list: what it has to do, in transactions.
+    /// Per list: its work, in transactions.
     loads: Vec<u64>,
 }
 
 impl Planner {
-    /// For so many lists, at most [`LISTS_MAX`].
+    /// Makes a planner for `lists` lists, at most [`LISTS_MAX`].
     pub(crate) fn new(lists: usize) -> Planner {
         assert!(lists <= LISTS_MAX, "at most {LISTS_MAX} lists");
         Planner {
@@ -98,19 +100,20 @@ impl Planner {
         }
     }
 
-    /// Whether an epoch of so many transactions can be planned.
+    /// Whether an epoch of this many transactions can be planned.
     pub(crate) fn can_plan(transactions: usize) -> bool {
         transactions < NUMBERS
     }
 
-    /// Begins an epoch of so many transactions; those that are not [done](Planner::set_done) use so many rows at most.
+    /// Begins an epoch. Its transactions that are not [done](Planner::set_done) have at most `uses`
+    /// uses of rows.
     pub(crate) fn begin(&mut self, transactions: usize, uses: usize) {
         const CELLS_MIN: usize = 1 << 10;
         const CELLS_MAX: usize = 1 << 20;
         assert!(Planner::can_plan(transactions), "the epoch is too long to be planned");
         let last = self.before as usize + self.rank as usize;
-        // At most one cell of 16 is in use at a time, as long as there may be so many: else
-        // too many wait for somebody who has their cell by chance, and not their row.
+        // At most one cell in 16 is in use, unless that takes too many cells. Otherwise too many
+        // transactions would wait because of a shared cell and not a shared row.
         let cells = (uses * 16).next_power_of_two().clamp(CELLS_MIN, CELLS_MAX);
         if cells > self.cells() || last + transactions >= NUMBERS {
             self.cells = vec![Cell::default(); cells.max(self.cells()) + 1];
@@ -125,34 +128,34 @@ impl Planner {
         self.loads.fill(0);
     }
 
-    /// So many of the epoch's transactions are done: nobody waits for one of them.
+    /// Marks the epoch's first transactions as done, so that no transaction waits for them.
     pub(crate) fn set_done(&mut self, transactions: usize) {
         self.done = self.before + transactions as u32;
     }
 
-    /// How many rows can be told apart: a power of two.
+    /// Returns the number of cells, a power of two.
     pub(crate) fn cells(&self) -> usize {
         self.cells.len() - 1
     }
 
-    /// What stands for no row.
+    /// Returns the use that stands for no row.
     pub(crate) fn no_use(&self) -> Use {
         Use { cell: self.cells() as u32, reads: u32::MAX }
     }
 
-    /// Where what is known of a cell is, to be asked for ahead of time.
+    /// Returns the address of a cell, for prefetching.
     pub(crate) fn cell_address(&self, cell: u32) -> *const u8 {
         self.cells.as_ptr().wrapping_add(cell as usize).cast()
     }
 
-    /// What a list has to do, in transactions; used to keep them equal.
+    /// Sets a list's work, in transactions. The planner balances it.
     pub(crate) fn set_load(&mut self, list: usize, transactions: u64) {
         self.loads[list] = transactions;
     }
 
-    /// Places the next transaction, which uses these rows, in whole [groups](Use::GROUP); gives its
-    /// list. Whom it waits for is appended to `waits`. `READS` when any transaction reads rows that it
-    /// does not write; all transactions of an epoch are placed with the same.
+    /// Places the next transaction, which has these uses in whole [groups](Use::GROUP), and returns
+    /// its list. Appends the transactions that it waits for to `waits`. `READS` must be true if any
+    /// transaction of the epoch reads a row without writing it.
     #[inline(always)]
     pub(crate) fn place<const READS: bool>(
         &mut self,
@@ -160,8 +163,8 @@ impl Planner {
         waits: &mut Vec<Wait>,
     ) -> usize {
         let (groups, _) = uses.as_chunks::<{ Use::GROUP }>();
-        // The latest one that it needs. Cells are looked at through a pointer: a check of every one
-        // costs as much as the look.
+        // The latest transaction that it needs. A pointer accesses the cells, because a bounds
+        // check for each costs as much as the access.
         let last = self.cells() as u32;
         let cells = self.cells.as_mut_ptr();
         let mut latest = 0;
@@ -190,7 +193,7 @@ impl Planner {
         } else {
             for group in groups {
                 for used in group {
-                    // Nobody is to be found at what stands for no row.
+                    // The cell of no row never has a writer.
                     // SAFETY: as above.
                     unsafe {
                         (*cells.add(used.cell.min(last) as usize)).writer = who & !used.reads;
@@ -203,8 +206,8 @@ impl Planner {
         list
     }
 
-    /// Places the next transaction in the list of the first partition that it uses, where cells are
-    /// partitions (S-Store): it waits for whoever has used any of its partitions.
+    /// Places the next transaction in the list of the first partition that it uses, if cells are
+    /// partitions (S-Store). It waits for all earlier users of any of its partitions.
     pub(crate) fn place_in_partition(&mut self, uses: &[Use], waits: &mut Vec<Wait>) -> usize {
         let none = self.cells() as u32;
         let list = uses.first().map_or(0, |used| used.cell as usize % self.lists);
@@ -225,7 +228,7 @@ impl Planner {
         who >> LIST_BITS
     }
 
-    /// Notes what a transaction uses.
+    /// Records the uses of a transaction.
     #[inline(never)]
     fn note(&mut self, uses: &[Use], who: Who) {
         let none = self.cells() as u32;
@@ -244,8 +247,8 @@ impl Planner {
         self.ranks[list].push(self.rank);
     }
 
-    /// The list of a transaction that needs others, the latest of which is `latest`; `shortest` is
-    /// the one with least to do.
+    /// Returns the list of a transaction that needs others, the latest of which is `latest`.
+    /// `shortest` is the list with the least work.
     #[inline(never)]
     fn place_behind<const READS: bool>(
         &mut self,
@@ -270,7 +273,7 @@ impl Planner {
         list
     }
 
-    /// Notes that a list waits for a transaction.
+    /// Records that a list waits for a transaction.
     #[inline(always)]
     fn wait_for(&mut self, list: usize, who: Who, waits: &mut Vec<Wait>) {
         let (number, other) = (self.number(who), who as usize % LISTS_MAX);
@@ -279,7 +282,7 @@ impl Planner {
         }
     }
 
-    /// Notes that a list waits for all transactions that have read, up to this one.
+    /// Records that a list waits for all readers up to this transaction.
     #[cold]
     fn wait_for_all(&mut self, list: usize, who: Who, waits: &mut Vec<Wait>) {
         let number = self.number(who);
@@ -311,7 +314,8 @@ impl Planner {
 mod tests {
     use super::*;
 
-    /// Plans transactions in a text, `w` or `r` and a row each, and shows list and waits of each.
+    /// Plans transactions from a text (`w` or `r` and a row for each use), and shows the list and
+    /// waits of each.
     fn check(lists: usize, transactions: &[&str], expected: &[&str]) {
         let mut planner = Planner::new(lists);
         planner.begin(transactions.len(), 100);
@@ -371,7 +375,7 @@ mod tests {
         assert_eq!(place(&mut planner, 1, true), (0, vec![]));
         assert_eq!(place(&mut planner, 2, false), (1, vec![]));
         planner.set_done(1);
-        // Of what is done nobody asks in which list it was.
+        // The lists of transactions that are done do not matter.
         planner.set_load(0, 40);
         assert_eq!(place(&mut planner, 1, true), (1, vec![]));
         planner.set_load(1, 80);

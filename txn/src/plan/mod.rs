@@ -1,10 +1,10 @@
-//! Planning: what the transactions of an epoch need of one another, as pure data.
+//! Planning: the dependencies between the transactions of an epoch, as pure data.
 //!
-//! | file | what it plans |
+//! | file | plan |
 //! | --- | --- |
-//! | `blocks` | who has used a row before, of each use of one |
+//! | `blocks` | the uses of a row before each use of it |
 //! | `graph` | the task precedence graph |
-//! | `lists` | a list of transactions for each thread, and for which ones of other lists each waits |
+//! | `lists` | a list of transactions for each thread, with its waits for other lists |
 
 pub(crate) mod blocks;
 pub(crate) mod graph;

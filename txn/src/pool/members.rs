@@ -1,5 +1,5 @@
-//! How threads that wait for an epoch are called to it, and how whoever called knows that they are done.
-//! Who starts them is others' business.
+//! The members of a pool: how a call wakes waiting threads, and how the caller learns that they are
+//! done. Others start the threads.
 
 use std::any::Any;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
@@ -10,50 +10,53 @@ use crate::schedule::sync::{
     Place,
 };
 
-/// Looks that a thread takes for more work before it sleeps: about a millisecond. While one epoch
-/// follows the other nobody sleeps; waking a thread takes some tens of microseconds, on the thread that
-/// wakes it, too, which is a tenth of an epoch of ten thousand cheap transactions.
+/// The number of polls for more work before a thread sleeps: about a millisecond. So no thread
+/// sleeps while epochs follow one another. Waking a thread costs some tens of microseconds, also on
+/// the waking thread. That is a tenth of an epoch of ten thousand cheap transactions.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 20_000 };
 
-/// After so many of them, others are let run in between: there may be fewer cores than threads.
+/// The number of polls after which other threads run in between: there may be fewer cores than
+/// threads.
 const SPINS_ALONE: u32 = if cfg!(loom) { 0 } else { 1_000 };
 
-/// Threads that work together, as they see each other: the caller is one of them, and has the number 0.
+/// The shared state of threads that work together. The caller is one of them, with the number 0.
 #[derive(Debug)]
 pub struct Members {
-    /// Of those beside the caller: the last round that each is done with.
+    /// The last round that each other member has finished.
     others: Box<[Alone<AtomicUsize>]>,
-    /// What is to be done: written before the round begins, read while it lasts.
+    /// The work of a round. It is written before the round begins and read while it lasts.
     work: Place<Option<Work>>,
-    /// How often there has been something.
+    /// The number of rounds so far.
     round: AtomicUsize,
-    /// Somebody calls.
+    /// Whether a call is in progress.
     is_called: AtomicBool,
-    /// Held by whoever goes to sleep, and by whoever wakes.
+    /// Held by a thread that goes to sleep, and by the thread that wakes it.
     sleep: Mutex<()>,
     called: Condvar,
     ended: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `work` is all that is not shared by itself. The caller writes it while no member has anything to do, and they
-// read it in a round that it has begun behind that; it begins the next one when all are done.
+// SAFETY: only `work` is not thread-safe by itself. The caller writes it while no member works.
+// Members read it in a round, which begins after the write. The caller begins the next round when
+// all are done.
 unsafe impl Sync for Members {}
 
-/// What is lent to the threads for a round.
+/// The work lent to the threads for a round.
 #[derive(Clone, Copy, Debug)]
 struct Work(*const (dyn Fn(usize) + Sync));
 
-// SAFETY: what it points to may be called from every thread, and is there until all are done.
+// SAFETY: any thread may call the work, and it lives until all are done.
 unsafe impl Send for Work {}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Work is called outside of all locks, so none is ever left in the middle of something.
+    // Work runs outside all locks, so no panic leaves a lock's data inconsistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Members {
-    /// The caller and so many others, each of which has to [serve](Members::serve).
+    /// Makes the state for the caller and `others` threads, each of which has to
+    /// [serve](Members::serve).
     pub fn new(others: usize) -> Members {
         Members {
             others: (0..others).map(|_| Alone(AtomicUsize::new(0))).collect(),
@@ -67,18 +70,18 @@ impl Members {
         }
     }
 
-    /// How many there are, the caller included.
+    /// Returns the number of members, the caller included.
     pub fn count(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// The life of the thread with this number, from 1 on: it works whenever it is called, until all is at an
+    /// Runs the member with this number, from 1 on. It works whenever it is called, until the
     /// [end](Members::end).
     pub fn serve(&self, number: usize) {
         let mut seen = 0;
         while let Some((work, round)) = self.next(seen) {
             seen = round;
-            // SAFETY: `run` waits until this member is done, whatever happens.
+            // SAFETY: `run` waits in any case until this member is done.
             let done = catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)(number) }));
             if let Err(panic) = done {
                 lock(&self.panic).get_or_insert(panic);
@@ -87,7 +90,7 @@ impl Members {
         }
     }
 
-    /// The next round's work; nothing when there will be none.
+    /// Waits for the next round's work; returns `None` when there will be none.
     fn next(&self, seen: usize) -> Option<(Work, usize)> {
         let has_ended = || self.ended.load(Ordering::Relaxed);
         let is_called = || self.round.load(Ordering::Acquire) != seen;
@@ -105,7 +108,7 @@ impl Members {
                 sleep = self.called.wait(sleep).unwrap_or_else(PoisonError::into_inner);
             }
         }
-        // SAFETY: where a round has begun that this member is not done with, nobody writes.
+        // SAFETY: no thread writes in a round that this member has not finished.
         let work = if is_called() { unsafe { self.work.get() } } else { None };
         work.map(|work| (work, self.round.load(Ordering::Relaxed)))
     }
@@ -113,21 +116,21 @@ impl Members {
     /// Calls `work` on every member, here with the number 0, and returns when all are done.
     ///
     /// # Panics
-    /// When a member panicked; all of them have ended by then. And when it is called within a round.
+    /// If a member panicked; all of them have ended by then. Also if it is called within a round.
     pub fn run(&self, work: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: the lifetime is forgotten, not outlived: nobody calls it any more once all members
-        // are done, and until then this function does not return.
+        // SAFETY: only the lifetime changes. Members no longer call `work` once all of them are
+        // done, and this function does not return before.
         let lent = Work(unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(
                 work,
             )
         });
         assert!(!self.is_called.swap(true, Ordering::Acquire), "one epoch at a time");
-        // SAFETY: nobody else is here, and all members are done with the round before.
+        // SAFETY: no other caller is here, and all members are done with the round before.
         unsafe { self.work.set(Some(lent)) };
         let round = self.round.load(Ordering::Relaxed) + 1;
         self.round.store(round, Ordering::Release);
-        // Who was about to sleep has either seen the round, or sleeps by now.
+        // A member that was about to sleep has either seen the round, or sleeps by now.
         drop(lock(&self.sleep));
         self.called.notify_all();
         let mine = catch_unwind(AssertUnwindSafe(|| work(0)));
@@ -148,7 +151,7 @@ impl Members {
         }
     }
 
-    /// Nobody is called any more: whoever serves returns.
+    /// Ends the calls: all serving members return.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         drop(lock(&self.sleep));
@@ -162,11 +165,11 @@ mod loom_tests {
 
     use super::*;
 
-    /// What one member has done in a round is seen by the caller behind it, and what the caller has done
-    /// before the next one by the members; and whoever sleeps is woken, also to end.
+    /// The caller sees what a member did in a round, and members see what the caller did before the
+    /// next round. Sleeping members are woken, also for the end.
     #[test]
     fn rounds_are_seen_and_members_end() {
-        // Whoever looks again and again makes too many orders to try them all.
+        // Polling in a loop leads to too many orders to try them all.
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
@@ -178,7 +181,7 @@ mod loom_tests {
             let done = [AtomicUsize::new(0), AtomicUsize::new(0)];
             for round in 1..=2 {
                 members.run(&|number| {
-                    // The rounds before are over for everybody.
+                    // Earlier rounds are over for all members.
                     assert!(done[1 - number].load(Ordering::Relaxed) >= round - 1);
                     assert_eq!(done[number].fetch_add(1, Ordering::Relaxed), round - 1);
                 });

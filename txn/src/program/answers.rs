@@ -1,25 +1,26 @@
-//! What transactions have asked of outside, and what it said: the only thing that a run can't know by
-//! itself. So it is logged with the epoch, and a transaction that runs again, now or after a crash, is told
-//! the same.
+//! Transactions' questions to the outside, and the answers. A run can compute all else by itself.
+//! So answers are logged with the epoch, and a transaction that runs again, now or after a crash,
+//! gets the same answer.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// What was asked, as a hash: of the transaction, of how often it had asked before, and of the question.
+/// The identity of a question: a hash of the transaction, of how often it had asked before, and of
+/// the question.
 pub type Asked = u128;
 
-/// Asks somebody outside, which may take its time. Who is asked may be asked again.
+/// A function that asks the outside. It may take long, and may be called twice for one question.
 #[derive(Clone)]
 pub struct Ask(Arc<dyn Fn() -> Vec<u8> + Send + Sync>);
 
 impl Ask {
-    /// Asks so.
+    /// Wraps a function.
     pub fn new(ask: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Ask {
         Ask(Arc::new(ask))
     }
 
-    /// What outside says.
+    /// Asks now and returns the answer.
     pub fn now(&self) -> Vec<u8> {
         (self.0)()
     }
@@ -31,7 +32,7 @@ impl fmt::Debug for Ask {
     }
 }
 
-/// An answer has at most so many bytes: it is logged.
+/// The most bytes of an answer, because answers are logged.
 pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
 /// The answers of an epoch.
@@ -39,24 +40,25 @@ pub(crate) const ANSWER_MAX: usize = 1 << 20;
 pub struct Answers(Mutex<BTreeMap<Asked, Arc<[u8]>>>);
 
 impl Answers {
-    /// Those that are known from the epoch's first execution.
+    /// Starts with the answers known from the epoch's first execution.
     pub fn of(known: impl IntoIterator<Item = (Asked, Arc<[u8]>)>) -> Answers {
         Answers(Mutex::new(known.into_iter().collect()))
     }
 
-    /// All that were given, in the order of their hashes.
+    /// Returns all answers, in the order of their hashes.
     pub fn all(&self) -> Vec<(Asked, Arc<[u8]>)> {
         self.lock().iter().map(|(asked, answer)| (*asked, answer.clone())).collect()
     }
 
-    /// The answer to a question: as it was given before, or as `ask` gives it now.
+    /// Returns the answer to a question: the earlier one, or what `ask` returns now.
     pub(crate) fn to(&self, asked: Asked, ask: &Ask) -> Arc<[u8]> {
         if let Some(answer) = self.lock().get(&asked) {
             return answer.clone();
         }
-        // Others may ask meanwhile, and of two who ask the same the first is right.
+        // No lock is held, so that others can ask meanwhile. If two ask the same, the first answer
+        // counts.
         let mut answer = ask.now();
-        // Whoever asked is refused, and what is logged is bounded.
+        // The asker is refused then. Truncation bounds the log.
         answer.truncate(ANSWER_MAX + 1);
         let answer = answer.into();
         self.lock().entry(asked).or_insert(answer).clone()

@@ -1,5 +1,5 @@
-//! The Rust builder of programs. Names are resolved as they are given; a wrong one is an error of
-//! [`Builder::finish`], which checks the whole program.
+//! The Rust builder of programs. It resolves names as they are given. [`Builder::finish`] reports a
+//! wrong name and checks the whole program.
 
 use std::sync::{Arc, OnceLock};
 
@@ -61,7 +61,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// An empty program.
+    /// Makes a builder of an empty program.
     pub fn new(name: &str) -> Builder {
         let program = Program {
             seed: 0,
@@ -87,7 +87,7 @@ impl Builder {
         result.map_err(|e| self.first_error.get_or_insert(e).clone()).ok()
     }
 
-    /// A table with this key.
+    /// Adds a table with this key.
     pub fn table(&mut self, name: &str, key: &[&str], columns: Vec<Column>) -> TableId {
         let schema = Schema::new(columns);
         let owner = format!("table {name}");
@@ -98,29 +98,30 @@ impl Builder {
         TableId(self.program.tables.len() as u16 - 1)
     }
 
-    /// What random numbers of functions are made of, beside their places in the one order; 0 if nobody
-    /// says.
+    /// Sets the seed of functions' random numbers, which also depend on the transactions' places in
+    /// the one order. It is 0 by default.
     pub fn seed(&mut self, seed: u64) {
         self.program.seed = seed;
     }
 
-    /// Keeps versions of a table's rows, for windows.
+    /// Retains versions of a table's rows, for windows.
     pub fn history(&mut self, table: TableId, history: History) {
         self.program.tables[table.index()].history = Some(history);
     }
 
-    /// Keeps a table's keys in order, for ranges.
+    /// Makes a table ordered by key, for range reads.
     pub fn ordered(&mut self, table: TableId) {
         self.program.tables[table.index()].ordered = true;
     }
 
-    /// Rows live together that have so many leading key columns in common.
+    /// Sets how many leading key columns decide a row's partition. Rows that share them live
+    /// together.
     pub fn partition_prefix(&mut self, table: TableId, columns: usize) {
         self.program.tables[table.index()].partition_prefix = Some(columns);
     }
 
-    /// A window read for a closure to make of its rows of a table, whose history has been
-    /// [declared](Builder::history).
+    /// Returns a window read that a closure can do on its rows of a table. The table's history must
+    /// have been [declared](Builder::history).
     pub fn window_read(
         &mut self,
         table: TableId,
@@ -134,7 +135,7 @@ impl Builder {
         let checked = window.check(&spec).and_then(|()| aggregate.result(&spec, column));
         let is_word = |ty: Option<DataType>| match ty {
             Some(ty) if ty.is_word() => Ok(()),
-            _ => Err(Error::program("a closure's window comes to one word")),
+            _ => Err(Error::program("the result of a closure's window must be one word")),
         };
         self.note(checked.and_then(|result| is_word(result.ty)));
         let is_int = |c: &Column| c.ty == DataType::Int && !c.nullable;
@@ -144,20 +145,21 @@ impl Builder {
         read
     }
 
-    /// Procedures take the events of a stream in batches.
+    /// Makes procedures take the events of a stream in batches.
     pub fn batch(&mut self, stream: StreamId, batch: Batching) {
         self.program.streams[stream.index()].batch = Some(batch);
     }
 
-    /// A stream of firings at the multiples of a period.
+    /// Adds a stream of timer events at the multiples of a period.
     pub fn timer(&mut self, name: &str, period_us: i64) -> StreamId {
         let stream = self.stream(name, vec![Column::new("at", DataType::Timestamp)]);
         self.program.timers.push(Timer { stream, period_us });
         stream
     }
 
-    /// An index of a table: a table of its rows by some of their columns, which the engine keeps. Its
-    /// columns are those and the rest of the key. With `is_unique` no two rows may have the same there.
+    /// Adds an index of a table: a table, kept by the engine, that has the rows by some of their
+    /// columns. Its columns are these and the rest of the key. With `is_unique`, no two rows may
+    /// have the same values in them.
     pub fn index(&mut self, name: &str, of: TableId, by: &[&str], is_unique: bool) -> TableId {
         let other = self.program.tables[of.index()].clone();
         let find = |name: &&str| other.schema.find(&format!("table {}", other.name), name);
@@ -166,9 +168,9 @@ impl Builder {
         TableId(self.program.tables.len() as u16 - 1)
     }
 
-    /// A window that belongs to a handler: rows of these columns, of which those that are active are
-    /// grouped by a column, if one is named, with aggregates that go along with each group: their
-    /// names, and what they make of which column.
+    /// Adds a window that belongs to a handler, with rows of these columns. A column, if named,
+    /// groups the active rows. Each aggregate has a name, a kind and the column it is of, and is
+    /// maintained for each group.
     pub fn window(
         &mut self,
         name: &str,
@@ -204,7 +206,7 @@ impl Builder {
         WindowId(self.program.windows.len() as u16 - 1)
     }
 
-    /// A function that runs inside of transactions, set off by what they do.
+    /// Adds a trigger: a function that runs inside transactions, in reaction to what they do.
     pub fn trigger(&mut self, name: &str, on: On, emits: &[StreamId], function: Arc<dyn Opaque>) {
         self.program.opaques.push(function);
         self.program.triggers.push(Trigger {
@@ -228,17 +230,17 @@ impl Builder {
         StreamId(self.program.streams.len() as u16 - 1)
     }
 
-    /// An input stream, in arrival time.
+    /// Adds an input stream, in arrival time.
     pub fn stream(&mut self, name: &str, columns: Vec<Column>) -> StreamId {
         self.add_stream(name, columns, Origin::Input)
     }
 
-    /// A stream that handlers emit into by name.
+    /// Adds a stream that handlers emit into by name.
     pub fn emitted(&mut self, name: &str, columns: Vec<Column>) -> StreamId {
         self.add_stream(name, columns, Origin::Emitted)
     }
 
-    /// Gives an input stream event time from a column, and a policy for late events.
+    /// Gives an input stream event time from a column, with a policy for late events.
     pub fn event_time(&mut self, stream: StreamId, column: &str, late: Late) {
         let spec = &self.program.streams[stream.index()].spec;
         let found = spec.schema.find(&format!("stream {}", spec.name), column);
@@ -249,14 +251,15 @@ impl Builder {
         }
     }
 
-    /// A source partition of a stream, with its bound on disorder in units of the time column.
-    pub fn source(&mut self, name: &str, stream: StreamId, disorder_us: i64) -> SourceId {
-        let spec = SourceSpec { name: name.into(), stream, disorder_us, idle_us: None };
+    /// Adds a source partition of a stream. Its bound on out-of-orderness is in units of the time
+    /// column.
+    pub fn source(&mut self, name: &str, stream: StreamId, out_of_orderness_us: i64) -> SourceId {
+        let spec = SourceSpec { name: name.into(), stream, out_of_orderness_us, idle_us: None };
         self.program.sources.push(spec);
         SourceId(self.program.sources.len() as u32 - 1)
     }
 
-    /// The events of a stream for which `keep` gives true.
+    /// Adds a stream of the events for which `keep` gives true.
     pub fn filter(
         &mut self,
         name: &str,
@@ -270,32 +273,32 @@ impl Builder {
         self.add_stream(name, source.schema.columns.clone(), origin)
     }
 
-    /// A declared handler on a stream; end it with [`HandlerBuilder::done`].
+    /// Begins a declared handler on a stream; end it with [`HandlerBuilder::done`].
     pub fn handler(&mut self, name: &str, input: StreamId) -> HandlerBuilder<'_> {
         let body = Body::Declared(Declared::default());
         let index = self.add_handler(name, input, body, "built in Rust");
         HandlerBuilder { builder: self, index, declared: Declared::default(), vars: 0 }
     }
 
-    /// A stream whose events are calls of the one handler that takes it.
+    /// Adds a stream whose events are calls of the one handler that takes it.
     pub fn calls(&mut self, name: &str, parameters: Vec<Column>) -> StreamId {
         let stream = self.stream(name, parameters);
         self.program.calls.push(stream);
         stream
     }
 
-    /// An opaque handler on a stream.
+    /// Adds an opaque handler on a stream.
     pub fn opaque(&mut self, name: &str, input: StreamId, function: Arc<dyn Opaque>) -> usize {
         self.program.opaques.push(function);
         let body = Body::Opaque(self.program.opaques.len() - 1);
         self.add_handler(name, input, body, "a Rust function")
     }
 
-    /// A procedure: a function that takes all events of a round on these streams as one transaction, and
-    /// emits into others.
+    /// Adds a procedure: a function that takes all events of a round on these streams as one
+    /// transaction, and emits into others.
     ///
     /// # Panics
-    /// When there is no stream to take.
+    /// If `inputs` is empty.
     pub fn procedure(
         &mut self,
         name: &str,
@@ -315,8 +318,9 @@ impl Builder {
         index
     }
 
-    /// Makes procedures one transaction: all of them, or nothing. The one of each pair in `before` comes
-    /// before the other one; beyond that, whoever emits comes before whoever takes it.
+    /// Makes procedures one transaction: all of them commit, or none. In each pair of `before`, the
+    /// first runs before the second. Otherwise an emitter runs before the procedures that take its
+    /// stream.
     pub fn nested(&mut self, name: &str, procedures: &[usize], before: &[(usize, usize)]) {
         let id = |handler: &usize| HandlerId(*handler as u16);
         self.program.nested.push(Nested {
@@ -327,8 +331,8 @@ impl Builder {
         });
     }
 
-    /// An opaque handler that returns events of these columns, by emitting them into the stream that its
-    /// function is made for.
+    /// Adds an opaque handler that returns events of these columns. It emits them into the stream
+    /// that is given to `function`.
     pub fn returning(
         &mut self,
         name: &str,
@@ -343,14 +347,15 @@ impl Builder {
         handler
     }
 
-    /// Says what streams an opaque handler emits into.
+    /// Declares the streams that an opaque handler emits into.
     pub fn emits(&mut self, handler: usize, streams: &[StreamId]) {
         self.program.handlers[handler].emits = Some(streams.to_vec());
     }
 
-    /// A native handler: rows given by table and the event columns of their keys, the streams it
-    /// emits to, and a closure over their words. Their number is part of the type, so that the
-    /// executor's loop is compiled for just so many. A closure that panics aborts its transaction.
+    /// Adds a native handler: rows given by table and the event columns of their keys, the streams
+    /// it emits into, and a closure over the rows' words. The number of rows is part of the type,
+    /// so that the executor's loop is compiled for that number. A closure that panics aborts its
+    /// transaction.
     pub fn native<const N: usize, F>(
         &mut self,
         name: &str,
@@ -386,12 +391,12 @@ impl Builder {
         self.add_handler(name, input, body, "a Rust closure")
     }
 
-    /// Says which columns a native handler sets, by row; those that are not named it only reads. So others may
-    /// read the same rows beside it, and of a row's versions no more is copied than what changes. A closure that
-    /// sets another column panics, and so its transaction aborts.
+    /// Declares the columns that a native handler sets, by row. It only reads rows that are not
+    /// named. So others may read the same rows in parallel, and only the changed columns of a
+    /// version are copied. A closure that sets another column panics, which aborts its transaction.
     pub fn sets(&mut self, handler: usize, columns: &[(usize, &[&str])]) {
         let Body::Native(native) = self.program.handlers[handler].body else {
-            let what = format!("{} is no closure", self.program.handlers[handler].name);
+            let what = format!("{} is not a closure", self.program.handlers[handler].name);
             self.note::<()>(Err(Error::program(what)));
             return;
         };
@@ -435,12 +440,12 @@ impl Builder {
         self.add_stream(name, columns, Origin::Aborted(HandlerId(handler as u16)))
     }
 
-    /// The stream of a handler's aborted events.
+    /// Returns the stream of a handler's aborted events.
     pub fn aborted(&self, handler: usize) -> StreamId {
         self.program.handlers[handler].aborted
     }
 
-    /// The program, checked.
+    /// Checks and returns the program.
     pub fn finish(self) -> Result<Program> {
         match self.first_error {
             Some(error) => Err(error),
@@ -449,7 +454,7 @@ impl Builder {
     }
 }
 
-/// The table that the engine keeps for an index.
+/// Returns the table that the engine keeps for an index.
 fn index_spec(
     name: &str,
     other: &TableSpec,
@@ -463,7 +468,8 @@ fn index_spec(
     let key = if is_unique { columns.len() } else { all.len() };
     let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(all).into());
     spec.ordered = true;
-    // Entries live with their rows where both begin alike; elsewhere, those with equal values live together.
+    // Entries live with their rows if both have the same leading columns. Otherwise entries with
+    // equal values live together.
     let with_rows = other.partition_prefix.filter(|n| columns.get(..*n) == other.key.get(..*n));
     spec.partition_prefix = Some(with_rows.unwrap_or(columns.len()).max(1));
     spec.keeps = Some(Keeps::Index { of, columns });
@@ -477,7 +483,7 @@ pub struct RowHandle {
     table: TableId,
 }
 
-/// Builds a declared handler: expressions, and steps in program order.
+/// Builds a declared handler from expressions and steps, in program order.
 pub struct HandlerBuilder<'a> {
     builder: &'a mut Builder,
     index: usize,
@@ -494,14 +500,14 @@ impl HandlerBuilder<'_> {
         self.declared.steps.push(Step { op, when: None, at: String::new() });
     }
 
-    /// Only when `cond` is true: makes the last step depend on it.
+    /// Makes the last step conditional: it happens only if `cond` is true.
     pub fn when(&mut self, cond: ExprId) {
         if let Some(step) = self.declared.steps.last_mut() {
             step.when = Some(cond);
         }
     }
 
-    /// A column of the event.
+    /// Returns a column of the event.
     pub fn column(&mut self, name: &str) -> ExprId {
         let input = self.builder.program.handlers[self.index].input;
         let spec = &self.builder.program.streams[input.index()].spec;
@@ -510,47 +516,47 @@ impl HandlerBuilder<'_> {
         self.expr(Expr::Column(column as u16))
     }
 
-    /// A constant.
+    /// Returns a constant.
     pub fn value(&mut self, value: Value) -> ExprId {
         self.expr(Expr::Const(value))
     }
 
-    /// An integer constant.
+    /// Returns an integer constant.
     pub fn int(&mut self, i: i64) -> ExprId {
         self.value(Value::Int(i))
     }
 
-    /// An operator with one operand.
+    /// Applies an operator with one operand.
     pub fn unary(&mut self, op: Unary, x: ExprId) -> ExprId {
         self.expr(Expr::Unary(op, x))
     }
 
-    /// An operator with two operands.
+    /// Applies an operator with two operands.
     pub fn binary(&mut self, op: Binary, l: ExprId, r: ExprId) -> ExprId {
         self.expr(Expr::Binary(op, l, r))
     }
 
-    /// `l + r`.
+    /// Returns `l + r`.
     pub fn add(&mut self, l: ExprId, r: ExprId) -> ExprId {
         self.binary(Binary::Add, l, r)
     }
 
-    /// `l - r`.
+    /// Returns `l - r`.
     pub fn sub(&mut self, l: ExprId, r: ExprId) -> ExprId {
         self.binary(Binary::Sub, l, r)
     }
 
-    /// `l >= r`.
+    /// Returns `l >= r`.
     pub fn ge(&mut self, l: ExprId, r: ExprId) -> ExprId {
         self.binary(Binary::Ge, l, r)
     }
 
-    /// `a` where `cond` is true, else `b`.
+    /// Returns `a` where `cond` is true, else `b`.
     pub fn choose(&mut self, cond: ExprId, a: ExprId, b: ExprId) -> ExprId {
         self.expr(Expr::Where(cond, a, b))
     }
 
-    /// A row by table and key.
+    /// Returns a row by table and key.
     pub fn row(&mut self, table: TableId, key: &[ExprId]) -> RowHandle {
         self.declared.rows.push(RowRef { table, key: key.to_vec(), at: String::new() });
         RowHandle { row: RowId(self.declared.rows.len() as u16 - 1), table }
@@ -567,21 +573,21 @@ impl HandlerBuilder<'_> {
         VarId(self.vars - 1)
     }
 
-    /// Reads a column now, with the transaction's own writes so far.
+    /// Reads a column now; sees the transaction's own writes so far.
     pub fn read(&mut self, row: RowHandle, column: &str) -> ExprId {
         let (column, var) = (self.table_column(row.table, column), self.new_var());
         self.step(Op::Read { row: row.row, column, var });
         self.expr(Expr::Var(var))
     }
 
-    /// Whether the row is there now.
+    /// Returns whether the row exists now.
     pub fn exists(&mut self, row: RowHandle) -> ExprId {
         let var = self.new_var();
         self.step(Op::Exists { row: row.row, var });
         self.expr(Expr::Var(var))
     }
 
-    /// What a window over the row's versions comes to now.
+    /// Returns the aggregate of a window over the row's versions now.
     pub fn window(
         &mut self,
         row: RowHandle,
@@ -594,8 +600,8 @@ impl HandlerBuilder<'_> {
         self.expr(Expr::Var(var))
     }
 
-    /// What the rows whose keys are in a range come to now: not before `from`, and before `to`, each
-    /// given by leading key columns, without bound when empty.
+    /// Returns the aggregate of the rows in a range of keys now, from `from` (inclusive) to `to`
+    /// (exclusive). Each bound gives leading key columns; an empty one is no bound.
     pub fn range(
         &mut self,
         table: TableId,
@@ -625,19 +631,19 @@ impl HandlerBuilder<'_> {
         values.iter().map(|(name, value)| (self.table_column(row.table, name), *value)).collect()
     }
 
-    /// Makes a row; aborts when it is there.
+    /// Creates a row; aborts if it exists.
     pub fn insert(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
         let values = self.columns(row, values);
         self.step(Op::Insert { row: row.row, values });
     }
 
-    /// Sets columns; aborts when the row is missing.
+    /// Sets columns of a row; aborts if it is missing.
     pub fn update(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
         let values = self.columns(row, values);
         self.step(Op::Update { row: row.row, values });
     }
 
-    /// Makes or replaces a row.
+    /// Creates or replaces a row.
     pub fn upsert(&mut self, row: RowHandle, values: &[(&str, ExprId)]) {
         let values = self.columns(row, values);
         self.step(Op::Upsert { row: row.row, values });
@@ -654,7 +660,7 @@ impl HandlerBuilder<'_> {
     }
 
     /// Emits an event into the handler's own output stream, whose columns take the types of the
-    /// values. Gives the stream.
+    /// values. Returns the stream.
     pub fn output(&mut self, values: &[(&str, ExprId)]) -> StreamId {
         let program = &self.builder.program;
         let handler = &program.handlers[self.index];
@@ -680,7 +686,7 @@ impl HandlerBuilder<'_> {
         stream
     }
 
-    /// Ends the handler; gives its index.
+    /// Ends the handler and returns its index.
     pub fn done(self) -> usize {
         self.builder.program.handlers[self.index].body = Body::Declared(self.declared);
         self.index

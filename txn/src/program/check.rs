@@ -1,4 +1,4 @@
-//! Refuses what can't be a program, with the user's line, before anything runs.
+//! Checks of a program before anything runs. Errors carry the user's line.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Refuses wrong names, types, keys and cycles. Everything after this may rely on them.
+    /// Refuses wrong names, types, keys and cycles. All later code may rely on these checks.
     pub fn check(&self) -> Result<()> {
         unique("table", self.tables.iter().map(|t| (&*t.name, &*t.at)))?;
         unique("stream", self.streams.iter().map(|s| (&*s.spec.name, &*s.spec.at)))?;
@@ -30,7 +30,7 @@ impl Program {
         self.tables.iter().try_for_each(|table| table.check())?;
         for (index, stream) in self.streams.iter().enumerate() {
             if matches!(stream.origin, Origin::Derived { from, .. } if from.index() >= index) {
-                return Err(Error::internal("a derived stream stands before what it comes from"));
+                return Err(Error::internal("a derived stream is declared before its origin"));
             }
             self.check_stream(stream).map_err(|e| e.at(stream.spec.at.clone()))?;
         }
@@ -42,9 +42,9 @@ impl Program {
                     source.name, stream.spec.name
                 )));
             }
-            if source.disorder_us < 0 || source.idle_us.is_some_and(|us| us <= 0) {
+            if source.out_of_orderness_us < 0 || source.idle_us.is_some_and(|us| us <= 0) {
                 return Err(Error::program(format!(
-                    "source {}: disorder may not be negative, and idle must be positive",
+                    "source {}: out_of_orderness may not be negative, and idle must be positive",
                     source.name
                 )));
             }
@@ -67,7 +67,7 @@ impl Program {
         Turns::of(self).map(|_| ())
     }
 
-    /// Calls come as they come, and one handler answers.
+    /// Refuses calls that are not in arrival time, or that have not exactly one handler.
     fn check_calls(&self, id: StreamId) -> Result<()> {
         let stream = self.stream(id)?;
         let wrong = |what: &str| {
@@ -75,30 +75,34 @@ impl Program {
             Err(Error::program(what).at(stream.spec.at.clone()))
         };
         if stream.origin != Origin::Input || stream.spec.time != StreamTime::Arrival {
-            return wrong("they are no events of an input stream in arrival time");
+            return wrong("the stream is not an input in arrival time");
         }
         match self.handlers_on(id).count() {
             1 => Ok(()),
-            _ => wrong("one handler must take them"),
+            _ => wrong("exactly one handler must take the stream"),
         }
     }
 
-    /// Firings have the time at which they were due.
+    /// Refuses timers whose stream is not one of due times, or whose period is too short.
     fn check_timer(&self, timer: &Timer) -> Result<()> {
         let stream = self.stream(timer.stream)?;
         let columns = &stream.spec.schema.columns;
         let is_due = columns.len() == 1 && columns[0].ty == DataType::Timestamp;
         let what = match timer.period_us {
-            _ if !is_due || stream.origin != Origin::Input => "it is no stream of firings".into(),
+            _ if !is_due || stream.origin != Origin::Input => {
+                "it is not an input with one timestamp column".into()
+            }
             _ if stream.spec.time != StreamTime::Arrival => "it is not in arrival time".into(),
-            us if us < PERIOD_US_MIN => format!("{us} microseconds: a millisecond is the least"),
+            us if us < PERIOD_US_MIN => {
+                format!("a period of {us} microseconds is under a millisecond")
+            }
             _ => return Ok(()),
         };
         let error = Error::program(format!("timer {}: {what}", stream.spec.name));
         Err(error.at(stream.spec.at.clone()))
     }
 
-    /// A nested transaction is of procedures, each of which is in one.
+    /// Refuses nested transactions that are not of procedures, or that share one.
     fn check_nested(&self, nested: &Nested) -> Result<()> {
         let owner = format!("nested transaction {}", nested.name);
         let wrong = |what: String| Err(Error::program(format!("{owner}: {what}")));
@@ -119,14 +123,14 @@ impl Program {
         }
         for (a, b) in &nested.before {
             if a == b || ![a, b].iter().all(|id| nested.procedures.contains(id)) {
-                return wrong("its order is of procedures that are not in it".into());
+                return wrong("its order names procedures that are not in it".into());
             }
         }
         Ok(())
     }
 
-    /// Procedures run after all that feed them, so where there are any, everybody has to say where they
-    /// emit.
+    /// Procedures run after everything that feeds them. So if a program has any, all functions must
+    /// declare the streams they emit into.
     fn check_emits(&self) -> Result<()> {
         let silent = |h: &&Handler| matches!(h.body, Body::Opaque(_)) && h.emits.is_none();
         let has_procedures = self.handlers.iter().any(Handler::is_procedure);
@@ -136,7 +140,7 @@ impl Program {
                 "handler {} does not say which streams it emits into, and there are procedures",
                 handler.name
             ))
-            .help("say emits=[...]; an empty list when there are none")
+            .help("declare emits=[...], an empty list if it emits nothing")
             .at(handler.at.clone())),
         }
     }
@@ -149,7 +153,7 @@ impl Program {
 
     fn check_stream(&self, stream: &Stream) -> Result<()> {
         let owner = format!("stream {}", stream.spec.name);
-        // What is called may have no parameters.
+        // A called stream may have no parameters.
         let is_called = || {
             let mut called = self.calls.iter().map(|id| self.stream(*id));
             called.any(|called| called.is_ok_and(|called| called.spec.name == stream.spec.name))
@@ -159,7 +163,7 @@ impl Program {
         }
         if let StreamTime::Event { column } = stream.spec.time {
             let Some(column) = stream.spec.schema.columns.get(column) else {
-                return Err(Error::program(format!("{owner}: its time column is not there")));
+                return Err(Error::program(format!("{owner}: its time column is missing")));
             };
             if !matches!(column.ty, DataType::Timestamp | DataType::Int) || column.nullable {
                 return Err(Error::program(format!(
@@ -186,7 +190,7 @@ impl Program {
                 let types = exprs.types(&source.spec.schema, &[])?;
                 expect(&types, *keep, &Column::new("condition", DataType::Bool), &owner)?;
                 if stream.spec.schema != source.spec.schema {
-                    return Err(Error::program(format!("{owner}: a filter keeps all columns")));
+                    return Err(Error::program(format!("{owner}: a filter must keep all columns")));
                 }
             }
             Stage::Map { exprs, columns } => {
@@ -197,13 +201,16 @@ impl Program {
         Ok(())
     }
 
-    /// What comes in batches comes from outside, and procedures take it.
+    /// Refuses batches of streams that transactions emit into or that handlers take by single
+    /// events.
     fn check_batch(&self, stream: &Stream, owner: &str) -> Result<()> {
         let Some(batch) = &stream.batch else { return Ok(()) };
         let wrong = |what: &str| Err(Error::program(format!("{owner}: {what}")));
         batch.check().or_else(|what| wrong(&what))?;
         if stream.is_output() {
-            return wrong("it is emitted into: a batch there is what one event sets off");
+            return wrong(
+                "transactions emit into it: only streams from outside have batches of a size",
+            );
         }
         let id = StreamId(self.streams.iter().position(|s| s == stream).unwrap_or(0) as u16);
         if let Some(handler) = self.handlers_on(id).find(|h| !self.handlers[*h].is_procedure()) {
@@ -218,7 +225,7 @@ impl Program {
         let sources = self.sources.iter().filter(|source| source.stream == root).count();
         match self.streams[root.index()].spec.time {
             StreamTime::Arrival if sources > 1 => {
-                wrong("in arrival time, what comes in batches comes from one source")
+                wrong("in arrival time, a stream in batches has one source")
             }
             _ => Ok(()),
         }
@@ -231,7 +238,7 @@ impl Program {
             let (input, aborted) = (self.stream(taking.stream)?, self.stream(taking.aborted)?);
             let mut columns = input.spec.schema.columns.clone();
             if self.calls.contains(&taking.stream) {
-                // What calls have beside their parameters does not come to aborted events.
+                // Aborted events leave out a call's columns beside its parameters.
                 columns.truncate(aborted.spec.schema.len().saturating_sub(1));
             }
             let event = Schema::new(columns);
@@ -240,7 +247,7 @@ impl Program {
             if aborted.origin != Origin::Aborted(tidemill_core::HandlerId(index as u16))
                 || aborted.spec.schema.columns != columns
             {
-                return Err(Error::internal(format!("{owner}: its aborted stream is another's")));
+                return Err(Error::internal(format!("{owner}: its aborted stream does not fit")));
             }
             if !taken.insert(taking.stream) {
                 let stream = &input.spec.name;
@@ -273,7 +280,7 @@ impl Program {
         Ok(())
     }
 
-    /// The types of a declared transaction's nodes.
+    /// Returns the types of a declared transaction's nodes.
     pub(crate) fn declared_types(&self, declared: &Declared, event: &Schema) -> Result<Vec<Type>> {
         declared.exprs.types(event, &self.var_types(declared)?)
     }
@@ -295,14 +302,14 @@ impl Program {
             .collect()
     }
 
-    /// The type of the variable that an operation sets.
+    /// Returns the type of the variable that an operation sets.
     fn var_type(&self, declared: &Declared, op: &Op) -> Result<Type> {
         match op {
             Op::Read { row, column, .. } => {
                 let table = self.row_table(declared, row.index())?;
                 let column = (table.schema.columns.get(usize::from(*column)))
                     .ok_or_else(|| Error::program(format!("no column {column}")))?;
-                // A missing row has its defaults; without one it reads as null.
+                // A missing row has its defaults. Without a default, the column reads as null.
                 Ok(Type { ty: Some(column.ty.clone()), nullable: column.default.is_none() })
             }
             Op::Window { row, column, aggregate, .. } => {
@@ -451,7 +458,8 @@ impl Program {
         check_key(self.table(row.table)?, &row.key, types, owner, false)
     }
 
-    /// What the engine keeps in a table is not a program's to write, nor, where it is a window's, to read.
+    /// Refuses access to tables that the engine keeps: writes to all of them, and reads of a
+    /// window's.
     fn check_kept(&self, table: TableId, writes: bool) -> Result<()> {
         let table = self.table(table)?;
         match table.keeps {
@@ -496,7 +504,7 @@ impl Program {
         Ok(())
     }
 
-    /// The streams that a handler may add events to.
+    /// Returns the streams that a handler may add events to, through triggers too.
     pub fn emits(&self, handler: usize) -> Vec<StreamId> {
         let mut streams = self.emits_itself(handler);
         let set_off = self.set_off(handler);
@@ -506,7 +514,7 @@ impl Program {
         streams
     }
 
-    /// The streams that a handler's own function or steps may emit into.
+    /// Returns the streams that a handler's own function or steps may emit into.
     pub(super) fn emits_itself(&self, handler: usize) -> Vec<StreamId> {
         let handler = &self.handlers[handler];
         let mut streams: Vec<StreamId> = match &handler.body {
@@ -519,7 +527,8 @@ impl Program {
                 })
                 .collect(),
             Body::Native(native) => self.natives[*native].emits.clone(),
-            // An opaque function that does not say may emit into every stream that is there for that.
+            // An opaque function without a declaration may emit into every stream that handlers
+            // emit into.
             Body::Opaque(_) if handler.emits.is_some() => handler.emits.clone().unwrap_or_default(),
             Body::Opaque(_) => (0..self.streams.len() as u16)
                 .map(StreamId)
@@ -533,9 +542,9 @@ impl Program {
         streams
     }
 
-    /// A cascade must end: no handler may, through outputs, come to feed itself.
+    /// Refuses handlers that feed themselves through outputs: a cascade must end.
     fn check_cycles(&self) -> Result<()> {
-        // Depth first over handlers; `path` is the chain that led here.
+        // Depth first over handlers. `path` is the chain that leads here.
         fn visit(
             program: &Program,
             at: usize,
@@ -560,8 +569,8 @@ impl Program {
             }
             path.push(at);
             for stream in program.emits(at) {
-                // An opaque function that reads a stream is trusted not to emit into it, unless it says
-                // so; what it does emit is checked when it runs.
+                // An opaque function without a declaration is trusted not to emit into a stream
+                // that it reads. Its events are checked when it runs.
                 let opaque = matches!(program.handlers[at].body, Body::Opaque(_));
                 let silent = opaque && program.handlers[at].emits.is_none();
                 if silent && program.streams[stream.index()].origin == Origin::Emitted {
@@ -580,7 +589,7 @@ impl Program {
     }
 }
 
-/// Refuses what can't be a key of a table, or, when it is a `bound` of a range, the beginning of one.
+/// Refuses an invalid key of a table or, for the `bound` of a range, an invalid beginning of a key.
 fn check_key(
     table: &tidemill_core::TableSpec,
     key: &[ExprId],
@@ -611,8 +620,8 @@ fn check_key(
     Ok(())
 }
 
-/// The last column of an aborted stream: `reason`, or `abort_reason` (and so on) when the events
-/// have a column of that name themselves, as those of another aborted stream do.
+/// Returns the last column of an aborted stream. It is `reason`, or `abort_reason` (and so on) if
+/// the events have a column of that name, like those of another aborted stream.
 pub(crate) fn reason_column(event: &Schema) -> Column {
     let mut name = "reason".to_string();
     while event.index_of(&name).is_some() {
@@ -687,7 +696,7 @@ fn settable(
     expect(types, value, spec, &owner)
 }
 
-/// The first variable in an expression that is not among `set`.
+/// Returns the first variable in an expression that is not among `set`.
 fn first_unset(exprs: &Block, id: ExprId, set: &HashSet<VarId>) -> Option<VarId> {
     match exprs.expr(id) {
         Expr::Var(var) => (!set.contains(var)).then_some(*var),

@@ -7,19 +7,19 @@ use tidemill_core::{DataType, Error, Result, Schema, Value};
 
 use super::handler::VarId;
 
-/// A node of a [`Block`], by its place.
+/// The place of a node in a [`Block`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ExprId(pub u32);
 
 impl ExprId {
-    /// As an index.
+    /// Returns the place as an index.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a node computes.
+/// The computation of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Expr {
@@ -29,22 +29,23 @@ pub enum Expr {
     FloatBits(u64),
     /// A column of the event.
     Column(u16),
-    /// What an earlier read of this transaction found.
+    /// The value that an earlier read of this transaction set.
     Var(VarId),
     /// An operator with one operand.
     Unary(Unary, ExprId),
     /// An operator with two operands.
     Binary(Binary, ExprId, ExprId),
-    /// The second operand where the first is true, else the third; only that one is evaluated.
+    /// The second operand where the first is true, else the third. Only the chosen one is
+    /// evaluated.
     Where(ExprId, ExprId, ExprId),
     /// The first operand unless it is null, else the second.
     Coalesce(ExprId, ExprId),
 }
 
-/// A node: an expression and the user's line.
+/// An expression with the user's line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
-    /// What it computes, from nodes before it.
+    /// The expression. Its operands are nodes before this one.
     pub expr: Expr,
     /// The user's line, as `file:line`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -55,16 +56,16 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Block {
-    /// By [`ExprId`].
+    /// The nodes by [`ExprId`].
     pub nodes: Vec<Node>,
 }
 
-/// The type of a node: `ty` is `None` for the constant null, which fits every type.
+/// The type of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Type {
-    /// The type.
+    /// The type; `None` for the constant null, which fits every type.
     pub ty: Option<DataType>,
-    /// Whether it may be null.
+    /// Whether the value may be null.
     pub nullable: bool,
 }
 
@@ -75,19 +76,19 @@ impl Block {
         ExprId(self.nodes.len() as u32 - 1)
     }
 
-    /// The node's expression.
+    /// Returns a node's expression.
     pub fn expr(&self, id: ExprId) -> &Expr {
         &self.nodes[id.index()].expr
     }
 
-    /// The types of all nodes, given the event's schema and the types of the variables; or the
-    /// first error, with the user's line.
+    /// Returns the types of all nodes, given the event's schema and the types of the variables. The
+    /// first error carries the user's line.
     pub fn types(&self, event: &Schema, vars: &[Type]) -> Result<Vec<Type>> {
         let mut types: Vec<Type> = Vec::with_capacity(self.nodes.len());
         for node in &self.nodes {
             let of = |id: &ExprId| {
                 types.get(id.index()).cloned().ok_or_else(|| {
-                    Error::program(format!("expression {} is used before it is there", id.0))
+                    Error::program(format!("expression {} is used before it is computed", id.0))
                 })
             };
             let ty = (|| match &node.expr {
@@ -125,8 +126,8 @@ impl Block {
     }
 }
 
-/// The branches of `where` and `coalesce` must be of one type: nothing converts silently, so that
-/// a value does not depend on which branch the *types* came from.
+/// Returns the common type of the branches of `where` or `coalesce`, which must be equal. Nothing
+/// converts silently, so a value does not depend on the branch that gave the *type*.
 fn common(a: Option<DataType>, b: Option<DataType>) -> Result<Option<DataType>> {
     match (a, b) {
         (Some(a), Some(b)) if a == b => Ok(Some(a)),
@@ -163,7 +164,7 @@ fn binary(op: Binary, l: Type, r: Type) -> Result<Type> {
     }
 }
 
-/// The type of a value; `None` for null and for empty lists.
+/// Returns the type of a value; `None` for null and for empty lists.
 pub fn type_of(value: &Value) -> Option<DataType> {
     Some(match value {
         Value::Null => return None,
@@ -179,11 +180,11 @@ pub fn type_of(value: &Value) -> Option<DataType> {
     })
 }
 
-/// Where an evaluation finds columns and variables.
+/// The columns and variables of an evaluation.
 pub trait Scope {
-    /// A column of the event.
+    /// Returns a column of the event.
     fn column(&self, column: u16) -> Value;
-    /// A variable; null before its read has run.
+    /// Returns a variable; null before its read has run.
     fn var(&self, var: VarId) -> Value;
 }
 
@@ -197,7 +198,7 @@ impl Scope for [Value] {
     }
 }
 
-/// The value of a node: a walk of the tree, obvious and slow.
+/// Returns the value of a node. It walks the tree, which is obvious and slow.
 pub fn evaluate<S: Scope + ?Sized>(block: &Block, id: ExprId, scope: &S) -> Result<Value, Fault> {
     let eval = |id: ExprId| evaluate(block, id, scope);
     match block.expr(id) {

@@ -1,12 +1,14 @@
-//! Windows by time that slide when nobody puts a row into them.
+//! Firings: slides of windows by time, independent of new rows.
 //!
-//! Time ends a window, not the row that happens to come next. So each slide is a transaction of its own, the owner's,
-//! with its triggers: a *firing*. Its stamp is the time at which the window ends, before all events that have that
-//! time, with a source that nothing else has. It is executed before the first event of its streams that is not
-//! earlier, or at the cut whose watermark (without event time: whose clock) is not; where the input has ended, at that
-//! cut, as long as the window holds rows. So it follows from events and cuts, and needs no log of its own.
+//! Time ends a window, not the next row. So each slide is a transaction of its own, with the
+//! triggers: a *firing*. It belongs to the window's owner. Its stamp is the time at which the
+//! window ends, before all events of that time, with a source of its own. It runs before the first
+//! event of its streams that is not earlier. If no such event comes, it runs at the first cut whose
+//! watermark (without event time, whose clock) has reached that time. When the input has ended, it
+//! runs at that cut as long as the window holds rows. So firings follow from events and cuts, and
+//! need no log of their own.
 //!
-//! When a trigger aborts, nothing of what it did has happened, and the window has slid all the same: time goes on.
+//! If a trigger aborts, its effects are undone, but the window still slides: time goes on.
 
 use tidemill_core::stamp::Admission;
 use tidemill_core::{Position, Row, SourceId, Stamp, TableId, Value};
@@ -14,43 +16,45 @@ use tidemill_core::{Position, Row, SourceId, Stamp, TableId, Value};
 use super::owned::{Extent, WindowId};
 use super::Program;
 
-/// How far windows slide.
+/// The limit up to which windows slide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// Those that end no later.
+    /// Windows that end at this time or earlier.
     Time(i64),
-    /// Those that end no later, and all that hold rows: no more will come.
+    /// Windows that end at this time or earlier, and all that hold rows, because no more will
+    /// arrive.
     End(i64),
 }
 
-/// The first source of firings; each window has one.
+/// The source number of the first window's firings. Each window has its own source.
 const SOURCES: u32 = 1 << 31;
 
-/// What tells a firing from all others: a source and an offset, as events have.
+/// Returns the identity of a firing: a source and an offset, as for events.
 pub fn event_of_slide(window: WindowId, edge: i64) -> (SourceId, u64) {
     (SourceId(SOURCES + u32::from(window.0)), edge.cast_unsigned())
 }
 
-/// The firing that is told from others so: its window, and when that ended.
+/// Returns the firing with this identity: its window, and the time at which that ended.
 pub fn slide_of((source, offset): (SourceId, u64)) -> Option<(WindowId, i64)> {
     let window = u16::try_from(source.0.checked_sub(SOURCES)?).ok()?;
     Some((WindowId(window), offset.cast_signed()))
 }
 
-/// The stamp of a firing: just before all events of its time.
+/// Returns the stamp of a firing, just before all events of its time.
 pub(crate) fn stamp(window: WindowId, edge: i64) -> Stamp {
     let (source, offset) = event_of_slide(window, edge);
     let at = Position { time_us: edge, source: SourceId(0), offset: 0 };
     Stamp::admitted(at, Admission { epoch: 0, source, offset })
 }
 
-/// Looks a row up.
+/// A function that looks up a row.
 type Lookup<'a, E> = dyn FnMut(TableId, &[Value]) -> Result<Option<Row>, E> + 'a;
 
-/// The window, of some, that is the first to slide, and the time at which it ends. `row` looks a row up.
+/// Returns the first of these windows to slide, and the time at which it ends. `row` looks up a
+/// row.
 ///
 /// # Errors
-/// Those of `row`.
+/// Errors of `row`.
 pub(crate) fn due<E>(
     program: &Program,
     windows: &[WindowId],
@@ -82,7 +86,7 @@ pub(crate) fn due<E>(
 }
 
 impl Program {
-    /// How people call an event: a row of a source, or a slide of a window.
+    /// Returns the name of an event for users: a row of a source, or a slide of a window.
     pub fn event_named(&self, (source, offset): (SourceId, u64)) -> String {
         match slide_of((source, offset)) {
             Some((window, edge)) => {
@@ -96,7 +100,7 @@ impl Program {
         }
     }
 
-    /// The windows by time whose owners take what comes of streams of each group.
+    /// Returns the windows by time whose owners take streams of each group.
     pub fn timed_windows(&self, groups: &crate::order::Groups) -> Vec<Vec<WindowId>> {
         let mut of = vec![Vec::new(); groups.len];
         for (id, window) in self.windows.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! What a handler's transactions touch, as far as the program says: for whoever plans which of them
-//! may run beside each other.
+//! Footprints: the rows and ranges that a handler's transactions access, as far as the program
+//! says. Planners use them to decide which transactions may run in parallel.
 //!
-//! Rows are read and written by key. A range of keys is read, and rows come and go, by *token*: one
-//! for each partition of a table. Whoever reads a range reads the tokens of all its partitions;
-//! whoever may make or remove a row writes that of the row's partition. So no row can come or go in
-//! a range behind the back of its reader.
+//! Rows are read and written by key. *Tokens*, one for each partition of a table, guard reads of
+//! key ranges and changes in which rows exist. A transaction that reads a range reads the tokens of
+//! all its partitions. A transaction that may create or remove a row writes the token of the row's
+//! partition. So no row can appear or vanish in a range unnoticed by its reader.
 
 use std::ops::BitOr;
 
@@ -14,15 +14,16 @@ use super::expr::{Block, Expr, ExprId};
 use super::handler::{Body, Declared, Native, Op, RowId};
 use super::Program;
 
-/// What the transactions of a handler touch.
+/// The rows and ranges that a handler's transactions access.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Footprint {
-    /// The rows that are known by their keys, by [`RowId`] of a declared handler and by row number of
-    /// a native one. Two of them may turn out to be one row.
+    /// The rows with known keys: by [`RowId`] for a declared handler, by row number for a native
+    /// one. Two of them may be the same row.
     pub rows: Vec<RowUse>,
-    /// The tables of which ranges are read. Their tokens are read, and any row of theirs may be.
+    /// The tables of which ranges are read. Their tokens are read, and any of their rows may be.
     pub ranges: Vec<TableId>,
-    /// It finds what it touches by running, and may touch anything: nothing above says it all.
+    /// Whether the handler finds its accesses by running. It may access anything, so the fields
+    /// above are incomplete.
     pub opaque: bool,
 }
 
@@ -31,24 +32,25 @@ pub struct Footprint {
 pub struct RowUse {
     /// The table.
     pub table: TableId,
-    /// One expression for each key column, of the handler's expressions.
+    /// One expression for each key column, from the handler's expressions.
     pub key: Vec<ExprId>,
-    /// The key depends on what the transaction reads: it is known only once it runs.
+    /// Whether the key depends on the transaction's reads, and is known only once it runs.
     pub computed: bool,
-    /// What is done with it.
+    /// The kinds of access to the row.
     pub access: Access,
 }
 
-/// What may be done with a row.
+/// The ways in which a transaction may access a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Columns are read, or whether it is there.
+    /// Columns, or whether the row exists, are read.
     pub reads: bool,
     /// Versions before the newest are read.
     pub reads_versions: bool,
-    /// It is written. What a step writes under a condition counts.
+    /// The row is written. Conditional writes count.
     pub writes: bool,
-    /// It may come or go: then the token of its partition is written, where the table is ordered.
+    /// The row may appear or vanish. Then the token of its partition is written, if the table is
+    /// ordered.
     pub comes_or_goes: bool,
 }
 
@@ -66,7 +68,7 @@ impl BitOr for Access {
 }
 
 impl Footprint {
-    /// What a handler of a program touches.
+    /// Returns the footprint of a program's handler.
     pub fn of(program: &Program, handler: usize) -> Footprint {
         let footprint = match &program.handlers[handler].body {
             Body::Declared(declared) => Footprint::declared(declared),
@@ -77,12 +79,12 @@ impl Footprint {
         Footprint { opaque, ..footprint }
     }
 
-    /// Whether everything that a transaction touches is known before it runs, from its event.
+    /// Whether a transaction's event decides all of its accesses before it runs.
     pub fn is_known(&self) -> bool {
         !self.opaque && !self.rows.iter().any(|row| row.computed)
     }
 
-    /// Whether transactions may touch a table, and whether they may write it.
+    /// Whether transactions may access a table, and whether they may write it.
     pub fn touches(&self, table: TableId) -> (bool, bool) {
         let rows = || self.rows.iter().filter(|row| row.table == table);
         let touches = self.opaque || rows().next().is_some() || self.ranges.contains(&table);
@@ -121,7 +123,8 @@ impl Footprint {
         Footprint { rows, ranges, opaque: false }
     }
 
-    /// A closure reads the rows it was given, and writes those that it may; a row it writes comes to be.
+    /// Returns the footprint of a closure. It reads all its rows and writes those that it may set.
+    /// A row that it writes may be new.
     fn native(native: &Native) -> Footprint {
         let row = |(number, row): (usize, &super::RowRef)| {
             let writes = native.writes(number);
@@ -135,7 +138,7 @@ impl Footprint {
     }
 }
 
-/// What an operation does with its row.
+/// Returns an operation's access to its row.
 fn access(op: &Op) -> Access {
     let none = Access::default();
     let reads = Access { reads: true, ..none };
@@ -144,7 +147,7 @@ fn access(op: &Op) -> Access {
     match op {
         Op::Read { .. } | Op::Exists { .. } => reads,
         Op::Window { .. } => Access { reads_versions: true, ..reads },
-        // A missing row is made, and of one that is there only one column is set.
+        // A missing row is created. An existing row keeps its other columns, so it is read.
         Op::Set { .. } => reads | comes_or_goes,
         Op::Insert { .. } => reads | comes_or_goes,
         Op::Update { .. } => reads | writes,
@@ -153,7 +156,7 @@ fn access(op: &Op) -> Access {
     }
 }
 
-/// Whether an expression depends on what the transaction reads.
+/// Whether an expression depends on the transaction's reads.
 fn has_variables(exprs: &Block, id: ExprId) -> bool {
     match exprs.expr(id) {
         Expr::Var(_) => true,

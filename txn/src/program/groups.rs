@@ -1,12 +1,12 @@
-//! The groups of a window's active rows, and what goes along with each: how many rows it has, and what
-//! its aggregates come to.
+//! The groups of a window's active rows, with the number of rows and the aggregates of each.
 //!
-//! A group is a row of a table that the engine keeps, with what it takes to say all that: exact sums as two
-//! words, numbers of values that are not null, the last value. What the smallest, the largest and the
-//! first are when older rows have gone, a queue knows, of the rows that may yet become it: for the
-//! smallest, those that no later row undercuts. Queues are rows of one more table, by aggregate, group
-//! and place, each of which is the number of an active row. As each row enters a queue once, and leaves
-//! it once, a row costs the same however long the window is, taken over all; and to look costs one row.
+//! A group is a row of a table that the engine keeps. It holds the state of its aggregates: exact
+//! sums as two words, counts of non-null values, the last value. The smallest, the largest and the
+//! first value must change when old rows leave. For these, a queue holds the rows that may yet
+//! become the result: for the smallest, those that no later row undercuts. Queues are rows of
+//! another table, by aggregate, group and place; each holds the number of an active row. Each row
+//! enters and leaves a queue once. So the amortized cost of a row does not depend on the window's
+//! length, and a read costs one row.
 
 use std::sync::Arc;
 
@@ -20,21 +20,22 @@ use super::Program;
 
 type Done<T> = std::result::Result<T, Abort>;
 
-/// What goes along with each group of a window's active rows.
+/// An aggregate that is maintained for each group of a window's active rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupAggregate {
     /// Its name, unique in the window.
     pub name: Arc<str>,
-    /// What is made of the column's values. Sums and means are of ints and decimals, which are exact; a
-    /// fold is no such thing, because nothing says how a row leaves it.
+    /// The kind. Sums and means are of ints and decimals, whose sums are exact. A fold is refused,
+    /// because nothing says how a row leaves it.
     pub of: Aggregate,
-    /// The column of the window's rows; a count may have none, and is that of all rows then.
+    /// The column of the window's rows. A count may have none and then counts all rows.
     pub column: Option<usize>,
 }
 
 impl GroupAggregate {
-    /// What a group's row holds of it; `nth` tells its columns from those of others.
+    /// Returns the columns of a group's row that hold the aggregate's state. `nth` makes their
+    /// names unique.
     pub(super) fn columns(&self, nth: usize, schema: &Schema) -> Vec<Column> {
         let int = |part: &str| Column::new(&format!("#{nth}.{part}"), DataType::Int);
         let Some(column) = self.column.and_then(|column| schema.columns.get(column)) else {
@@ -54,7 +55,7 @@ impl GroupAggregate {
         }
     }
 
-    /// How many columns these are.
+    /// Returns the number of these columns.
     fn width(&self) -> usize {
         match (&self.of, self.column) {
             (Aggregate::Fold(_), _) | (_, None) => 0,
@@ -64,30 +65,32 @@ impl GroupAggregate {
         }
     }
 
-    /// Refuses what does not go along.
+    /// Refuses an aggregate that can't be maintained.
     pub(super) fn check(&self, whose: &str, schema: &Schema) -> Result<()> {
         let wrong = |what: String| Err(Error::program(format!("{whose}: {}: {what}", self.name)));
         if matches!(self.of, Aggregate::Fold(_)) {
-            return wrong("a fold can't go along, because nothing says how a row leaves it".into());
+            return wrong(
+                "a fold can't be maintained, because nothing says how a row leaves it".into(),
+            );
         }
         let Some(column) = self.column else {
             return match self.of {
                 Aggregate::Count => Ok(()),
-                _ => wrong("it is made of no column".into()),
+                _ => wrong("it needs a column".into()),
             };
         };
         let Some(column) = schema.columns.get(column) else {
-            return wrong("its column is not there".into());
+            return wrong("its column is missing".into());
         };
         let ty = self.of.of_column(column, whose)?.ty;
         match (&self.of, &column.ty) {
             (Aggregate::Sum | Aggregate::Avg, DataType::Float) => {
                 let name = &column.name;
                 Err(Error::program(format!(
-                    "{whose}: {}: column '{name}' is float, whose sums are not exact: what has come and gone would be left in them",
+                    "{whose}: {}: column '{name}' is float, whose sums are not exact: rows that have left would leave rounding errors",
                     self.name
                 ))
-                .help("make it a decimal, or add its rows up yourself"))
+                .help("make it a decimal, or add the rows up yourself"))
             }
             _ if ty.is_none() => wrong("it has no type".into()),
             _ => Ok(()),
@@ -96,7 +99,7 @@ impl GroupAggregate {
 }
 
 impl OwnedWindow {
-    /// Refuses aggregates that can't go along.
+    /// Refuses aggregates that can't be maintained.
     pub(super) fn check_groups(&self) -> Result<()> {
         let whose = format!("window {}", self.name);
         let group = self.group.map(|group| &*self.schema.columns[group].name);
@@ -114,12 +117,12 @@ impl OwnedWindow {
         self.aggregates.iter().try_for_each(|made| made.check(&whose, &self.schema))
     }
 
-    /// The group of a row.
+    /// Returns the group of a row.
     fn group_of(&self, row: &[Value]) -> Value {
         self.group.map_or(Value::Int(0), |group| row[group].clone())
     }
 
-    /// A group without rows, as its table holds it.
+    /// Returns an empty group in its stored form.
     fn nothing(&self, group: Value) -> Vec<Value> {
         let mut row = vec![group, Value::Int(0)];
         for (nth, made) in self.aggregates.iter().enumerate() {
@@ -131,13 +134,13 @@ impl OwnedWindow {
         row
     }
 
-    /// A group as its table holds it.
+    /// Returns a group in its stored form.
     fn held_group(&self, held: &mut dyn Held, group: &Value) -> Done<Vec<Value>> {
         let there = held.held(self.groups, std::slice::from_ref(group))?;
         Ok(there.map_or_else(|| self.nothing(group.clone()), |row| row.to_vec()))
     }
 
-    /// The row with this number is active now.
+    /// Adds a newly active row to its group.
     pub(super) fn enter(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
         let mut group = self.held_group(held, &self.group_of(row))?;
         let (head, mut rest) = group.split_at_mut(2);
@@ -169,7 +172,7 @@ impl OwnedWindow {
         held.hold(self.groups, group)
     }
 
-    /// The row with this number is no longer active: the oldest that was.
+    /// Removes a row from its group: the oldest active one.
     pub(super) fn leave(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
         let mut group = self.held_group(held, &self.group_of(row))?;
         let (head, mut rest) = group.split_at_mut(2);
@@ -182,7 +185,7 @@ impl OwnedWindow {
                 (Aggregate::First | Aggregate::Min | Aggregate::Max, _) => {
                     self.queue(nth, &head[0], column).drop_front(held, state, number)?;
                 }
-                // The last one goes with its group.
+                // The last value vanishes only with its group.
                 (Aggregate::Last, _) | (_, Value::Null) => {}
                 (_, value) => along(&made.of, state, value, -1),
             }
@@ -193,7 +196,7 @@ impl OwnedWindow {
         }
     }
 
-    /// A group as its owner sees it: the group, the number of its rows, what its aggregates come to.
+    /// Returns a group as its owner sees it: the group, the number of its rows, and its aggregates.
     fn shown(&self, group: &[Value]) -> Done<Row> {
         let (head, mut rest) = group.split_at(2);
         let mut shown = head.to_vec();
@@ -219,8 +222,8 @@ impl OwnedWindow {
     }
 }
 
-/// The groups of a window, in order, or the one that is given, of which no row may be active: for each the
-/// group, the number of its rows, and what its aggregates come to.
+/// Returns the groups of a window, in order, or only the given group, which may have no active
+/// rows. Each result holds the group, the number of its rows, and its aggregates.
 pub(crate) fn groups(
     window: &OwnedWindow,
     held: &mut dyn Held,
@@ -243,7 +246,8 @@ pub(crate) fn groups(
     groups.iter().map(|group| window.shown(group)).collect()
 }
 
-/// Active rows of a group that are, or may become, what is asked for: the front one is.
+/// The active rows of a group that are, or may become, the aggregate's result. The front row is the
+/// result.
 struct Queue<'a> {
     window: &'a OwnedWindow,
     nth: i64,
@@ -256,20 +260,20 @@ impl Queue<'_> {
         [Value::Int(self.nth), self.group.clone(), Value::Int(place)]
     }
 
-    /// The number of the row at a place.
+    /// Returns the number of the row at a place.
     fn number(&self, held: &mut dyn Held, place: i64) -> Done<i64> {
         let entry = held.held(self.window.queues, &self.key(place))?;
         Ok(int(&entry.ok_or_else(|| lost(self.window))?[3]))
     }
 
-    /// The value of the row at a place.
+    /// Returns the value of the row at a place.
     fn value(&self, held: &mut dyn Held, place: i64) -> Done<Value> {
         let number = self.number(held, place)?;
         Ok(self.window.row(held, number)?[2 + self.column].clone())
     }
 
-    /// A row comes, before which those at the end go that give way to it. The group's state is the front's
-    /// value, its place, and the place behind the last.
+    /// Appends a row, after removing the rows at the end that it supersedes. The group's state is
+    /// the value of the front row, its place, and the place after the last row.
     fn push(
         &self,
         held: &mut dyn Held,
@@ -293,7 +297,8 @@ impl Queue<'_> {
         Ok(())
     }
 
-    /// A row goes, which is in front if it is here at all.
+    /// Removes a row that leaves the window, if it is in front. A row that is not in front is not
+    /// in the queue.
     fn drop_front(&self, held: &mut dyn Held, state: &mut [Value], number: i64) -> Done<()> {
         let (front, behind) = (int(&state[1]), int(&state[2]));
         if front == behind || self.number(held, front)? != number {
@@ -309,14 +314,14 @@ impl Queue<'_> {
     }
 }
 
-/// The place of a value in the order of keys.
+/// Returns the encoding of a value, which sorts in the order of keys.
 fn rank(value: &Value) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode::value(value, &mut bytes);
     bytes
 }
 
-/// A value that is not null comes into (1) a count, a sum or a mean, or leaves it (-1).
+/// Adds a non-null value to a count, a sum or a mean (`sign` 1), or removes it (-1).
 fn along(of: &Aggregate, state: &mut [Value], value: &Value, sign: i64) {
     if *of != Aggregate::Sum {
         add(state.last_mut().expect("it has a count"), sign);
@@ -332,7 +337,7 @@ fn along(of: &Aggregate, state: &mut [Value], value: &Value, sign: i64) {
     }
 }
 
-/// The sum of two words, the high one first.
+/// Returns the sum that two words hold, the high word first.
 fn exact(state: &[Value]) -> i128 {
     i128::from(int(&state[0])) << 64 | i128::from(int(&state[1]) as u64)
 }

@@ -1,4 +1,4 @@
-//! Handlers: what one transaction does.
+//! Handlers: the transactions that events become.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,13 +14,13 @@ use super::owned::WindowId;
 use super::window::{Aggregate, Window};
 use crate::execute::{run_native, End, Lane, NativeCode, NativeTx, Turns};
 
-/// A variable of a declared transaction, by number: set by one read.
+/// A variable of a declared transaction, by number. One read sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct VarId(pub u16);
 
 impl VarId {
-    /// As an index.
+    /// Returns the number as an index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -32,13 +32,13 @@ impl VarId {
 pub struct RowId(pub u16);
 
 impl RowId {
-    /// As an index.
+    /// Returns the number as an index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// A handler: each event of `input` becomes one transaction; or, of a *procedure*, each batch.
+/// A handler. Each event of `input` becomes one transaction; for a *procedure*, each batch does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handler {
@@ -46,23 +46,23 @@ pub struct Handler {
     pub name: Arc<str>,
     /// The stream whose events it takes.
     pub input: StreamId,
-    /// How many of them are one transaction.
+    /// How many of the stream's events form one transaction.
     #[serde(default, skip_serializing_if = "Takes::is_each")]
     pub takes: Takes,
     /// The other streams that a procedure takes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more: Vec<Input>,
-    /// The streams that an opaque function may emit into, beside its output, where that is known.
+    /// The streams that an opaque function may emit into beside its output, if declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub emits: Option<Vec<StreamId>>,
-    /// What it does.
+    /// The work of its transactions.
     pub body: Body,
-    /// The stream of what it returns, if it returns anything.
+    /// The stream of its return values, if it returns any.
     #[serde(default)]
     pub output: Option<StreamId>,
     /// The stream of its aborted events.
     pub aborted: StreamId,
-    /// Why it takes the path it takes, for `inspect`: "traced", or what could not be.
+    /// The reason for the path it takes, for `inspect`: "traced", or why tracing failed.
     #[serde(default)]
     pub why: String,
     /// The user's line.
@@ -70,14 +70,15 @@ pub struct Handler {
     pub at: String,
 }
 
-/// How many events are one transaction.
+/// How many events form one transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Takes {
-    /// Each is one, and what it sets off comes before the next.
+    /// Each event is one transaction, and all that it triggers runs before the next event.
     #[default]
     Each,
-    /// All of one round are one: then the handler is a procedure. See [`rounds`](super::rounds).
+    /// All events of a round form one transaction. Such a handler is a procedure; see
+    /// [`rounds`](super::rounds).
     Batch,
 }
 
@@ -93,42 +94,42 @@ impl Takes {
 pub struct Input {
     /// The stream.
     pub stream: StreamId,
-    /// Where its events go when the procedure aborts.
+    /// The stream of its events when the procedure aborts.
     pub aborted: StreamId,
 }
 
-/// Events of one stream that a procedure takes at once, in their order.
+/// The events of one stream that a procedure takes at once, in their order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventBatch {
     /// The stream.
     pub stream: StreamId,
-    /// The events; none where only other streams had some.
+    /// The events; empty if only other streams had events in this round.
     pub events: Vec<Row>,
 }
 
 impl Handler {
-    /// The streams that it takes, in the order of their declaration, and where their events go when
-    /// it aborts.
+    /// Returns the streams that the handler takes, in declaration order, each with the stream of
+    /// its events when the handler aborts.
     pub fn inputs(&self) -> impl Iterator<Item = Input> + '_ {
         let first = Input { stream: self.input, aborted: self.aborted };
         [first].into_iter().chain(self.more.iter().copied())
     }
 
-    /// Whether it is a procedure.
+    /// Whether the handler is a procedure.
     pub fn is_procedure(&self) -> bool {
         self.takes == Takes::Batch
     }
 }
 
-/// What a handler does.
+/// The work of a handler's transactions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Body {
-    /// Operations known before it runs.
+    /// Operations known before the transaction runs.
     Declared(Declared),
-    /// Rows known before it runs and a closure: index into [`super::Program::natives`].
+    /// A closure on rows that are known before it runs: an index into [`super::Program::natives`].
     Native(usize),
-    /// A function that finds its accesses by running: index into [`super::Program::opaques`].
+    /// A function that finds its accesses by running: an index into [`super::Program::opaques`].
     Opaque(usize),
 }
 
@@ -140,16 +141,17 @@ pub struct Declared {
     pub exprs: Block,
     /// The rows that steps mention.
     pub rows: Vec<RowRef>,
-    /// What happens, in order.
+    /// The steps, in program order.
     pub steps: Vec<Step>,
 }
 
-/// A row by table and key. Two of them may turn out to be one row: equal keys are one row.
+/// A row by table and key. Two references with equal keys are the same row.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowRef {
     /// The table.
     pub table: TableId,
-    /// One expression for each key column; they use only variables set before the row's first step.
+    /// One expression for each key column. They use only variables that are set before the row's
+    /// first step.
     pub key: Vec<ExprId>,
     /// The user's line.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -159,9 +161,10 @@ pub struct RowRef {
 /// One step of a declared transaction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// Only when this is true. Expressions of a step that does not happen are not evaluated.
+    /// The condition under which the step happens. Otherwise the step's expressions are not
+    /// evaluated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<ExprId>,
     /// The user's line.
@@ -169,11 +172,11 @@ pub struct Step {
     pub at: String,
 }
 
-/// What a step does. Operations act in program order and see the transaction's own writes.
+/// The operation of a step. Operations act in program order and see the transaction's own writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Sets a variable to a column of a row; of a missing row, to the column's default or null.
+    /// Sets a variable to a column of a row. A missing row has the column's default, or null.
     Read {
         /// The row.
         row: RowId,
@@ -182,37 +185,37 @@ pub enum Op {
         /// The variable.
         var: VarId,
     },
-    /// Sets a variable to whether the row is there.
+    /// Sets a variable to whether the row exists.
     Exists {
         /// The row.
         row: RowId,
         /// The variable.
         var: VarId,
     },
-    /// Sets a variable to what a window over the row's versions comes to.
+    /// Sets a variable to the aggregate of a window over the row's versions.
     Window {
         /// The row.
         row: RowId,
-        /// Which versions.
+        /// The window.
         window: Window,
-        /// The column of theirs.
+        /// The column of the versions.
         column: u16,
-        /// What is made of it.
+        /// The aggregate of the column's values.
         aggregate: Aggregate,
         /// The variable.
         var: VarId,
     },
-    /// Sets a variable to what the rows of a range of keys come to, in key order.
+    /// Sets a variable to the aggregate of the rows in a range of keys, in key order.
     Range {
         /// The table.
         table: TableId,
-        /// Leading key columns of the first key; from the table's first row when empty.
+        /// Leading key columns of the range's first key; empty for the table's first row.
         from: Vec<ExprId>,
-        /// Leading key columns of the first key behind the range; to its last row when empty.
+        /// Leading key columns of the first key after the range; empty for the end of the table.
         to: Vec<ExprId>,
-        /// The rows' column.
+        /// The column of the rows.
         column: u16,
-        /// What is made of it.
+        /// The aggregate of the column's values.
         aggregate: Aggregate,
         /// The variable.
         var: VarId,
@@ -224,37 +227,37 @@ pub enum Op {
         /// The reason, a text.
         reason: ExprId,
     },
-    /// Sets one column; a missing row is made with its defaults first.
+    /// Sets one column. A missing row is first created with its defaults.
     Set {
         /// The row.
         row: RowId,
-        /// The column; not one of the key.
+        /// The column, which is not part of the key.
         column: u16,
         /// The value.
         value: ExprId,
     },
-    /// Makes a row; aborts when it is there already.
+    /// Creates a row; aborts if it exists.
     Insert {
         /// The row.
         row: RowId,
-        /// Columns outside the key and their values; the others get their defaults.
+        /// Columns outside the key with their values. The others get their defaults.
         values: Vec<(u16, ExprId)>,
     },
-    /// Sets columns of a row; aborts when it is missing.
+    /// Sets columns of a row; aborts if it is missing.
     Update {
         /// The row.
         row: RowId,
-        /// Columns outside the key and their values; the others stay.
+        /// Columns outside the key with their values. The others stay.
         values: Vec<(u16, ExprId)>,
     },
-    /// Makes a row or replaces it whole.
+    /// Creates a row or replaces the whole row.
     Upsert {
         /// The row.
         row: RowId,
-        /// Columns outside the key and their values; the others get their defaults.
+        /// Columns outside the key with their values. The others get their defaults.
         values: Vec<(u16, ExprId)>,
     },
-    /// Removes a row; nothing happens when it is missing.
+    /// Removes a row; does nothing if it is missing.
     Delete {
         /// The row.
         row: RowId,
@@ -263,13 +266,13 @@ pub enum Op {
     Emit {
         /// The stream.
         stream: StreamId,
-        /// One for each of its columns.
+        /// One expression for each column of the stream.
         values: Vec<ExprId>,
     },
 }
 
 impl Op {
-    /// The row that the operation is about.
+    /// Returns the row that the operation reads or writes.
     pub fn row(&self) -> Option<RowId> {
         match self {
             Op::Read { row, .. }
@@ -284,7 +287,7 @@ impl Op {
         }
     }
 
-    /// The variable that the operation sets.
+    /// Returns the variable that the operation sets.
     pub fn var(&self) -> Option<VarId> {
         match self {
             Op::Read { var, .. }
@@ -295,7 +298,7 @@ impl Op {
         }
     }
 
-    /// The table whose rows it reads by a range of keys.
+    /// Returns the table that the operation reads by a range of keys.
     pub fn range(&self) -> Option<TableId> {
         match self {
             Op::Range { table, .. } => Some(*table),
@@ -303,7 +306,7 @@ impl Op {
         }
     }
 
-    /// Whether it changes its row.
+    /// Whether the operation writes its row.
     pub fn writes(&self) -> bool {
         matches!(
             self,
@@ -316,38 +319,39 @@ impl Op {
     }
 }
 
-/// Why a transaction aborted: an outcome, not an error.
+/// The reason why a transaction aborted: an outcome, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// Who says so.
+    /// The origin of the abort.
     pub kind: AbortKind,
-    /// The reason, as the abort event has it.
+    /// The reason, as in the abort event.
     pub reason: String,
 }
 
-/// Who said that a transaction aborts.
+/// The origin of an abort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbortKind {
-    /// The program: a `require`, an insert over a row, `tm.Abort`.
+    /// A refusal by the program: a `require`, an insert over an existing row, `tm.Abort`.
     Refused,
     /// A rule of values: overflow, null, division by zero.
     Fault,
-    /// A *fault*: an exception that an opaque function did not mean to raise, a panic. See
+    /// A *fault*: an exception that an opaque function did not mean to raise, or a panic. See
     /// [`Abort::failed`].
     Raised,
-    /// Somebody with a clock: a function took too long. No function of the event, so it is recorded
-    /// before anything leaves, and a replay is [told](crate::execute::Executor::obey).
+    /// A deadline: a function took too long. This does not follow from the event, so the engine
+    /// records it before it releases any output, and a replay
+    /// [obeys](crate::execute::Executor::obey) the record.
     Overdue,
 }
 
 impl Abort {
-    /// The program refused.
+    /// Makes a refusal.
     pub fn refused(reason: impl Into<String>) -> Abort {
         Abort { kind: AbortKind::Refused, reason: reason.into() }
     }
 
-    /// A function has failed: what it raised, and the user's line, if that is known. The line is for
-    /// whoever mends the function: no event and no client is told.
+    /// Makes a fault from what a function raised and, if known, the user's line. The line is for
+    /// the function's author: no event and no client gets it.
     pub fn failed(what: impl Into<String>, at: Option<&str>) -> Abort {
         let mut reason = what.into();
         if let Some(at) = at {
@@ -357,12 +361,12 @@ impl Abort {
         Abort { kind: AbortKind::Raised, reason }
     }
 
-    /// Whether a function has failed, instead of somebody refusing.
+    /// Whether the abort is a fault and not a refusal.
     pub fn is_fault(&self) -> bool {
         self.kind == AbortKind::Raised
     }
 
-    /// What a function that has failed says of that, and the user's line.
+    /// Returns what the failed function raised, and the user's line if known.
     pub fn parts(&self) -> (&str, Option<&str>) {
         match self.reason.rsplit_once(AT) {
             Some((what, at)) if self.is_fault() => (what, Some(at)),
@@ -370,7 +374,7 @@ impl Abort {
         }
     }
 
-    /// The reason as everybody may be told it: marked where it is a fault, and without the user's line.
+    /// Returns the public reason: a fault is marked as one, and the user's line is left out.
     pub fn told(&self) -> Cow<'_, str> {
         match self.is_fault() {
             true => format!("{FAULT}{}", self.parts().0).into(),
@@ -379,10 +383,10 @@ impl Abort {
     }
 }
 
-/// What the reason of a fault begins with, as everybody is told it.
+/// The prefix of a fault's public reason.
 pub const FAULT: &str = "fault: ";
 
-/// What stands between what a function raised and the user's line: no text has it.
+/// The separator between what a function raised and the user's line. No text contains it.
 const AT: char = '\u{1e}';
 
 impl From<tidemill_core::rules::Fault> for Abort {
@@ -400,21 +404,22 @@ impl fmt::Display for Abort {
     }
 }
 
-/// So many operations of functions may be in one transaction: reads, writes, events, and rows of a
-/// range. One that comes to more aborts; without a bound it might never end.
+/// The most operations of functions in one transaction: reads, writes, events, and rows of ranges.
+/// A transaction with more aborts; without a bound it might never end.
 pub const OPERATIONS_MAX: usize = 1_000_000;
 
-/// What an opaque function may do inside its transaction. It sees its own writes.
+/// The operations of an opaque function inside its transaction. It sees its own writes.
 pub trait Tx {
-    /// The row with this key (one value for each key column), or `None` when it is missing.
+    /// Returns the row with this key (one value for each key column), or `None` if it is missing.
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
-    /// Reads the row with this key, an integer, into `row`, which has a place for each column; `false` when
-    /// it is missing. Aborts when the row has another number of columns, or one that is no integer.
+    /// Reads the row with this integer key into `row`, which has a place for each column. Returns
+    /// `false` if the row is missing. Aborts if the row has another number of columns or one that
+    /// is not an integer.
     fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
         ints::get(self, table, key, row)
     }
-    /// What a window over the versions of the row with this key comes to; aborts when the table's
-    /// history does not hold it, or the column has no such aggregate.
+    /// Returns the aggregate of a window over the versions of the row with this key. Aborts if the
+    /// table's history is too short for the window, or if the column has no such aggregate.
     fn window(
         &mut self,
         table: TableId,
@@ -423,9 +428,9 @@ pub trait Tx {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort>;
-    /// The first `limit` rows, in key order, whose keys are not before `from` and are before `to`,
-    /// each given by leading key columns; without bound when empty. Aborts when the table is not
-    /// ordered.
+    /// Returns the first `limit` rows, in key order, with keys from `from` (inclusive) to `to`
+    /// (exclusive). Each bound gives leading key columns; an empty one is no bound. Aborts if the
+    /// table is not ordered.
     fn scan(
         &mut self,
         table: TableId,
@@ -433,63 +438,64 @@ pub trait Tx {
         to: &[Value],
         limit: usize,
     ) -> Result<Vec<Row>, Abort>;
-    /// The first `limit` rows, in key order, that have these values in the leading columns of their
-    /// keys: so a row of an index is found, or the rows of a prefix. Aborts when the table is not
-    /// ordered.
+    /// Returns the first `limit` rows, in key order, whose leading key columns have these values.
+    /// This finds the row of an index, or the rows of a prefix. Aborts if the table is not ordered.
     fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort>;
-    /// Makes or replaces a whole row; aborts when a value does not fit its column.
+    /// Creates or replaces a whole row; aborts if a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
-    /// As [`Tx::put`], of integers.
+    /// Writes a row of integers, like [`Tx::put`].
     fn put_ints(&mut self, table: TableId, row: &[i64]) -> Result<(), Abort> {
         ints::put(self, table, row)
     }
-    /// Removes a row; nothing happens when it is missing.
+    /// Removes a row; does nothing if it is missing.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort>;
-    /// The row with this key is another one from now on, for the function that holds it; it is written later. So
-    /// triggers come in the order of the function's writes.
+    /// Announces that the function has changed its copy of the row with this key and will write it
+    /// later. This keeps triggers in the order of the function's writes.
     fn will_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         let _ = (table, key);
         Ok(())
     }
-    /// Emits an event with a value for each column; aborts when one does not fit.
+    /// Emits an event with a value for each column; aborts if a value does not fit.
     fn emit(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort>;
-    /// As [`Tx::emit`], of integers.
+    /// Emits an event of integers, like [`Tx::emit`].
     fn emit_ints(&mut self, stream: StreamId, row: &[i64]) -> Result<(), Abort> {
         ints::emit(self, stream, row)
     }
-    /// Puts a row into a window that belongs to the handler, which may slide it once or, by time,
-    /// several times; aborts when a value does not fit its column.
+    /// Puts a row into a window that belongs to the handler. The window may then slide once or, by
+    /// time, several times. Aborts if a value does not fit its column.
     fn window_insert(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort>;
-    /// Slides a window by time as far as the transaction's time comes.
+    /// Slides a window by time up to the transaction's time.
     fn window_advance(&mut self, window: WindowId) -> Result<(), Abort>;
-    /// The active rows of a window, in the order in which they came.
+    /// Returns the active rows of a window, in the order of their arrival.
     fn window_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort>;
-    /// The groups of a window's active rows, in their order, or the one that is given, of which no row
-    /// may be active: for each the group (0 where there are none), the number of rows, and what its
-    /// aggregates come to.
+    /// Returns the groups of a window's active rows, in order, or only the given group, which may
+    /// have no active rows. Each result holds the group (0 in a window without groups), the number
+    /// of rows, and the aggregates.
     fn window_groups(&mut self, window: WindowId, group: Option<&Value>)
         -> Result<Vec<Row>, Abort>;
-    /// The time of the transaction's place in the one order, in microseconds since 1970 (or in the
-    /// unit of an int time column).
+    /// Returns the time of the transaction's place in the one order, in microseconds since 1970 or
+    /// in the unit of an int time column.
     fn time_us(&self) -> i64;
-    /// The clock of the cut, in microseconds since 1970: the same whenever the transaction runs.
+    /// Returns the clock of the cut, in microseconds since 1970. Every run of the transaction sees
+    /// the same clock.
     fn now_us(&self) -> i64;
-    /// The next random number of the transaction: a hash of its event's source and row, the path from
-    /// there and the count, so the same whenever it runs. Not for secrets: whoever knows the event knows
-    /// the number.
+    /// Returns the transaction's next random number: a hash of its event's source and row, the path
+    /// from there, and the count. Every run of the transaction gets the same numbers. They are not
+    /// for secrets: anyone who knows the event can compute them.
     fn random(&mut self) -> u128;
-    /// Whether a clock may end its function ([`AbortKind::Overdue`]).
+    /// Whether a deadline may end the transaction's function ([`AbortKind::Overdue`]).
     fn has_deadline(&self) -> bool {
         true
     }
-    /// What outside says to a question, which `ask` asks: at most a mebibyte. The answer is logged, and
-    /// told again, without asking, whenever the transaction asks the same as its so-many-th question. The
-    /// epoch waits for it, and what it changes outside may be done again.
+    /// Returns the external answer to a question, at most one mebibyte. `ask` gets it from outside.
+    /// The engine logs the answer. A re-run that asks the same question at the same count gets the
+    /// logged answer without asking. The epoch waits for the answer. Effects of `ask` on the
+    /// outside may happen twice.
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort>;
 }
 
-/// A handler that finds its accesses by running. It must be a function of the event and of what it
-/// reads through `tx`; the engine compares re-runs and reports one that is not.
+/// A handler that finds its accesses by running. It must depend only on the event and on what it
+/// reads through `tx`. The engine compares re-runs and reports a handler that does not.
 pub trait Opaque: Send + Sync {
     /// Runs one transaction.
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort>;
@@ -499,43 +505,43 @@ pub trait Opaque: Send + Sync {
         false
     }
 
-    /// Whether calls can't run beside one another, because an interpreter runs them that has one lock: then
-    /// nothing is won by more threads.
+    /// Whether calls can't run in parallel because their interpreter has a global lock. More
+    /// threads gain nothing then.
     fn has_one_lock(&self) -> bool {
         false
     }
 
-    /// Runs one transaction of a procedure, on a batch for each stream that it takes, in the order in
-    /// which it names them. What is not written for it takes the events of one stream one by one.
+    /// Runs one transaction of a procedure on one batch per input stream, in the order in which it
+    /// names the streams. The default takes the events one by one, stream after stream.
     fn call_batch(&self, batches: &[EventBatch], tx: &mut dyn Tx) -> Result<(), Abort> {
         batches.iter().flat_map(|batch| &batch.events).try_for_each(|event| self.call(event, tx))
     }
 }
 
-/// A native handler: rows with keys from the event, and a closure over their words. Every table
-/// and stream it touches has only columns of one word that are not null, so the closure computes
-/// on integers and floats without a conversion.
+/// A native handler: rows with keys from the event, and a closure over their words. In every table
+/// and stream that it touches, each column is one word and never null. So the closure computes on
+/// integers and floats without conversion.
 #[derive(Clone)]
 pub struct Native {
-    /// The expressions of the keys; event columns and constants only.
+    /// The expressions of the keys: event columns and constants only.
     pub exprs: Block,
     /// The rows, by the closure's row numbers.
     pub rows: Vec<RowRef>,
-    /// The streams it may emit to, by the closure's numbers.
+    /// The streams it may emit into, by the closure's numbers.
     pub emits: Vec<StreamId>,
-    /// By row the columns that it may set, where that was said; all of all rows otherwise.
+    /// The columns that it may set, by row. `None` allows all columns of all rows.
     pub sets: Option<Vec<Vec<usize>>>,
     /// The closure.
     pub(crate) body: Arc<dyn NativeBody>,
 }
 
 impl Native {
-    /// Whether it may set a column of this row.
+    /// Whether the closure may set any column of this row.
     pub(crate) fn writes(&self, row: usize) -> bool {
         self.sets.as_ref().is_none_or(|sets| !sets[row].is_empty())
     }
 
-    /// Whether it may set this column of this row.
+    /// Whether the closure may set this column of this row.
     pub(crate) fn may_set(&self, row: usize, column: usize) -> bool {
         self.sets.as_ref().is_none_or(|sets| sets[row].contains(&column))
     }
@@ -543,13 +549,13 @@ impl Native {
 
 /// The closure of a native handler.
 ///
-/// It is a trait of its own, and not `Fn`, so that the executor's loop is compiled together with
-/// each closure: setting a column is then a few instructions in its midst.
+/// It is a trait of its own and not `Fn`, so that the executor's loop is compiled together with
+/// each closure. Setting a column then takes a few inlined instructions.
 pub(crate) trait NativeBody: Send + Sync {
-    /// Runs it on rows.
+    /// Runs the closure on rows.
     ///
     /// # Safety
-    /// As of [`run_native`].
+    /// The same conditions as for [`run_native`].
     unsafe fn run(&self, turns: &mut Turns<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End;
 }
 
@@ -561,7 +567,7 @@ where
     F: Fn(&mut NativeTx<'_>) -> Result<(), &'static str> + Send + Sync,
 {
     unsafe fn run(&self, turns: &mut Turns<'_>, lane: &mut Lane<'_>, code: &NativeCode) -> End {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller upholds the conditions of `run_native`.
         unsafe { run_native::<N>(turns, lane, code, &self.0) }
     }
 }
@@ -572,7 +578,7 @@ impl fmt::Debug for Native {
     }
 }
 
-/// The reasons that the engine itself gives; one text each, whatever path a transaction takes.
+/// The abort reasons of the engine itself. Each has one text, whichever path a transaction takes.
 pub(crate) mod reasons {
     use tidemill_core::{TableSpec, Value};
 
@@ -597,7 +603,7 @@ pub(crate) mod reasons {
         Abort { kind: AbortKind::Fault, reason }
     }
 
-    /// What a function says that panics.
+    /// A panic of a function, with its text.
     pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Abort {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
@@ -605,18 +611,18 @@ pub(crate) mod reasons {
         Abort { kind: AbortKind::Raised, reason: format!("the function panicked{text}") }
     }
 
-    /// What the program's check would have refused, had it known.
+    /// An error that the program's check would have found, had the access been known then.
     pub(crate) fn refused(error: &tidemill_core::Error) -> Abort {
         Abort { kind: AbortKind::Fault, reason: error.what.clone() }
     }
 
-    /// A table that the engine keeps.
+    /// A write to a table that the engine keeps.
     pub(crate) fn is_kept(table: &TableSpec) -> Abort {
         let reason = format!("table {} is kept by the engine: programs can't write it", table.name);
         Abort { kind: AbortKind::Fault, reason }
     }
 
-    /// Somebody else's rows of a window.
+    /// An access to the rows of another handler's window.
     pub(crate) fn is_hidden(table: &TableSpec) -> Abort {
         let reason = format!("table {} is a window's, which only its owner sees", table.name);
         Abort { kind: AbortKind::Fault, reason }
@@ -644,13 +650,14 @@ pub(crate) mod reasons {
         Abort { kind: AbortKind::Fault, reason: format!("null in the key of {}", table.name) }
     }
 
-    /// Declared handlers are checked when the program is built; opaque ones only show what they
-    /// emit when they run, so a cascade longer than the chain of all handlers is a cycle.
+    /// A cycle of opaque handlers. Declared handlers are checked when the program is built, but
+    /// opaque ones only show what they emit when they run. A cascade longer than the chain of all
+    /// handlers is a cycle.
     pub(crate) fn endless() -> Abort {
         Abort::refused("the outputs of opaque handlers feed each other without end")
     }
 
-    /// Counts operations of a function; aborts when there are too many.
+    /// Counts operations of a function; aborts if there are too many.
     pub(crate) fn count(operations: &mut usize, more: usize) -> Result<(), Abort> {
         *operations = operations.saturating_add(more);
         match *operations > super::OPERATIONS_MAX {
@@ -678,7 +685,7 @@ pub(crate) mod reasons {
     }
 }
 
-/// A value as part of a key: -0.0 is 0.0; a null has no place there.
+/// Returns a value as part of a key: -0.0 becomes 0.0, and null aborts.
 pub(crate) fn key_value(value: Value, table: &tidemill_core::TableSpec) -> Result<Value, Abort> {
     match value {
         Value::Null => Err(reasons::null_key(table)),

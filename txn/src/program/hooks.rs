@@ -1,13 +1,15 @@
-//! What goes along with a write or an emitted event, inside the same transaction: indexes, and triggers
-//! (S-Store 3.2.2: those of the execution engine).
+//! Indexes and triggers: further writes in the transaction of a write or an emitted event. Triggers
+//! are those of the execution engine (S-Store, section 3.2.2).
 //!
-//! A *trigger* is a function that runs in the transaction that has set it off, sees what that has done,
-//! and aborts it when it aborts. On a stream it runs at once, when an event is emitted; on a window when a row
-//! comes, before that slides the window, or when it slides; on a table when the function that has written its rows returns, once for each row that is
-//! then another, in the order in which they were first written. What triggers do sets off triggers in
-//! turn, at most [`DEPTH_MAX`] deep.
+//! A *trigger* is a function that runs inside a transaction. It sees what the transaction has done
+//! so far, and its abort aborts the transaction. On a stream it runs at once when an event is
+//! emitted. On a window it runs when a row arrives, before the slide, or when the window slides. On
+//! a table it runs when the function that wrote the rows returns. It then runs once for each
+//! changed row, in the order of first writes. Triggers can fire further triggers, at most
+//! [`DEPTH_MAX`] deep.
 //!
-//! An *index* is a table that the engine keeps: the rows of another one by some of its columns.
+//! An *index* is a table that the engine keeps, with the rows of another table by some of their
+//! columns.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -20,21 +22,25 @@ use super::owned::WindowId;
 use super::stream::Origin;
 use super::Program;
 
-/// Triggers that set each other off are at most so many deep: they share one stack.
+/// The greatest depth of triggers that fire each other. They share one stack.
 pub const DEPTH_MAX: usize = 128;
 
-/// A function that runs inside of transactions.
+/// A function that runs inside transactions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trigger {
     /// Its name, unique among the triggers.
     pub name: Arc<str>,
-    /// What sets it off.
+    /// The change on which it runs.
     pub on: On,
-    /// Its function: index into [`Program::opaques`]. It gets the event; of a table a text (`insert`,
-    /// `update` or `delete`) and the columns of the row before and after, null where there is none; of
-    /// a window that slides the time at which it ends (0 by count), its active rows, and how many of them have
-    /// just come; of a row that comes into one the row.
+    /// Its function: an index into [`Program::opaques`]. The argument depends on `on`:
+    ///
+    /// - a stream: the event;
+    /// - a table: a text (`insert`, `update` or `delete`) and the columns of the row before and
+    ///   after, null if there is no such row;
+    /// - a window that slides: the time at which it ends (0 by count), the number of its active
+    ///   rows, and the number of newly active rows;
+    /// - a row that arrives in a window: the row.
     pub function: usize,
     /// The streams that it may emit into.
     #[serde(default)]
@@ -44,45 +50,46 @@ pub struct Trigger {
     pub at: String,
 }
 
-/// What sets a trigger off.
+/// The change on which a trigger runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum On {
-    /// An event that is emitted into a stream.
+    /// An event is emitted into a stream.
     Emitted(StreamId),
-    /// A row of a table that comes, changes or goes.
+    /// A row of a table is inserted, updated or deleted.
     Written {
         /// The table.
         table: TableId,
-        /// Rows that come.
+        /// Run on inserted rows.
         insert: bool,
-        /// Rows that change.
+        /// Run on changed rows.
         update: bool,
-        /// Rows that go.
+        /// Run on deleted rows.
         delete: bool,
     },
-    /// A row that comes into a window.
+    /// A row arrives in a window.
     Inserted(WindowId),
-    /// A window that slides.
+    /// A window slides.
     Slid(WindowId),
 }
 
-/// An index, ready to be used.
+/// An index, prepared for use.
 #[derive(Clone, Debug)]
 pub struct Index {
     /// The table that the engine keeps.
     pub table: TableId,
-    /// The columns of the other one, in its order: first those that it is by, then the rest of the key.
+    /// The columns of the indexed table, in the index's order: those it is by, then the rest of the
+    /// key.
     columns: Vec<usize>,
-    /// How many of them are the index's key.
+    /// The number of columns that form the index's key.
     key: usize,
-    /// The columns of the other one that need a value.
+    /// The columns of the indexed table that need a value.
     needed: Vec<usize>,
 }
 
 impl Index {
-    /// The entry of a row; none when there is a null in it, or while the row, which comes to be column by column,
-    /// has not all the values that it needs.
+    /// Returns the entry of a row. There is none if the entry would have a null, or while a new row
+    /// still lacks a value that it needs.
     pub fn entry(&self, program: &Program, row: &[Value]) -> Option<Vec<Value>> {
         if self.needed.iter().any(|column| row[*column].is_null()) {
             return None;
@@ -92,22 +99,22 @@ impl Index {
         self.columns.iter().map(value).collect()
     }
 
-    /// The key of an entry.
+    /// Returns the key of an entry.
     pub fn key<'e>(&self, entry: &'e [Value]) -> &'e [Value] {
         &entry[..self.key]
     }
 
-    /// The columns of the other table that it is by.
+    /// Returns the columns of the indexed table that form the index's key.
     pub fn by(&self) -> &[usize] {
         &self.columns[..self.key]
     }
 
-    /// Whether no two rows may have one key.
+    /// Whether no two rows may have the same key.
     pub fn is_unique(&self) -> bool {
         self.key < self.columns.len()
     }
 
-    /// Why a row can't come: another one has its place.
+    /// Returns the abort of a row whose key another row has already.
     pub fn is_taken(&self, program: &Program, entry: &[Value]) -> Abort {
         let key: Vec<String> = self.key(entry).iter().map(ToString::to_string).collect();
         let name = &program.tables[self.table.index()].name;
@@ -115,7 +122,7 @@ impl Index {
     }
 }
 
-/// By table and stream: what goes along.
+/// The indexes and triggers of a program, by table, stream and window.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Hooks {
     pub(crate) indexes: Vec<Vec<Index>>,
@@ -123,13 +130,13 @@ pub(crate) struct Hooks {
     pub(crate) written: Vec<Vec<usize>>,
     /// Triggers, by stream.
     pub(crate) emitted: Vec<Vec<usize>>,
-    /// Triggers on rows that come, and on slides, by window.
+    /// Triggers on arriving rows, by window; then triggers on slides, by window.
     pub(crate) inserted: Vec<Vec<usize>>,
     pub(crate) slid: Vec<Vec<usize>>,
 }
 
 impl Hooks {
-    /// Those of a program.
+    /// Collects the indexes and triggers of a program.
     pub(crate) fn of(program: &Program) -> Hooks {
         let mut hooks = Hooks {
             indexes: vec![Vec::new(); program.tables.len()],
@@ -161,13 +168,13 @@ impl Hooks {
         hooks
     }
 
-    /// Whether nothing goes along with writes of a table.
+    /// Whether a table has neither indexes nor triggers.
     pub(crate) fn is_plain(&self, table: TableId) -> bool {
         self.indexes[table.index()].is_empty() && self.written[table.index()].is_empty()
     }
 }
 
-/// What a trigger gets of a row that is another now; none when it is not meant.
+/// Returns a trigger's argument for a changed row; none if the trigger is not for this change.
 pub(crate) fn change(
     on: On,
     before: Option<&[Value]>,
@@ -187,7 +194,7 @@ pub(crate) fn change(
 }
 
 impl Program {
-    /// What goes along with writes and emitted events.
+    /// Returns the program's indexes and triggers.
     pub(crate) fn hooks(&self) -> &Hooks {
         self.hooks.get_or_init(|| Hooks::of(self))
     }
@@ -209,25 +216,25 @@ impl Program {
         Some(stream) == handler.output || is_open
     }
 
-    /// The indexes of a table.
+    /// Returns the indexes of a table.
     pub fn indexes(&self, table: TableId) -> &[Index] {
         &self.hooks().indexes[table.index()]
     }
 
-    /// Whether a table has any.
+    /// Whether a table has any indexes.
     pub fn has_indexes(&self, table: TableId) -> bool {
         !self.indexes(table).is_empty()
     }
 
-    /// The entries that a row of a table has in indexes: each index, whether no two rows may have one key
-    /// there, and the entry, whose first columns are the key.
+    /// Returns the entries of a table's row in its indexes. Each has the index's table, whether its
+    /// keys are unique, and the entry, whose first columns are the key.
     pub fn index_entries(&self, table: TableId, row: &[Value]) -> Vec<(TableId, bool, Vec<Value>)> {
         let indexes = self.hooks().indexes[table.index()].iter();
         let entry = |index: &Index| Some((index.table, index.is_unique(), index.entry(self, row)?));
         indexes.filter_map(entry).collect()
     }
 
-    /// The tables that a handler may write; all, when nobody knows.
+    /// Returns the tables that a handler may write, or `None` if any table is possible.
     fn written_by(&self, handler: usize) -> Option<Vec<TableId>> {
         match &self.handlers[handler].body {
             Body::Declared(declared) => {
@@ -244,7 +251,8 @@ impl Program {
         }
     }
 
-    /// The triggers that a handler's transactions may set off, through others, too.
+    /// Returns the triggers that a handler's transactions may fire, directly or through other
+    /// triggers.
     pub(crate) fn set_off(&self, handler: usize) -> BTreeSet<usize> {
         let (hooks, mut found) = (self.hooks(), BTreeSet::new());
         if self.triggers.is_empty() {
@@ -267,7 +275,7 @@ impl Program {
         found
     }
 
-    /// The triggers that any function in a handler's transactions may set off by writing.
+    /// Returns the triggers that any function in a handler's transactions may fire by writing.
     fn by_function(&self, handler: usize) -> impl Iterator<Item = usize> + '_ {
         let hooks = self.hooks();
         let windows = self.windows.iter().enumerate();
@@ -277,14 +285,15 @@ impl Program {
         hooks.written.iter().flatten().chain(by_window).copied()
     }
 
-    /// Whether more goes along with a handler's transactions than its own steps say.
+    /// Whether a handler's transactions do more than its own steps say, through indexes or
+    /// triggers.
     pub(crate) fn has_more(&self, handler: usize) -> bool {
         let written = self.written_by(handler).unwrap_or_default();
         written.iter().any(|table| !self.hooks().is_plain(*table))
             || !self.set_off(handler).is_empty()
     }
 
-    /// Refuses triggers and indexes that can't be.
+    /// Refuses invalid triggers and indexes.
     pub(super) fn check_hooks(&self) -> Result<()> {
         let mut names = HashSet::new();
         for trigger in &self.triggers {
@@ -309,7 +318,7 @@ impl Program {
                                 "{owner}: stream {} is not one that transactions emit into",
                                 self.stream(stream)?.spec.name
                             ))
-                            .help("what comes from outside is taken by handlers and procedures"));
+                            .help("let a handler or a procedure take events from outside"));
                         }
                     }
                     On::Written { table, insert, update, delete } => {
@@ -321,7 +330,9 @@ impl Program {
                             )));
                         }
                         if !(insert || update || delete) {
-                            return Err(Error::program(format!("{owner}: nothing sets it off")));
+                            return Err(Error::program(format!(
+                                "{owner}: it is for none of insert, update and delete"
+                            )));
                         }
                     }
                     On::Slid(window) | On::Inserted(window)
@@ -342,7 +353,7 @@ impl Program {
             .try_for_each(|table| self.check_index(table).map_err(|e| e.at(table.at.clone())))
     }
 
-    /// Triggers on streams that emit into each other's would never end.
+    /// Refuses triggers on streams that emit into each other's streams and would never end.
     fn check_triggers_end(&self) -> Result<()> {
         let hooks = self.hooks();
         let mut left: BTreeSet<usize> = (0..self.triggers.len()).collect();
@@ -359,7 +370,7 @@ impl Program {
             "these triggers set each other off without end: {}",
             names.join(", ")
         ))
-        .help("emit into a stream that none of them is on")
+        .help("emit into a stream that triggers none of them")
         .at(self.triggers[*first].at.clone()))
     }
 

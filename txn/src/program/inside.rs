@@ -1,5 +1,5 @@
-//! A transaction from inside, wherever its rows are held: what it emits, the triggers that it sets off, the
-//! windows that it slides. The general path and the reference both are one.
+//! The inside of a transaction, independent of where its rows are held: the events it emits, the
+//! triggers it fires, the windows it slides. The general path and the reference both use it.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -14,36 +14,36 @@ use super::moment::Moment;
 use super::owned::{self, Frame, Held, OwnedWindow, Slid, WindowId};
 use super::Program;
 
-/// A row that was written, and what it was before.
+/// A row that was written: its table, its key, and the row before.
 type Changed = (TableId, Vec<Value>, Option<Vec<Value>>);
 
-/// What a transaction is beside its rows.
+/// The state of a transaction beside its rows.
 pub(crate) struct Inside<'a> {
     pub(crate) program: &'a Program,
-    /// When it is.
+    /// The transaction's moment.
     pub(crate) moment: &'a Moment<'a>,
-    /// Whose it is.
+    /// The handler's number.
     pub(crate) handler: usize,
-    /// The trigger that runs, and how deep it is.
+    /// The running trigger, and its depth.
     trigger: Option<usize>,
     depth: usize,
     pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
-    /// Of functions, until now.
+    /// Operations of functions so far.
     operations: usize,
-    /// Random numbers drawn until now.
+    /// Random numbers drawn so far.
     drawn: u64,
-    /// Questions asked of outside until now.
+    /// Questions asked of the outside so far.
     asked: u64,
-    /// Rows with triggers that the function that runs has written.
+    /// Rows with triggers that the running function has written.
     changed: Vec<Changed>,
     /// The windows that are sliding.
     sliding: Vec<WindowId>,
-    /// What can't be mended by not looking: the transaction aborts.
+    /// An abort that stands even if the function ignores its error.
     failed: Option<Abort>,
 }
 
 impl<'a> Inside<'a> {
-    /// A transaction of a handler at a time.
+    /// Begins a transaction of a handler.
     pub(crate) fn new(program: &'a Program, handler: usize, moment: &'a Moment<'a>) -> Inside<'a> {
         Inside {
             program,
@@ -66,18 +66,18 @@ impl<'a> Inside<'a> {
         reasons::count(&mut self.operations, more)
     }
 
-    /// Operations of functions until now.
+    /// Returns the number of operations of functions so far.
     pub(crate) fn operations(&self) -> usize {
         self.operations
     }
 
-    /// The next random number.
+    /// Returns the next random number.
     pub(crate) fn random(&mut self) -> u128 {
         self.drawn += 1;
         self.moment.random(self.program.seed, self.drawn - 1)
     }
 
-    /// As [`Tx::lookup`].
+    /// Implements [`Tx::lookup`].
     pub(crate) fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
         self.count(1)?;
         let asked = self.moment.asked(self.asked, question);
@@ -89,7 +89,7 @@ impl<'a> Inside<'a> {
         }
     }
 
-    /// A row is about to be written: where it has triggers, what it is now is kept.
+    /// Retains the row before its first write, if the table has triggers.
     pub(crate) fn note(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) {
         let is_it = |(t, k, _): &Changed| (*t, &k[..]) == (table, key);
         let has_triggers = !self.program.hooks().written[table.index()].is_empty();
@@ -98,12 +98,12 @@ impl<'a> Inside<'a> {
         }
     }
 
-    /// The transaction aborts, whatever its function makes of it.
+    /// Aborts the transaction, even if its function ignores the error.
     pub(crate) fn fail(&mut self, abort: &Abort) {
         self.failed.get_or_insert_with(|| abort.clone());
     }
 
-    /// A window of the handler's own.
+    /// Returns a window that belongs to the handler.
     fn owned(&mut self, window: WindowId) -> Result<&'a OwnedWindow, Abort> {
         self.count(1)?;
         let owned = &self.program.windows[window.index()];
@@ -114,16 +114,16 @@ impl<'a> Inside<'a> {
     }
 }
 
-/// A transaction, with its rows.
+/// A transaction with its rows.
 pub(crate) trait Transaction<'a>: Tx + Held + Sized {
-    /// What it is beside them.
+    /// Returns the transaction's state beside its rows.
     fn inside(&mut self) -> &mut Inside<'a>;
 
-    /// Runs a function, or what stands for one, and then the triggers on rows that it has written. One that
-    /// panics aborts.
+    /// Runs a function or equivalent steps, and then the triggers on rows that it has written. A
+    /// panic aborts.
     fn function(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Abort>) -> Result<(), Abort> {
         let before = std::mem::take(&mut self.inside().changed);
-        // What it leaves behind goes with the transaction.
+        // A panic may leave the state inconsistent, but the transaction is dropped.
         let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
         let result = ran.unwrap_or_else(|panic| Err(reasons::panicked(&*panic)));
         let result = result.and_then(|()| self.fire_changed());
@@ -134,7 +134,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         }
     }
 
-    /// As [`Tx::will_write`].
+    /// Implements [`Tx::will_write`].
     fn first_write(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         let program = self.inside().program;
         if !program.hooks().written[table.index()].is_empty() {
@@ -145,7 +145,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         Ok(())
     }
 
-    /// Sets off the triggers on rows that have been written.
+    /// Fires the triggers on rows that have been written.
     fn fire_changed(&mut self) -> Result<(), Abort> {
         let program = self.inside().program;
         for (table, key, before) in std::mem::take(&mut self.inside().changed) {
@@ -177,7 +177,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         result.inspect_err(|abort| inside.fail(abort))
     }
 
-    /// As [`Tx::emit`].
+    /// Implements [`Tx::emit`].
     fn emit_given(&mut self, stream: StreamId, row: &[Value]) -> Result<(), Abort> {
         let inside = self.inside();
         inside.count(1)?;
@@ -198,7 +198,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         triggers.iter().try_for_each(|trigger| self.fire(*trigger, &row))
     }
 
-    /// As [`Tx::window_insert`].
+    /// Implements [`Tx::window_insert`].
     fn insert_into(&mut self, window: WindowId, row: &[Value]) -> Result<(), Abort> {
         let inside = self.inside();
         let owned = inside.owned(window)?;
@@ -218,18 +218,20 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         })
     }
 
-    /// As [`Tx::window_advance`].
+    /// Implements [`Tx::window_advance`].
     fn advance(&mut self, window: WindowId) -> Result<(), Abort> {
         let inside = self.inside();
         inside.count(1)?;
-        // What time has ended has slid before: for others than the owner there is nothing to do.
+        // Windows that have ended by time have slid before. So a handler other than the owner has
+        // nothing to do.
         match inside.program.windows[window.index()].owner.index() == inside.handler {
             true => self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid)),
             false => Ok(()),
         }
     }
 
-    /// A window ends at the transaction's time, and slides; without its triggers where these have aborted.
+    /// Slides a window that ends at the transaction's time. With `is_quiet`, it fires no triggers,
+    /// because they have aborted before.
     fn slide_in_time(&mut self, window: WindowId, is_quiet: bool) -> Result<(), Abort> {
         if !is_quiet {
             return self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid));
@@ -237,7 +239,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         self.slide(window, |frame, tx, time_us, _| frame.advance(tx, time_us, &mut |_, _| Ok(())))
     }
 
-    /// As [`Tx::window_rows`].
+    /// Implements [`Tx::window_rows`].
     fn active_rows(&mut self, window: WindowId) -> Result<Vec<Row>, Abort> {
         let owned = self.inside().owned(window)?;
         let frame = Frame::of(owned, self)?;
@@ -245,7 +247,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         frame.rows(self)
     }
 
-    /// As [`Tx::window_groups`].
+    /// Implements [`Tx::window_groups`].
     fn active_groups(
         &mut self,
         window: WindowId,
@@ -258,7 +260,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         Ok(groups)
     }
 
-    /// Does something to a window that may slide it, and sets off its triggers when it does.
+    /// Runs an operation that may slide a window, and fires the window's triggers if it does.
     fn slide(
         &mut self,
         window: WindowId,
@@ -279,7 +281,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
             Frame::of(owned, self).and_then(|mut frame| run(&mut frame, self, time_us, &mut slid));
         let inside = self.inside();
         inside.sliding.pop();
-        // Half of it may have been done.
+        // The operation may have been half done.
         result.inspect_err(|abort| inside.fail(abort))
     }
 }

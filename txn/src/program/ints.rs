@@ -1,6 +1,6 @@
-//! Rows and events whose columns are all integers, as integers: what functions in Rust that count and add do
-//! with them needs no [`Value`]s. Here they are made of values; a transaction that has rows as words
-//! does better.
+//! Rows and events whose columns are all integers. Rust functions that only count and add need no
+//! [`Value`]s with them. Here they are converted from and to values; transactions that store rows
+//! as words do this faster.
 
 use smallvec::SmallVec;
 use tidemill_core::{StreamId, TableId, Value};
@@ -8,8 +8,8 @@ use tidemill_core::{StreamId, TableId, Value};
 use super::handler::{reasons, Abort, AbortKind, Tx};
 
 impl dyn Tx + '_ {
-    /// The row with this key, an integer, or `None` when it is missing. Aborts when the row has not `N`
-    /// columns, or one that is no integer.
+    /// Returns the row with this integer key, or `None` if it is missing. Aborts if the row has not
+    /// `N` columns or one that is not an integer.
     pub fn ints<const N: usize>(
         &mut self,
         table: TableId,
@@ -20,7 +20,7 @@ impl dyn Tx + '_ {
     }
 }
 
-/// As [`Tx::get_ints`].
+/// Implements [`Tx::get_ints`].
 pub(crate) fn get(
     tx: &mut (impl Tx + ?Sized),
     table: TableId,
@@ -43,12 +43,12 @@ pub(crate) fn get(
     Ok(true)
 }
 
-/// As [`Tx::put_ints`].
+/// Implements [`Tx::put_ints`].
 pub(crate) fn put(tx: &mut (impl Tx + ?Sized), table: TableId, row: &[i64]) -> Result<(), Abort> {
     tx.put(table, &values(row))
 }
 
-/// As [`Tx::emit_ints`].
+/// Implements [`Tx::emit_ints`].
 pub(crate) fn emit(
     tx: &mut (impl Tx + ?Sized),
     stream: StreamId,

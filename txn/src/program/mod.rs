@@ -48,39 +48,40 @@ pub use rounds::Nested;
 pub use stream::{Batching, Origin, Stage, Stream, Timer};
 pub use window::{Aggregate, Fold, Window, WindowRead};
 
-/// A whole program. Build it with [`Builder`], or read the tracer's JSON with [`Program::from_json`].
+/// A program. [`Builder`] builds it, and [`Program::from_json`] reads the tracer's JSON.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
     /// The app's name.
     pub name: Arc<str>,
-    /// What random numbers of functions are made of, beside their places in the one order.
+    /// The seed of functions' random numbers. Each number also depends on the transaction's place
+    /// in the one order.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub seed: u64,
     /// Tables by [`tidemill_core::TableId`].
     pub tables: Vec<TableSpec>,
-    /// Streams by [`StreamId`]: declared, derived by map and filter, outputs, aborts.
+    /// Streams by [`StreamId`]: input, derived by map and filter, output, aborted and emitted ones.
     pub streams: Vec<Stream>,
     /// Source partitions by [`tidemill_core::SourceId`].
     pub sources: Vec<SourceSpec>,
     /// Handlers by [`tidemill_core::HandlerId`], in declaration order.
     pub handlers: Vec<Handler>,
-    /// Input streams whose events are calls: whoever makes one is told what its transaction came to.
+    /// Input streams whose events are calls: the caller of each receives its transaction's result.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub calls: Vec<StreamId>,
-    /// Input streams whose events the clock sends.
+    /// Timers: input streams whose events the clock sends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub timers: Vec<Timer>,
-    /// Procedures that are one transaction.
+    /// Nested transactions: procedures that run as one transaction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nested: Vec<Nested>,
-    /// Functions that run inside of transactions.
+    /// Triggers: functions that run inside transactions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub triggers: Vec<Trigger>,
     /// Windows that belong to procedures.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<OwnedWindow>,
-    /// What goes along with writes and emitted events, once somebody has asked.
+    /// The indexes and triggers of writes and emitted events, computed at first use.
     #[serde(skip)]
     hooks: OnceLock<hooks::Hooks>,
     /// The closures of native handlers.
@@ -105,20 +106,22 @@ impl Program {
             .filter(move |&h| self.handlers[h].inputs().any(|input| input.stream == stream))
     }
 
-    /// Forgets what was found out about it: for whoever changes a program that may have been asked.
+    /// Drops what was derived from the program. Call this after changing a program that may have
+    /// been used.
     pub fn forget(&mut self) {
         self.hooks = OnceLock::new();
     }
 
-    /// The abort event of a handler that takes each event: the event, and the reason behind it. What
-    /// calls have beside their parameters is not the program's, and not in it.
+    /// Returns the abort event of a handler that takes single events: the event, then the reason. A
+    /// call's columns beside its parameters belong to the engine, so the abort event leaves them
+    /// out.
     pub fn abort_event(&self, handler: usize, event: &[Value], reason: &str) -> Vec<Value> {
         let aborted = &self.streams[self.handlers[handler].aborted.index()].spec.schema;
         let event = &event[..aborted.len() - 1];
         event.iter().cloned().chain([Value::str(reason)]).collect()
     }
 
-    /// The input stream (fed by sources) that a stream derived by map and filter comes from.
+    /// Returns the input stream that a stream derived by map and filter goes back to.
     pub fn root_stream(&self, stream: StreamId) -> StreamId {
         match &self.streams[stream.index()].origin {
             Origin::Derived { from, .. } => self.root_stream(*from),

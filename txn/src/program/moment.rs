@@ -1,4 +1,5 @@
-//! When a transaction is, and where in the one order: what its clock and its random numbers are made of.
+//! The moment of a transaction: its time and its place in the one order. Its clock and its random
+//! numbers come from there.
 
 use tidemill_core::{encode, Stamp};
 
@@ -11,38 +12,38 @@ use crate::order::{Epoch, Ranked};
 pub(crate) struct Moment<'e> {
     /// The clock of the cut, in microseconds since 1970.
     pub(crate) now_us: i64,
-    /// The event that it is about; of a round, the input event.
+    /// The stamp of the transaction's event; in a round, that of the input event.
     pub(crate) stamp: Stamp,
-    /// Who takes the event: the number of the handler, or the step of the turn.
+    /// The taker of the event: the handler's number, or the step of the turn.
     pub(crate) step: usize,
-    /// What was asked of outside in its epoch.
+    /// The answers of the epoch from outside.
     pub(crate) answers: &'e Answers,
 }
 
 impl<'e> Moment<'e> {
-    /// That of an input event's transaction.
+    /// Returns the moment of an input event's transaction.
     pub(crate) fn of(epoch: &'e Epoch, ranked: Ranked) -> Moment<'e> {
         let step = epoch.lanes[ranked.lane as usize].handler as usize;
         Moment::at(epoch, epoch.stamp(ranked), step)
     }
 
-    /// That of any transaction of an epoch.
+    /// Returns the moment of any transaction of an epoch.
     pub(crate) fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
         Moment { now_us: epoch.clock_us, stamp, step, answers: &epoch.answers }
     }
 
-    /// The time of the stamp.
+    /// Returns the time of the stamp.
     pub(crate) fn time_us(&self) -> i64 {
         self.stamp.at.time_us
     }
 
-    /// The `count`-th random number of the transaction, from 0: a hash of what it is about, so that it
-    /// is the same whenever the transaction runs, and wherever cuts fall.
+    /// Returns the transaction's random number `count`, from 0. It is a hash of the moment, so
+    /// every run of the transaction gets the same number, wherever cuts fall.
     pub(crate) fn random(&self, seed: u64, count: u64) -> u128 {
         encode::hash128(&self.bytes(seed, count))
     }
 
-    /// The `count`-th question of the transaction, from 0.
+    /// Returns the identity of the transaction's question `count`, from 0.
     pub(crate) fn asked(&self, count: u64, question: &[u8]) -> Asked {
         let mut bytes = self.bytes(0, count);
         bytes.extend_from_slice(question);

@@ -1,15 +1,16 @@
-//! Windows that belong to a procedure (S-Store 3.2.3): the last rows that it has put there, by count or
-//! by time, with sums that go along.
+//! Windows that belong to a procedure (S-Store, section 3.2.3). They hold its most recent rows, by
+//! count or by time, and maintain aggregates over them.
 //!
-//! A row that comes is *staged*: nobody sees it. When a slide's worth has come, the window *slides*: what
-//! is staged becomes active, and what is older than the window goes. By count, the first slide comes with
-//! as many rows as the window has, and then one with each `slide` rows. By time, windows end at multiples
-//! of the slide, and one slides when a row comes, or the procedure says, whose transaction's time is not
-//! before its end. Only the owner sees it, and the triggers in its transactions.
+//! A new row is *staged*: it is invisible. When a slide is complete, the window *slides*: staged
+//! rows become active, and rows older than the window leave. By count, the first slide happens when
+//! the window is full, and then one after each `slide` rows. By time, windows end at multiples of
+//! the slide. A window slides at a row, or at the procedure's request, if the transaction's time
+//! has reached its end. Only the owner and the triggers in its transactions see the window.
 //!
-//! All of it is in four tables that the engine keeps: the rows, numbered as they came; the numbers where
-//! active ones begin and end, and staged ones; and the groups of active rows with what goes along, in two
-//! (`groups.rs`). When nobody puts a row in, time ends a window all the same (`firing.rs`).
+//! Four tables of the engine hold all of this. One has the rows, numbered in the order of arrival.
+//! One has the numbers at which active and staged rows begin and end. Two have the groups of active
+//! rows with their aggregates (`groups.rs`). Without new rows, time ends a window too
+//! (`firing.rs`).
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use super::groups::GroupAggregate;
 use super::handler::{key_value, Abort, AbortKind};
 use super::Program;
 
-/// A window of a procedure, by its place in the program.
+/// The place of a procedure's window in the program.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -32,28 +33,28 @@ use super::Program;
 pub struct WindowId(pub u16);
 
 impl WindowId {
-    /// As an index.
+    /// Returns the place as an index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// How much is in a window, and how far it slides.
+/// The extent of a window and of its slides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum Extent {
-    /// So many rows.
+    /// Extents by number of rows.
     Rows {
-        /// Of the window.
+        /// The rows of the window.
         size: u64,
-        /// Of a slide, at most as many.
+        /// The rows of a slide, at most `size`.
         slide: u64,
     },
-    /// Rows of so many microseconds (or the unit of an int time column).
+    /// Extents by time, in microseconds or in the unit of an int time column.
     Time {
-        /// Of the window.
+        /// The length of the window.
         size_us: i64,
-        /// Of a slide, at most as many.
+        /// The length of a slide, at most `size_us`.
         slide_us: i64,
     },
 }
@@ -64,28 +65,28 @@ pub enum Extent {
 pub struct OwnedWindow {
     /// Its name, unique among the windows.
     pub name: Arc<str>,
-    /// Whose it is.
+    /// The handler that owns it.
     pub owner: HandlerId,
     /// The columns of its rows.
     pub schema: Arc<Schema>,
-    /// How much is in it.
+    /// The window's extent and slide.
     pub extent: Extent,
-    /// The column by which active rows are grouped; all are one group without.
+    /// The column that groups the active rows. Without it, all rows are one group.
     #[serde(default)]
     pub group: Option<usize>,
-    /// What goes along with each group, beside the number of its rows.
+    /// The aggregates of each group, beside the number of its rows.
     #[serde(default)]
     pub aggregates: Vec<GroupAggregate>,
-    /// The table of its rows.
+    /// The table that holds its rows.
     pub rows: TableId,
-    /// The table of where they begin and end.
+    /// The table that holds where active and staged rows begin and end.
     pub state: TableId,
-    /// The table of groups.
+    /// The table that holds its groups.
     pub groups: TableId,
-    /// The table of queues; [`OwnedWindow::NO_QUEUES`] in what was written before there were any.
+    /// The table that holds its queues; [`OwnedWindow::NO_QUEUES`] in programs from before queues.
     #[serde(default = "OwnedWindow::no_queues")]
     pub queues: TableId,
-    /// What was written in place of aggregates before: columns to be summed.
+    /// The columns to sum, which older programs had in place of aggregates.
     #[serde(default, skip_serializing, rename = "sums")]
     pub(super) before: Option<IgnoredAny>,
     /// The user's line.
@@ -93,21 +94,22 @@ pub struct OwnedWindow {
     pub at: String,
 }
 
-/// Rows by count are at most so many.
+/// The most rows of a window by count.
 const ROWS_MAX: u64 = 1 << 24;
 
-/// A row is in so many windows by time at most, one after the other: each of its slides is a transaction.
+/// The most consecutive windows by time that a row can be in. Each of its slides is a transaction.
 const SLIDES_MAX: i64 = 100_000;
 
 impl OwnedWindow {
-    /// No table of queues: groups are held in another form, and can't be gone on with.
+    /// The mark of a program without a table of queues. Its groups have an older form and can't be
+    /// continued.
     pub const NO_QUEUES: TableId = TableId(u16::MAX);
 
     fn no_queues() -> TableId {
         OwnedWindow::NO_QUEUES
     }
 
-    /// The tables that the engine keeps for it: rows, state, groups and queues.
+    /// Returns the tables that the engine keeps for a window: rows, state, groups and queues.
     pub fn tables(
         name: &str,
         schema: &Schema,
@@ -142,18 +144,18 @@ impl OwnedWindow {
         ]
     }
 
-    /// The tables that the engine keeps for it.
+    /// Returns the ids of the tables that the engine keeps for it.
     pub fn kept(&self) -> [TableId; 4] {
         [self.rows, self.state, self.groups, self.queues]
     }
 
-    /// Refuses what can't be a window.
+    /// Refuses an invalid window.
     pub(super) fn check(&self, program: &Program) -> Result<()> {
         let wrong = |what: String| Err(Error::program(format!("window {}: {what}", self.name)));
         self.schema.check(&format!("window {}", self.name))?;
         match program.handlers.get(self.owner.index()) {
             Some(handler) if matches!(handler.body, super::Body::Opaque(_)) => {}
-            _ => return wrong("it belongs to no function".into()),
+            _ => return wrong("its owner is not a function".into()),
         }
         let (size, slide) = match self.extent {
             Extent::Rows { size, slide } => {
@@ -181,7 +183,7 @@ impl OwnedWindow {
                         column.ty
                     ))
                 }
-                None => return wrong("the column of its groups is not there".into()),
+                None => return wrong("the column of its groups is missing".into()),
             }
         }
         self.check_groups()?;
@@ -193,7 +195,7 @@ impl OwnedWindow {
                     != (&made.schema, &made.key, &made.keeps, made.ordered)
             }) {
                 return Err(Error::internal(format!(
-                    "window {}: its tables are others",
+                    "window {}: its tables do not fit its declaration",
                     self.name
                 )));
             }
@@ -203,7 +205,7 @@ impl OwnedWindow {
 }
 
 impl OwnedWindow {
-    /// The key of a row's place: by count, places are used again.
+    /// Returns the key under which a row is stored. By count, places are reused.
     fn key(&self, number: i64) -> Value {
         match self.extent {
             Extent::Rows { size, slide } => Value::Int(number % (size + slide) as i64),
@@ -211,40 +213,40 @@ impl OwnedWindow {
         }
     }
 
-    /// The row with a number, behind its key and its time.
+    /// Returns the stored row with this number; its columns follow its key and its time.
     pub(super) fn row(&self, held: &mut dyn Held, number: i64) -> Done<Row> {
         let row = held.held(self.rows, &[self.key(number)])?;
         row.ok_or_else(|| lost(self))
     }
 }
 
-/// Where a window's rows are held: rows by key, without any of the checks that programs need.
+/// Access to a window's tables: rows by key, without the checks that programs need.
 pub(crate) trait Held {
-    /// The row with this key.
+    /// Returns the row with this key.
     fn held(&mut self, table: TableId, key: &[Value]) -> std::result::Result<Option<Row>, Abort>;
-    /// Makes or replaces a row.
+    /// Creates or replaces a row.
     fn hold(&mut self, table: TableId, row: Vec<Value>) -> std::result::Result<(), Abort>;
     /// Removes a row.
     fn let_go(&mut self, table: TableId, key: &[Value]) -> std::result::Result<(), Abort>;
-    /// All rows of a table, in key order.
+    /// Returns all rows of a table, in key order.
     fn all(&mut self, table: TableId) -> std::result::Result<Vec<Row>, Abort>;
 }
 
 type Done<T> = std::result::Result<T, Abort>;
 
-/// Who is told that a window has slid, or that a row has come.
+/// A callback for a window that has slid, or for a row that has arrived.
 pub(crate) type Slid<'s, H> = dyn FnMut(&mut H, Vec<Value>) -> Done<()> + 's;
 
-/// Where a window's rows begin and end, by number.
+/// The numbers at which a window's active and staged rows begin and end.
 #[derive(Clone, Copy, Debug, Default)]
 struct Marks {
-    /// The first active one.
+    /// The first active row.
     first: i64,
-    /// Behind the last active one: the first that is staged.
+    /// The first staged row, after the last active one.
     end: i64,
-    /// The next one to come.
+    /// The next row to arrive.
     next: i64,
-    /// By time: where the next window ends; none before the first row.
+    /// By time: the end of the next window; none before the first row.
     edge: Option<i64>,
 }
 
@@ -255,7 +257,7 @@ pub(crate) struct Frame<'w> {
 }
 
 impl<'w> Frame<'w> {
-    /// The window as it is held.
+    /// Reads the window's state.
     pub(crate) fn of(window: &'w OwnedWindow, held: &mut dyn Held) -> Done<Frame<'w>> {
         let row = held.held(window.state, &[Value::Int(0)])?;
         let marks = row.map_or_else(Marks::default, |row| {
@@ -269,7 +271,8 @@ impl<'w> Frame<'w> {
         Ok(Frame { window, marks })
     }
 
-    /// A row comes, of a transaction at this time. `came` is told of it, when it is staged, and `slid` of each slide.
+    /// Inserts a row of a transaction at this time. Calls `came` when the row is staged, and `slid`
+    /// for each slide.
     pub(crate) fn insert<H: Held>(
         &mut self,
         held: &mut H,
@@ -280,7 +283,7 @@ impl<'w> Frame<'w> {
     ) -> Done<()> {
         self.advance(held, time_us, slid)?;
         let mut stored = Vec::with_capacity(row.len() + 2);
-        // By count nobody asks when, and what is kept does not depend on the clock.
+        // By count the time is not needed. Without it, the stored row does not depend on the clock.
         let is_timed = matches!(self.window.extent, Extent::Time { .. });
         let at = if is_timed { time_us } else { 0 };
         stored.extend([self.window.key(self.marks.next), Value::Int(at)]);
@@ -291,7 +294,7 @@ impl<'w> Frame<'w> {
             self.marks.edge.get_or_insert(behind(time_us, slide_us));
         }
         if let Some(came) = came {
-            // Whoever is told may look at the window.
+            // The callback may look at the window.
             self.keep(held)?;
             came(held, row.to_vec())?;
         }
@@ -307,11 +310,12 @@ impl<'w> Frame<'w> {
         self.keep(held)
     }
 
-    /// The time at which a row counts that comes at this time. When the input ended, the window slid beyond the rows that
-    /// were there: one that comes all the same is late, or, where rows come when they arrive, is in the next window.
+    /// Returns the time at which a row of this time counts. At the end of the input, the window
+    /// slides past all its rows. A row that still arrives is late; in arrival time it belongs to
+    /// the next window.
     ///
     /// # Errors
-    /// When it is late.
+    /// If the row is late.
     pub(crate) fn takes(&self, time_us: i64, by_arrival: bool) -> Done<i64> {
         let (Extent::Time { slide_us, .. }, Some(edge)) = (self.window.extent, self.marks.edge)
         else {
@@ -330,7 +334,7 @@ impl<'w> Frame<'w> {
         }
     }
 
-    /// By time: slides as far as a transaction at this time comes.
+    /// By time: slides up to a transaction's time.
     pub(crate) fn advance<H: Held>(
         &mut self,
         held: &mut H,
@@ -344,7 +348,8 @@ impl<'w> Frame<'w> {
             while first < self.marks.next && self.at(held, first)? < from {
                 first += 1;
             }
-            // Nothing is left: the next row begins anew. And at the end of time there is no next one.
+            // With no rows left, the next row sets the edge again. At the end of time there is no
+            // next edge.
             let next = edge.saturating_add(slide_us);
             self.marks.edge = (first < self.marks.next && next > edge).then_some(next);
             self.slide(held, first, self.marks.next, edge, slid)?;
@@ -352,19 +357,19 @@ impl<'w> Frame<'w> {
         Ok(())
     }
 
-    /// The active rows, in the order in which they came.
+    /// Returns the active rows, in the order of their arrival.
     pub(crate) fn rows(&self, held: &mut dyn Held) -> Done<Vec<Row>> {
         (self.marks.first..self.marks.end)
             .map(|n| Ok(self.window.row(held, n)?[2..].into()))
             .collect()
     }
 
-    /// How many rows are active.
+    /// Returns the number of active rows.
     pub(crate) fn len(&self) -> usize {
         (self.marks.end - self.marks.first) as usize
     }
 
-    /// When a row came.
+    /// Returns the time at which a row arrived.
     fn at(&self, held: &mut dyn Held, number: i64) -> Done<i64> {
         match self.window.row(held, number)?[1] {
             Value::Int(at) => Ok(at),
@@ -372,7 +377,7 @@ impl<'w> Frame<'w> {
         }
     }
 
-    /// The rows from `first` to `end` become active.
+    /// Makes the rows from `first` to `end` the active ones.
     fn slide<H: Held>(
         &mut self,
         held: &mut H,
@@ -382,7 +387,7 @@ impl<'w> Frame<'w> {
         slid: &mut Slid<'_, H>,
     ) -> Done<()> {
         let before = self.marks;
-        // Those that go were active, or have never been.
+        // Some of the rows that leave were active, others were only staged.
         for number in before.first..first {
             let row = self.window.row(held, number)?;
             if number < before.end {
@@ -410,12 +415,12 @@ impl<'w> Frame<'w> {
     }
 }
 
-/// Where the first slide behind a time begins.
+/// Returns the first multiple of the slide after a time.
 fn behind(time_us: i64, slide_us: i64) -> i64 {
     time_us.div_euclid(slide_us).saturating_mul(slide_us).saturating_add(slide_us)
 }
 
-/// The values of a row that is put into a window.
+/// Returns the values of a row as the window stores them.
 pub(crate) fn stored(window: &OwnedWindow, spec: &TableSpec, row: &[Value]) -> Done<Vec<Value>> {
     let columns = &window.schema.columns;
     if row.len() != columns.len() {
@@ -430,7 +435,7 @@ pub(crate) fn stored(window: &OwnedWindow, spec: &TableSpec, row: &[Value]) -> D
     Ok(stored)
 }
 
-/// A handler asks for a window that is not its own.
+/// A handler's access to another handler's window.
 pub(crate) fn not_owner(program: &Program, window: &OwnedWindow) -> Abort {
     let owner = &program.handlers[window.owner.index()].name;
     let reason = format!("window {} belongs to {owner}", window.name);

@@ -1,18 +1,18 @@
-//! Rounds: what procedures make of an event (S-Store 2.2 to 2.4).
+//! Rounds: the execution of procedures (S-Store, sections 2.2 to 2.4).
 //!
-//! The events of one batch, and all that it sets off, are a *round*. First come the handlers that
-//! take each event by itself, depth first, as without procedures. Then each procedure runs once, on
-//! all events of the round on the streams that it takes; in topological order, so that whoever emits
-//! runs before whoever takes it, and of two that know nothing of each other the one declared first.
-//! What a procedure emits is taken by those that take each event at once, when it has committed, and
-//! by procedures when their turn comes. A round is over before the next one begins: so both orders
-//! of S-Store hold, that of the dataflow graph and that of each stream.
+//! The events of one batch, and all that they trigger, are a *round*. First the handlers that take
+//! single events run, depth first, as without procedures. Then each procedure runs once, on all
+//! events of the round in its input streams. The order is topological: an emitter runs before the
+//! procedures that take its stream. Of two unrelated procedures, the one declared first runs first.
+//! When a procedure has committed, handlers of single events take its output at once, and
+//! procedures take it in their turn. A round ends before the next begins. So both orders of S-Store
+//! hold: that of the dataflow graph and that of each stream.
 //!
-//! A nested transaction has a turn of its own: its procedures run in it one after the other, as one
-//! transaction, and what they emit is seen by others when all of them have committed.
+//! A nested transaction has a turn of its own. Its procedures run one after the other, as one
+//! transaction. Others see their output when all of them have committed.
 //!
-//! What a procedure emits has the stamp of its batch, with one step: its place among all turns,
-//! behind all handlers, and the ordinal of what it emitted.
+//! An event that a procedure emits has the stamp of its batch with one step. The step holds the
+//! procedure's place among all turns, after all handlers, and the ordinal of the event.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tidemill_core::{Error, HandlerId, Result, Row, StreamId, Value};
 use super::handler::{EventBatch, Handler, Input};
 use super::Program;
 
-/// Procedures that are one transaction.
+/// A nested transaction: procedures that run as one transaction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Nested {
@@ -31,7 +31,8 @@ pub struct Nested {
     pub name: Arc<str>,
     /// Its procedures.
     pub procedures: Vec<HandlerId>,
-    /// Which of them come before which others, beyond what follows from streams.
+    /// Pairs of procedures of which the first runs before the second, beyond the order that streams
+    /// give.
     #[serde(default)]
     pub before: Vec<(HandlerId, HandlerId)>,
     /// The user's line.
@@ -39,11 +40,11 @@ pub struct Nested {
     pub at: String,
 }
 
-/// A turn: procedures that are one transaction, in order, each with its place among all.
+/// A turn: procedures that run as one transaction, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Turn {
     pub(crate) procedures: Vec<usize>,
-    /// The step in stamps of the first one; the others follow.
+    /// The first procedure's step in stamps. The others follow.
     pub(crate) step: usize,
 }
 
@@ -51,21 +52,21 @@ pub(crate) struct Turn {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Turns {
     pub(crate) all: Vec<Turn>,
-    /// By handler: the turn of a procedure, and its place in it.
+    /// The turn of each procedure and its place there, by handler.
     of: Vec<Option<(usize, usize)>>,
 }
 
 impl Turns {
-    /// Those of a program.
+    /// Orders the procedures of a program into turns.
     ///
     /// # Errors
-    /// When procedures wait for one another.
+    /// If the procedures form a cycle.
     pub(crate) fn of(program: &Program) -> Result<Turns> {
         let handlers = program.handlers.len();
         if !program.handlers.iter().any(Handler::is_procedure) {
             return Ok(Turns { all: Vec::new(), of: vec![None; handlers] });
         }
-        // Which node of the graph a handler is in: its own, or that of its nested transaction.
+        // The graph node of each handler: its own, or that of its nested transaction.
         let mut node: Vec<usize> = (0..handlers).collect();
         for nested in &program.nested {
             let first = nested.procedures.iter().map(|h| h.index()).min().unwrap_or(0);
@@ -101,7 +102,8 @@ impl Turns {
     }
 }
 
-/// Whose outputs a handler takes, and what nested transactions say.
+/// Returns the edges between handlers: from emitters to takers, and those that nested transactions
+/// declare.
 fn edges(program: &Program) -> BTreeSet<(usize, usize)> {
     let mut edges = BTreeSet::new();
     for handler in 0..program.handlers.len() {
@@ -115,7 +117,8 @@ fn edges(program: &Program) -> BTreeSet<(usize, usize)> {
     edges
 }
 
-/// Nodes in topological order; of those that may come next, the one declared first.
+/// Returns the nodes in topological order; of several candidates, the one declared first comes
+/// next.
 fn sorted(
     nodes: &BTreeSet<usize>,
     edges: &BTreeSet<(usize, usize)>,
@@ -127,7 +130,7 @@ fn sorted(
         let Some(next) = left.iter().find(|node| !waits(node)).copied() else {
             let names: Vec<&str> = left.iter().map(|h| &*program.handlers[*h].name).collect();
             return Err(Error::program(format!(
-                "these procedures, and what is between them, wait for one another: {}",
+                "these procedures, with the handlers between them, wait for one another: {}",
                 names.join(", ")
             ))
             .help("emit into a stream that none of them takes, or make them one nested transaction")
@@ -139,12 +142,12 @@ fn sorted(
     Ok(order)
 }
 
-/// What is to be done in a round: by turn, the events that its procedures take.
+/// The remaining work of a round: the events that procedures take, by turn.
 #[derive(Debug, Default)]
 pub(crate) struct Agenda(VecDeque<(usize, Given)>);
 
 impl Agenda {
-    /// A procedure has this event to take.
+    /// Adds an event for a procedure to take.
     pub(crate) fn add(&mut self, turns: &Turns, procedure: usize, stream: StreamId, event: Row) {
         let (turn, place) = turns.of[procedure].expect("it is a procedure");
         let at = self.0.partition_point(|(other, _)| *other < turn);
@@ -154,12 +157,12 @@ impl Agenda {
         self.0[at].1.add(place, stream, event, true);
     }
 
-    /// Whether no procedure waits for its turn.
+    /// Whether no procedure has events to take.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The next turn, and what it is given.
+    /// Removes and returns the next turn with its events.
     pub(crate) fn next(&mut self) -> Option<(usize, Given)> {
         self.0.pop_front()
     }
@@ -173,15 +176,15 @@ pub(crate) struct Given(Vec<Vec<Taken>>);
 struct Taken {
     stream: StreamId,
     event: Row,
-    /// Whether it comes from outside of the turn.
+    /// Whether the event comes from outside the turn.
     outside: bool,
 }
 
-/// Events that the procedure at a place of a turn has emitted, in their order.
+/// The events that the procedure at a place of a turn has emitted, in their order.
 pub(crate) type Emitted = (usize, Vec<(StreamId, Vec<Value>)>);
 
 impl Given {
-    /// The procedure at this place has this event to take.
+    /// Adds an event for the procedure at this place.
     pub(crate) fn add(&mut self, place: usize, stream: StreamId, event: Row, outside: bool) {
         if self.0.len() <= place {
             self.0.resize_with(place + 1, Vec::new);
@@ -189,7 +192,8 @@ impl Given {
         self.0[place].push(Taken { stream, event, outside });
     }
 
-    /// The events from outside of the turn, with the places of those who take them.
+    /// Returns the events from outside the turn, each with the place of the procedure that takes
+    /// it.
     pub(crate) fn outside(&self) -> Vec<(u32, StreamId, Row)> {
         let all =
             (0..).zip(&self.0).flat_map(|(p, given)| given.iter().map(move |taken| (p, taken)));
@@ -197,13 +201,12 @@ impl Given {
         outside.map(|(place, taken)| (place, taken.stream, taken.event.clone())).collect()
     }
 
-    /// As it was before the turn began.
+    /// Resets to the events from before the turn began.
     pub(crate) fn begin(&mut self) {
         self.0.iter_mut().for_each(|given| given.retain(|taken| taken.outside));
     }
 
-    /// What the procedure at this place takes, a batch for each stream that it names; nothing if there
-    /// is nothing.
+    /// Returns the procedure's input, a batch for each stream that it names; `None` without events.
     pub(crate) fn batches(&self, procedure: &Handler, place: usize) -> Option<Vec<EventBatch>> {
         let given = self.0.get(place).filter(|given| !given.is_empty())?;
         let of = |stream: StreamId| {
@@ -213,11 +216,11 @@ impl Given {
         Some(procedure.inputs().map(|input| of(input.stream)).collect())
     }
 
-    /// What a turn that aborts comes to: what it was given goes where the procedures' aborted events
-    /// go.
+    /// Returns the output of an aborted turn: its input, in the streams of the procedures' aborted
+    /// events.
     pub(crate) fn aborted(&self, program: &Program, turn: &Turn, reason: &str) -> Vec<Emitted> {
         let of = |(place, given): (usize, &Vec<Taken>)| {
-            // Stream by stream: in which order events of several came is nobody's business.
+            // Stream by stream: the order between events of different streams is undefined.
             let of_input = |input: Input| {
                 let events = given.iter().filter(move |t| t.outside && t.stream == input.stream);
                 events.map(move |taken| {

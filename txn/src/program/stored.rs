@@ -1,4 +1,5 @@
-//! Values that a function gives, as tables and streams store them; or why its transaction aborts.
+//! Conversion of a function's values to those that tables and streams store, or the abort of its
+//! transaction.
 
 use tidemill_core::{rules, Column, Keeps, StreamId, TableId, TableSpec, Value};
 
@@ -6,7 +7,7 @@ use super::handler::{key_value, reasons, Abort};
 use super::window::{Aggregate, Window};
 use super::Program;
 
-/// Values of columns.
+/// Converts values to those of columns.
 pub(crate) fn values(given: &[Value], columns: &[Column]) -> Result<Vec<Value>, rules::Fault> {
     let mut stored = Vec::with_capacity(given.len());
     for (value, column) in given.iter().zip(columns) {
@@ -16,7 +17,7 @@ pub(crate) fn values(given: &[Value], columns: &[Column]) -> Result<Vec<Value>, 
 }
 
 impl Program {
-    /// A key of a table.
+    /// Converts a key of a table.
     pub fn stored_key(&self, table: TableId, key: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.tables[table.index()];
         match key.len() == spec.key.len() {
@@ -25,7 +26,7 @@ impl Program {
         }
     }
 
-    /// Leading key columns of a table that is read by ranges.
+    /// Converts leading key columns of a table, which bound a range.
     pub fn stored_bound(&self, table: TableId, bound: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.tables[table.index()];
         match bound.len() <= spec.key.len() {
@@ -34,7 +35,7 @@ impl Program {
         }
     }
 
-    /// A row of a table that programs may write, and its key.
+    /// Converts a row of a table that programs may write; returns it with its key.
     pub fn stored_row(
         &self,
         table: TableId,
@@ -53,7 +54,7 @@ impl Program {
         Ok((key, stored))
     }
 
-    /// An event that a handler's function, or a trigger in its transaction, may emit.
+    /// Converts an event that a handler's function, or a trigger in its transaction, may emit.
     pub(crate) fn stored_event(
         &self,
         (handler, trigger): (usize, Option<usize>),
@@ -67,7 +68,7 @@ impl Program {
         self.stored_output(stream, row)
     }
 
-    /// An event as its stream has it.
+    /// Converts an event to the columns of its stream.
     pub fn stored_output(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Value>, Abort> {
         let spec = &self.streams[stream.index()].spec;
         if row.len() != spec.schema.len() {
@@ -76,7 +77,7 @@ impl Program {
         Ok(values(row, &spec.schema.columns)?)
     }
 
-    /// Functions see all tables but those of windows.
+    /// Aborts unless functions can see the table: it must not be a window's.
     pub fn check_visible(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
@@ -85,7 +86,7 @@ impl Program {
         }
     }
 
-    /// They write all but those that the engine keeps.
+    /// Aborts unless functions can write the table: the engine must not keep it.
     pub fn check_writable(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
@@ -94,7 +95,7 @@ impl Program {
         }
     }
 
-    /// They read windows over the versions of rows that have a history which is long enough.
+    /// Aborts unless the table has a history that is long enough for the window.
     pub(crate) fn check_window(
         &self,
         table: TableId,
@@ -107,7 +108,7 @@ impl Program {
         checked.map(|_| ()).map_err(|error| reasons::refused(&error))
     }
 
-    /// They read ranges of those that are in order.
+    /// Aborts unless the table is ordered and functions can see it.
     pub fn check_ranges(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.ordered {
@@ -117,7 +118,7 @@ impl Program {
     }
 }
 
-/// Values as the leading key columns have them.
+/// Converts values to those of the leading key columns.
 fn leading(spec: &TableSpec, key: &[Value]) -> Result<Vec<Value>, Abort> {
     let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
     let mut stored = Vec::with_capacity(key.len());

@@ -6,92 +6,93 @@ use tidemill_core::{HandlerId, Schema, StreamId, StreamSpec, Value};
 
 use super::expr::{evaluate, Block, ExprId};
 
-/// A stream and where its events come from.
+/// A stream and the origin of its events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stream {
-    /// Name, columns, time.
+    /// Its name, columns and time.
     #[serde(flatten)]
     pub spec: StreamSpec,
-    /// Where its events come from.
+    /// The origin of its events.
     pub origin: Origin,
-    /// Of how many of its events procedures take a batch; of all that one event sets off, if nobody
-    /// says.
+    /// The size of the batches that procedures take. By default a batch is all that one event
+    /// triggers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<Batching>,
 }
 
 impl Stream {
-    /// Whether the program makes its events, and they do not come in: from a source, or of others that do
-    /// by `map` and `filter`.
+    /// Whether transactions make its events. Events of other streams come from a source, or from
+    /// such streams by `map` and `filter`.
     pub fn is_output(&self) -> bool {
         !matches!(self.origin, Origin::Input | Origin::Derived { .. })
     }
 }
 
-/// An input stream of firings: its one column is the time at which one was due.
+/// An input stream of timer events. Its one column is the time at which the event was due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timer {
     /// The stream.
     pub stream: StreamId,
-    /// It fires at the multiples of so many microseconds since 1970.
+    /// The period in microseconds. The timer fires at its multiples since 1970.
     pub period_us: i64,
 }
 
-/// The shortest period of a timer: less is no clock's business.
+/// The shortest period of a timer, in microseconds.
 pub(super) const PERIOD_US_MIN: i64 = 1_000;
 
-/// What a batch of a stream is.
+/// The size of a stream's batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Batching {
-    /// So many events, one after the other.
+    /// A number of consecutive events.
     Count(u64),
-    /// The events of an interval of so many microseconds (in the unit of an int time column), from a
-    /// multiple on; in arrival time those of so long after the first.
+    /// The events of an interval of this length, in microseconds or in the unit of an int time
+    /// column. Intervals begin at multiples of the length; in arrival time, at a batch's first
+    /// event.
     TimeUs(i64),
 }
 
-/// Events of a batch are at most so many: they wait in memory.
+/// The most events of a batch. They wait in memory.
 const COUNT_MAX: u64 = 1_000_000;
 
 impl Batching {
-    /// Refuses what can't be a batch.
+    /// Refuses an invalid batch size.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Batching::Count(count) if *count == 0 || *count > COUNT_MAX => {
                 Err(format!("a batch has 1 to {COUNT_MAX} events, not {count}"))
             }
             Batching::TimeUs(us) if *us <= 0 || *us > TIME_US_MAX => Err(format!(
-                "a batch of {us} microseconds: it is of more than 0, and at most a day"
+                "a batch lasts more than 0 microseconds and at most a day, not {us} microseconds"
             )),
             _ => Ok(()),
         }
     }
 }
 
-/// A day: whatever intervals have in common stays small.
+/// The longest interval, a day. This bounds the common multiple of several intervals.
 const TIME_US_MAX: i64 = 86_400_000_000;
 
-/// Where a stream's events come from.
+/// The origin of a stream's events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// From sources, or pushed.
+    /// Sources, or pushed rows.
     Input,
-    /// From another stream, before transactions; the events keep their stamps.
+    /// Another stream, before transactions. The events keep their stamps.
     Derived {
-        /// The stream it comes from: an input, or derived itself.
+        /// The other stream: an input, or derived itself.
         from: StreamId,
-        /// What is done to each event.
+        /// The step applied to each event.
         stage: Stage,
     },
-    /// What a handler returns.
+    /// The return values of a handler.
     Output(HandlerId),
-    /// The events whose transaction of this handler aborted: the handler's input columns, then
-    /// `reason`.
+    /// The events whose transaction of this handler aborted. The columns are those of the handler's
+    /// input, then `reason`.
     Aborted(HandlerId),
-    /// What handlers emit into it by name.
+    /// Handlers that emit into the stream by name.
     Emitted,
 }
 
@@ -101,26 +102,26 @@ pub enum Origin {
 pub enum Stage {
     /// Keeps the events for which the expression is true.
     Filter {
-        /// The nodes.
+        /// The expressions.
         exprs: Block,
         /// The condition.
         keep: ExprId,
     },
     /// Computes the stream's columns, in order.
     Map {
-        /// The nodes.
+        /// The expressions.
         exprs: Block,
-        /// One for each column of the new stream.
+        /// One expression for each column of the new stream.
         columns: Vec<ExprId>,
     },
 }
 
 impl Stage {
-    /// What the stage makes of an event, as columns of the new stream's `schema`; `None` when a
-    /// filter drops it.
+    /// Applies the stage to an event. Returns the columns of the new stream's `schema`, or `None`
+    /// if a filter drops the event.
     ///
     /// # Errors
-    /// When an expression has no value: the event does not come to the new stream.
+    /// If an expression has no value. The event does not get into the new stream.
     pub fn apply(&self, schema: &Schema, event: &[Value]) -> Result<Option<Vec<Value>>, Fault> {
         match self {
             Stage::Filter { exprs, keep } => match evaluate(exprs, *keep, event)? {

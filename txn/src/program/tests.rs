@@ -147,7 +147,7 @@ fn a_footprint_says_what_is_touched() {
     assert_eq!((found.rows[0].computed, found.rows[1].computed), (false, true));
     assert_eq!(found.ranges, [table]);
     assert_eq!((found.is_known(), found.touches(table)), (false, (true, true)));
-    // An update makes no row, so no reader of ranges has to mind.
+    // An update creates no row, so readers of ranges need not mind.
     assert_eq!(found.tokens(&program, table), (true, false));
 }
 

@@ -1,98 +1,97 @@
-//! Windows: ranges of a row's versions that end at the transaction which reads them, and what is
-//! made of them. `docs/values.md` has the rules.
+//! Windows: ranges of a row's versions that end at the transaction that reads them, and their
+//! aggregates. `docs/values.md` has the rules.
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Column, DataType, Error, History, Result, TableId, TableSpec, Value};
 
 use super::expr::{type_of, Block, Expr, ExprId, Type};
 
-/// Which versions of a row a window has, of those up to the transaction at time T that reads it, its
-/// own included. Sizes are in microseconds of event time (in the unit of the time column when that
-/// is an int).
+/// A choice of a row's versions, up to the transaction at time T that reads them, its own included.
+/// Sizes are in microseconds of event time, or in the unit of the time column if that is an int.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Window {
     /// The last `size_us`: times in (T - size, T].
     Sliding {
-        /// Its length.
+        /// The length.
         size_us: i64,
     },
-    /// The last window of `size_us` that was complete at a multiple B of `slide_us`, the newest up
+    /// The newest complete window of `size_us`. It ends at B, the newest multiple of `slide_us` up
     /// to T: times in [B - size, B).
     Hopping {
-        /// Its length.
+        /// The length.
         size_us: i64,
-        /// How far apart windows end.
+        /// The distance between the ends of windows.
         slide_us: i64,
     },
     /// Since the newest multiple of `size_us`: times in [floor(T / size) * size, T].
     Tumbling {
-        /// Its length.
+        /// The length.
         size_us: i64,
     },
-    /// Back from T as long as two neighbours are at most `gap_us` apart, within what the table keeps
-    /// by time.
+    /// Back from T while neighbours are at most `gap_us` apart, within the history that the table
+    /// retains by time.
     Session {
-        /// The longest time without a version.
+        /// The longest time between two versions.
         gap_us: i64,
     },
     /// The last `versions` versions.
     Last {
-        /// How many.
+        /// The number of versions.
         versions: u64,
     },
-    /// Versions are numbered from 0, and each multiple of `versions` begins a window: the versions
-    /// since then.
+    /// The versions since the newest start of a window. Versions are numbered from 0, and a window
+    /// starts at each multiple of `versions`.
     TumblingVersions {
-        /// How many a window has at most.
+        /// The most versions of a window.
         versions: u64,
     },
 }
 
-/// What is made of the values of a column in a window, or in a range of rows. Nulls are left out,
-/// but by `First` and `Last`. Of no values at all the count and the sum are 0, and the others null.
+/// An aggregate of a column's values in a window or in a range of rows. All but `First` and `Last`
+/// skip nulls. Without any values the count and the sum are 0, and the others null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregate {
-    /// How many there are.
+    /// The number of values.
     Count,
-    /// Their sum; of integers and decimals it is exact, and only a result that is out of range
+    /// The sum of the values. Integers and decimals are summed exactly; only a result out of range
     /// aborts. Floats are added in the order of versions.
     Sum,
-    /// Their mean: of integers the float nearest to it, of decimals rounded half to even.
+    /// The mean of the values: for integers the nearest float, for decimals rounded half to even.
     Avg,
-    /// The smallest, in the order of keys (so NaN is the largest float).
+    /// The smallest value, in the order of keys, so NaN is the largest float.
     Min,
-    /// The largest.
+    /// The largest value, in the order of keys.
     Max,
-    /// The first, be it null.
+    /// The first value, which may be null.
     First,
-    /// The last, be it null.
+    /// The last value, which may be null.
     Last,
-    /// The user's.
+    /// A user-defined aggregate.
     Fold(Box<Fold>),
 }
 
-/// A user-defined aggregate: a state, and what each version makes of it, in the order of versions.
+/// A user-defined aggregate: a state that each version updates, in the order of versions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fold {
-    /// Columns are the version's; variable 0 is the state.
+    /// The expressions. Columns are those of the version; variable 0 is the state.
     pub exprs: Block,
-    /// The state to begin with, a constant.
+    /// The initial state, a constant.
     pub start: ExprId,
     /// The next state, of the same type.
     pub step: ExprId,
 }
 
-/// A window read of a closure: checked when it is made (see [`super::Builder::window_read`]).
+/// A closure's window read, checked when it is made (see [`super::Builder::window_read`]).
 #[derive(Clone, Debug)]
 pub struct WindowRead {
     pub(crate) table: TableId,
     pub(crate) column: u16,
     pub(crate) window: Window,
     pub(crate) aggregate: Aggregate,
-    /// Whether the column is of integers that are never null.
+    /// Whether the column has integers that are never null.
     pub(crate) is_of_ints: bool,
 }
 
@@ -157,7 +156,7 @@ impl Window {
 }
 
 impl Aggregate {
-    /// The type of what is made of a column of a table, or why there is none.
+    /// Returns the type of the aggregate of a table's column, or why there is none.
     pub fn result(&self, table: &TableSpec, column: u16) -> Result<Type> {
         let Some(spec) = table.schema.columns.get(usize::from(column)) else {
             return Err(Error::program(format!("table {} has no column {column}", table.name)));
@@ -168,7 +167,8 @@ impl Aggregate {
         }
     }
 
-    /// The same of a column of `whose`, but of folds, which nobody knows without a table.
+    /// Returns the type of the aggregate of a column of `whose`. Folds are excluded, because they
+    /// need a table.
     pub(super) fn of_column(&self, column: &Column, whose: &str) -> Result<Type> {
         let ty = &column.ty;
         let refuse = |what: &str| {
@@ -194,7 +194,7 @@ impl Aggregate {
 }
 
 impl Fold {
-    /// The state to begin with.
+    /// Returns the initial state.
     pub fn start(&self) -> Value {
         match self.exprs.nodes.get(self.start.index()).map(|node| &node.expr) {
             Some(Expr::Const(value)) => value.clone(),

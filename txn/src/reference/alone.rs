@@ -1,4 +1,4 @@
-//! One transaction by itself, on rows that others hold.
+//! A single transaction on rows that are stored elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,21 @@ use crate::program::{
     evaluate, key_value, Abort, Answers, Body, ExprId, Footprint, Moment, Program, RowUse,
 };
 
-/// A row that a declared transaction mentions: its table and key, and whether it may be written.
+/// A row that a declared transaction mentions: its table, its key, and whether it may be written.
 pub type Mentioned = (TableId, Key, bool);
 
-/// What such a transaction comes to: the rows that it has written, and its events.
+/// The result of such a transaction: the rows that it has written, and its events.
 pub type Done = (Vec<(TableId, Key, Option<Row>)>, Vec<(StreamId, Row)>);
 
-/// When a transaction is, and what its random numbers are made of.
+/// The time of a transaction, and the source of its random numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct When {
-    /// The clock.
+    /// The clock, in microseconds since 1970.
     pub now_us: i64,
-    /// Its time: that of its event, or where event time was at the cut before; the clock, where nothing is in event time.
+    /// The transaction's time: that of its event, or event time at the cut before; without event
+    /// time, the clock.
     pub time_us: i64,
-    /// What no other transaction has.
+    /// A number that no other transaction has. Random numbers are made of it.
     pub chance: u64,
 }
 
@@ -36,16 +37,16 @@ impl When {
     }
 }
 
-/// The rows of a declared handler's transactions, where they follow from the event alone: `None` where they do not, and for
-/// handlers that are not declared.
+/// Returns the rows of a declared handler's transactions if they follow from the event alone.
+/// Returns `None` otherwise, and for handlers that are not declared.
 pub(crate) fn known(program: &Program, handler: usize) -> Option<Vec<RowUse>> {
     let Body::Declared(_) = &program.handlers[handler].body else { return None };
     let footprint = Footprint::of(program, handler);
     (footprint.is_known() && footprint.ranges.is_empty()).then_some(footprint.rows)
 }
 
-/// Those of them that the transaction of an event mentions, none twice. A row whose key can't be computed is not among
-/// them: the transaction aborts where it comes to it.
+/// Returns the rows that the transaction of an event mentions, without duplicates. A row whose key
+/// can't be computed is left out; the transaction aborts where it uses that row.
 pub(crate) fn mentioned(
     program: &Program,
     handler: usize,
@@ -65,7 +66,7 @@ pub(crate) fn mentioned(
     found
 }
 
-/// The key of a row, where it can be computed.
+/// Returns the key of a row if it can be computed.
 pub(crate) fn key_of(
     program: &Program,
     handler: usize,
@@ -74,26 +75,28 @@ pub(crate) fn key_of(
 ) -> Option<SmallVec<[Value; 2]>> {
     let Body::Declared(declared) = &program.handlers[handler].body else { return None };
     let spec = &program.tables[row.table.index()];
-    // A key that can't be computed aborts when its turn comes, with the reason.
+    // A key that can't be computed aborts the transaction later, with the reason.
     let value = |id: &ExprId| key_value(evaluate(&declared.exprs, *id, event).ok()?, spec).ok();
     row.key.iter().map(value).collect()
 }
 
-/// The rows that a declared handler's transaction of an event mentions, where that is known before it runs.
+/// Returns the rows that a declared handler's transaction of an event mentions, if they are known
+/// before it runs.
 pub fn mentions(program: &Program, handler: usize, event: &[Value]) -> Option<Vec<Mentioned>> {
     Some(mentioned(program, handler, &known(program, handler)?, event))
 }
 
-/// The tables that a declared handler uses.
+/// Returns the tables that a declared handler uses.
 pub fn uses(program: &Program, handler: usize) -> impl Iterator<Item = TableId> + use<> {
     let Footprint { rows, ranges, .. } = Footprint::of(program, handler);
     rows.into_iter().map(|row| row.table).chain(ranges)
 }
 
-/// Runs a handler's transaction of an event on whatever rows it looks for, and gives the events that it emits.
+/// Runs a handler's transaction of an event and returns the events that it emits. `rows` supplies
+/// any row.
 ///
 /// # Errors
-/// Why it aborts. What it has written by then stays.
+/// The reason of an abort. The transaction's writes so far stay.
 pub fn transact(
     program: &Program,
     handler: usize,
@@ -110,10 +113,10 @@ pub fn transact(
     Ok(emitted.map(|(stream, row)| (stream, row.into())).collect())
 }
 
-/// Runs a declared handler's transaction of an event, on the rows that [`mentions`] names.
+/// Runs a declared handler's transaction of an event on the rows that [`mentions`] names.
 ///
 /// # Errors
-/// Why it aborts.
+/// The reason of an abort.
 pub fn alone<'r>(
     program: &Program,
     handler: usize,
@@ -128,7 +131,7 @@ pub fn alone<'r>(
     }
     let histories = vec![BTreeMap::new(); program.tables.len()];
     let mut rows = Maps { tables: &mut tables, histories: &histories };
-    // Neither time nor chance is in a declared transaction without windows.
+    // A declared transaction without windows uses neither time nor random numbers.
     let (answers, when) = (Answers::default(), When { now_us: 0, time_us: 0, chance: 0 });
     let moment = when.moment(handler, &answers);
     let mut work = Work::new(program, &mut rows, handler, &moment);

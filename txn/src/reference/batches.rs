@@ -1,4 +1,5 @@
-//! Batches at the border: the events of each stream are kept until one comes with which a batch ends.
+//! Batches at the border. The events of each stream are buffered until one arrives that ends a
+//! batch.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +9,13 @@ use super::Coming;
 use crate::order::Groups;
 use crate::program::{Batching, Program};
 
-/// By stream: what has come since its last batch.
+/// The events since the last batch, by stream.
 pub(super) struct Open(BTreeMap<StreamId, Waiting>);
 
 #[derive(Default)]
 struct Waiting {
     events: Vec<(SourceId, u64, Vec<Value>)>,
-    /// When the first of them came.
+    /// The clock when the first of them arrived.
     since: i64,
 }
 
@@ -25,9 +26,9 @@ impl Open {
         Open(batched.map(|(id, _)| (StreamId(id as u16), Waiting::default())).collect())
     }
 
-    /// Says with which of the events that are ready in this cut batches end. Where one ends without any,
-    /// because time has passed or no more will come, what has waited has its place in this cut; in event time,
-    /// where the stream ends.
+    /// Marks the ready events of this cut that end batches. A batch may also end without such an
+    /// event: time has passed, or no more events will arrive. Then its buffered events get a place
+    /// in this cut; in event time, the place where the stream ends.
     pub(super) fn close(
         &mut self,
         program: &Program,
@@ -68,7 +69,7 @@ impl Open {
             }
             if rest_ends && open_or(own.len(), waiting) > 0 {
                 if by_arrival && own.is_empty() {
-                    // Alone they are in the order of their sources.
+                    // Without new events, they are in the order of their sources.
                     waiting.events.sort_by_key(|event| (event.0, event.1));
                 }
                 let of = |event: &Coming| (event.source, event.offset);
@@ -80,7 +81,7 @@ impl Open {
                     Some(last) => ends.push(*last),
                     None => {
                         let (stamp, closes) = (place(*stream, source, offset), vec![*stream]);
-                        // Of one event several streams may be parts, which end together.
+                        // One event can be on several derived streams, whose batches end together.
                         match alone.iter_mut().find(|other| other.stamp == stamp) {
                             Some(other) => other.closes.push(*stream),
                             None => {
@@ -98,7 +99,7 @@ impl Open {
         coming.sort_by(|a, b| a.stamp.cmp(&b.stamp));
     }
 
-    /// An event comes: the batches that end with it.
+    /// Adds an event and returns the batches that end with it.
     pub(super) fn take(&mut self, event: &Coming) -> Vec<(StreamId, Vec<Vec<Value>>)> {
         for (stream, values) in &event.views {
             if let Some(waiting) = self.0.get_mut(stream) {
@@ -118,7 +119,8 @@ fn open_or(coming: usize, waiting: &Waiting) -> usize {
     coming + waiting.events.len()
 }
 
-/// How long the intervals of event time are in which streams of a group come.
+/// Returns the lengths of the intervals of event time that batch the streams of a group, in
+/// microseconds.
 fn intervals(program: &Program, groups: &Groups, group: usize) -> Vec<i64> {
     let intervals = program.streams.iter().enumerate().filter_map(|(id, stream)| {
         let root = program.root_stream(StreamId(id as u16));
@@ -131,13 +133,13 @@ fn intervals(program: &Program, groups: &Groups, group: usize) -> Vec<i64> {
     intervals.collect()
 }
 
-/// A group's watermark where its streams come in intervals of event time: none is cut in two.
+/// Returns a group's watermark, moved back so that it splits no interval of event time.
 pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Position) -> Position {
     let intervals = intervals(program, groups, group);
     if intervals.is_empty() || mark == Position::MIN {
         return mark;
     }
-    // The latest time that is a multiple of all.
+    // The latest time that is a multiple of all lengths.
     let is_whole = |time: &i64| intervals.iter().all(|us| time.rem_euclid(*us) == 0);
     let widest = *intervals.iter().max().expect("there is one");
     let last = mark.time_us.div_euclid(widest).saturating_mul(widest);
@@ -146,7 +148,7 @@ pub(super) fn whole(program: &Program, groups: &Groups, group: usize, mark: Posi
     Position { time_us, source: SourceId(0), offset: 0 }
 }
 
-/// A group's watermark where all of its streams end: the intervals that are open there are over.
+/// Returns a group's watermark after all of its streams have ended. Open intervals are over.
 pub(super) fn over(program: &Program, groups: &Groups, group: usize, end: Position) -> Position {
     let intervals = intervals(program, groups, group);
     let Some(widest) = intervals.iter().max() else { return end };

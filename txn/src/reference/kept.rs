@@ -1,5 +1,6 @@
-//! Versions of rows where rows are with others: rows of a table beside, which whoever writes a row appends to at the end
-//! of its transaction. So a window over them is a range of rows like any other.
+//! Versions of rows on several processes. They are rows of a second table, and each transaction
+//! appends a version of every row that it writes. So a window over them is a range of rows like any
+//! other.
 
 use std::collections::BTreeMap;
 
@@ -10,19 +11,21 @@ use super::work::Was;
 use super::Version;
 use crate::program::{Abort, Program};
 
-/// By table that keeps versions of its rows the one that has them: the key, a number, a time, and the row.
+/// The table of versions of each table with a history. Its columns are the key, a number, a time,
+/// and the row.
 #[derive(Debug, Default)]
 pub struct Kept(BTreeMap<TableId, TableId>);
 
-/// The number of a row that is no version: its time is how many there have been.
+/// The number of a row that is not a version. Its time field holds how many versions there have
+/// been.
 const MARK: i64 = -1;
-/// So many that need not be kept any more go when one comes.
+/// The most expired versions that one append removes.
 const FORGET_MAX: usize = 4;
-/// So many are read at first.
+/// The number of versions in the first read.
 const READ_FIRST: i64 = 16;
 
 impl Kept {
-    /// Gives a program the tables.
+    /// Adds these tables to a program.
     pub fn add(program: &mut Program) -> Kept {
         let mut kept = BTreeMap::new();
         for table in 0..program.tables.len() {
@@ -45,7 +48,7 @@ impl Kept {
         Kept(kept)
     }
 
-    /// What a transaction has written is a version of each row that is there.
+    /// Appends a version of each existing row that a transaction has written.
     pub(super) fn append(
         &self,
         program: &Program,
@@ -108,12 +111,13 @@ impl Kept {
         Ok(())
     }
 
-    /// The versions that a row has had, oldest first, as far as they are kept and anybody wants them: `is_behind` says of
-    /// one, given its number, its time and the number of the next one to come, that nobody wants it, nor those before it.
-    /// They are read from the newest on, some at a time, so that a short window over many versions reads few.
+    /// Returns the retained versions of a row, oldest first, as far back as the caller needs them.
+    /// `is_behind` gets a version's number, its time and the next version's number. It returns
+    /// whether that version and all before it are unneeded. Reads go backwards from the newest
+    /// version in growing pieces, so a short window over many versions reads few.
     ///
     /// # Errors
-    /// When rows are not to be had.
+    /// If the rows are not available.
     pub fn versions(
         &self,
         program: &Program,
@@ -141,7 +145,7 @@ impl Kept {
             let from = to.saturating_sub(many).max(0);
             let part = rows.range(program, *of, &at(from), &at(to))?;
             let part: Vec<Version> = part.into_iter().map(version).collect();
-            // Where one is missing those before it have gone.
+            // A missing version means that all versions before it have been removed.
             let is_all = (part.len() as i64) < to - from;
             let is_enough = part
                 .first()
@@ -156,7 +160,8 @@ impl Kept {
     }
 }
 
-/// The columns of a table whose rows hold others' rows: these may have columns of one name, and their defaults are theirs.
+/// Returns the schema of a table that stores rows of other tables. It makes the columns' names
+/// unique and drops their defaults.
 pub(super) fn numbered(columns: impl Iterator<Item = Column>) -> Schema {
     let named = |(nth, column): (usize, Column)| Column {
         name: format!("{nth}.{}", column.name).into(),

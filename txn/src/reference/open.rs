@@ -1,6 +1,6 @@
-//! Batches that are not whole yet, where rows are with others: each event waits as a row, changed by the event's own
-//! transaction and in its place in the order. So crash, replay, snapshot and the way to another owner have no rule of
-//! their own for it.
+//! Incomplete batches on several processes. Each event is stored as a row by the event's own
+//! transaction, in its place in the order. So crashes, replays, snapshots and moves to another
+//! owner need no rules for it.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,23 @@ use super::kept::numbered;
 use super::rows::Rows;
 use crate::program::{Abort, Batching, Extent, OwnedWindow, Program};
 
-/// What the name of a stream has before it where it is told how many of its sources have ended: for its batches, and
-/// for the windows that end then.
+/// Prefixes of stream names in keys that count ended sources: for the stream's batches, and for the
+/// windows that end then.
 const ENDED: &str = "\u{1}ended/";
 const ENDED_WINDOWS: &str = "\u{1}ended windows/";
 
-/// Tables of what waits, of each stream that comes in batches.
+/// The tables of buffered events, for each stream in batches.
 #[derive(Debug, Default)]
 pub struct Open {
-    /// By stream how many events wait, and since when; and how many of its sources have ended, where it has several.
+    /// By stream: the number of buffered events, and since when. If it has several sources, also
+    /// the number of ended ones.
     marks: TableId,
-    /// Those events, by the place in which they came.
+    /// The tables of these events, in the order of arrival.
     waiting: BTreeMap<StreamId, TableId>,
 }
 
 impl Open {
-    /// Gives a program the tables, if any of its streams comes in batches, or time ends windows.
+    /// Adds these tables to a program that has streams in batches or windows by time.
     pub fn add(program: &mut Program) -> Open {
         let batched: Vec<usize> =
             (0..program.streams.len()).filter(|at| program.streams[*at].batch.is_some()).collect();
@@ -36,7 +37,8 @@ impl Open {
             return Open::default();
         }
         let int = |name: &str| Column::new(name, DataType::Int);
-        // By name: another version may have other numbers. What waits of a stream and of its parts is in one partition.
+        // Keyed by name, because numbers differ in other versions of the program. The buffered
+        // events of a stream and of its derived streams are in one partition.
         let text = |name: &str| Column::new(name, DataType::Str);
         let since = Column::new("since", DataType::Timestamp);
         let columns = vec![text("root"), text("stream"), int("n"), since];
@@ -58,12 +60,12 @@ impl Open {
         Open { marks, waiting }
     }
 
-    /// Where what waits of a stream is: its table, and a key there.
+    /// Returns the place of a stream's buffered events: their table, and a key in it.
     pub fn place(&self, program: &Program, stream: StreamId) -> Option<(TableId, [Value; 2])> {
         Some((*self.waiting.get(&stream)?, [root(program, stream), Value::Int(0)]))
     }
 
-    /// The tables of what waits.
+    /// Returns the tables of buffered events.
     pub(super) fn tables(&self) -> impl Iterator<Item = TableId> + '_ {
         self.waiting.values().copied()
     }
@@ -73,7 +75,7 @@ impl Open {
         self.waiting.contains_key(&stream)
     }
 
-    /// An event comes; the whole batch, if it is the last of one, or of its interval.
+    /// Buffers an event. Returns the whole batch if the event ends one, or ends its interval.
     pub(super) fn come(
         &self,
         program: &Program,
@@ -105,7 +107,7 @@ impl Open {
         Ok(Vec::new())
     }
 
-    /// What waits of a stream in arrival time, if it is due.
+    /// Removes and returns the buffered events of a stream in arrival time, if they are due.
     pub(super) fn due(
         &self,
         program: &Program,
@@ -125,7 +127,8 @@ impl Open {
         }
     }
 
-    /// One of so many sources of a stream has ended; what waits, if all have.
+    /// Counts an ended source of a stream. Removes and returns the buffered events if all `sources`
+    /// have ended.
     pub(super) fn end(
         &self,
         program: &Program,
@@ -138,7 +141,7 @@ impl Open {
         }
         let [root, name] = key(program, stream);
         let Value::Str(name) = name else { unreachable!("it is a name") };
-        // No stream is called so.
+        // No stream has such a name.
         let at = [root, Value::str(&format!("{ENDED}{name}"))];
         if !self.have_ended(program, at, sources, rows)? {
             return Ok(Vec::new());
@@ -149,7 +152,8 @@ impl Open {
         }
     }
 
-    /// One of so many sources of a group of streams has ended, of which this stream is one; whether all have.
+    /// Counts an ended source of a stream's group. Returns whether all `sources` of the group have
+    /// ended.
     pub(super) fn ends_windows(
         &self,
         program: &Program,
@@ -162,7 +166,7 @@ impl Open {
         self.have_ended(program, [at.clone(), at], sources, rows)
     }
 
-    /// Counts one that has ended of so many; whether all have.
+    /// Counts an ended source. Returns whether all `sources` have ended.
     fn have_ended(
         &self,
         program: &Program,
@@ -183,7 +187,7 @@ impl Open {
         Ok(true)
     }
 
-    /// How many wait, and since when; nothing where none does.
+    /// Returns the number of buffered events and the time of the first; `None` without any.
     fn mark(&self, key: &[Value; 2], rows: &mut impl Rows) -> Result<Option<(i64, i64)>, Abort> {
         Ok(match rows.row(self.marks, key)?.as_deref() {
             Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => {
@@ -193,7 +197,7 @@ impl Open {
         })
     }
 
-    /// All that waits of a stream, which waits no longer.
+    /// Removes and returns all buffered events of a stream.
     fn take(
         &self,
         program: &Program,
@@ -210,7 +214,7 @@ impl Open {
     }
 }
 
-/// The streams that come in batches by intervals of event time, each with the length of these.
+/// Returns the streams in batches by intervals of event time, with the lengths of the intervals.
 pub fn by_event_time(program: &Program) -> impl Iterator<Item = (StreamId, i64)> + '_ {
     (0..program.streams.len() as u16).map(StreamId).filter_map(|stream| {
         match program.streams[stream.index()].batch {
@@ -222,7 +226,7 @@ pub fn by_event_time(program: &Program) -> impl Iterator<Item = (StreamId, i64)>
     })
 }
 
-/// After how long a stream's batches in arrival time are whole, if it has such.
+/// Returns the length of a stream's batches by arrival time, if it has such batches.
 pub fn by_arrival(program: &Program, stream: StreamId) -> Option<i64> {
     let root = &program.streams[program.root_stream(stream).index()].spec;
     match program.streams[stream.index()].batch {
@@ -231,12 +235,12 @@ pub fn by_arrival(program: &Program, stream: StreamId) -> Option<i64> {
     }
 }
 
-/// The name of the input stream that a stream is, or is a part of.
+/// Returns the name of a stream's input stream.
 fn root(program: &Program, stream: StreamId) -> Value {
     Value::str(&program.streams[program.root_stream(stream).index()].spec.name)
 }
 
-/// The key of a stream's mark.
+/// Returns the key of a stream's mark.
 fn key(program: &Program, stream: StreamId) -> [Value; 2] {
     [root(program, stream), Value::str(&program.streams[stream.index()].spec.name)]
 }

@@ -1,6 +1,6 @@
-//! One event and all that it sets off, on rows that others hold: what `Machine` makes of an event, where there is one
-//! event and not a table more than it needs. It is one place in the order: nobody sees anything between its
-//! transactions, each of which commits or aborts by itself.
+//! One event and all that it triggers, on rows that are stored elsewhere. This is the work of
+//! `Machine` for one event, without copies of tables. It is one place in the order: no others run
+//! between its transactions, each of which commits or aborts by itself.
 
 use std::collections::BTreeSet;
 
@@ -22,26 +22,29 @@ use crate::program::{
 #[derive(Debug)]
 pub struct Rounds {
     turns: Turns,
-    /// By handler: whether more than one transaction, or more than its own steps, may come of an event.
+    /// By handler: whether its events may lead to more than one transaction, or to more than its
+    /// own steps.
     are_needed: Vec<bool>,
-    /// Batches that are not whole yet.
+    /// Incomplete batches.
     open: Open,
     /// Versions of rows.
     kept: Kept,
-    /// By stream: the windows that time ends before an event of it.
+    /// By stream: the windows that time may end before an event of the stream.
     timed: Vec<Vec<WindowId>>,
-    /// Streams whose events are among those that are given, too, though nobody emits them.
+    /// Streams whose input events are also returned as outputs.
     passed_on: BTreeSet<StreamId>,
-    /// Where it is told which windows have slid without their triggers: the window, when it ended, and why.
+    /// The stream of windows that have slid without their triggers: the window, its end, and the
+    /// reason.
     told: Option<StreamId>,
 }
 
 impl Rounds {
-    /// Those of a program, where opaque functions call those of these handlers, batches wait there, versions are kept there,
-    /// and somebody wants the events of these streams as they come in.
+    /// Prepares the rounds of a program. Opaque functions may call the `called` handlers. `open`
+    /// stores incomplete batches, `kept` stores versions, and the input events of `passed_on`
+    /// streams are returned too.
     ///
     /// # Errors
-    /// When procedures wait for one another.
+    /// If the procedures form a cycle.
     pub fn of(
         program: &Program,
         called: &[usize],
@@ -74,25 +77,27 @@ impl Rounds {
         Ok(Rounds { turns, are_needed, open, kept, timed, passed_on, told: None })
     }
 
-    /// The same, and slides whose triggers abort are told on this stream.
+    /// Reports slides whose triggers abort on this stream.
     #[must_use]
     pub fn telling(self, slides: Option<StreamId>) -> Rounds {
         Rounds { told: slides, ..self }
     }
 
-    /// Whether what comes of an event of an input stream is more than one transaction of each handler on it, with its
-    /// own steps.
+    /// Whether an event of an input stream leads to more than one transaction with its own steps
+    /// per handler.
     pub fn is_needed(&self, program: &Program, input: StreamId) -> bool {
         self.is_passed_on(program, input)
             || Rounds::takers(program, input).any(|(handler, _)| self.are_needed[handler])
     }
 
-    /// Whether somebody wants the events of an input stream, or of a part of it, as they come in.
+    /// Whether the events of an input stream, or of a stream derived from it, are returned as
+    /// outputs.
     pub fn is_passed_on(&self, program: &Program, input: StreamId) -> bool {
         self.passed_on.iter().any(|stream| program.root_stream(*stream) == input)
     }
 
-    /// Those who take an event of an input stream, each with the stream that it is on for them.
+    /// Returns the handlers of an input stream's events, each with the stream on which it takes
+    /// them.
     pub fn takers(
         program: &Program,
         input: StreamId,
@@ -109,8 +114,9 @@ impl Rounds {
         (0..program.handlers.len()).flat_map(of)
     }
 
-    /// The handler that takes each event that comes by a stream, where there is one only and nobody waits for the event
-    /// itself or for what of it aborts: whoever sent an event is told then why it did.
+    /// Returns the handler that takes each event of an input stream, if it is the only one, and no
+    /// other part needs the event itself or its aborts. The sender then gets the reason of an
+    /// abort.
     pub fn only(&self, program: &Program, input: StreamId) -> Option<usize> {
         let mut takers = Rounds::takers(program, input);
         let (taker, stream) = takers.next()?;
@@ -121,13 +127,14 @@ impl Rounds {
         (is_only && stream == input && !is_batched && !is_passed_on).then_some(taker)
     }
 
-    /// Executes an event of an input stream, with which intervals of some streams may end whose events are one batch, and
-    /// gives all events that are emitted on the way, behind the event itself where somebody wants that. Those of the first
-    /// transaction come first.
+    /// Executes an event of an input stream. `ends` names streams whose interval, and so batch,
+    /// ends with it. Returns all events emitted on the way, after the event itself if its stream is
+    /// passed on. Those of the first transaction come first.
     ///
     /// # Errors
-    /// Where there is [only one](Rounds::only) who takes the event: why its transaction aborts. Also when a map or
-    /// filter can't compute, and when rows are not to be had: then nothing of what was written may count.
+    /// If there is [only one](Rounds::only) handler of the event: the reason of its abort. Also if
+    /// a map or filter can't compute, or if rows are not available. Then the caller must discard
+    /// all writes.
     pub fn run(
         &self,
         program: &Program,
@@ -164,11 +171,11 @@ impl Rounds {
         round.turns(agenda)
     }
 
-    /// Executes what waits of a stream whose batches are whole after some time, if that has passed, and gives all events
-    /// that are emitted on the way.
+    /// Executes the buffered events of a stream in batches by arrival time, if they are due.
+    /// Returns all events emitted on the way.
     ///
     /// # Errors
-    /// When rows are not to be had: then nothing of what was written may count.
+    /// If rows are not available. Then the caller must discard all writes.
     pub fn due(
         &self,
         program: &Program,
@@ -180,11 +187,11 @@ impl Rounds {
         self.batch(program, stream, &batch, when, rows)
     }
 
-    /// Executes what waits of a stream when the last one of so many sources of it has ended, and gives all events that are
-    /// emitted on the way.
+    /// Counts an ended source of a stream; after the last of `sources`, executes the buffered
+    /// events. Returns all events emitted on the way.
     ///
     /// # Errors
-    /// As [`Rounds::due`].
+    /// The same as for [`Rounds::due`].
     pub fn end(
         &self,
         program: &Program,
@@ -213,11 +220,11 @@ impl Rounds {
         round.turns(agenda)
     }
 
-    /// Windows slide whose owners take what comes of an input stream, or of one with which that shares a table, and whose time
-    /// has come: gives all events that are emitted on the way.
+    /// Slides the windows that are due and whose owners take an input stream, or a stream in its
+    /// group. Returns all events emitted on the way.
     ///
     /// # Errors
-    /// As [`Rounds::due`].
+    /// The same as for [`Rounds::due`].
     pub fn slide(
         &self,
         program: &Program,
@@ -228,10 +235,11 @@ impl Rounds {
         self.slide_until(program, (stream, Until::Time(when.time_us)), when, rows)
     }
 
-    /// One of so many sources of these streams has ended. With the last of them all windows slide that hold rows.
+    /// Counts an ended source of a group of streams. After the last of `sources`, all windows with
+    /// rows slide.
     ///
     /// # Errors
-    /// As [`Rounds::due`].
+    /// The same as for [`Rounds::due`].
     pub fn end_windows(
         &self,
         program: &Program,
@@ -258,7 +266,7 @@ impl Rounds {
         Ok(round.out)
     }
 
-    /// A round that no event of a client has begun.
+    /// Begins a round without a client's event.
     fn round<'a, R: Rows>(
         &'a self,
         program: &'a Program,
@@ -270,12 +278,14 @@ impl Rounds {
         Round { program, turns, kept, when, answers, only: None, rows, out: Vec::new(), told }
     }
 
-    /// The tables of events that wait to be batches: what comes with a key of one is executed there, and uses what is there.
+    /// Returns the tables of events in incomplete batches. An event with such a key is executed at
+    /// the key's owner and uses the rows there.
     pub fn waiting(&self) -> impl Iterator<Item = TableId> + '_ {
         self.open.tables()
     }
 
-    /// The windows that time ends before an event of a stream; none before those of streams that were added.
+    /// Returns the windows that time may end before an event of a stream; none for streams that the
+    /// engine adds.
     pub fn timed(&self, stream: StreamId) -> &[WindowId] {
         self.timed.get(stream.index()).map_or(&[], Vec::as_slice)
     }
@@ -285,14 +295,14 @@ impl Rounds {
         &self.kept
     }
 
-    /// Where the events of an input stream wait of which somebody takes batches.
+    /// Returns the place of an input stream's buffered events, if handlers take batches of it.
     pub fn waits(&self, program: &Program, input: StreamId) -> Option<(TableId, [Value; 2])> {
         Rounds::takers(program, input).find_map(|(_, stream)| self.open.place(program, stream))
     }
 }
 
 impl<R: Rows> Round<'_, R> {
-    /// All who take batches of a stream take this one.
+    /// Gives a batch to all handlers that take batches of a stream.
     fn batch(
         &mut self,
         stream: StreamId,
@@ -309,7 +319,7 @@ impl<R: Rows> Round<'_, R> {
         Ok(())
     }
 
-    /// The turns of the procedures that have something to take; all that was emitted.
+    /// Runs the turns of the procedures with events to take, and returns all emitted events.
     fn turns(mut self, agenda: Agenda) -> Result<Vec<(StreamId, Row)>, Abort> {
         self.all_turns(agenda)?;
         Ok(self.out)
@@ -322,7 +332,8 @@ impl<R: Rows> Round<'_, R> {
         Ok(())
     }
 
-    /// Windows slide whose time has come, each in a transaction of its owner and with all that this sets off.
+    /// Slides the windows that are due, each in a transaction of its owner and with all that this
+    /// triggers.
     fn slide(&mut self, windows: &[WindowId], until: Until) -> Result<(), Abort> {
         let (only, time_us) = (self.only.take(), self.when.time_us);
         loop {
@@ -362,7 +373,8 @@ impl<R: Rows> Round<'_, R> {
                 }
                 Err(abort) => {
                     self.undo(undo, &abort)?;
-                    // What it has read is of several moments: whoever finds that out calls it again.
+                    // It has read rows of several moments. The caller that detects this calls it
+                    // again.
                     if is_quiet {
                         return Err(abort);
                     }
@@ -386,10 +398,10 @@ impl<R: Rows> Round<'_, R> {
     }
 }
 
-/// The streams that an event of an input stream is on, with its columns there.
+/// Returns the streams that an event of an input stream is on, with its columns there.
 ///
 /// # Errors
-/// When a map or filter can't compute.
+/// If a map or filter can't compute.
 pub fn views(
     program: &Program,
     root: StreamId,
@@ -413,19 +425,20 @@ struct Round<'a, R> {
     program: &'a Program,
     turns: &'a Turns,
     kept: &'a Kept,
-    /// That of the next transaction.
+    /// The moment of the next transaction.
     when: When,
     answers: &'a Answers,
-    /// Whose abort is that of all.
+    /// The handler whose abort aborts the whole round.
     only: Option<usize>,
     rows: &'a mut R,
     out: Vec<(StreamId, Row)>,
-    /// As in [`Rounds`].
+    /// The stream of windows that have slid without their triggers.
     told: Option<StreamId>,
 }
 
 impl<R: Rows> Round<'_, R> {
-    /// A handler takes an event: now, or, with all others of the round, when it is its turn.
+    /// Gives an event to a handler: a procedure takes it in its turn with the round's other events,
+    /// others at once.
     fn hand(
         &mut self,
         handler: usize,
@@ -441,7 +454,7 @@ impl<R: Rows> Round<'_, R> {
         self.transact(handler, depth, event, agenda)
     }
 
-    /// One transaction, and depth first everything that its outputs set off.
+    /// Executes one transaction, and depth first everything that its outputs trigger.
     fn transact(
         &mut self,
         index: usize,
@@ -482,7 +495,7 @@ impl<R: Rows> Round<'_, R> {
         Ok(())
     }
 
-    /// The procedures of a turn, as one transaction.
+    /// Executes the procedures of a turn as one transaction.
     fn turn(&mut self, number: usize, mut given: Given, agenda: &mut Agenda) -> Result<(), Abort> {
         let (program, turn) = (self.program, &self.turns.all[number]);
         let when = self.next();
@@ -539,14 +552,14 @@ impl<R: Rows> Round<'_, R> {
         Ok(())
     }
 
-    /// When the next transaction is. Each has random numbers of its own.
+    /// Returns the moment of the next transaction. Each has its own random numbers.
     fn next(&mut self) -> When {
         let when = self.when;
         self.when.chance = when.chance.wrapping_add(1);
         when
     }
 
-    /// Rows become what they were before a transaction that has aborted.
+    /// Restores the rows from before an aborted transaction.
     fn undo(&mut self, undo: Vec<Was>, abort: &Abort) -> Result<(), Abort> {
         if self.rows.are_gone() {
             return Err(abort.clone());

@@ -1,4 +1,4 @@
-//! Where the rows of a transaction are: on ordered maps, or with others.
+//! Access to the rows of a transaction: on ordered maps, or stored elsewhere.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,23 +9,24 @@ use super::Version;
 use crate::program::hooks::Index;
 use crate::program::{key_value, Abort, Ask, Program};
 
-/// Whether a version is behind what somebody wants: its number, its time, and the number of the next one to come.
+/// Whether a version is older than the caller needs, given its number, its time, and the number of
+/// the next version.
 pub type Behind<'b> = &'b dyn Fn(u64, i64, u64) -> bool;
 
-/// Rows, as the transactions before have left them and the one that runs has written them. Keys have a value for each
+/// Rows as left by earlier transactions and written by the running one. Keys have a value for each
 /// column.
 pub trait Rows {
-    /// The row with this key.
+    /// Returns the row with this key.
     ///
     /// # Errors
-    /// Why the transaction aborts; as for all that follow.
+    /// The reason why the transaction aborts, for this and the following methods.
     fn row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
 
-    /// A row becomes this, and its entries in indexes go along. It may not have all its values yet.
+    /// Writes or removes a row, and updates its entries in indexes. The row may still lack values.
     ///
     /// # Errors
-    /// When some other row has its entry in a unique index. Nothing may have been written then that is not undone by
-    /// writing what was there.
+    /// If another row has its entry in a unique index. Writing the old row again must undo
+    /// everything written by then.
     fn write(
         &mut self,
         program: &Program,
@@ -34,8 +35,8 @@ pub trait Rows {
         row: Option<Row>,
     ) -> Result<(), Abort>;
 
-    /// The rows whose keys are not before the first bound and are before the second one, without bound where it is
-    /// empty, in key order. Bounds are leading columns.
+    /// Returns the rows, in key order, with keys from the first bound (inclusive) to the second
+    /// (exclusive). Bounds are leading key columns; an empty one is no bound.
     fn range(
         &mut self,
         program: &Program,
@@ -44,7 +45,7 @@ pub trait Rows {
         to: &[Value],
     ) -> Result<Vec<Row>, Abort>;
 
-    /// The first `limit` rows, in key order, whose keys begin so.
+    /// Returns the first `limit` rows, in key order, whose keys begin with these values.
     fn leading(
         &mut self,
         program: &Program,
@@ -53,10 +54,11 @@ pub trait Rows {
         limit: usize,
     ) -> Result<Vec<Row>, Abort>;
 
-    /// The versions that a row has had, oldest first. Those that nobody wants need not be there, nor any before them.
+    /// Returns the versions of a row, oldest first. Versions that are not needed, and all before
+    /// them, may be left out.
     ///
     /// # Errors
-    /// When they are not to be had now.
+    /// If the versions are not available now.
     fn versions(
         &mut self,
         program: &Program,
@@ -65,47 +67,48 @@ pub trait Rows {
         is_behind: Behind<'_>,
     ) -> Result<Vec<Version>, Abort>;
 
-    /// These events are to be executed, whose rows may be asked for together.
+    /// Announces events that will be executed, so that their rows can be requested together.
     ///
     /// # Errors
-    /// When they are not to be had now.
+    /// If the rows are not available now.
     fn comes(&mut self, program: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
         let _ = (program, events);
         Ok(())
     }
 
-    /// What outside says to a question, where whoever has the rows has the answers, too.
+    /// Returns the external answer to a question, if the store of rows also has the answers.
     fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
         let _ = (question, ask);
         Ok(None)
     }
 
-    /// Whether a clock may end a transaction.
+    /// Whether a deadline may end a transaction.
     fn has_deadline(&self) -> bool {
         true
     }
 
-    /// Why the next transaction took too long the first time, where whoever has the rows knows that.
+    /// Returns the reason why the next transaction took too long in its first run, if the store of
+    /// rows knows it.
     fn verdict(&mut self) -> Result<Option<String>, Abort> {
         Ok(None)
     }
 
-    /// The transaction that has begun last takes too long, for this reason. Where that has to be recorded first, rows
-    /// are not to be had meanwhile.
+    /// Reports that the running transaction takes too long, with the reason. If that must be
+    /// recorded first, rows are unavailable until then.
     fn overdue(&mut self, reason: &str) {
         let _ = reason;
     }
 
-    /// Whether rows are not to be had now, and all has to be begun again.
+    /// Whether rows are unavailable now, so that the work must begin again.
     fn are_gone(&self) -> bool {
         false
     }
 }
 
-/// Whether a key is in a range of rows, as [`Rows::range`] has it.
+/// Returns a test of whether a key is in a range, as defined by [`Rows::range`].
 ///
 /// # Errors
-/// When a bound is no value of a key.
+/// If a bound is not a valid key value.
 pub fn between(
     program: &Program,
     table: TableId,
@@ -124,8 +127,8 @@ pub fn between(
     Ok(move |key: &Key| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
 }
 
-/// The tables themselves. Indexes are kept in the obvious way: one is made anew from all rows whenever one of them is
-/// written, and an entry is taken when some other row has it.
+/// The tables themselves. Their indexes are obvious and slow: each write rebuilds an index from all
+/// rows, and compares entries to find one that is taken.
 pub(super) struct Maps<'a> {
     pub(super) tables: &'a mut Vec<BTreeMap<Key, Row>>,
     pub(super) histories: &'a [BTreeMap<Key, Vec<Version>>],

@@ -1,4 +1,4 @@
-//! One transaction, wherever its rows are.
+//! One transaction, independent of where its rows are stored.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -19,18 +19,18 @@ use crate::program::{
     Op, Program, RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
 };
 
-/// One transaction at work.
+/// A running transaction.
 pub(super) struct Work<'a, R> {
-    /// What it is beside its rows.
+    /// The transaction's state beside its rows.
     pub(super) inside: Inside<'a>,
     pub(super) rows: &'a mut R,
-    /// The rows it has written.
+    /// The rows that it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
-    /// What they were, in the order in which they were written.
+    /// The rows before these writes, in the order of writes.
     pub(super) undo: Vec<Was>,
 }
 
-/// What a row was: its table, a value for each column of its key, and the row.
+/// A row before a write: its table, a value for each key column, and the row.
 pub(super) type Was = (TableId, Vec<Value>, Option<Row>);
 
 struct Variables<'a> {
@@ -49,7 +49,7 @@ impl Scope for Variables<'_> {
 }
 
 impl<'a, R: Rows> Work<'a, R> {
-    /// A transaction of a handler, on what all before it have left.
+    /// Begins a transaction of a handler, on the rows that earlier transactions left.
     pub(super) fn new(
         program: &'a Program,
         rows: &'a mut R,
@@ -60,7 +60,7 @@ impl<'a, R: Rows> Work<'a, R> {
         Work { inside, rows, written: BTreeSet::new(), undo: Vec::new() }
     }
 
-    /// Runs a handler that takes each event by itself.
+    /// Runs a handler that takes single events.
     pub(super) fn handler(&mut self, event: &[Value]) -> Result<(), Abort> {
         let program = self.inside.program;
         match &program.handlers[self.inside.handler].body {
@@ -76,7 +76,7 @@ impl<'a, R: Rows> Work<'a, R> {
         }
     }
 
-    /// What a clock has ended is recorded, where somebody does that.
+    /// Reports an abort by a deadline, so that it can be recorded.
     pub(super) fn judge(&mut self, abort: &Abort) {
         if abort.kind == AbortKind::Overdue {
             self.rows.overdue(&abort.reason);
@@ -195,7 +195,7 @@ impl<'a, R: Rows> Work<'a, R> {
                 }
             }
         }
-        // A row that came to be by setting its columns must have them all in the end.
+        // A row that was created by setting single columns must have all its values at the end.
         for (table, key) in made {
             let spec = &self.inside.program.tables[table.index()];
             if let Some(row) = self.rows.row(table, &key)? {
@@ -272,7 +272,7 @@ impl<'a, R: Rows> Work<'a, R> {
     }
 }
 
-/// What an aggregate makes of the values of a column.
+/// Returns the aggregate of a column's values.
 fn made_of(
     rows: impl IntoIterator<Item = Row>,
     spec: &TableSpec,
@@ -316,7 +316,7 @@ fn made_of(
     })
 }
 
-/// The value of a word; floats get their one NaN.
+/// Returns the value of a word. All NaNs become the one NaN.
 pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
     use tidemill_core::DataType;
     match ty {
@@ -450,7 +450,7 @@ impl<R: Rows> Tx for Work<'_, R> {
 }
 
 impl<R: Rows> Work<'_, R> {
-    /// A row becomes this.
+    /// Writes or removes a row.
     fn write(
         &mut self,
         table: TableId,
@@ -464,7 +464,7 @@ impl<R: Rows> Work<'_, R> {
             .inspect_err(|abort| self.inside.fail(abort))
     }
 
-    /// A row that was this becomes that.
+    /// Replaces a row by another.
     fn become_row(
         &mut self,
         table: TableId,
@@ -476,8 +476,8 @@ impl<R: Rows> Work<'_, R> {
         self.rows.write(self.inside.program, table, key, row)
     }
 
-    /// What a window comes to. All versions are there that the history keeps, and others may be: a program can't
-    /// see what is gone.
+    /// Returns the aggregate of a window. All versions that the history retains are there. Others
+    /// may be there too, but a program can't see a difference.
     fn over(
         &mut self,
         table: TableId,
@@ -491,7 +491,8 @@ impl<R: Rows> Work<'_, R> {
         self.over_copy(table, key, own, window, column, aggregate)
     }
 
-    /// The same, with the row as the transaction has written it.
+    /// Like [`Work::over`], with the running transaction's own copy of the row as the newest
+    /// version.
     fn over_copy(
         &mut self,
         table: TableId,
@@ -505,7 +506,7 @@ impl<R: Rows> Work<'_, R> {
         let now = self.inside.moment.time_us();
         let wide = i128::from;
         let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
-        // A session may not go further back than the history does.
+        // A session can't go further back than the history.
         let kept = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
         let is_behind = |number: u64, time: i64, next: u64| {
             let (time, len) = (wide(time), next + u64::from(own.is_some()));

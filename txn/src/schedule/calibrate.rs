@@ -1,22 +1,23 @@
-//! How fast the machine is at what planning is made of: hashing keys, and touching what they lead to.
+//! The machine's speed at the work of planning: hashing keys and accessing the memory they lead to.
 
-/// Rows in a try: what they lead to is in the second level of any cache.
+/// The rows of a measurement. Their memory fits in any second-level cache.
 const ROWS: usize = 4096;
-/// What a row takes on the machine that the costs in [`super::choose`] were measured on, in nanoseconds.
+/// The time of a row, in nanoseconds, on the machine that gave the costs in [`super::choose`].
 const ROW_NS: f64 = 1.6;
-/// Clocks of simulations stand still, and one try may be the one in which somebody else had the core.
+/// The number of measurements. The clocks of simulations stand still, and another process may use
+/// the core during one measurement.
 const TRIES: usize = 5;
 const BOUNDS: (f64, f64) = (0.25, 16.0);
 
-/// How much longer planning takes here than where its costs were measured, by a clock of nanoseconds: it
-/// takes a few dozen microseconds to find out.
+/// Returns how many times as long planning takes here as on the machine that gave its costs, by a
+/// clock in nanoseconds. The measurement takes a few dozen microseconds.
 pub(crate) fn slower(now_ns: impl Fn() -> u64) -> f64 {
     let mut places = vec![0u32; ROWS];
     let took = |_| {
         let begun = now_ns();
         let mut key = 0u64;
         for row in 0..ROWS as u64 {
-            // As keys are hashed: two multiplications, and a place that nobody foresees.
+            // Like the hash of a key: two multiplications, and an unpredictable place.
             key = (key ^ row).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
             let place = key.wrapping_mul(0xd6e8_feb8_6659_fd93) >> (64 - ROWS.ilog2());
             places[place as usize] += 1;

@@ -1,21 +1,28 @@
-//! Which strategy an epoch is executed by: decided before it is planned, from what it looks like and
-//! from what earlier ones took.
+//! The choice of an epoch's strategy, before planning, from the epoch's properties and the times of
+//! earlier epochs.
 //!
-//! MorphStream decides by thresholds on properties of the graph (its V-D), which has to be made
-//! first. Here the decision comes first, because making any plan costs as much as executing cheap
-//! transactions. What is expected is a model of two costs that are measured all the time: executing a
-//! transaction, and planning one. With `n` threads, rounds take `(reserve + execute) / n` a
-//! transaction, blocks `(link + execute) / n`, lists `max(plan, (plan + execute) / n)`, all something for putting outputs together;
-//! serial execution takes `execute`. What can't be executed in place goes into a graph, at
-//! `(plan + execute) / n`, where planning is dear, and functions that tell what they touch by running
-//! may have to run twice. How far that was off is remembered for epochs that
-//! look alike, because rows that many want make threads wait, and the model knows nothing of that.
+//! MorphStream decides by thresholds on properties of the graph (MorphStream, section V-D), which
+//! must be built first. Here the decision comes first, because any plan costs as much as executing
+//! cheap transactions. The expected times come from a model of two costs that are measured all the
+//! time: executing a transaction, and planning one. These are the costs of a transaction on `n`
+//! threads:
 //!
-//! What was not tried for long is tried again, once its expected loss is a small share of the time
-//! that has passed. So a wrong expectation is found out, and finding out costs little. What is tried counts
-//! when it has been used for some epochs in a row, or becomes no faster any more: its memory was not used for long,
-//! rows are in the caches of other cores, and threads have gone to sleep. What was the best and became slow is
-//! tried again soon, because that may have been the machine.
+//! - serial execution: `execute`
+//! - rounds: `(reserve + execute) / n`
+//! - blocks: `(link + execute) / n`
+//! - lists: `max(plan, (plan + execute) / n)`
+//! - a graph: `(plan + execute) / n`
+//!
+//! All but serial execution also pay for joining outputs. A graph is for transactions that can't be
+//! executed in place. Its planning is expensive, and functions that discover their accesses by
+//! running may have to run twice. Hot rows make threads wait, which the model does not know. So the
+//! chooser remembers, for similar epochs, how far the model was off.
+//!
+//! The chooser retries an option when its expected loss is a small share of the time since its last
+//! use. So it detects wrong expectations at a small cost. A retried option counts after some epochs
+//! in a row, or when it becomes no faster. Before that its memory is cold, rows are in the caches
+//! of other cores, and threads sleep. An option that was the best and became slow is retried soon,
+//! because the machine may have been the cause.
 
 mod average;
 mod expect;
@@ -29,29 +36,31 @@ pub use self::expect::Expected;
 use self::expect::{class, CLASSES, OFF, PLAN_NS, TOGETHER_NS};
 use super::strategy::{Aborts, Explore, Strategy, Unit};
 
-/// What an epoch looks like, before it is planned: what MorphStream's seven properties of a graph (its Table
-/// IV) come from. Of dependencies there are T times l logical ones, as many temporal ones at most, and
-/// parametric ones by how many rows an operation reads; how dear operations are (C) is what transactions
-/// take, which is measured; and whether chains have cycles does not matter to what is chosen from.
+/// The properties of an epoch before it is planned. MorphStream's seven properties of a graph
+/// (MorphStream, Table IV) follow from them. Of its dependencies, T times l are logical, at most as
+/// many are temporal, and the rows that operations read give the parametric ones. The complexity of
+/// operations (C) is the measured time of transactions. Cycles of chains do not matter to these
+/// strategies.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Properties {
-    /// Its transactions (MorphStream's T).
+    /// The number of transactions (MorphStream's T).
     pub transactions: usize,
-    /// Rows that they use, which are operations (T times l), on average.
+    /// The average number of rows that a transaction uses, which are operations (T times l in all).
     pub rows: f64,
-    /// Of the rows in a sample of some dozens of transactions, the share that others in the sample use, too: what
-    /// becomes of the skew (theta) there.
+    /// The share of the rows in a sample of some dozens of transactions that other transactions of
+    /// the sample also use. It reflects the skew (theta).
     pub shared: f64,
-    /// The share of its transactions that write the row that most of them write: these can only be executed one after
-    /// the other.
+    /// The share of transactions that write the most written row. These can only be executed one
+    /// after the other.
     pub hottest: f64,
-    /// The share of the transactions of the epoch before that aborted (a).
+    /// The share of aborted transactions (a) in the epoch before.
     pub aborts: f64,
-    /// The share of transactions of which only a run tells what they touch: for a graph they may run twice.
+    /// The share of transactions that discover their accesses only by running. In a graph they may
+    /// run twice.
     pub unknown: f64,
 }
 
-/// What an epoch can be executed by.
+/// The ways to execute an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
     /// One thread, in order.
@@ -68,11 +77,11 @@ pub enum Arm {
 
 const ARMS: usize = 5;
 
-/// All but serial execution, in the order of [`Arm`].
+/// The number of ways other than serial execution, which are in the order of [`Arm`].
 const PARALLEL: usize = ARMS - 1;
 
 impl Arm {
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Arm::Serial => "serial",
@@ -83,16 +92,18 @@ impl Arm {
         }
     }
 
-    /// What an epoch can be executed by that can be executed in place. A graph is none of it: in the cells of a grid
-    /// (`tidemill bench grid`) where it was faster than the others, blocks are faster yet.
+    /// The ways for epochs that can be executed in place. A graph is not among them. In each cell
+    /// of the grid (`tidemill bench grid`) where a graph was faster than the others, blocks are
+    /// faster still.
     pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Blocks];
 
-    /// The same on many threads: what each of them has to look at in rounds grows with their number.
+    /// The ways in place on many threads. In rounds, the checks of each thread grow with the number
+    /// of threads.
     pub const IN_PLACE_OF_MANY: &[Arm] = &[Arm::Serial, Arm::Lists, Arm::Blocks];
 
-    /// What an epoch can be executed by in place, on so many threads.
+    /// Returns the ways to execute an epoch in place on this many threads.
     pub fn in_place(threads: usize) -> &'static [Arm] {
-        /// On so many threads blocks are faster than rounds, whatever transactions are like.
+        /// From this number of threads on, blocks are faster than rounds for all transactions.
         const MANY: usize = 9;
         if threads < MANY {
             Arm::IN_PLACE
@@ -101,157 +112,160 @@ impl Arm {
         }
     }
 
-    /// The same of one that can't.
+    /// The ways for epochs that can't be executed in place.
     pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
 }
 
-/// What an epoch, or what is left of it, is executed by.
+/// The choice for an epoch, or for the rest of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// By what.
+    /// The way of execution.
     pub arm: Arm,
-    /// So many of its transactions: for a try a part is enough, and a graph has to fit in a cache.
+    /// The number of its transactions. A part is enough for a try, and a graph has to fit in a
+    /// cache.
     pub transactions: usize,
-    /// Why.
+    /// The reason.
     pub why: &'static str,
 }
 
-/// What an epoch took, in nanoseconds a transaction.
+/// The time of an epoch, in nanoseconds per transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Took {
-    /// In all.
+    /// The whole time.
     pub ns: f64,
-    /// Planning, where it was planned.
+    /// The time of planning, if it was planned.
     pub plan_ns: Option<f64>,
-    /// Executing one, without waiting, where several threads did.
+    /// The time of execution without waits, if several threads executed it.
     pub execute_ns: Option<f64>,
-    /// The share of them that aborted.
+    /// The share of aborted transactions.
     pub aborts: f64,
 }
 
-/// What trying something again may cost, as a share of all time.
+/// The cost of retries, as a share of the whole time.
 const TRIES: f64 = 0.002;
 
-/// What was the best until now is tried again when the best has run for so many epochs' time, then for so many times
-/// as long, and so on: that it was slow may have been the machine, and then all would have been.
+/// The previous best is retried after the new best has run for this many epochs' time, then after
+/// this many times as long, and so on. The machine may have been slow, and then every option would
+/// have been.
 const LOST_EPOCHS: f64 = 4.0;
 const LOST_LONGER: f64 = 4.0;
-/// What is the best has to be better by so much: changing costs memory that was not used for long.
+/// The relative time below which a new best replaces the old one. A change costs cold memory.
 const HOLDS: f64 = 0.98;
 
-/// What was never the best is not.
+/// The count for an option that was never the best.
 const NEVER: u32 = 1000;
 
-/// What trying may cost of something that was never tried. It makes room for itself then, which takes as long again
-/// as the best takes, or so long.
+/// The cost of first tries, as a share of the whole time. A first try allocates memory, which takes
+/// as long as the best takes for the same transactions, at most this many nanoseconds per
+/// transaction.
 const FIRST_TRIES: f64 = 0.05;
 const NEW_NS: f64 = 500.0;
-/// And of what was tried once: memory was new then, also that of what goes out.
+/// The cost of second tries. In the first try memory was new, also that of the outputs.
 const SECOND_TRIES: f64 = 0.02;
 
-/// How many epochs are executed serially in the beginning, at least, of which the fastest counts: in the first
-/// ones all memory is new.
+/// The least number of serially executed epochs at the start, of which the fastest counts. In the
+/// first ones all memory is new.
 const SERIAL_FIRST: u64 = 4;
 
-/// A try is charged no more times of what the best takes: the rest is memory that is used for the first time, or
-/// somebody else had the core, and won't be so again.
+/// The most that a try is charged, in times of the best. More than that is new memory or another
+/// process on the core, which does not recur.
 const CHARGE_MAX: f64 = 3.0;
 
-/// Blocks are tried where they are expected to be the best, and a graph where it is expected to take no more times as long:
-/// to find out where transactions are cheap would cost many times as long.
+/// First tries need an expected time of at most this many times the best's. For cheap transactions,
+/// a first try of blocks or a graph would cost many times as much.
 const BLOCKS_HOPE: f64 = 1.0;
 const GRAPH_HOPE: f64 = 1.1;
 
-/// A try lasts for so many transactions, as long as it takes no more times as long as the best: caches and threads
-/// get used to what several do a little more from epoch to epoch (by a quarter over five epochs of 10,000), and
-/// one epoch is not told from the next by that.
+/// A try lasts for this many transactions, as long as its time is below this many times the best's.
+/// Caches and threads warm up slowly: by a quarter over five epochs of 10,000. The difference
+/// between two epochs does not show that.
 const TRY_LASTS: usize = 50_000;
 const TRY_HOPE: f64 = 1.35;
 
-/// What is tried executes as much of an epoch as the best does in so long, but at least and at most so many
-/// transactions: what is done once for each part is little beside it, and one part is told from the next.
+/// A try executes as much of an epoch as the best executes in this time, between these numbers of
+/// transactions. Then the fixed cost of a part is small, and two parts can be compared.
 const PART_NS: f64 = 1e6;
 const PART: (f64, f64) = (1_024.0, 16_384.0);
 
-/// What takes less than so much of what it took the time before becomes faster still, if it is used again; for so
-/// many times in a row, and where it takes no more times as long as the best.
+/// An option whose time is below this share of its last time is still warming up and used again.
+/// This goes on for at most this many uses, and below this many times the best's time.
 const WARMER: f64 = 0.95;
 const WARM_MAX: u32 = 12;
 const WARM_HOPE: f64 = 2.0;
 
-/// What takes longer says all when it is executed once: memory and threads that have to wake up are little of it. Of
-/// serial execution, which wakes nobody, it is less.
+/// Above this time per transaction, one execution is enough to judge: cold memory and waking
+/// threads are a small part. The limit is lower for serial execution, which wakes no threads.
 const DEAR_NS: f64 = 5_000.0;
 const DEAR_SERIAL_NS: f64 = 2_000.0;
-/// And when it is executed twice: a part of the first epoch, and the rest of it.
+/// The limit after two serial executions: a part of the first epoch, and the rest of it.
 const DEAR_SERIAL_TWICE_NS: f64 = 300.0;
 
-/// An epoch that takes so long says all, too, however cheap its transactions are.
+/// The time of an epoch from which one execution is enough, however cheap its transactions are.
 const LONG_EPOCH_NS: f64 = 50e6;
 
-/// A sample holds for so many transactions: of short epochs not each is looked at.
+/// The number of transactions for which a sample holds. So not every short epoch is sampled.
 const SAMPLE_HOLDS: usize = 4_096;
 
-/// How much of a sample's share of shared rows goes into what is taken for it, and how far that may be
-/// off, in itself and of what it is, before it counts alone: samples are small.
+/// The weight of a sample in the average share of shared rows, because samples are small. A sample
+/// that differs by more than this, absolutely and relatively, replaces the average.
 const NEW_SHARED: f64 = 0.15;
 const SHARED_OFF: (f64, f64) = (0.1, 0.4);
 
-/// When transactions beside others take so many times what serial execution took, the work has
-/// changed. They do take longer: rows are in the cache of whoever used them last.
+/// The work has changed if parallel execution takes this many times the serial time of a
+/// transaction. It is normally somewhat slower, because rows are in the cache of their last user.
 const CHANGED: f64 = 4.0;
 
-/// Where the share of transactions that abort has changed by so much, what they take is another matter.
+/// The change in the share of aborts from which earlier times no longer count.
 const ABORTS_CHANGED: f64 = 0.1;
 
-/// How much of what is new goes into an average, and how much of what a try of several epochs, or parts of them, came
-/// to.
+/// The weights of new values in averages: of a usual epoch, and of a try of several epochs or
+/// parts.
 const NEW: f64 = 0.2;
 const NEW_TRY: f64 = 0.6;
 
-/// Chooses between serial execution and what several threads do together.
+/// Chooses between serial execution and the parallel strategies.
 #[derive(Clone, Debug)]
 pub struct Chooser {
-    /// Executing a transaction serially, and planning one.
+    /// The times of executing a transaction serially, and of planning one.
     serial_ns: Average,
     plan_ns: Average,
-    /// The share of transactions that aborted when the former was measured last.
+    /// The share of aborted transactions at the last measurement of `serial_ns`.
     aborts: f64,
-    /// How much longer planning takes here than the costs say that are given here.
+    /// How many times as long planning takes here as on the machine that gave the costs.
     slower: f64,
-    /// What is chosen from; serial execution is the first.
+    /// The options. Serial execution is the first.
     among: &'static [Arm],
-    /// Of rounds, lists, blocks and graphs, by class: how much longer they took than expected.
+    /// Per parallel option and class: how many times as long it took as expected.
     off: [[Average; CLASSES.len()]; PARALLEL],
-    /// Of which that was measured.
+    /// Whether that was measured.
     measured: [[bool; CLASSES.len()]; PARALLEL],
-    /// By arm: time that has passed since it was used.
+    /// Per option: the time since it was used.
     since_ns: [f64; ARMS],
-    /// By arm: how often it was used.
+    /// Per option: the number of its uses.
     used: [u64; ARMS],
-    /// By arm: how often it was used behind another one, or first of all.
+    /// Per option: the number of its uses after another option, or as the first.
     tried: [u32; ARMS],
-    /// By arm: how often it was used since it was the best, and what the last time cost more than the
-    /// best would have.
+    /// Per option: its uses since it was the best, and the extra cost of the last use over the
+    /// best.
     lost: [u32; ARMS],
     lost_ns: [f64; ARMS],
-    /// What was the best until now.
+    /// The best so far.
     holds: Arm,
-    /// What was used last, how often in a row, and what the last time took.
+    /// The last used option, the number of its uses in a row, and the time of the last use.
     last: Arm,
     in_row: u32,
     last_ns: f64,
-    /// Whether that became faster from one time to the next, and is to be used again.
+    /// Whether that option became faster with each use and is to be used again.
     is_cold: bool,
-    /// The share of rows that are shared, over the last epochs.
+    /// The share of shared rows over the last epochs.
     shared: Option<f64>,
-    /// What the last sample said, and how many transactions there were since.
+    /// The last sample, and the number of transactions since.
     seen: Option<(Properties, usize)>,
 }
 
 impl Chooser {
-    /// One that chooses from what epochs of a kind can be executed by, on a machine on which planning takes so many times
-    /// what the costs here say.
+    /// Makes a chooser among these options. `slower` is how many times as long planning takes on
+    /// this machine as the costs here say.
     pub fn new(among: &'static [Arm], slower: f64) -> Chooser {
         Chooser {
             serial_ns: Average::of(60.0),
@@ -276,8 +290,8 @@ impl Chooser {
         }
     }
 
-    /// What an epoch of so many transactions looks like, given a sample of it, if one is due, and those of the
-    /// epochs before.
+    /// Returns the properties of an epoch, from a sample of it if one is due, and from earlier
+    /// epochs.
     pub fn look_at(
         &mut self,
         transactions: usize,
@@ -293,7 +307,7 @@ impl Chooser {
         Properties { transactions, ..seen }
     }
 
-    /// What an epoch looks like, given its sample and those of the epochs before.
+    /// Returns the properties of an epoch, from its sample and earlier epochs.
     fn look(&mut self, sample: Properties) -> Properties {
         let (least, part) = SHARED_OFF;
         let is_near = |known: &f64| (sample.shared - known).abs() < least.max(known * part);
@@ -305,14 +319,14 @@ impl Chooser {
         Properties { shared, ..sample }
     }
 
-    /// What is chosen from.
+    /// Returns the options.
     pub fn among(&self) -> &'static [Arm] {
         self.among
     }
 
-    /// How a graph is walked, by the decision model of MorphStream (its V-D): as operations become ready, because functions are
-    /// one stratum each where they meet at all; aborts are dealt with in the end where they are many and running again
-    /// is cheap.
+    /// Returns the strategy for graphs, by MorphStream's decision model (MorphStream, section V-D).
+    /// The walk is by readiness, because conflicting functions are one stratum each. Aborts are
+    /// handled at the end if they are many and running again is cheap.
     pub fn graph(&self, seen: &Properties) -> Strategy {
         const ABORTS_MANY: f64 = 0.4;
         const CHEAP_NS: f64 = 10_000.0;
@@ -321,12 +335,13 @@ impl Chooser {
         Strategy::Graph(Explore::Ns, Unit::Op, aborts)
     }
 
-    /// Whether what it chooses for can be executed in place.
+    /// Whether the options execute in place.
     fn is_in_place(&self) -> bool {
         self.among.contains(&Arm::Lists)
     }
 
-    /// Another one than the last, whatever it costs, for half of what is left, if that can be divided.
+    /// Returns the next option in turn, whatever it costs, for half of the rest if that can be
+    /// divided.
     pub fn in_turn(&self, left: &Properties) -> Choice {
         let arm = self.among[self.used.iter().sum::<u64>() as usize % self.among.len()];
         let all = left.transactions;
@@ -334,11 +349,11 @@ impl Chooser {
         Choice { arm, transactions, why: "it is its turn" }
     }
 
-    /// How many transactions of what is left of an epoch are enough for a try.
+    /// Returns the number of transactions, of the rest of an epoch, that are enough for a try.
     fn part(&self, left: &Properties, threads: usize) -> usize {
         let all = left.transactions;
         let part = match self.used[Arm::Serial as usize] {
-            // Nothing is known yet, not even whether they are dear.
+            // The cost of transactions is still unknown.
             0 => PART.0 as usize,
             _ => {
                 let expected = self.expected(left, threads);
@@ -349,7 +364,7 @@ impl Chooser {
         without_rest(all, part)
     }
 
-    /// What is the best: what was until now, unless something else is faster by more than can be told.
+    /// Returns the best option: the previous best, unless another one is clearly faster.
     fn best(&self, expected: &Expected) -> Arm {
         let best = expected.best(self.among);
         match expected.of(self.holds) * HOLDS <= expected.of(best) {
@@ -358,9 +373,9 @@ impl Chooser {
         }
     }
 
-    /// What is to be used for what is left of an epoch, or a part of it, and why.
+    /// Returns the option for the rest of an epoch, or for a part of it, with the reason.
     pub fn choose(&self, left: &Properties, threads: usize) -> Choice {
-        /// Fewer transactions are done before other threads have woken up.
+        /// Below this number, transactions are done before other threads have woken up.
         const TRANSACTIONS_MIN: usize = 512;
         let all = left.transactions;
         let part = self.part(left, threads);
@@ -372,7 +387,8 @@ impl Chooser {
         let dear_ns = if serially > 1 { DEAR_SERIAL_TWICE_NS } else { DEAR_SERIAL_NS };
         let is_dear = serially > 0 && self.serial_ns.value > dear_ns;
         if serially < SERIAL_FIRST && !is_dear {
-            // A part says all of what is dear, and of what is not nothing as long as memory is new.
+            // A part is enough to judge expensive transactions. For others it is not, while memory
+            // is new.
             let transactions = if serially == 0 { part } else { all };
             return chosen(Arm::Serial, transactions, "to find out what it takes");
         }
@@ -380,7 +396,7 @@ impl Chooser {
         let cost = |arm: &Arm| expected.of(*arm);
         let best = self.best(&expected);
         if self.is_cold {
-            // What is the best needs no try.
+            // The best needs no try.
             let transactions = if self.last == best { all } else { part };
             return chosen(self.last, transactions, "to find out what it takes once it is warm");
         }
@@ -410,7 +426,7 @@ impl Chooser {
         }
     }
 
-    /// An epoch took so long.
+    /// Learns from the time of an epoch.
     pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
         let was_cold = std::mem::take(&mut self.is_cold);
         if self.last != arm {
@@ -419,10 +435,10 @@ impl Chooser {
         self.is_cold = self.becomes_faster(seen, &self.expected(seen, threads), was_cold, took);
         self.tried[arm as usize] += u32::from(self.in_row == 0);
         self.in_row += 1;
-        // When it becomes no faster the time before is what it takes.
+        // If it became no faster, its time is the lower one of the last two.
         let least_ns = if was_cold { took.ns.min(self.last_ns) } else { took.ns };
         (self.last, self.last_ns) = (arm, took.ns);
-        // What says all when it is executed once has been tried as well then.
+        // An option that one execution is enough to judge has been tried with it.
         let is_try = was_cold || self.in_row == 1 && !self.is_cold;
         let new = if is_try { NEW_TRY } else { NEW };
         self.measure(seen, threads, arm, Took { ns: least_ns, ..took }, new);
@@ -431,15 +447,15 @@ impl Chooser {
         self.holds = best;
         let best_ns = expected.of(best);
         let lost_ns = ((took.ns.min(best_ns * CHARGE_MAX) - best_ns) * n).max(0.0);
-        // Of a try all times.
+        // For a try, the costs of all its uses count.
         let before_ns = if was_cold { self.lost_ns[arm as usize] } else { 0.0 };
         self.lost[arm as usize] += u32::from(!self.is_cold);
         self.lost_ns[arm as usize] = lost_ns + before_ns;
         (self.lost[best as usize], self.lost_ns[best as usize]) = (0, 0.0);
     }
 
-    /// Whether what was used now, in `took`, is expected to take less the next time, and may become the best then: in the
-    /// beginning, and as long as it was so the time before.
+    /// Whether the used option is expected to be faster next time, and may become the best then. It
+    /// is at the start of a try, and as long as it was with each use before.
     fn becomes_faster(
         &self,
         seen: &Properties,
@@ -463,7 +479,7 @@ impl Chooser {
         let serially = *used;
         if (took.aborts - self.aborts).abs() > ABORTS_CHANGED {
             self.aborts = took.aborts;
-            // Nobody has to ask whether that was the machine.
+            // The machine can't be the cause.
             match (arm, took.execute_ns) {
                 (Arm::Serial, _) => return self.serial_ns = Average::of(took.ns),
                 (_, Some(execute_ns)) => self.serial_ns = Average::of(execute_ns),
@@ -485,7 +501,7 @@ impl Chooser {
         if self.is_cold {
             return;
         }
-        // What is the best comes back when something else was tried, and has to become warm again.
+        // The best returns after a try of another option, and must warm up again.
         let is_back = self.measured[parallel][class(seen)] && self.in_row < lasts(seen);
         let expected = self.expected(seen, threads);
         if is_back && expected.best(self.among) == arm && took.ns > expected.of(arm) {
@@ -494,9 +510,9 @@ impl Chooser {
         if let (Arm::Lists, Some(plan_ns)) = (arm, took.plan_ns) {
             self.plan_ns.learn(plan_ns, NEW);
         }
-        // Serial execution takes no longer than what threads do beside one another; and when that takes
-        // much longer than it did, the work itself has changed. Lists find rows where planning has
-        // looked them up.
+        // Serial execution takes no longer than parallel execution without waits. If that takes
+        // much longer than before, the work itself has changed. Lists use rows that planning has
+        // looked up.
         let found_ns = if arm == Arm::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
         if let Some(execute_ns) = took.execute_ns.map(|ns| ns + found_ns) {
             if execute_ns > self.serial_ns.value * CHANGED || execute_ns < self.serial_ns.value {
@@ -512,7 +528,8 @@ impl Chooser {
         let is_measured = &mut self.measured[parallel][class(seen)];
         match known.more {
             _ if *is_measured => known.learn(off, new),
-            // Where it was mostly waited, once says nothing: while an executor is new that is for memory, too.
+            // If the epoch mostly waited, one measurement says nothing. A new executor also waits
+            // for memory.
             None if off > thought * FAR && has_waited => known.more = Some((off, 1)),
             before => {
                 let least = before.map_or(off, |(before, _)| before.min(off));
@@ -522,7 +539,7 @@ impl Chooser {
     }
 }
 
-/// A part of what is left of an epoch, or all of it where the rest would be too little for anything.
+/// Returns a part of the rest of an epoch, or the whole rest if too little would remain.
 fn without_rest(all: usize, part: usize) -> usize {
     if all < part + part / 2 {
         all
@@ -531,12 +548,12 @@ fn without_rest(all: usize, part: usize) -> usize {
     }
 }
 
-/// Whether an epoch like this one is long, at so many nanoseconds a transaction.
+/// Whether an epoch like this one is long, at this many nanoseconds per transaction.
 fn is_long(seen: &Properties, ns: f64) -> bool {
     ns * seen.transactions as f64 > LONG_EPOCH_NS
 }
 
-/// For how many epochs like this one a try lasts.
+/// Returns the number of epochs like this one that a try lasts.
 fn lasts(seen: &Properties) -> u32 {
     (TRY_LASTS / seen.transactions.max(1)).min(WARM_MAX as usize) as u32
 }

@@ -1,4 +1,4 @@
-//! How the graph is walked (MorphStream V-A), and TStream's way.
+//! The walks of the graph (MorphStream, section V-A), and TStream's walk.
 
 use super::gang::Gang;
 use super::ready::Ready;
@@ -7,24 +7,25 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::units::{Groups, Units};
 use crate::plan::graph::{share, Graph};
 
-/// What a walk does with operations.
+/// The work of a walk on operations.
 pub(crate) trait Walk: Sync {
-    /// What a thread works with.
+    /// The state of a thread.
     type Hand;
 
-    /// Executes an operation whose turn has come.
+    /// Executes an operation.
     fn execute(&self, vertex: u32, hand: &mut Self::Hand);
 
-    /// The operation's turn comes soon: asks for the memory that it needs.
+    /// Prefetches the memory of an operation that is soon executed.
     fn prefetch(&self, vertex: u32);
 
-    /// Whether an operation has been executed; what it did is visible then.
+    /// Whether an operation has been executed. Its effects are visible then.
     fn is_executed(&self, vertex: u32) -> bool;
 
-    /// Executes again what a thread has put aside because of aborts, and what comes of that.
+    /// Executes again the operations that a thread has deferred because of aborts, with all
+    /// consequences.
     fn redo(&self, hand: &mut Self::Hand);
 
-    /// How many operations a thread has put aside.
+    /// Returns the number of operations that a thread has deferred.
     fn aside(&self, hand: &Self::Hand) -> usize;
 }
 
@@ -32,28 +33,28 @@ pub(crate) trait Walk: Sync {
 pub(crate) struct Course {
     pub(crate) units: Units,
     kind: Kind,
-    /// Aborts are dealt with at each barrier.
+    /// Whether aborts are handled at each barrier.
     at_barriers: bool,
-    /// Operations that were put aside, all threads together: by the parity of the barrier.
+    /// The number of deferred operations of all threads, by the parity of the barrier.
     aside: [AtomicU64; 2],
 }
 
-/// Units that are asked for ahead of time.
+/// How many units ahead memory is prefetched.
 const AHEAD: usize = 8;
 
 enum Kind {
     /// Stratum by stratum, with a barrier between.
     Sbfs(Groups),
-    /// Equal shares of every stratum, each unit as soon as what it needs is there.
+    /// Equal shares of every stratum. Each unit runs as soon as its dependencies are executed.
     Sdfs(Groups),
-    /// Whatever is ready. Per unit how many dependencies are unresolved.
+    /// Any ready unit, with the number of unresolved dependencies per unit.
     Ns(Ready, Vec<AtomicU32>),
-    /// Each chain by one thread, which goes to the next when it would have to wait.
+    /// Each chain on one thread, which switches to its next chain instead of waiting.
     TStream,
 }
 
 impl Course {
-    /// The course of a strategy.
+    /// Makes the course of a strategy.
     pub(crate) fn new(graph: &Graph, units: Units, explore: Explore, aborts: Aborts) -> Course {
         let kind = match explore {
             Explore::Sbfs => Kind::Sbfs(units.strata(graph)),
@@ -67,7 +68,7 @@ impl Course {
         Course { units, kind, at_barriers, aside: [AtomicU64::new(0), AtomicU64::new(0)] }
     }
 
-    /// TStream's.
+    /// Makes TStream's course.
     pub(crate) fn tstream(units: Units) -> Course {
         let aside = [AtomicU64::new(0), AtomicU64::new(0)];
         Course { units, kind: Kind::TStream, at_barriers: false, aside }
@@ -91,13 +92,13 @@ impl Course {
             }
             Kind::TStream => self.tstream_walk(graph, work, hand, gang, thread),
         }
-        // The graph has been walked: what is left to be dealt with is dealt with now.
+        // The graph has been walked. Deferred operations run now.
         gang.meet();
         work.redo(hand);
         guard.done();
     }
 
-    /// The unit at `at` comes soon, should there be one.
+    /// Prefetches the unit at `at`, if there is one.
     #[inline]
     fn prefetch<W: Walk>(&self, units: &[u32], at: usize, work: &W) {
         if let Some(unit) = units.get(at) {
@@ -130,7 +131,7 @@ impl Course {
                 aside.fetch_add(work.aside(hand) as u64, Ordering::Relaxed);
             }
             gang.meet();
-            // Nobody adds to this counter until all have been at the next barrier.
+            // No thread adds to this counter until all have passed the next barrier.
             let all = aside.load(Ordering::Relaxed);
             if all != std::mem::replace(&mut seen[stratum % 2], all) {
                 work.redo(hand);
@@ -174,7 +175,7 @@ impl Course {
     ) {
         let own = share(self.units.len(), thread, gang.threads());
         let own = own.start as u32..own.end as u32;
-        // A dependency of a unit is resolved only once the unit has been counted.
+        // A dependency of a unit is resolved only after the unit's dependencies have been counted.
         let mut first = Vec::new();
         for unit in own.clone() {
             let count = self.count_before(graph, unit);
@@ -186,8 +187,8 @@ impl Course {
         gang.meet();
         let mut executed = 0;
         let mut from_here = |unit: u32, hand: &mut W::Hand| {
-            // One of the units that become ready is executed at once; the others are for whoever
-            // comes first.
+            // This thread executes one of the units that become ready. The first free thread takes
+            // each of the others.
             let mut next = Some(unit);
             while let Some(unit) = next.take() {
                 self.unit(unit, work, hand);
@@ -220,7 +221,7 @@ impl Course {
         }
     }
 
-    /// How many dependencies a unit has on others.
+    /// Returns the number of a unit's dependencies on other units.
     fn count_before(&self, graph: &Graph, unit: u32) -> u32 {
         let mut count = 0;
         self.units.each(unit, |vertex| {
@@ -230,7 +231,8 @@ impl Course {
         count
     }
 
-    /// Tells those that depend on a unit; `each` gets those that depend on nothing else.
+    /// Resolves the dependencies on a unit. `each` gets the units that have no other dependencies
+    /// left.
     fn signal(
         &self,
         graph: &Graph,
@@ -241,7 +243,7 @@ impl Course {
         self.units.each(unit, |vertex| {
             graph.dependents(vertex, |dependent| {
                 let dependent = self.units.of(dependent);
-                // What was done for the last dependency happened before the unit is executed.
+                // The work for the last dependency happens before the unit is executed.
                 if dependent != unit
                     && unresolved[dependent as usize].fetch_sub(1, Ordering::AcqRel) == 1
                 {
@@ -260,7 +262,7 @@ impl Course {
         thread: usize,
     ) {
         let own = share(self.units.len(), thread, gang.threads());
-        // Each chain and how far it has come.
+        // Each chain with its progress.
         let mut chains: Vec<(u32, usize)> = own.map(|chain| (chain as u32, 0)).collect();
         let mut turns = 0;
         while !chains.is_empty() {
@@ -294,8 +296,8 @@ mod loom_tests {
     use super::*;
     use crate::plan::graph::fixture::graph;
 
-    /// Each operation adds up what those before it have come to. Loom sees whether one reads what another
-    /// writes at the same time.
+    /// Each operation adds up the sums of its dependencies. Loom detects a read and a write of a
+    /// sum at the same time.
     struct Sums {
         graph: Graph,
         sums: Vec<Place<u32>>,
@@ -303,7 +305,7 @@ mod loom_tests {
         redone: AtomicU32,
     }
 
-    // SAFETY: who comes to which place and when is what loom looks at.
+    // SAFETY: loom checks which thread accesses which place, and when.
     unsafe impl Sync for Sums {}
 
     impl Sums {
@@ -316,7 +318,7 @@ mod loom_tests {
         type Hand = ();
 
         fn execute(&self, vertex: u32, (): &mut ()) {
-            // SAFETY: what the course promises, and loom looks at.
+            // SAFETY: the course promises the order, and loom checks it.
             let sum = self.sum(vertex, |before| unsafe { self.sums[before as usize].get() });
             // SAFETY: as above.
             unsafe { self.sums[vertex as usize].set(sum) };
@@ -331,7 +333,7 @@ mod loom_tests {
         }
 
         fn redo(&self, (): &mut ()) {
-            // All that was executed is there for whoever sees to what was put aside.
+            // All effects of execution are visible before deferred operations run.
             assert!((0..self.graph.len() as u32).all(|vertex| self.is_executed(vertex)));
             self.redone.fetch_add(1, Ordering::Relaxed);
         }
@@ -341,8 +343,8 @@ mod loom_tests {
         }
     }
 
-    /// Two threads walk the graph of these transactions, in every order that takes a thread away at so many places
-    /// at most.
+    /// Walks the graph of these transactions with two threads, in every order with at most this
+    /// many preemptions.
     fn walk(text: &'static str, course: fn(&Graph) -> Course, preemptions: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions);
@@ -367,7 +369,7 @@ mod loom_tests {
             for vertex in 0..sums.graph.len() as u32 {
                 let sum = sums.sum(vertex, |before| wanted[before as usize]);
                 wanted.push(sum);
-                // SAFETY: nobody else is left.
+                // SAFETY: no other thread is left.
                 assert_eq!(unsafe { sums.sums[vertex as usize].get() }, sum);
             }
             assert_eq!(sums.redone.load(Ordering::Relaxed), 2);

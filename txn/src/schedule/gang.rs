@@ -1,12 +1,12 @@
-//! Threads that walk a graph together: where they wait for one another.
+//! The waits between threads that walk a graph together.
 
 use super::sync::{spin_loop, AtomicBool, AtomicUsize, Ordering};
 use crate::pool::Pool;
 
 /// The meeting point of some threads.
 ///
-/// Whoever waits here does so for microseconds, so it spins; should one of the others panic, it
-/// panics too, because what it waits for may never come.
+/// Waits here take microseconds, so threads spin. If another thread panics, a waiting thread panics
+/// too, because it could wait forever.
 pub(crate) struct Gang<'a> {
     pool: &'a dyn Pool,
     threads: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Gang<'a> {
     poisoned: AtomicBool,
 }
 
-/// Turns of a spinning wait before others are let run: there may be fewer cores than threads.
+/// The number of spins before other threads run: there may be fewer cores than threads.
 const SPINS: u32 = 200;
 
 impl<'a> Gang<'a> {
@@ -33,10 +33,10 @@ impl<'a> Gang<'a> {
         self.threads
     }
 
-    /// Waits for all others to come here.
+    /// Waits for all other threads to arrive here.
     pub(crate) fn meet(&self) {
         let round = self.round.load(Ordering::Relaxed);
-        // Everything that happened before anyone came here, happened before anyone leaves.
+        // Everything before any arrival happens before any departure.
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.store(0, Ordering::Relaxed);
             self.round.store(round.wrapping_add(1), Ordering::Release);
@@ -45,10 +45,10 @@ impl<'a> Gang<'a> {
         }
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     ///
     /// # Panics
-    /// When another thread has panicked.
+    /// If another thread has panicked.
     #[inline]
     pub(crate) fn wait(&self, mut so: impl FnMut() -> bool) {
         let mut turns = 0;
@@ -57,7 +57,7 @@ impl<'a> Gang<'a> {
         }
     }
 
-    /// One turn of a wait.
+    /// Runs one turn of a wait.
     #[cold]
     pub(crate) fn pause(&self, turns: &mut u32) {
         assert!(
@@ -71,18 +71,18 @@ impl<'a> Gang<'a> {
         }
     }
 
-    /// To be held while others may wait: they are told when its holder panics and so drops it
-    /// without being [done](Guard::done).
+    /// Returns a guard for a thread that others wait for. If the thread panics, it drops the guard
+    /// without [`Guard::done`], and the waiting threads panic too.
     pub(crate) fn guard(&self) -> Guard<'_> {
         Guard(self)
     }
 }
 
-/// See [`Gang::guard`].
+/// The guard of [`Gang::guard`].
 pub(crate) struct Guard<'a>(&'a Gang<'a>);
 
 impl Guard<'_> {
-    /// Nobody waits for this thread any more.
+    /// Ends the guard: no thread waits for this one any longer.
     pub(crate) fn done(self) {
         std::mem::forget(self);
     }

@@ -1,15 +1,15 @@
-//! How an epoch is executed: the strategies by name, and how the task precedence graph is walked.
+//! The execution of an epoch: the strategies by name, and the walks of the task precedence graph.
 //!
-//! | file | what it is |
+//! | file | content |
 //! | --- | --- |
-//! | `calibrate` | how fast the machine is at planning |
-//! | `choose` | chooses one, by what is measured |
+//! | `calibrate` | measures how fast the machine plans |
+//! | `choose` | chooses a strategy from measurements |
 //! | `strategy` | the strategies by name |
-//! | `units` | what is scheduled at a time: operations or chains; strata |
-//! | `explore` | the walks: by strata with barriers, by shares of strata, by what is ready; TStream's |
+//! | `units` | the units of scheduling, operations or chains, and their strata |
+//! | `explore` | the walks: by strata with barriers, by shares of strata, by readiness; TStream's |
 //! | `ready` | a queue of units that are ready |
-//! | `gang` | where threads wait for one another |
-//! | `sync` | atomics, or loom's in their place |
+//! | `gang` | the waits of threads for one another |
+//! | `sync` | atomics, or loom's replacements |
 
 mod calibrate;
 mod choose;

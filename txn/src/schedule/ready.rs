@@ -1,16 +1,16 @@
-//! Units that are ready, from thread to thread.
+//! A queue of ready units between threads.
 
 use super::sync::{AtomicU32, AtomicUsize, Ordering};
 
-/// A queue without locks, through which each unit goes at most once: so it has a place for each, and
-/// none is ever used again. Who takes from it draws the next place, and waits for that one.
+/// A lock-free queue. Each unit goes through it at most once, so it has a place for each unit and
+/// never reuses one. A taker draws the next place, and waits until a unit is there.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    /// One more than the unit; 0 when there is none yet.
+    /// One more than the unit in each place; 0 before it is there.
     places: Vec<AtomicU32>,
     put: AtomicUsize,
     drawn: AtomicUsize,
-    /// Units that have not been executed.
+    /// The number of units that have not been executed.
     left: AtomicUsize,
 }
 
@@ -24,29 +24,29 @@ impl Ready {
         }
     }
 
-    /// Puts a unit that nobody has put before.
+    /// Puts a unit that has not been put before.
     pub(crate) fn put(&self, unit: u32) {
         let place = self.put.fetch_add(1, Ordering::Relaxed);
-        // What was done for the unit happened before it is taken.
+        // The work done for the unit happens before it is taken.
         self.places[place].store(unit + 1, Ordering::Release);
     }
 
-    /// Draws a place.
+    /// Draws the next place.
     pub(crate) fn draw(&self) -> usize {
         self.drawn.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The unit in a place, when it is there.
+    /// Returns the unit in a place, if it is there.
     pub(crate) fn at(&self, place: usize) -> Option<u32> {
         self.places.get(place)?.load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// So many units have been executed.
+    /// Counts executed units.
     pub(crate) fn executed(&self, units: usize) {
         self.left.fetch_sub(units, Ordering::AcqRel);
     }
 
-    /// Whether all have.
+    /// Whether all units have been executed.
     pub(crate) fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }

@@ -1,59 +1,60 @@
-//! Strategies by name.
+//! The strategies by name.
 
 use std::fmt;
 use std::str::FromStr;
 
 use tidemill_core::Error;
 
-/// How the task precedence graph is walked (MorphStream V-A).
+/// The walk of the task precedence graph (MorphStream, section V-A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Explore {
     /// Structured: stratum after stratum, with a barrier between.
     Sbfs,
-    /// Structured: every thread has its share of each stratum, and goes on as soon as what it needs
-    /// is there.
+    /// Structured: every thread has its share of each stratum. It continues as soon as the
+    /// dependencies of its next unit are executed.
     Sdfs,
-    /// Not structured: whatever is ready, signalled from thread to thread.
+    /// Not structured: threads execute any ready unit and signal dependents.
     Ns,
 }
 
-/// What is scheduled at a time (MorphStream V-B).
+/// The unit of scheduling (MorphStream, section V-B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// One operation.
     Op,
-    /// All operations of a key; keys that wait for one another in a circle are one unit.
+    /// All operations of a key. Keys that form a cycle are one unit.
     Chain,
 }
 
-/// When an abort is dealt with (MorphStream V-C).
+/// The handling of aborts (MorphStream, section V-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aborts {
     /// At once.
     Eager,
-    /// When the whole graph has been walked.
+    /// After the walk of the whole graph.
     Lazy,
 }
 
-/// How an epoch is executed. The outcome is the same; the time is not.
+/// The execution of an epoch. The choice affects the time, never the outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Chosen for each epoch, from what earlier ones measured.
+    /// Chosen for each epoch, from measurements of earlier epochs.
     #[default]
     Adaptive,
     /// One thread, in order.
     Serial,
-    /// By partition: one thread for each, transactions over several wait for all of theirs (S-Store).
+    /// One thread for each partition. Transactions on several partitions wait for all of them
+    /// (S-Store).
     SStore,
-    /// Chains of operations by key, aborts dealt with in the end (TStream).
+    /// Chains of operations by key, with aborts handled at the end (TStream).
     TStream,
-    /// Rounds, of which every thread has a share; what meets is put off.
+    /// Rounds, of which every thread has a share. Transactions that conflict are deferred.
     Rounds,
-    /// Blocks of transactions, which threads take one after the other; each transaction waits for those that
-    /// have used its rows before.
+    /// Blocks of transactions, which threads take one after the other. Each transaction waits for
+    /// the earlier users of its rows.
     Blocks,
-    /// Lists of transactions, one a thread, each of which waits for the farthest one that it needs
-    /// of every other list.
+    /// A list of transactions for each thread. Each transaction waits for the last one that it
+    /// needs in every other list.
     Lists,
     /// The task precedence graph, walked in one of MorphStream's ways.
     Graph(Explore, Unit, Aborts),
@@ -65,7 +66,7 @@ const UNIT: [(Unit, &str); 2] = [(Unit::Op, "op"), (Unit::Chain, "chain")];
 const ABORTS: [(Aborts, &str); 2] = [(Aborts::Eager, "eager"), (Aborts::Lazy, "lazy")];
 
 impl Strategy {
-    /// All that can be named, `adaptive` first.
+    /// Returns all strategies with names, `adaptive` first.
     pub fn all() -> Vec<Strategy> {
         use Strategy::{Adaptive, Blocks, Lists, Rounds, SStore, Serial, TStream};
         let mut all = vec![Adaptive, Serial, Rounds, Blocks, Lists, SStore, TStream];

@@ -1,6 +1,7 @@
-//! What threads meet through: the standard library's, or in its place loom's, which tries all orders
-//! in which things may happen:
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom loom_tests`.
+//! The primitives that threads share: the standard library's, or loom's, which tries all orders of
+//! events:
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn --lib --target-dir target/loom
+//! loom_tests`.
 
 #[cfg(loom)]
 pub(crate) use loom::{
@@ -17,13 +18,13 @@ pub(crate) use std::{
     thread::yield_now,
 };
 
-/// What one thread writes and others look at, alone in its cache lines.
+/// A value on cache lines of its own, which one thread writes and others read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Alone<T>(pub(crate) T);
 
-/// A place that one thread writes before others read it. That it is so is theirs to see to; loom
-/// notices where it is not.
+/// A place that one thread writes before others read it. Its users must ensure this order; loom
+/// detects violations.
 #[derive(Debug)]
 pub(crate) struct Place<T>(Cell<T>);
 
@@ -37,13 +38,13 @@ impl<T> Place<T> {
         Place(Cell::new(value))
     }
 
-    /// Looks at what was written last.
+    /// Reads the value in place.
     ///
     /// # Safety
-    /// Nobody writes meanwhile.
+    /// No thread writes at the same time.
     #[inline(always)]
     pub(crate) unsafe fn with<R>(&self, look: impl FnOnce(&T) -> R) -> R {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller ensures it.
         #[cfg(loom)]
         return self.0.with(|value| look(unsafe { &*value }));
         // SAFETY: as above.
@@ -51,13 +52,13 @@ impl<T> Place<T> {
         look(unsafe { &*self.0.get() })
     }
 
-    /// Writes in place.
+    /// Writes the value in place.
     ///
     /// # Safety
-    /// Nobody reads or writes meanwhile.
+    /// No thread reads or writes at the same time.
     #[inline(always)]
     pub(crate) unsafe fn with_mut<R>(&self, write: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller ensures it.
         #[cfg(loom)]
         return self.0.with_mut(|value| write(unsafe { &mut *value }));
         // SAFETY: as above.
@@ -67,13 +68,13 @@ impl<T> Place<T> {
 }
 
 impl<T: Copy> Place<T> {
-    /// What was written last.
+    /// Returns the value.
     ///
     /// # Safety
-    /// Nobody writes meanwhile.
+    /// No thread writes at the same time.
     #[inline(always)]
     pub(crate) unsafe fn get(&self) -> T {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller ensures it.
         #[cfg(loom)]
         return self.0.with(|value| unsafe { *value });
         // SAFETY: as above.
@@ -83,13 +84,13 @@ impl<T: Copy> Place<T> {
         }
     }
 
-    /// Writes.
+    /// Sets the value.
     ///
     /// # Safety
-    /// Nobody reads or writes meanwhile.
+    /// No thread reads or writes at the same time.
     #[inline(always)]
     pub(crate) unsafe fn set(&self, value: T) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller ensures it.
         #[cfg(loom)]
         self.0.with_mut(|place| unsafe { *place = value });
         // SAFETY: as above.

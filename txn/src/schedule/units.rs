@@ -1,5 +1,5 @@
-//! What is scheduled at a time: operations, or chains of them (MorphStream V-B); and in which
-//! strata they lie (MorphStream V-A).
+//! The units of scheduling: operations, or chains of them (MorphStream, section V-B), and their
+//! strata (MorphStream, section V-A).
 
 use super::strategy::Unit;
 use crate::plan::graph::Graph;
@@ -7,9 +7,9 @@ use crate::plan::graph::Graph;
 /// The operations of a graph, in units.
 #[derive(Debug, Default)]
 pub(crate) struct Units {
-    /// Empty when every operation is a unit.
+    /// The unit of each operation. Empty if every operation is a unit.
     of: Vec<u32>,
-    /// The operations of each unit in stamp order.
+    /// The operations of each unit, in stamp order.
     members: Groups,
     count: usize,
 }
@@ -47,9 +47,8 @@ impl Groups {
 }
 
 impl Units {
-    /// Every operation by itself, or all that begin with one row together: `chains` says which row
-    /// that is, below `rows`. Chains that wait for one another in a circle are one unit, unless
-    /// circles are `allowed`.
+    /// Makes a unit of each operation, or of all operations that begin with the same row: `chains`
+    /// has its number, below `rows`. Chains that form a cycle are one unit.
     pub(crate) fn new(graph: &Graph, unit: Unit, chains: &[u32], rows: usize) -> Units {
         if unit == Unit::Op {
             return Units { of: Vec::new(), members: Groups::default(), count: graph.len() };
@@ -60,7 +59,7 @@ impl Units {
         Units { members: Groups::new(of.iter().copied(), count), of, count }
     }
 
-    /// Chains as they are, also where they wait for one another in circles.
+    /// Makes units of chains, including those that form cycles.
     pub(crate) fn chains(chains: Vec<u32>, rows: usize) -> Units {
         Units { members: Groups::new(chains.iter().copied(), rows), of: chains, count: rows }
     }
@@ -77,7 +76,7 @@ impl Units {
         }
     }
 
-    /// The operations of a unit.
+    /// Visits the operations of a unit.
     #[inline(always)]
     pub(crate) fn each(&self, unit: u32, mut each: impl FnMut(u32)) {
         match self.of.is_empty() {
@@ -86,7 +85,7 @@ impl Units {
         }
     }
 
-    /// The first operation of a unit.
+    /// Returns the first operation of a unit.
     #[inline(always)]
     pub(crate) fn first(&self, unit: u32) -> Option<u32> {
         match self.of.is_empty() {
@@ -99,12 +98,13 @@ impl Units {
         self.members.get(unit as usize)
     }
 
-    /// The units by stratum: each is one beyond the highest that it depends on.
+    /// Returns the units by stratum. The stratum of a unit is one above the highest that it depends
+    /// on.
     pub(crate) fn strata(&self, graph: &Graph) -> Groups {
         let mut level = vec![0u32; self.count];
         let mut count = 1;
-        // What a unit depends on comes before it: operations are in stamp order, and merging gives
-        // units in the order of their dependencies.
+        // The dependencies of a unit come before it: operations are in stamp order, and merging
+        // numbers units in the order of their dependencies.
         for unit in 0..self.count as u32 {
             let mut stratum = 0;
             self.each(unit, |vertex| {
@@ -121,9 +121,9 @@ impl Units {
     }
 }
 
-/// Strongly connected chains as one unit (Tarjan's algorithm, with a stack of its own: chains may
-/// wait for one another a million deep). Gives the unit of each chain; a unit's number is more than
-/// those of all that it depends on.
+/// Merges strongly connected chains into one unit, by Tarjan's algorithm. It has a stack of its
+/// own, because chains can wait for one another a million deep. Returns the unit of each chain. A
+/// unit's number is greater than those of its dependencies.
 fn merge_circles(graph: &Graph, chains: &[u32], members: &Groups) -> (Vec<u32>, usize) {
     const NEW: u32 = u32::MAX;
     let rows = members.len();
@@ -131,7 +131,7 @@ fn merge_circles(graph: &Graph, chains: &[u32], members: &Groups) -> (Vec<u32>, 
     let (mut index, mut low) = (vec![NEW; rows], vec![0u32; rows]);
     let (mut next, mut units) = (0u32, 0u32);
     let mut open: Vec<u32> = Vec::new();
-    // A chain, and how many of the chains that it depends on have been looked at.
+    // A chain, and how many of its dependencies have been visited.
     let mut path: Vec<(u32, usize)> = Vec::new();
     let needs = |chain: u32| -> Vec<u32> {
         let of = |vertex: &u32| graph.before(*vertex).map(|before| chains[before as usize]);

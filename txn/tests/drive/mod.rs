@@ -1,5 +1,5 @@
-//! The sequencer and an executor, driven as the engine does it, and what they come to, told as the
-//! reference does.
+//! A driver for the sequencer and an executor, like the engine's. It reports results in the form of
+//! the reference.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tidemill_txn::reference::{CutAt, InputRow, Outcome};
 
 use crate::random::Dice;
 
-/// What snapshots have of a table: its rows by key, and their versions.
+/// The content of a table's snapshots: its rows by key, and their versions.
 #[derive(Clone, Default)]
 struct Stored {
     rows: BTreeMap<Vec<u8>, Vec<u8>>,
     versions: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Takes a snapshot of what has changed.
+/// Takes a snapshot of the changes.
 fn snapshot(tables: &mut [Table], stored: &mut [Stored]) {
     for (table, stored) in tables.iter_mut().zip(stored) {
         let apply = |to: &mut BTreeMap<_, _>, key: &[u8], bytes: Option<&[u8]>| {
@@ -41,7 +41,7 @@ fn snapshot(tables: &mut [Table], stored: &mut [Stored]) {
     }
 }
 
-/// A table that knows nothing but its snapshots.
+/// Returns a table restored from its snapshots only.
 fn recovered(table: &Table, stored: &Stored, seq: Seq, seed: u64) -> Table {
     let mut recovered = Table::new(table.spec().clone(), seed);
     recovered.track();
@@ -54,7 +54,7 @@ fn recovered(table: &Table, stored: &Stored, seq: Seq, seed: u64) -> Table {
     recovered
 }
 
-/// Executes epochs.
+/// An executor of epochs.
 pub trait Execute {
     fn execute(&mut self, tables: &mut [Table], epoch: &Epoch) -> execute::Outcome;
 }
@@ -65,7 +65,7 @@ impl<F: FnMut(&mut [Table], &Epoch) -> execute::Outcome> Execute for F {
     }
 }
 
-/// What a sequencer is told of the sources at one cut after the other.
+/// The input of a sequencer from the sources, cut after cut.
 struct Feed<'a> {
     program: &'a Program,
     sources: &'a [Vec<InputRow>],
@@ -75,7 +75,7 @@ struct Feed<'a> {
 
 impl<'a> Feed<'a> {
     fn new(program: &'a Program, sources: &'a [Vec<InputRow>]) -> Feed<'a> {
-        let newest = program.sources.iter().map(|of| Newest::behind(None, of.disorder_us));
+        let newest = program.sources.iter().map(|of| Newest::behind(None, of.out_of_orderness_us));
         Feed { program, sources, taken: vec![0; sources.len()], newest: newest.collect() }
     }
 
@@ -96,7 +96,7 @@ impl<'a> Feed<'a> {
             times_max.push(seen.clone().map(time).max());
             let fresh: Vec<&InputRow> = seen.skip(self.taken[index]).collect();
             self.taken[index] += fresh.len();
-            // Batches of any size come from a source.
+            // Sources deliver batches of any size.
             let mut fresh = &fresh[..];
             while !fresh.is_empty() {
                 let (some, rest) = fresh.split_at(1 + dice.below(fresh.len() as u64) as usize);
@@ -123,7 +123,7 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// The cuts that a sequencer makes of these where an epoch may have so many slides.
+/// Returns the cuts of a sequencer for these cuts, with a bound on the slides of an epoch.
 #[allow(dead_code)] // Not all tests hold event time back.
 pub fn held_back(
     program: &Arc<Program>,
@@ -140,7 +140,7 @@ pub fn held_back(
             let sequenced = sequencer.cut(&Alone, feed.cut(cut, dice)).unwrap();
             let watermarks_max = Some(sequenced.cut.watermarks);
             held.push(CutAt { watermarks_max, ..cut.clone() });
-            // All of it is executed in the end.
+            // At the end, everything is executed.
             if !sequenced.is_held || index + 1 < cuts.len() {
                 break;
             }
@@ -149,8 +149,8 @@ pub fn held_back(
     held
 }
 
-/// Runs the sequencer and an executor, and says what they came to as the reference would. `after`
-/// makes an executor that goes on behind a transaction.
+/// Runs the sequencer and an executor, and returns their results in the form of the reference.
+/// `after` makes an executor that continues after a transaction.
 pub fn run<E: Execute>(
     program: &Arc<Program>,
     sources: &[Vec<InputRow>],
@@ -216,7 +216,7 @@ fn by_key(table: &Table) -> BTreeMap<Key, Row> {
     table.rows().into_iter().map(|row| (key(&row), row)).collect()
 }
 
-/// The runs of an input stream and of the filtered streams behind it.
+/// Returns the runs of an input stream and of the filtered streams derived from it.
 fn views(
     program: &Program,
     root: StreamId,
@@ -248,7 +248,7 @@ fn views(
     runs
 }
 
-/// Both outcomes are one.
+/// Asserts that both outcomes are equal.
 pub fn same(wanted: &Outcome, got: &Outcome) {
     assert_eq!(wanted.watermarks, got.watermarks, "watermarks");
     assert_eq!(wanted.late, got.late, "late events");
@@ -268,7 +268,7 @@ pub fn same(wanted: &Outcome, got: &Outcome) {
     );
 }
 
-/// A share of the seeds in every build; `make soak` runs more.
+/// Returns the configuration for a share of the seeds. `make soak` runs more.
 pub fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     ProptestConfig::with_cases(cases.unwrap_or(default))

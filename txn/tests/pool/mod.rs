@@ -1,6 +1,6 @@
-//! Threads for tests: they are started once, and wait for work.
+//! Threads for tests, which start once and wait for work.
 
-#![allow(clippy::disallowed_methods)] // This is where tests get their threads from.
+#![allow(clippy::disallowed_methods)] // Tests get their threads here.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use tidemill_txn::pool::Pool;
 type Work = *const (dyn Fn(usize) + Sync);
 
 struct Job {
-    /// What is to be done, and how often something was.
+    /// The work, and the number of rounds so far.
     work: Option<Work>,
     round: u64,
     running: usize,
@@ -20,13 +20,13 @@ struct Job {
     ends: bool,
 }
 
-// SAFETY: the pointer is to something that all threads may use, and is used only while `run`, which
+// SAFETY: all threads may use the value behind the pointer. They use it only while `run`, which
 // borrows it, waits.
 unsafe impl Send for Job {}
 
-/// See [`Pool`].
+/// A pool of threads; see [`Pool`].
 pub struct Threads {
-    /// Tests that share the threads use them in turn.
+    /// Tests that share the threads take turns.
     turn: Mutex<()>,
     job: Arc<(Mutex<Job>, Condvar)>,
     handles: Vec<JoinHandle<()>>,
@@ -76,7 +76,7 @@ impl Pool for Threads {
     }
 
     fn now_ns(&self) -> u64 {
-        // Time goes on, but nothing may depend on how much.
+        // Time advances, but results must not depend on how far.
         static NOW: AtomicU64 = AtomicU64::new(0);
         NOW.fetch_add(100, Ordering::Relaxed)
     }
@@ -85,7 +85,7 @@ impl Pool for Threads {
         let turn = self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (lock, changed) = &*self.job;
         let mut job = lock.lock().unwrap();
-        // SAFETY: only the lifetime changes, and this call waits for all who use it.
+        // SAFETY: only the lifetime changes, and this call waits for all threads that use it.
         job.work =
             Some(unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Work>(work) });
         (job.round, job.running, job.panicked) = (job.round + 1, self.handles.len(), false);

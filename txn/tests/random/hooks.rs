@@ -7,13 +7,13 @@ use tidemill_txn::program::{Abort, Aggregate, Builder, Extent, On, Opaque, Tx, W
 
 use super::Dice;
 
-/// What goes along in a random program.
+/// The indexes and triggers of a random program.
 pub struct Hooks {
     /// An index of the first table, by `a`.
     by_a: Option<TableId>,
-    /// A table in which things are noted.
+    /// A table for notes.
     notes: TableId,
-    /// Where triggers emit.
+    /// The stream that triggers emit into.
     watched: StreamId,
 }
 
@@ -26,7 +26,7 @@ fn int(value: &Value) -> i64 {
     }
 }
 
-/// Adds to a row of the notes; what it comes to.
+/// Updates a row of the notes and returns the new value.
 fn note(tx: &mut dyn Tx, notes: TableId, id: i64, more: i64) -> Result<i64, Abort> {
     let there = tx.get(notes, &[Value::Int(id)])?.map_or(0, |row| int(&row[1]));
     let sum = (there * 3 + more).rem_euclid(1009);
@@ -34,7 +34,7 @@ fn note(tx: &mut dyn Tx, notes: TableId, id: i64, more: i64) -> Result<i64, Abor
     Ok(sum)
 }
 
-/// A trigger: notes what it gets, looks around, and now and then does more.
+/// A trigger that notes its argument, reads other rows, and sometimes does more.
 struct Watcher {
     hooks: Hooks,
     id: i64,
@@ -62,7 +62,7 @@ impl Opaque for Watcher {
             tx.emit(watched, &[Value::Int(noted), Value::Int(sum)])?;
         }
         if noted % 5 == 2 {
-            // Which may set off triggers in turn, this one, too.
+            // This may fire triggers in turn, including this one.
             let id = Value::Int(noted % 5);
             if let Some(row) = tx.get(TableId(0), &[id])? {
                 let mut row = row.to_vec();
@@ -101,9 +101,9 @@ impl Opaque for Gatherer {
     }
 }
 
-/// Adds what goes along, to a program with the first two tables. `inputs` have their number second and
-/// `x` fourth; `side` is emitted into. Nobody takes what triggers emit: whoever writes the first table
-/// would come to feed himself.
+/// Adds indexes and triggers to a program with the first two tables. In `inputs`, the number is the
+/// second column and `x` the fourth. `side` is emitted into. No handler takes what triggers emit,
+/// because a handler that writes the first table would then feed itself.
 pub fn add(dice: &mut Dice, b: &mut Builder, inputs: &[StreamId], side: StreamId, plain: bool) {
     let by_a = dice.chance(60).then(|| {
         let is_unique = dice.chance(20);

@@ -1,9 +1,10 @@
 //! Random programs, sources and cuts, from one seed.
 //!
-//! A program has two tables (one of plain words, one of text, nulls and two key columns; both may
-//! keep versions or be ordered), two input streams, a filtered and a mapped one, and handlers of
-//! every kind; some feed others. Some have indexes, triggers and windows. In wild ones much is known only once it runs: there are more
-//! functions, which feed one another, and keys that are computed.
+//! A program has two tables: one of plain words, and one with text, nulls and two key columns. Both
+//! may retain versions or be ordered. It has two input streams, a filtered and a mapped one, and
+//! handlers of every kind, some of which feed others. Some programs have indexes, triggers and
+//! windows. In wild programs, more is unknown before the run: they have more functions, which feed
+//! one another, and computed keys.
 
 mod hooks;
 
@@ -46,17 +47,18 @@ impl Dice {
     }
 }
 
-/// What kind of case to make.
+/// The kind of a case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Only columns and operations that the register machine has.
+    /// Use only columns and operations that the register machine has.
     pub plain: bool,
-    /// Both streams have event time, and no source is ever idle: then where cuts fall must not matter.
+    /// Give both streams event time and never make a source idle. Then the places of cuts must not
+    /// matter.
     pub orderly: bool,
-    /// Tables may keep versions.
+    /// Let tables retain versions.
     pub histories: bool,
-    /// Only handlers that may be executed in place, beside one another, with so many events that this is
-    /// done: for `plain` ones.
+    /// Use only handlers that can be executed in place and in parallel, with enough events for
+    /// that. For `plain` cases.
     pub words: bool,
 }
 
@@ -79,7 +81,7 @@ fn event_columns(plain: bool) -> Vec<Column> {
     columns
 }
 
-/// What the tables can do besides rows.
+/// The features of the tables beside rows.
 #[derive(Clone, Copy)]
 struct Extras {
     histories: [Option<History>; 2],
@@ -106,7 +108,7 @@ impl Extras {
     }
 }
 
-/// A window that a history holds.
+/// Returns a window that fits into a history.
 fn window(dice: &mut Dice, history: History) -> Window {
     let by_time = history.time_us.filter(|_| history.versions.is_none() || dice.chance(60));
     match (by_time, history.versions) {
@@ -132,7 +134,7 @@ fn window(dice: &mut Dice, history: History) -> Window {
     }
 }
 
-/// An aggregate of a column of this type, and the type of what it comes to.
+/// Returns an aggregate of a column of this type, and the type of its result.
 fn aggregate(dice: &mut Dice, ty: &DataType) -> (Aggregate, DataType) {
     let own = |aggregate| (aggregate, ty.clone());
     match dice.below(8) {
@@ -147,7 +149,7 @@ fn aggregate(dice: &mut Dice, ty: &DataType) -> (Aggregate, DataType) {
     }
 }
 
-/// A user's aggregate, over column 1 or 2, which is an int that may be null.
+/// Returns a user-defined aggregate, over column 1 or 2, which is a nullable int.
 fn fold(column: u16) -> Aggregate {
     let mut exprs = Block::default();
     let start = exprs.push(Expr::Const(Value::Int(1)));
@@ -160,10 +162,10 @@ fn fold(column: u16) -> Aggregate {
     Aggregate::Fold(Box::new(Fold { exprs, start, step }))
 }
 
-/// A handler that moves and counts, as a function: what it touches depends on what it reads.
+/// A function that moves and counts. Its accesses depend on its reads.
 struct Wanderer {
     output: Option<StreamId>,
-    /// What it looks at on its way.
+    /// The window that it reads on its way.
     window: (Window, Aggregate),
     ranges: bool,
 }
@@ -202,7 +204,7 @@ impl Opaque for Wanderer {
         }
         row[1] = Value::Int(a.wrapping_add(1));
         tx.put(TableId(0), &row)?;
-        // Where it goes next depends on what it found.
+        // The next row depends on the found value.
         if a % 2 == 0 {
             tx.delete(TableId(0), &[Value::Int(a % 5)])?;
         } else if let Some(next) = tx.get(TableId(0), &[Value::Int(*x)])? {
@@ -217,7 +219,7 @@ impl Opaque for Wanderer {
     }
 }
 
-/// A function over rows with text in their keys.
+/// A function on rows with text in their keys.
 struct Writer {
     output: Option<StreamId>,
     ranges: bool,
@@ -254,9 +256,9 @@ impl Opaque for Writer {
     }
 }
 
-/// A function that takes what others give, and gives some of it back: now and then without end.
+/// A function that takes the output of others and emits some of it back, sometimes without end.
 struct Follower {
-    /// Where the event has its number.
+    /// The column of the event's number.
     k: usize,
     output: StreamId,
 }
@@ -280,10 +282,10 @@ impl Opaque for Follower {
     }
 }
 
-/// A procedure: counts what it is given, and hands some of it on.
+/// A procedure that counts its events and passes some of them on.
 struct Juggler {
     emits: Vec<StreamId>,
-    /// Where what it makes of a batch can be seen.
+    /// The row in which its results are visible.
     seen_at: i64,
 }
 
@@ -317,7 +319,7 @@ impl Opaque for Juggler {
     }
 }
 
-/// Adds to a row of the first table; what it comes to.
+/// Adds to a row of the first table and returns the sum.
 fn add(tx: &mut dyn Tx, id: i64, more: i64) -> Result<i64, Abort> {
     let row = tx.get(TableId(0), &[Value::Int(id)])?;
     let mut row = row.map_or_else(
@@ -334,8 +336,8 @@ fn add(tx: &mut dyn Tx, id: i64, more: i64) -> Result<i64, Abort> {
     Ok(a)
 }
 
-/// Procedures that take what there is and what those before them emit, some of them nested. Gives the
-/// streams that they add events to, with where these have their number.
+/// Adds procedures that take the given streams and the output of earlier procedures; some are
+/// nested. Returns the streams that they emit into, each with the column of the number.
 fn procedures(
     dice: &mut Dice,
     b: &mut Builder,
@@ -372,14 +374,14 @@ fn procedures(
     added
 }
 
-/// A procedure on batches from the border, of one stream or two, which nobody else takes.
+/// Adds a procedure on batches from the border, of one or two streams that no other handler takes.
 fn batched(dice: &mut Dice, b: &mut Builder, [first, second]: [StreamId; 2], has_one_source: bool) {
     let pass = |exprs: &mut Block, schema: &tidemill_core::Schema| {
         let x = exprs.push(Expr::Column(schema.index_of("x").unwrap() as u16));
         let low = exprs.push(Expr::Const(Value::Int(-20)));
         exprs.push(Expr::Binary(Binary::Gt, x, low))
     };
-    // The second stream may come as it comes, and has one source.
+    // The second stream may be in arrival time, and has one source.
     let mut streams = vec![b.filter("batched second", second, pass)];
     if dice.chance(50) || has_one_source {
         streams.insert(0, b.filter("batched first", first, pass));
@@ -395,13 +397,13 @@ fn batched(dice: &mut Dice, b: &mut Builder, [first, second]: [StreamId; 2], has
     b.procedure("in batches", &streams, &[], Arc::new(function));
 }
 
-/// What closures say when they panic.
+/// The text of closures' deliberate panics.
 const ON_PURPOSE: &str = "this event is too much for a closure";
 
-/// Says nothing of panics that are on purpose, of which there are thousands.
-/// Of a column that is set and was not to be.
-const REFUSED: &str = "which it was not said to set";
+/// The text of panics about a column that the closure may not set.
+const REFUSED: &str = "which it was not declared to set";
 
+/// Silences the messages of deliberate panics, of which there are thousands.
 fn quietly() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -488,7 +490,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                 b.emits(index, output.as_slice());
             }
             0 => {
-                // Now and then a window that is refused when it runs.
+                // Sometimes a window that is refused when it runs.
                 let history = extras.histories[0].filter(|_| dice.chance(90));
                 let window =
                     window(dice, history.unwrap_or(History { time_us: Some(50), versions: None }));
@@ -525,7 +527,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                     tx.set(1, 1, tx.get(1, 1).wrapping_add(x));
                     tx.set(1, 2, (x as f64 / 0.0).to_bits() as i64);
                     if let Some([_, extreme, mean]) = &reads {
-                        // With what was set above, be it by another number.
+                        // Includes the values set above, possibly under another number.
                         let mean = tx.window(0, mean)?.unwrap_or(-1) % 100;
                         let extreme = tx.window(0, extreme)?.unwrap_or(0) >> 50;
                         if mean == 3 {
@@ -533,7 +535,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                         }
                         tx.set(1, 3, mean + extreme);
                     }
-                    // When much has been done that must be taken back.
+                    // After many writes that must be undone.
                     assert!(x % 40 != panics_at, "{ON_PURPOSE}");
                     if !tx.exists(0) {
                         tx.emit(0, &[tx.event(1), x]);
@@ -542,7 +544,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                 };
                 let rows: [(TableId, &[&str]); 2] = [(TableId(0), &["k"]), (TableId(0), &["j"])];
                 let index = b.native(&name, input, &rows, &[side], body);
-                // All that it sets, or all but one, which it can't set then.
+                // All the columns that it sets, or all but one, which it then can't set.
                 match dice.below(4) {
                     0 => {}
                     1 => b.sets(index, &[(0, &["a", "m"]), (1, &["a", "f"])]),
@@ -562,13 +564,13 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
                     fed.push((b.aborted(index), 1));
                 }
                 if shape.words {
-                    // Nobody takes what a handler emits.
+                    // No other handler takes what a handler emits.
                     fed.clear();
                 }
             }
         }
     }
-    // A cascade: somebody takes what others give.
+    // A cascade: a handler takes the output of others.
     fed.extend((!shape.words).then_some((side, 0)));
     if extras.hooks {
         let inputs = [first, second, filtered];
@@ -606,7 +608,7 @@ pub fn program(dice: &mut Dice, shape: Shape) -> Program {
     b.finish().unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Steps of a declared handler.
+/// Adds the steps of a declared handler.
 fn declared(
     dice: &mut Dice,
     h: &mut HandlerBuilder<'_>,
@@ -697,7 +699,8 @@ fn declared(
             }
         }
         if !plain && dice.chance(15) {
-            // The last step may be a read, which can't depend on a condition: add one that can.
+            // The last step may be a read, which can't be conditional. So this adds a step that
+            // can.
             let value = scope.expr(dice, h, &columns[0].1, plain, 1);
             h.set(row, columns[0].0, value);
             let cond = scope.expr(dice, h, &DataType::Bool, plain, 2);
@@ -711,7 +714,7 @@ struct Scope {
 }
 
 impl Scope {
-    /// A random expression of a type. Faults are welcome.
+    /// Returns a random expression of a type. It may abort.
     fn expr(
         &self,
         dice: &mut Dice,
@@ -803,7 +806,8 @@ impl Scope {
                 }
             }
             DataType::Str => {
-                // Not of what was read: texts that double with each event only test patience.
+                // Values that were read are left out. Texts that double with each event would only
+                // take time.
                 let a = h.column("s");
                 let b = h.value(Value::str("+"));
                 h.add(a, b)
@@ -823,7 +827,8 @@ impl Scope {
     }
 }
 
-/// Rows of every source: times rise with disorder; now and then one is too late.
+/// Returns the rows of every source. Times are out of order within a bound; sometimes a row is
+/// late.
 pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<InputRow>> {
     program
         .sources
@@ -833,10 +838,10 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
             let (mut rows, mut offset, mut newest) = (Vec::new(), 0, 0);
             let count = if shape.words { 100 + dice.below(400) } else { dice.below(60) };
             for _ in 0..count {
-                // Bad rows leave gaps.
+                // Rows that can't be decoded leave gaps.
                 offset += 1 + u64::from(dice.chance(10));
                 newest += dice.below(3) as i64;
-                let back = dice.below(source.disorder_us as u64 + 1) as i64;
+                let back = dice.below(source.out_of_orderness_us as u64 + 1) as i64;
                 let mut at = newest - back;
                 if dice.chance(10) {
                     at -= dice.below(20) as i64;
@@ -859,16 +864,16 @@ pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<Inpu
         .collect()
 }
 
-/// A cut that an engine has made, as the reference takes it: it finds out itself how far event time has come.
-#[allow(dead_code)] // Tests of the executors make their cuts.
+/// Converts an engine's cut for the reference, which computes the watermarks itself.
+#[allow(dead_code)] // Tests of the executors make their own cuts.
 pub fn cut_at(cut: tidemill_core::Cut) -> CutAt {
     let tidemill_core::Cut { offsets, clock_us, idle, ended, .. } = cut;
     CutAt { offsets, clock_us, idle, ended, watermarks_max: None }
 }
 
-// The engine's tests take the cuts that the engine makes.
+// The engine's tests take the engine's cuts.
 #[allow(dead_code)]
-/// Cuts that end with everything taken and every source ended.
+/// Returns cuts, the last of which takes everything and ends every source.
 pub fn cuts(dice: &mut Dice, sources: &[Vec<InputRow>], shape: Shape) -> Vec<CutAt> {
     let ends: Vec<u64> = sources.iter().map(|r| r.last().map_or(0, |r| r.offset + 1)).collect();
     let ids = || (0..sources.len() as u32).map(SourceId);

@@ -1,4 +1,4 @@
-//! Any events at any number of workers: one order, in which the same ones end intervals.
+//! Any events at any number of workers have one order, in which the same events end intervals.
 
 use proptest::prelude::*;
 use tidemill_core::{TableId, Value};
@@ -9,14 +9,15 @@ use super::*;
 use crate::event_time::{EventSource, Interval};
 
 const SOURCES: u32 = 3;
-/// By stream in event time: what comes of it by itself, and some of it.
+/// The intervals of streams in event time: of each stream by itself, and of a part of it.
 const INTERVALS_US: [i64; 4] = [10, 4, 5, 20];
 const ASIDE: u32 = 9;
-/// Words of an event, behind its time and its number: the streams of which it ends an interval, and where it stands.
+/// Words of an event, after its time and its number: the streams on which it ends an interval, and
+/// its time in the order.
 const ENDS: usize = 2;
 const STANDS: usize = 3;
 
-/// Events say themselves on what they are; of stream 1 late ones are told to others.
+/// Events that carry their streams. Late events of stream 1 go to another stream.
 struct Marked(Program);
 
 impl Functions for Marked {
@@ -25,7 +26,7 @@ impl Functions for Marked {
     }
 
     fn begin(&self, _: &Call) -> Result<Box<dyn Activation>, Abort> {
-        unreachable!("nobody executes them")
+        unreachable!("the test executes no calls")
     }
 
     fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
@@ -64,14 +65,14 @@ fn word(call: &Call, at: usize) -> i64 {
     }
 }
 
-/// The call with this word in that place.
+/// Returns the call with this word in that place.
 fn with(call: Call, at: usize, word: i64) -> Call {
     let mut args = call.args.to_vec();
     args[at] = Value::Int(word);
     Call { args: args.into(), ..call }
 }
 
-/// A record: events with their streams and times; others are calls.
+/// A record: events with their streams and times. Other numbers are calls.
 type Record = Vec<(u32, i64)>;
 
 fn records() -> impl Strategy<Value = Vec<Vec<Record>>> {
@@ -83,14 +84,14 @@ fn records() -> impl Strategy<Value = Vec<Vec<Record>>> {
 /// The calls of an epoch in their order.
 type Epoch = Vec<(Tid, Call)>;
 
-/// Executes cuts that take so many records of each source, at so many workers.
+/// Executes cuts that take this many records of each source, at this many workers.
 fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
     let functions = Marked(Builder::new("marked").finish().expect("a program"));
     let source = |nth: u32| EventSource {
         source: nth / 2,
         stream: StreamId((nth % 2) as u16),
         group: 0,
-        disorder_us: i64::from(nth),
+        out_of_orderness_us: i64::from(nth),
         idle_us: None,
         late: [Late::Admit, Late::Side][(nth % 2) as usize],
     };
@@ -111,7 +112,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             upto[source as usize] = behind;
             for record in from[source as usize]..behind {
                 for (nth, (stream, time_us)) in (0..).zip(&records[record as usize]) {
-                    // Time goes on.
+                    // Time advances.
                     let time_us = time_us + 3 * record as i64;
                     at += 1;
                     let args = [time_us, at, 0, time_us].map(Value::Int).into();
@@ -153,7 +154,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             let order = Sequencing { sources: SOURCES, base };
             let others = usize::from(workers) - 1;
             let (parts, _) =
-                ranks.places(epoch, order, others, u64::MAX, &functions).expect("all have told");
+                ranks.places(epoch, order, others, u64::MAX, &functions).expect("all reported");
             calls.extend(parts.into_iter().flatten().map(|(tid, request)| (tid, request.call)));
         }
         calls.sort_by_key(|(tid, _)| *tid);
@@ -175,7 +176,7 @@ proptest! {
         for calls in &alone {
             let on: Vec<u64> = calls.iter().map(|(_, call)| functions.intervals(call)).collect();
             for (bit, us) in INTERVALS_US.iter().enumerate() {
-                // Late ones stand where their source stood.
+                // Late events have the time at which their source stood.
                 let interval = |nth: usize| word(&calls[nth].1, STANDS).div_euclid(*us);
                 let is_on = |nth: &usize| on[*nth] >> bit & 1 == 1;
                 for nth in (0..calls.len()).filter(is_on) {

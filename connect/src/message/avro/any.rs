@@ -1,7 +1,7 @@
 //! Values of Avro as msgpack, for columns of type any.
 //!
-//! They become what the same values in JSON become: records and maps are maps, decimals and times their
-//! text. Bytes stay bytes.
+//! They become the same as equal values in JSON: records and maps are maps, decimals and times
+//! their text. Bytes stay bytes.
 
 use tidemill_core::msgpack::check;
 use tidemill_core::value::format_timestamp;

@@ -1,6 +1,7 @@
-//! Decimals: a number in two's complement, big end first, as many bytes as it takes.
+//! Decimals of Avro: big-endian numbers in two's complement, with as many bytes as they need.
 
-/// Units of a decimal with `scale` digits behind the point, from one with `from` digits; never rounded.
+/// Returns the units of a decimal with `scale` digits after the point, from one with `from` digits;
+/// never rounded.
 pub(super) fn units(bytes: &[u8], from: u32, scale: u8) -> Result<i64, String> {
     let number = number(bytes)?;
     let range = || format!("the decimal is out of range for decimal({scale})");
@@ -18,7 +19,7 @@ pub(super) fn units(bytes: &[u8], from: u32, scale: u8) -> Result<i64, String> {
     units.and_then(|units| i64::try_from(units).ok()).ok_or_else(range)
 }
 
-/// A decimal as text.
+/// Returns a decimal as text.
 pub(super) fn text(bytes: &[u8], scale: u32) -> Result<String, String> {
     let number = number(bytes)?;
     let scale = scale as usize;
@@ -34,7 +35,7 @@ pub(super) fn text(bytes: &[u8], scale: u32) -> Result<String, String> {
 fn number(bytes: &[u8]) -> Result<i128, String> {
     let is_negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
     let fill = if is_negative { 0xff } else { 0 };
-    // What only repeats the sign does not count.
+    // Leading bytes that only repeat the sign do not count.
     let extra = bytes.len().saturating_sub(16);
     let (head, rest) = bytes.split_at(extra);
     let sign_of_rest = rest.first().is_some_and(|first| first & 0x80 != 0);
@@ -46,7 +47,7 @@ fn number(bytes: &[u8]) -> Result<i128, String> {
     Ok(i128::from_be_bytes(wide))
 }
 
-/// The fewest bytes of a number.
+/// Returns the fewest bytes of a number.
 pub(super) fn bytes(units: i64) -> impl AsRef<[u8]> {
     let wide = units.to_be_bytes();
     let mut from = 0;

@@ -3,10 +3,10 @@
 use serde_json::{json, Value};
 use tidemill_core::{DataType, Error, Result, Schema};
 
-/// The schema of rows as JSON: a record that is named after the stream.
+/// Returns the schema of rows as JSON: a record named after the stream.
 ///
 /// # Errors
-/// When a column has a name that Avro does not know how to write.
+/// If Avro can't write a column's name.
 pub fn derive(stream: &str, schema: &Schema) -> Result<String> {
     let mut fields = Vec::with_capacity(schema.columns.len());
     for column in &schema.columns {
@@ -24,7 +24,7 @@ pub fn derive(stream: &str, schema: &Schema) -> Result<String> {
         };
         let mut field = json!({"name": &*column.name, "type": ty});
         if column.nullable {
-            // Readers that know the column and find rows from before it was there take that.
+            // Readers that know the column use this for rows that were written without it.
             field["default"] = Value::Null;
         }
         fields.push(field);
@@ -32,13 +32,13 @@ pub fn derive(stream: &str, schema: &Schema) -> Result<String> {
     Ok(json!({"type": "record", "name": name(stream), "fields": fields}).to_string())
 }
 
-/// Names that a record can't have, because types have them.
+/// Names that a record can't have, because they are types.
 const TYPES: [&str; 15] = [
     "null", "boolean", "int", "long", "float", "double", "bytes", "string", "record", "enum",
     "array", "map", "union", "fixed", "error",
 ];
 
-/// A stream's name as Avro has names: `paid.late` is `paid_late`.
+/// Converts a stream's name to one of Avro: `paid.late` becomes `paid_late`.
 fn name(stream: &str) -> String {
     let fits = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let name: String = stream.chars().map(fits).collect();
@@ -69,7 +69,7 @@ fn of(ty: &DataType) -> Value {
         DataType::Decimal(scale) => {
             json!({"type": "bytes", "logicalType": "decimal", "precision": 19, "scale": scale})
         }
-        // Items may be null, whatever the column says.
+        // Items may be null in every list.
         DataType::List(item) => json!({"type": "array", "items": nullable(item)}),
         DataType::Any => json!({"type": "bytes", "logicalType": "msgpack"}),
     }

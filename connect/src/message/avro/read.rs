@@ -10,19 +10,20 @@ use crate::row::{Rule, Scratch, Slot};
 use crate::text::{self, quoted};
 use crate::time::TimeFormat;
 
-/// What is said of bytes that end too early, or are none of Avro.
+/// The reason for bytes that end too early, or are not Avro.
 const DAMAGED: &str = "the value ends too early, or is not what its schema says";
 
-/// Steps that reading a message may take in any case, and those that each of its bytes adds. Items without
-/// bytes, such as nulls, are as many as a message says: nothing else bounds them.
+/// The steps that reading any message may take, and those that each of its bytes adds. Without a
+/// bound, a message could have any number of items without bytes, such as nulls.
 const STEPS: u64 = 1 << 16;
 const STEPS_A_BYTE: u64 = 4;
-/// Bytes of names that a message may come to: they are in its schema, and may be there again for each item.
+/// The largest size of the field names that a message may produce, in bytes. They are in its
+/// schema, and may occur again for each item.
 const NAMES_MAX: usize = 16 << 20;
 
 const DAY_US: i64 = 86_400_000_000;
 
-/// Reads what stands in bytes, part by part. After an error the rest means nothing.
+/// Reads the parts of a value from bytes. After an error the rest is meaningless.
 pub(super) struct Reader<'a> {
     pub schema: &'a AvroSchema,
     input: &'a [u8],
@@ -31,18 +32,18 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Of the record in a message.
+    /// Creates a reader for the record in a message.
     pub fn new(schema: &'a AvroSchema, input: &'a [u8]) -> Reader<'a> {
         let steps = STEPS + STEPS_A_BYTE * input.len() as u64;
         Reader { schema, input, steps, names: NAMES_MAX }
     }
 
-    /// How many bytes are left.
+    /// Returns how many bytes are left.
     pub fn left(&self) -> usize {
         self.input.len()
     }
 
-    /// Counts what is done.
+    /// Counts a step.
     pub fn step(&mut self) -> Result<(), String> {
         let left = self.steps.checked_sub(1);
         self.steps =
@@ -50,16 +51,17 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Counts what of the schema is written.
+    /// Counts the bytes of names that are written.
     pub fn names(&mut self, bytes: usize) -> Result<(), String> {
         let left = self.names.checked_sub(bytes);
         self.names = left.ok_or_else(|| {
-            format!("the value comes to more than {} MiB of names of fields", NAMES_MAX >> 20)
+            format!("the value has more than {} MiB of names of fields", NAMES_MAX >> 20)
         })?;
         Ok(())
     }
 
-    /// The number of a part of the schema that is no union: the branch that was taken.
+    /// Returns the number of a part of the schema that is not a union: the branch in the bytes, if
+    /// it is one.
     pub fn branch(&mut self, at: usize) -> Result<usize, String> {
         match &self.schema.node(at).kind {
             Kind::Union(branches) => {
@@ -73,7 +75,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A number in its packed form.
+    /// Reads a number in its packed form.
     pub fn long(&mut self) -> Result<i64, String> {
         let (mut packed, mut shift) = (0u64, 0);
         loop {
@@ -108,7 +110,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A float or a double.
+    /// Reads a float or a double.
     pub fn float(&mut self, kind: &Kind) -> Result<f64, String> {
         let float = match kind {
             Kind::Float => {
@@ -124,7 +126,7 @@ impl<'a> Reader<'a> {
         get(&mut self.input, size).ok_or_else(|| DAMAGED.into())
     }
 
-    /// Bytes behind their length.
+    /// Reads bytes after their length.
     pub fn bytes(&mut self) -> Result<&'a [u8], String> {
         let len = self.long()?;
         let len = usize::try_from(len).map_err(|_| format!("{len} is no length"))?;
@@ -142,8 +144,8 @@ impl<'a> Reader<'a> {
         symbol.ok_or_else(|| format!("an enum of {} symbols has no symbol {at}", symbols.len()))
     }
 
-    /// The items of the next block of an array or a map, and its bytes where they are said; 0 behind the
-    /// last.
+    /// Reads the number of items in the next block of an array or a map, and its size in bytes if
+    /// it is given. The number is 0 after the last block.
     pub fn block(&mut self) -> Result<(u64, Option<usize>), String> {
         let items = self.long()?;
         if items >= 0 {
@@ -158,7 +160,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Goes behind a value, with all that is in it.
+    /// Skips a value, with everything in it.
     pub fn skip(&mut self, at: usize, depth: usize) -> Result<(), String> {
         self.step()?;
         let at = self.branch(at)?;
@@ -203,12 +205,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// A column's value.
+    /// Reads a column's value.
     pub fn slot(&mut self, at: usize, rule: &Rule, scratch: &mut Scratch) -> Result<Slot, String> {
         let at = self.branch(at)?;
         let schema = self.schema;
         let node = schema.node(at);
-        // What most columns are has the shortest way.
+        // The shortest path is for the most frequent columns.
         match (&node.kind, &rule.ty) {
             (Kind::Null, _) if rule.nullable => return Ok(Slot::Null),
             (Kind::Long, DataType::Int) => return self.long().map(Slot::Int),
@@ -221,7 +223,7 @@ impl<'a> Reader<'a> {
         scratch.value(&self.value(at, &rule.ty, &rule.time, DEPTH_MAX)?)
     }
 
-    /// A value of a type, or null; of a part of the schema that is no union.
+    /// Reads a value of a type, or null, by a part of the schema that is not a union.
     fn value(
         &mut self,
         at: usize,
@@ -278,7 +280,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Microseconds of a logical type, or by the column's format.
+    /// Reads the microseconds of a logical type, or of a value in the column's format.
     fn timestamp(
         &mut self,
         kind: &Kind,
@@ -300,7 +302,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Microseconds of a date or a time of a logical type; nothing, and nothing is read, of any other.
+    /// Reads the microseconds of a date or a time of a logical type. For other types it reads and
+    /// returns nothing.
     pub fn instant(&mut self, logical: Logical) -> Result<Option<i64>, String> {
         let wide = |number: i64, unit: i64| {
             let us = number.checked_mul(unit);
@@ -318,7 +321,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Units of a decimal of a scale.
+    /// Reads the units of a decimal of a scale.
     fn decimal(&mut self, kind: &Kind, logical: Logical, scale: u8) -> Result<i64, String> {
         match (kind, logical) {
             (Kind::Bytes, Logical::Decimal(from)) => decimal::units(self.bytes()?, from, scale),
@@ -328,7 +331,8 @@ impl<'a> Reader<'a> {
             (Kind::Long, _) => text::decimal(&self.long()?.to_string(), scale),
             (Kind::Int, _) => text::decimal(&self.int()?.to_string(), scale),
             (Kind::Float, _) => {
-                // By its own digits: those of the double that it widens to are more than were meant.
+                // The float's own digits are used. The double that it widens to has more digits
+                // than were meant.
                 let bytes = self.fixed(4)?.first_chunk().ok_or(DAMAGED)?;
                 text::decimal(&format!("{:?}", f32::from_le_bytes(*bytes)), scale)
             }
@@ -339,7 +343,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// One level down.
+/// Returns the depth one level down.
 pub(super) fn deeper(depth: usize) -> Result<usize, String> {
     depth.checked_sub(1).ok_or_else(|| format!("nested more than {DEPTH_MAX} deep"))
 }
@@ -348,7 +352,7 @@ fn unfit(ty: &DataType, kind: &Kind) -> String {
     format!("expected {ty}, and the schema says {}", kind.name())
 }
 
-/// In its usual form.
+/// Returns a UUID in its usual form.
 pub(super) fn uuid(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(36);
     for (i, byte) in bytes.iter().enumerate() {
@@ -360,14 +364,14 @@ pub(super) fn uuid(bytes: &[u8]) -> String {
     text
 }
 
-/// What follows behind a record.
+/// Returns the reason for bytes after a record.
 pub(super) fn trailing(left: usize) -> String {
     format!(
         "{left} bytes follow behind the record: it was written by another schema, or is damaged"
     )
 }
 
-/// A field that there is no column for.
+/// Returns the reason for a field without a column.
 pub(super) fn unknown(field: &str) -> String {
     format!("the stream has no column {}", quoted(field))
 }

@@ -1,4 +1,4 @@
-//! Records as rows: which field is which column, by each writer's schema.
+//! Records as rows: the columns of fields, by each writer's schema.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::files::UnknownFields;
 use crate::msgpack::DEPTH_MAX;
 use crate::row::{Rule, Scratch, Slot};
 
-/// So many schemas are kept at hand; then all are asked for again.
+/// The largest number of schemas that are held. When it is reached, all are asked for again.
 const PLANS_MAX: usize = 1000;
 
 /// Records whose fields are the columns.
@@ -19,18 +19,18 @@ pub(in crate::message) struct AvroRows {
     unknown: UnknownFields,
     schemas: Arc<dyn Schemas>,
     plans: HashMap<u32, Plan>,
-    /// The one that was asked for last, and why it can't be had.
+    /// The last schema that was asked for, and why it is not available.
     refused: Option<(u32, String)>,
 }
 
-/// How messages of a schema become rows.
+/// The plan by which messages of a schema become rows.
 struct Plan {
     schema: Arc<AvroSchema>,
     /// The schema's records that a message may be, by their numbers.
     records: Vec<(usize, Record)>,
 }
 
-/// A column for each field that has one, or why its messages are no rows.
+/// The column of each field that has one, or the reason why its messages are not rows.
 type Record = Result<Vec<Option<usize>>, String>;
 
 impl AvroRows {
@@ -38,7 +38,7 @@ impl AvroRows {
         AvroRows { rules, unknown, schemas, plans: HashMap::new(), refused: None }
     }
 
-    /// Whether what is needed to read a value is known. If it is not, it has been asked for.
+    /// Whether everything needed to read a value is known. If not, this asks for it.
     pub fn is_ready(&mut self, value: &[u8]) -> bool {
         let Ok((id, _)) = split(value) else { return true };
         if self.plans.contains_key(&id) {

@@ -6,26 +6,26 @@ use serde_json::{Map, Value};
 
 use crate::text::quoted;
 
-/// Larger ones are refused; those that people write have some dozens.
+/// The largest number of parts of a schema. Schemas that people write have some dozens.
 const NODES_MAX: usize = 100_000;
-/// Digits behind the point that a decimal may have. Avro has no bound.
+/// The largest number of digits after the point of a decimal. Avro has no bound.
 const SCALE_MAX: u64 = 10_000;
 
-/// A schema, and all those that it names.
+/// A schema, and all those that it refers to.
 #[derive(Debug)]
 pub struct AvroSchema {
     nodes: Vec<Node>,
     root: usize,
 }
 
-/// A part of a schema. Others are meant by their numbers.
+/// A part of a schema. Other parts refer to it by its number.
 #[derive(Debug)]
 pub(super) struct Node {
     pub kind: Kind,
     pub logical: Logical,
 }
 
-/// What stands in the bytes.
+/// The type of the encoded value.
 #[derive(Debug)]
 pub(super) enum Kind {
     Null,
@@ -51,7 +51,7 @@ pub(super) struct Field {
     pub node: usize,
 }
 
-/// What it means. A logical type that does not fit what stands in the bytes is none, as Avro has it.
+/// The logical type. As in Avro, a logical type that does not fit the encoded type is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Logical {
     None,
@@ -59,15 +59,15 @@ pub(super) enum Logical {
     Millis,
     Micros,
     Nanos,
-    /// Digits behind the point.
+    /// A decimal, with the digits after the point.
     Decimal(u32),
     Uuid,
-    /// Ours: a value of msgpack, in bytes.
+    /// Tidemill's own: a value of msgpack, in bytes.
     Msgpack,
 }
 
 impl Kind {
-    /// In words, for messages.
+    /// Returns the type in words, for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Kind::Null => "null",
@@ -89,10 +89,10 @@ impl Kind {
 }
 
 impl AvroSchema {
-    /// From JSON: the schemas that are named in those behind them, and at last the one that is meant.
+    /// Parses a schema from JSON. Schemas that others refer to come first, and the actual one last.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why it is not a schema.
     pub fn parse(texts: &[&str]) -> Result<AvroSchema, String> {
         let mut parser = Parser::default();
         let mut root = None;
@@ -118,7 +118,7 @@ impl AvroSchema {
         branches.iter().any(|branch| matches!(self.nodes[*branch].kind, Kind::Union(_)))
     }
 
-    /// What the bytes are.
+    /// Returns the number of the outermost part.
     pub(super) fn root(&self) -> usize {
         self.root
     }
@@ -130,9 +130,9 @@ impl AvroSchema {
 
 #[derive(Default)]
 struct Parser {
-    /// Nothing while it is read: it may name itself within.
+    /// A part is absent while it is being read, because it may refer to itself.
     nodes: Vec<Option<Node>>,
-    /// By full name.
+    /// The numbers of the parts, by full name.
     named: HashMap<String, usize>,
 }
 
@@ -169,7 +169,7 @@ impl Parser {
 
     fn object(&mut self, object: &Map<String, Value>, space: &str) -> Result<usize, String> {
         let ty = object.get("type").ok_or("a schema has no type")?;
-        // Some wrap a type once more: {"type": {"type": "string"}}.
+        // Some writers wrap a type once more: {"type": {"type": "string"}}.
         let Value::String(ty) = ty else { return self.node(ty, space) };
         if let Some(kind) = primitive(ty) {
             let logical = logical(object, &kind);
@@ -317,7 +317,7 @@ mod tests {
             let Kind::Union(branches) = &schema.node(branches.node).kind else { panic!("a union") };
             assert_eq!(branches[1], schema.root());
         }
-        // What is named in another one.
+        // A type that is defined in another schema.
         let user =
             r#"{"type": "record", "name": "User", "fields": [{"name": "t", "type": "a.b.Tree"}]}"#;
         AvroSchema::parse(&[tree, user]).unwrap();

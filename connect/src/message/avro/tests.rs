@@ -8,7 +8,7 @@ use super::*;
 use crate::files::UnknownFields;
 use crate::message::{Message, MessageFormat, MessageRows, MessageSettings, MessageValues};
 
-/// Schemas that are there, and no others.
+/// Schemas that exist, and no others.
 #[derive(Debug, Default)]
 struct Known(HashMap<u32, Arc<AvroSchema>>);
 
@@ -106,7 +106,7 @@ fn any_value(ty: &DataType, nullable: bool) -> BoxedStrategy<Value> {
     }
 }
 
-/// A schema and a row of it.
+/// Generates a schema and a row of it.
 fn any_row() -> impl Strategy<Value = (Arc<Schema>, Vec<Value>)> {
     prop::collection::vec((any_type(), any::<bool>()), 1..8).prop_flat_map(|types| {
         let row: Vec<_> = types.iter().map(|(ty, nullable)| any_value(ty, *nullable)).collect();
@@ -116,7 +116,7 @@ fn any_row() -> impl Strategy<Value = (Arc<Schema>, Vec<Value>)> {
     })
 }
 
-/// What another implementation makes of a value.
+/// Converts a value to that of another implementation.
 fn theirs(value: &Value, nullable: bool) -> Theirs {
     let plain = match value {
         Value::Null => return Theirs::Union(0, Box::new(Theirs::Null)),
@@ -137,7 +137,7 @@ fn theirs(value: &Value, nullable: bool) -> Theirs {
     }
 }
 
-/// A schema with all that Avro has.
+/// A schema with everything that Avro has.
 const ALL: &str = r#"{"type": "record", "name": "Node", "fields": [
     {"name": "a", "type": ["null", "Node"]},
     {"name": "b", "type": {"type": "array", "items": ["null", "long", "Node"]}},
@@ -158,7 +158,7 @@ proptest! {
         prop_assert_eq!(decode(&schema, &known(&text), &bytes).unwrap(), row);
     }
 
-    /// The other implementation reads what we write, and writes what we write.
+    /// The other implementation reads our records, and writes the same ones.
     #[test]
     fn others_read_and_write_alike((schema, row) in any_row()) {
         let text = derive("s", &schema).unwrap();
@@ -200,7 +200,7 @@ fn record(fields: &str) -> String {
     format!(r#"{{"type": "record", "name": "r", "fields": [{fields}]}}"#)
 }
 
-/// A record of one field, read as a column of a type.
+/// Reads a record of one field as a column of a type.
 fn read_as(ty: DataType, field: &str, bytes: &[u8]) -> Result<Value, String> {
     let schema = Arc::new(Schema::new(vec![Column::new("x", ty)]));
     let text = record(&format!(r#"{{"name": "x", "type": {field}}}"#));
@@ -212,7 +212,7 @@ fn read_as(ty: DataType, field: &str, bytes: &[u8]) -> Result<Value, String> {
 fn values_are_taken_where_they_fit() {
     let logical = |ty: &str, name: &str| format!(r#"{{"type": "{ty}", "logicalType": "{name}"}}"#);
     let float = 1.5f32.to_le_bytes();
-    // What it is read as, its schema, its bytes, what it is.
+    // The type that it is read as, its schema, its bytes, and the value.
     let cases: Vec<(DataType, String, &[u8], Value)> = vec![
         (DataType::Int, r#""int""#.into(), &[3], Value::Int(-2)),
         (DataType::Float, r#""int""#.into(), &[4], Value::Float(2.0)),
@@ -325,7 +325,7 @@ fn what_does_not_fit_is_a_reason() {
 
 #[test]
 fn lengths_that_lie_cost_nothing() {
-    // Zigzag of the largest number, and of the smallest.
+    // The zigzag encoding of the largest number, and of the smallest.
     let (max, min) = ([0xfe, 255, 255, 255, 255, 255, 255, 255, 255, 1], [0xff; 9]);
     let min = [&min[..], &[1]].concat();
     let nulls = r#"{"type": "array", "items": "null"}"#;
@@ -337,14 +337,14 @@ fn lengths_that_lie_cost_nothing() {
                 let why = read_as(ty, field, bytes).unwrap_err();
                 assert!(!why.is_empty());
             }
-            // And where nobody wants it.
+            // This also holds if no column needs it.
             let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int).nullable()]));
             let text = record(&format!(r#"{{"name": "x", "type": {field}}}"#));
             let value = [&[0, 0, 0, 0, 7], bytes].concat();
             assert!(decode(&schema, &known(&text), &value).is_err());
         }
     }
-    // Deeper than a stack is.
+    // The schema is deeper than the stack would allow.
     let deep =
         r#"{"type": "record", "name": "l", "fields": [{"name": "next", "type": ["null", "l"]}]}"#;
     let why = read_as(DataType::Any, deep, &[2; 100_000]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Rows as records, by a schema that the columns have been checked against.
+//! Rows as records, by a schema against which the columns have been checked.
 
 use std::sync::Arc;
 
@@ -10,46 +10,46 @@ use tidemill_core::{Batch, DataType, Error, Result, Schema, Value};
 use super::decimal;
 use super::schema::{AvroSchema, Kind, Logical, Node};
 
-/// Encodes rows as records behind the id of their schema.
+/// Encodes rows as records after the id of their schema.
 #[derive(Debug)]
 pub struct AvroValues {
     head: [u8; super::HEAD],
     fields: Vec<Field>,
 }
 
-/// What stands for a field.
+/// The origin of a field's value.
 #[derive(Debug)]
 enum Field {
-    /// A column, and how it is written.
+    /// A column, and its encoding.
     Column(usize, Shape),
-    /// No column: the branch of the null.
+    /// No column: the branch of null.
     Null(u8),
 }
 
-/// How a value is written.
+/// The encoding of a value.
 #[derive(Debug)]
 struct Shape {
-    /// In a union the branches of null, where it has one, and of the value.
+    /// In a union, the branch of null, if it has one, and the branch of the value.
     branches: Option<(Option<u8>, u8)>,
     ty: DataType,
-    /// Of a decimal in a fixed number of bytes.
+    /// The number of bytes of a decimal in a fixed.
     size: Option<usize>,
-    /// Of a list.
+    /// The encoding of a list's items.
     item: Option<Box<Shape>>,
 }
 
 impl AvroValues {
-    /// For rows of a schema, as records of one of Avro that has this id.
+    /// Creates an encoder for rows of a schema, as records of the Avro schema with this id.
     ///
     /// # Errors
-    /// When the columns and the fields do not fit, naming one.
+    /// If the columns and the fields do not fit. The error names one of them.
     pub fn new(schema: &Arc<Schema>, id: u32, avro: &AvroSchema) -> Result<AvroValues> {
         let refused = |what: String, help: &str| {
             let what = format!("the schema {id} does not fit the stream: {what}");
             Err(Error::setting(what).help(help.to_owned()))
         };
         let Kind::Record(record) = &avro.node(avro.root()).kind else {
-            let what = format!("it is no record, but {}", avro.node(avro.root()).kind.name());
+            let what = format!("it is not a record, but {}", avro.node(avro.root()).kind.name());
             return refused(what, "a row is a record whose fields are the columns");
         };
         let missing = |column: &&tidemill_core::Column| {
@@ -57,7 +57,7 @@ impl AvroValues {
         };
         if let Some(column) = schema.columns.iter().find(missing) {
             let what = format!("it has no field for column '{}'", column.name);
-            return refused(what, "map the stream to one without it, or leave schema= away");
+            return refused(what, "map the stream to one without it, or leave schema= out");
         }
         let mut fields = Vec::with_capacity(record.len());
         for field in record {
@@ -69,8 +69,8 @@ impl AvroValues {
                         Err(why) => {
                             return refused(
                                 format!("column '{}': {why}", column.name),
-                                "let the column have the type that the schema says, or leave schema= away: \
-                                 then one is derived from the columns",
+                                "give the column the type that the schema says, or leave schema= \
+                                 out: then one is derived from the columns",
                             );
                         }
                     }
@@ -104,7 +104,7 @@ impl AvroValues {
     }
 }
 
-/// How values of a type are written by a part of a schema, or why they are not.
+/// Returns the encoding of a type's values by a part of a schema, or why there is none.
 fn shape(avro: &AvroSchema, at: usize, ty: &DataType, nullable: bool) -> Result<Shape, String> {
     let Node { kind, logical } = avro.node(at);
     if let Kind::Union(branches) = kind {
@@ -140,7 +140,7 @@ fn shape(avro: &AvroSchema, at: usize, ty: &DataType, nullable: bool) -> Result<
         (DataType::Decimal(scale), Kind::Bytes, Logical::Decimal(of)) => u32::from(*scale) == *of,
         (DataType::Decimal(scale), Kind::Fixed(size), Logical::Decimal(of)) => {
             made.size = Some(*size);
-            // Any 64 bits fit, and a message is not filled with signs.
+            // Any 64 bits fit, and a message is not filled with sign bytes.
             u32::from(*scale) == *of && (8..=64).contains(size)
         }
         (DataType::List(ty), Kind::Array(item), _) => {
@@ -156,7 +156,7 @@ fn shape(avro: &AvroSchema, at: usize, ty: &DataType, nullable: bool) -> Result<
     }
 }
 
-/// A part of a schema in words.
+/// Returns a part of a schema in words.
 fn said(kind: &Kind, logical: Logical) -> String {
     let of = |name: &str| format!("{} ({name})", kind.name());
     match logical {
@@ -171,7 +171,7 @@ fn said(kind: &Kind, logical: Logical) -> String {
     }
 }
 
-/// Which branch of a union is null.
+/// Returns the branch of a union that is null.
 fn null_branch(avro: &AvroSchema, at: usize) -> Option<u8> {
     let Kind::Union(branches) = &avro.node(at).kind else { return None };
     let null = branches.iter().position(|branch| matches!(avro.node(*branch).kind, Kind::Null));
@@ -214,7 +214,7 @@ fn column(batch: &Batch, at: usize, row: usize, shape: &Shape, out: &mut Vec<u8>
     }
 }
 
-/// What stands before a value in a union.
+/// Appends the number of the branch before a value in a union.
 fn branch(shape: &Shape, out: &mut Vec<u8>) {
     if let Some((_, branch)) = shape.branches {
         put_long(i64::from(branch), out);
@@ -223,7 +223,7 @@ fn branch(shape: &Shape, out: &mut Vec<u8>) {
 
 fn put(value: &Value, shape: &Shape, out: &mut Vec<u8>) {
     if let Value::Null = value {
-        // Whatever may be null was found to have a branch for it.
+        // Every column that may be null was checked to have a branch for it.
         let null = shape.branches.and_then(|(null, _)| null);
         return put_long(i64::from(null.unwrap_or(0)), out);
     }

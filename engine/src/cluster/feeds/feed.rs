@@ -17,53 +17,53 @@ use super::About;
 use crate::functions::AppFunctions;
 use crate::spec::SourceDecl;
 
-/// So many rows are read of a file at once, and of all of them together.
+/// The most rows that are read at once: of a file, and of all files together.
 const ROWS: usize = 1024;
 const ROWS_OF_ALL: usize = 1 << 17;
-/// So many bytes of rows are given at once, about: an answer has room for them.
+/// The approximate size of the rows in an answer, in bytes, so that they fit into a message.
 const ROWS_BYTES: usize = 1 << 19;
-/// What a row takes beside its values, about.
+/// The approximate size of a row beside its values, in bytes.
 const ROW_BYTES: usize = 64;
-/// So many places of files marks have at most, all together: with more every second mark goes.
+/// The most positions of files in all marks together. Beyond it every second mark is dropped.
 const PLACES_MAX: usize = 1 << 16;
-/// What mends files that are not what they were.
-const RESTORE: &str = "restore them as they were, or begin anew with --fresh";
+/// The help for files that have changed.
+const RESTORE: &str = "restore them as they were, or start from scratch with --fresh";
 
 pub(super) struct Feed {
-    /// What its marks are called, and the stream's name.
+    /// The key of its marks, and the stream's name.
     key: String,
     name: String,
     path: PathBuf,
     follows: bool,
     stream: StreamId,
     functions: Arc<AppFunctions>,
-    /// Whether it has several files, of which the rows come by their times.
+    /// Whether it has several files whose rows are ordered by time.
     is_timed: bool,
     files: Vec<File>,
-    /// The files before this one have ended.
+    /// The first file that has not ended.
     current: usize,
-    /// The row that comes next, and how many records that say that it ends there have been given.
+    /// The next row, and the number of end records that were given at that place.
     offset: u64,
     tail: u64,
-    /// The newest time of the rows before that.
+    /// The newest time of the rows before the next one.
     newest_us: Option<i64>,
-    /// How many rows it has, once that is known.
+    /// The number of its rows, if its end is known.
     ends_at: Option<u64>,
-    /// Where it ended before it grew.
+    /// The ends that it had before it grew.
     ended: Vec<Ended>,
     has_grown: bool,
-    /// How many sources its stream has, if all of them end.
+    /// The number of its stream's sources, if all of them end.
     sources: Option<usize>,
-    /// Where it stood, in order; the first is one that no recovery goes behind, and the last is behind all that anybody has
-    /// been given.
+    /// Positions, in order. No recovery goes back beyond the first, and the last is after all rows
+    /// that were given out.
     marks: VecDeque<Mark>,
-    /// The last one's row and the end, as they are durable.
+    /// The last mark's row, and the end, as they are durable.
     written: (u64, Option<u64>),
-    /// Whether it is not known what had been read before.
+    /// Whether it is unknown which files were read before.
     is_blind: bool,
 }
 
-/// About how many bytes a record takes.
+/// The approximate size of a record, in bytes.
 fn size(record: &Record) -> usize {
     let Record::Requests(requests) = record else { return ROW_BYTES };
     let size = |Request { id, call }: &Request| {
@@ -72,10 +72,10 @@ fn size(record: &Record) -> usize {
     requests.iter().map(size).sum()
 }
 
-/// What comes next of a feed.
+/// The next item of a feed.
 enum Next {
     Row(usize),
-    /// Nothing now.
+    /// There is nothing at present.
     Later,
     End,
 }
@@ -129,18 +129,18 @@ impl Feed {
         Ok((feed, about))
     }
 
-    /// Takes up what is known, so that what is not what it was is refused before anything runs.
+    /// Resumes from the known marks. So changed files are refused before anything runs.
     fn take_up(&mut self, known: &Known) -> Result<()> {
         let Known { first, last, ends_at, ended } = known;
         self.ended.clone_from(ended);
         let (was, is) = (last.names(), self.marks[0].names());
         if was != is {
             return Err(Error::input(format!(
-                "stream {} reads the files {is}, and when its log was begun it read {was}",
+                "stream {} reads the files {is}, but its log began with {was}",
                 self.name
             ))
             .help(
-                "restore them as they were, or begin anew with --fresh; files may be added to a folder that is read with \
+                "restore them as they were, or start from scratch with --fresh; files may be added to a folder that is read with \
                  follow=True",
             ));
         }
@@ -159,21 +159,22 @@ impl Feed {
         Ok(())
     }
 
-    /// Behind its end there is more: it goes on there, if nobody reads again what is before. There all its files are as long as
-    /// they were, and nobody could tell any more which rows of one had come before those of another.
+    /// Continues after an end that has more rows now, if no earlier row is read again. Then all
+    /// files are as long as they were at that end. Otherwise the order of old and new rows of
+    /// several files would be unknown.
     ///
     /// # Errors
-    /// When somebody may do that.
+    /// When earlier rows may be read again.
     fn goes_on(&mut self) -> Result<()> {
         let Some(rows) = self.ends_at.filter(|rows| self.marks[0].offset == *rows) else {
             return Err(Error::input(format!(
-                "stream {} has read {} to its end, behind which there is more now, and what was read is in no snapshot yet",
+                "stream {} has read {} to its end, but there are more rows now, and no snapshot has the earlier ones yet",
                 self.name,
                 self.path.display()
             ))
             .help(
-                "restore it as it was and start the app until it ends in good order, then add what is new; what grows all the \
-                 time is read with follow=True; --fresh begins anew",
+                "restore it as it was and run the app until it ends cleanly, then add the new rows; input that grows all the \
+                 time needs follow=True; --fresh starts from scratch",
             ));
         };
         let records = self.tail_records().len() as u64;
@@ -182,21 +183,22 @@ impl Feed {
         Ok(())
     }
 
-    /// Behind which record it goes on that said that it ended, if nothing has said so again.
+    /// The record after the last end, if the feed continues and has not ended again.
     pub fn goes_on_at(&self) -> Option<u64> {
         let rows = self.ended.last().filter(|_| self.ends_at.is_none())?.rows;
         Some(self.place(rows) + self.ends_before(rows))
     }
 
-    /// Whether it was found to have grown when it was opened.
+    /// Whether it had grown when it was opened.
     pub fn has_grown(&self) -> bool {
         self.has_grown
     }
 
-    /// Ends once more, with others that have grown: what waits to be a batch is one, and windows end, when all of them have.
+    /// Ends once more, together with other feeds that have grown. The waiting batch is completed,
+    /// and windows end, when all of them have ended.
     ///
     /// # Errors
-    /// As where it has grown itself.
+    /// As for a feed that has grown itself.
     pub fn ends_again(&mut self) -> Result<()> {
         let are_several = self.functions.end_together(self.stream).len() > 1;
         let are_several = self.sources.is_some_and(|sources| sources > 1 || are_several);
@@ -211,7 +213,7 @@ impl Feed {
         self.stream
     }
 
-    /// Its name among what is known, and that.
+    /// Returns its key among the marks, and the marks.
     pub fn known(&self) -> (String, Known) {
         let first = self.marks.front().expect("there is one").clone();
         let last = self.marks.back().expect("there is one").clone();
@@ -219,40 +221,40 @@ impl Feed {
         (self.key.clone(), Known { first, last, ends_at, ended })
     }
 
-    /// Whether more has been read than is known durably.
+    /// Whether more has been read than the durable marks say.
     pub fn has_more(&self) -> bool {
         self.written != (self.last(), self.ends_at)
     }
 
-    /// All that is known is durable.
+    /// Notes that its marks are durable.
     pub fn is_written(&mut self) {
         self.written = (self.last(), self.ends_at);
     }
 
-    /// The row behind all that anybody has been given.
+    /// The row after all that were given out.
     fn last(&self) -> u64 {
         self.marks.back().expect("there is one").offset
     }
 
-    /// The offset of the last record, which says that it ends, once that is known.
+    /// The offset of the last record, which is the end, if it is known.
     pub fn end(&self) -> Option<u64> {
         let tail = self.tail_records().len() as u64;
         self.ends_at.map(|rows| self.place(rows) + self.ends_before(rows) + tail - 1)
     }
 
-    /// The place of the first record behind so many rows.
+    /// The offset of the first record after so many rows.
     fn place(&self, rows: u64) -> u64 {
         let before = self.ended.iter().filter(|ended| ended.rows < rows);
         rows + before.map(|ended| ended.records).sum::<u64>()
     }
 
-    /// How many records said behind so many rows that it ended there, before it grew.
+    /// The number of end records after so many rows, from the time before it grew.
     fn ends_before(&self, rows: u64) -> u64 {
         let there = self.ended.iter().filter(|ended| ended.rows == rows);
         there.map(|ended| ended.records).sum()
     }
 
-    /// So many records at most from an offset on; fewer are no end.
+    /// Reads at most `limit` records from an offset on. Fewer records do not mean the end.
     pub fn read(&mut self, from: u64, limit: usize, is_over: &AtomicBool) -> Result<Records> {
         if from == u64::MAX {
             return Ok(Records { records: Vec::new(), upto: self.position() });
@@ -263,7 +265,7 @@ impl Feed {
                 self.name,
                 self.path.display()
             ))
-            .help("bring that directory back as it was, or begin anew with --fresh"));
+            .help("restore that directory as it was, or start from scratch with --fresh"));
         }
         if from != self.position() && !self.seek(from, is_over)? {
             return Ok(Records { records: Vec::new(), upto: from });
@@ -282,7 +284,7 @@ impl Feed {
             }
             match self.next()? {
                 Next::Row(file) => {
-                    // What a followed folder has had may be removed: marks are where its files begin, too.
+                    // Read files of a followed folder may be removed, so each new file gets a mark.
                     if self.follows && self.files[file].is_at_chunk() {
                         self.mark();
                     }
@@ -305,12 +307,12 @@ impl Feed {
         Ok(Records { records, upto: self.position() })
     }
 
-    /// The offset of the record that comes next.
+    /// The offset of the next record.
     fn position(&self) -> u64 {
         self.place(self.offset) + self.tail
     }
 
-    /// Goes to an offset that was read before; whether it has got there.
+    /// Moves to an offset that was read before. Returns whether it is there.
     fn seek(&mut self, from: u64, is_over: &AtomicBool) -> Result<bool> {
         if from < self.place(self.offset) {
             let mark = self.marks.iter().rfind(|mark| self.place(mark.offset) <= from);
@@ -342,7 +344,7 @@ impl Feed {
 
     fn not_there(&self, rows: u64) -> Error {
         Error::input(format!(
-            "stream {} has read {rows} rows of {}, where {} are now",
+            "stream {} has read {rows} rows of {}, which has only {} now",
             self.name,
             self.path.display(),
             self.offset
@@ -363,7 +365,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Which file has the next row.
+    /// Finds the file with the next row.
     fn first(&mut self) -> Result<Next> {
         let rows = (ROWS_OF_ALL / self.files.len().max(1)).clamp(1, ROWS);
         let mut first: Option<(i64, usize)> = None;
@@ -372,7 +374,7 @@ impl Feed {
                 match file.has_ended {
                     true if nth == self.current => self.current += 1,
                     true => {}
-                    // Whether it comes first is not known yet.
+                    // Its next row may be the first one, so the order is unknown yet.
                     false => return Ok(Next::Later),
                 }
                 continue;
@@ -388,23 +390,23 @@ impl Feed {
         Ok(first.map_or(Next::End, |(_, nth)| Next::Row(nth)))
     }
 
-    /// The same, where a feed that has ended has no more.
+    /// Finds the next item, and refuses rows after a known end.
     fn next(&mut self) -> Result<Next> {
         match self.first()? {
             Next::Row(_) if self.ends_at == Some(self.offset) => Err(Error::input(format!(
-                "stream {} has read {} to its end, behind which there is more now",
+                "stream {} has read {} to its end, but there are more rows now",
                 self.name,
                 self.path.display()
             ))
-            .help("restore it as it was, or begin anew with --fresh; what grows is read with follow=True")),
+            .help("restore it as it was, or start from scratch with --fresh; input that grows needs follow=True")),
             next => Ok(next),
         }
     }
 
-    /// There are no more rows.
+    /// Notes that there are no more rows.
     ///
     /// # Errors
-    /// When there were.
+    /// When there were more rows before.
     fn ends(&mut self) -> Result<()> {
         let were = self.ends_at.unwrap_or(0).max(self.last());
         if self.offset < were {
@@ -415,23 +417,23 @@ impl Feed {
         Ok(())
     }
 
-    /// What comes behind its rows: what waits to be a batch is one, where no other source of the stream has more; and that it
-    /// ends.
+    /// The records after its rows: the completion of the waiting batch, if no other source of the
+    /// stream has more rows, and the end.
     fn tail_records(&self) -> Vec<Record> {
         self.tail_records_at(self.last_us())
     }
 
-    /// So many of them, where it ended before it grew.
+    /// The last `count` end records, as given before it grew.
     fn tail_records_of(&self, count: u64, newest_us: Option<i64>) -> Vec<Record> {
         let mut records = self.tail_records_at(newest_us);
-        // A version of the app with other batches may have said more, or less.
+        // A version of the app with other batches may have given more records, or fewer.
         while (records.len() as u64) < count {
             records.insert(0, Record::Requests(Vec::new()));
         }
         records.split_off(records.len() - count as usize)
     }
 
-    /// They, when this was the newest time.
+    /// The end records for this newest time.
     fn tail_records_at(&self, newest_us: Option<i64>) -> Vec<Record> {
         let calls = self.sources.map_or_else(Vec::new, |sources| {
             self.functions.last_batches(self.stream, sources, newest_us)
@@ -443,12 +445,12 @@ impl Feed {
         last.into_iter().chain([Record::End]).collect()
     }
 
-    /// The newest time of all that has been given.
+    /// The newest time of all rows that were given out.
     fn last_us(&self) -> Option<i64> {
         self.marks.back().expect("there is one").newest_us
     }
 
-    /// Marks where it stands.
+    /// Adds a mark of the present position.
     fn mark(&mut self) {
         if self.last() >= self.offset {
             return;
@@ -465,7 +467,7 @@ impl Feed {
         self.marks.push_back(Mark { offset, newest_us, files });
     }
 
-    /// Takes the next row, which a file has.
+    /// Takes the next row, from the file that has it.
     fn give(&mut self, file: usize) -> std::result::Result<Row, BadRow> {
         (self.offset, self.tail) = (self.offset + 1, 0);
         let time_us = Some(self.files[file].time()).filter(|time_us| *time_us != i64::MIN);
@@ -473,8 +475,8 @@ impl Feed {
         self.files[file].give()
     }
 
-    /// The transactions of the next row, whose replies have its place as their id. One that can't be read is a row of the
-    /// stream's dead letters.
+    /// Creates the transactions of the next row. The id of their replies is its position. A row
+    /// that can't be read becomes a row of the stream's dead letters.
     fn record(&mut self, file: usize) -> Record {
         let id = format!("{}/{}", self.files[file].name, self.files[file].offset());
         let id = RequestId::from(id.as_bytes());
@@ -489,7 +491,8 @@ impl Feed {
         Record::Requests(calls.into_iter().map(request).collect())
     }
 
-    /// No recovery goes behind an offset any more; whether there is a mark that says so.
+    /// Drops the marks before the last one that recoveries from the offset `below` need. Returns
+    /// whether any were dropped.
     pub fn trim(&mut self, below: u64) -> bool {
         let needed = self.marks.iter().rposition(|mark| self.place(mark.offset) <= below);
         let needed = needed.unwrap_or(0);

@@ -5,19 +5,19 @@ use tidemill_core::{Result, Row, Value};
 
 use super::marks::FileMark;
 
-/// One of the files of a feed, or a folder that is followed.
+/// One of the files of a feed, or a followed folder.
 pub(super) struct File {
     pub name: String,
     source: Box<dyn Source>,
-    /// The column of its times, if it is in event time.
+    /// The column of its times, if it has event time.
     time: Option<usize>,
-    /// Rows that have been read, and how many of them have been given.
+    /// The rows that have been read, and the numbers of good and bad ones that have been given out.
     chunk: Option<Chunk>,
     good: usize,
     bad: usize,
-    /// Where they were read.
+    /// The position before these rows.
     place: Place,
-    /// The time of the next row, once that has been looked for.
+    /// The time of the next row, if it has been looked up.
     next_us: Option<i64>,
     pub has_ended: bool,
 }
@@ -37,7 +37,7 @@ impl File {
         }
     }
 
-    /// Whether there is a next row, which has been read then, with so many others at most.
+    /// Whether there is a next row. Reads it, with at most `rows` rows in all.
     pub fn look(&mut self, rows: usize) -> Result<bool> {
         while !self.has_ended {
             if self.chunk.as_ref().is_some_and(|chunk| self.good + self.bad < chunk.rows()) {
@@ -53,13 +53,13 @@ impl File {
         Ok(false)
     }
 
-    /// Where its source stands is its place.
+    /// Sets the position to the source's.
     fn stands(&mut self) {
         self.place = self.source.place();
         (self.chunk, self.good, self.bad, self.next_us) = (None, 0, 0, None);
     }
 
-    /// Whether the next row is the first one of those that were read at once.
+    /// Whether the next row is the first one of those that were read together.
     pub fn is_at_chunk(&self) -> bool {
         self.good + self.bad == 0
     }
@@ -79,7 +79,7 @@ impl File {
         }
     }
 
-    /// The time of the next row; one that could not be read has none, and comes first.
+    /// The time of the next row. A row that could not be read has none, and comes first.
     pub fn time(&mut self) -> i64 {
         if let Some(next_us) = self.next_us {
             return next_us;
@@ -96,7 +96,7 @@ impl File {
         next_us
     }
 
-    /// Takes the next row, which there is.
+    /// Takes the next row, which must exist.
     pub fn give(&mut self) -> std::result::Result<Row, BadRow> {
         let chunk = self.chunk.as_ref().expect("there is a row");
         self.next_us = None;
@@ -108,11 +108,12 @@ impl File {
         Ok(chunk.batch.row(self.good - 1))
     }
 
-    /// Where it stands.
+    /// Returns its present position.
     pub fn mark(&self) -> FileMark {
         let (name, given) = (self.name.clone(), self.good + self.bad);
         let read = if given > 0 { self.source.place() } else { self.place.clone() };
-        // With all of them given it stands behind them, in the file that they are from.
+        // When all read rows were given out, the position is after them, in the file that they are
+        // from.
         let is_all = self.chunk.as_ref().is_some_and(|chunk| chunk.rows() == given);
         match is_all {
             true => FileMark { name, place: read.clone(), given: 0, read },
@@ -120,10 +121,10 @@ impl File {
         }
     }
 
-    /// Goes to where it stood; whether there are as many rows as had been given.
+    /// Moves to an earlier position. Returns whether there are as many rows as had been given out.
     ///
     /// # Errors
-    /// When what was read before it is not what it was.
+    /// When the input before the position has changed.
     pub fn go_to(&mut self, mark: &FileMark) -> Result<bool> {
         self.source.resume(&mark.place)?;
         self.has_ended = false;
@@ -132,16 +133,16 @@ impl File {
             if !self.look(mark.given as usize)? {
                 return Ok(false);
             }
-            // The caller has had these records already.
+            // The caller has these records already.
             let _ = self.give();
         }
         Ok(true)
     }
 
-    /// Whether all that had been read is what it was.
+    /// Checks that the input that was read has not changed.
     ///
     /// # Errors
-    /// When it is not.
+    /// When it has changed.
     pub fn verify(&mut self, mark: &FileMark) -> Result<()> {
         self.source.resume(&mark.read)
     }

@@ -1,4 +1,4 @@
-//! Where feeds stood: what a file of the coordinator's directory says of it.
+//! The positions of feeds, in a file of the coordinator's directory.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
@@ -11,55 +11,55 @@ use tidemill_env::Disk;
 
 use crate::data_dir::replace;
 
-/// The file.
+/// The name of the file.
 const FEEDS: &str = "feeds";
 
-/// What is known of a feed.
+/// The marks of a feed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Known {
-    /// One that no recovery goes behind.
+    /// A position that no recovery goes back beyond.
     pub first: Mark,
-    /// One behind all that anybody has been given.
+    /// A position after all rows that were given out.
     pub last: Mark,
-    /// How many rows it has, if it has been read to its end.
+    /// The number of rows, if it has been read to its end.
     pub ends_at: Option<u64>,
-    /// Where it ended before it grew.
+    /// The ends that it had before it grew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<Ended>,
 }
 
-/// An end behind which there is more.
+/// An end after which there are more rows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Ended {
-    /// How many rows there were.
+    /// The number of rows before it.
     pub rows: u64,
-    /// How many records said so.
+    /// The number of its records.
     pub records: u64,
 }
 
-/// Where a feed stood.
+/// A position of a feed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Mark {
-    /// The row that comes next.
+    /// The next row.
     pub offset: u64,
-    /// The newest time of those before it, in event time.
+    /// The newest event time of the rows before.
     pub newest_us: Option<i64>,
-    /// Of each file, in their order.
+    /// The positions of all files, in their order.
     pub files: Vec<FileMark>,
 }
 
-/// Where a file of one stood.
+/// A position of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct FileMark {
     pub name: String,
     pub place: Place,
-    /// So many rows behind the place had been given.
+    /// The number of rows after `place` that were given out.
     pub given: u64,
-    /// Up to here it had been read.
+    /// The position up to which the file was read.
     pub read: Place,
 }
 
@@ -71,10 +71,10 @@ impl Mark {
     }
 }
 
-/// By the number of the declaration and its stream.
+/// The marks of all feeds. The key has the number of the declaration and its stream.
 pub(super) type Marks = BTreeMap<String, Known>;
 
-/// What is known, if anything is.
+/// Reads the marks, if there are some.
 pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Marks>> {
     let path = dir.join(FEEDS);
     let mut text = String::new();
@@ -86,13 +86,13 @@ pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Marks>> {
     }
     serde_json::from_str(&text).map(Some).map_err(|error| {
         Error::input(format!("{} is damaged: {error}", path.display())).help(
-            "bring it back as it was, or begin anew with --fresh: without it nobody can tell whether the files that streams \
-             read are what they were",
+            "restore it as it was, or start from scratch with --fresh: without it, changes to the files that streams \
+             read can't be noticed",
         )
     })
 }
 
-/// Makes it durable.
+/// Makes the marks durable.
 pub(super) fn write(disk: &dyn Disk, dir: &Path, marks: &Marks) -> Result<()> {
     let text = serde_json::to_string(marks).expect("marks are JSON");
     let failed = |e| Error::io(format!("writing {}", dir.join(FEEDS).display()), &e);

@@ -1,4 +1,4 @@
-#![allow(clippy::disallowed_methods)] // Files of the real disk, as a user changes them.
+#![allow(clippy::disallowed_methods)] // The tests change files of the real disk, as users do.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use crate::settings::Settings;
 
 const FIRST: u32 = 5;
 
-/// An app that reads two files of events in event time, and one that has no time, all in a folder.
+/// An app that reads two files of events with event time and one without time, all in a folder.
 fn app(folder: &Path) -> AppSpec {
     let mut b = Builder::new("feeds");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -40,12 +40,13 @@ fn reads(stream: &str, path: &Path, follow: bool) -> SourceDecl {
     SourceDecl { files, ..SourceDecl::pushed(stream) }
 }
 
-/// What the app reads: each row has its number among all as its id, and some can't be read.
+/// Writes the files of the app. The id of a row is its number among all rows, and some rows can't
+/// be read.
 fn fill(folder: &Path) {
     std::fs::create_dir_all(folder.join("moves")).unwrap();
     let mut texts = [const { String::new() }; 3];
     for id in 0..6_000 {
-        // Of equal times those of the first file come first.
+        // Among equal times, rows of the first file come first.
         let of = id % 3;
         writeln!(texts[of], "{id},{}", id / 4).unwrap();
         if id % 500 == of {
@@ -59,7 +60,7 @@ fn fill(folder: &Path) {
 
 struct Opened {
     rows: Rows,
-    // It is removed with this.
+    // The directory is removed when this is dropped.
     _dir: Arc<tempfile::TempDir>,
 }
 
@@ -82,13 +83,13 @@ impl Opened {
         told.recv().unwrap()
     }
 
-    /// Why it can't be read from an offset on.
+    /// Returns why a read from an offset on fails.
     fn refusal(&self, source: u32, from: u64) -> String {
         assert_eq!(self.read(source, from, 5), None);
         self.rows.failed().expect("a reason").what
     }
 
-    /// All of a source, in steps of so many.
+    /// Reads all records of a source, `step` at a time.
     fn all(&self, source: u32, step: usize) -> Vec<(u64, Record)> {
         let (mut all, mut from) = (Vec::new(), 0);
         loop {
@@ -103,7 +104,7 @@ impl Opened {
     }
 }
 
-/// The events of records; those that could not be read are none.
+/// Returns the events of records. Rows that could not be read are left out.
 fn events(records: &[(u64, Record)]) -> Vec<Vec<Value>> {
     let of = |(_, record): &(u64, Record)| match record {
         Record::Requests(requests) => requests.iter().map(|r| r.call.args.to_vec()).collect(),
@@ -148,7 +149,7 @@ fn rows_have_their_places_wherever_reading_begins() {
         }
     };
     (0..100).for_each(|_| compare(&opened, 0));
-    // Nobody goes behind that any more, whoever starts again.
+    // No read goes back beyond the trimmed offset, after any start.
     for below in [300, 900, 1_900] {
         let opened = open(&dir).unwrap();
         for source in [FIRST, FIRST + 1] {
@@ -159,7 +160,7 @@ fn rows_have_their_places_wherever_reading_begins() {
     (0..20).for_each(|_| compare(&open(&dir).unwrap(), 1_900));
 }
 
-/// What opening says when a file is another for that time; it is as it was then.
+/// Returns the error of opening the app while a file is changed. The file is then restored.
 fn refused(dir: &Arc<tempfile::TempDir>, path: &str, text: &dyn Fn(&str) -> String) -> String {
     let path = dir.path().join(path);
     let was = std::fs::read_to_string(&path).unwrap_or_default();
@@ -188,7 +189,7 @@ fn what_is_not_what_it_was_is_refused() {
         }
         let changed = refused(&dir, "moves/a.csv", &|text| text.replacen("\n9,", "\n8,", 1));
         assert!(changed.contains("a.csv has changed"), "{changed}");
-        // Behind the last place where rows were read at once.
+        // The position is after the last place where rows were read together.
         let last =
             refused(&dir, "moves/a.csv", &|text| text.replacen("\n4455,1113", "\n4455,1114", 1));
         assert!(last.contains("a.csv has changed"), "{last}");
@@ -198,12 +199,12 @@ fn what_is_not_what_it_was_is_refused() {
         assert!(cut.contains("b.csv"), "{cut}");
         if trimmed < ends {
             let longer = refused(&dir, "v.csv", &|text| format!("{text}1,2\n"));
-            assert!(longer.contains("what was read is in no snapshot yet"), "{longer}");
+            assert!(longer.contains("no snapshot has the earlier ones yet"), "{longer}");
         }
         let more = refused(&dir, "moves/c.csv", &|_| "id,at\n1,2\n".to_owned());
         assert_eq!(
             more,
-            "stream moves reads the files a.csv, b.csv, c.csv, and when its log was begun it read a.csv, b.csv"
+            "stream moves reads the files a.csv, b.csv, c.csv, but its log began with a.csv, b.csv"
         );
         let damaged = refused(&dir, "feeds", &|text| text.replace(':', ""));
         assert!(damaged.contains("feeds is damaged"), "{damaged}");
@@ -218,11 +219,11 @@ fn nothing_is_read_where_there_never_was_any() {
     let ends = open(&dir).unwrap().all(FIRST + 1, 4096).len() as u64;
     for _ in 0..2 {
         let opened = open(&dir).unwrap();
-        // Where it has ended nothing comes, behind that it is not what it was.
+        // At the end there is nothing to read. Beyond it the input must have changed.
         assert!(opened.read(FIRST + 1, ends, 5).unwrap().records.is_empty());
         assert_eq!(opened.read(FIRST + 1, ends - 1, 5).unwrap().records.len(), 1);
         assert!(opened.refusal(FIRST + 1, ends + 1).contains("has read"));
-        // A log has more than the files, and it is not known what they were.
+        // The log has more than the files, and the earlier files are unknown.
         std::fs::remove_file(dir.path().join("feeds")).unwrap();
     }
 }
@@ -250,7 +251,7 @@ fn a_folder_that_is_followed_goes_on_where_it_was_and_not_blindly() {
     add("c.csv", 300..400);
     assert_eq!(ids(&opened.read(FIRST, 250, 100).unwrap().records), wanted(250..350));
     assert_eq!(opened.rows.feeds.end(FIRST), None);
-    // A snapshot is behind all of b: what was before that may be removed.
+    // A snapshot has all of `b.csv`, so the files before may be removed.
     opened.rows.trim(Topic::Input(FIRST), 310);
     drop(opened);
     std::fs::remove_file(folder.join("a.csv")).unwrap();
@@ -291,7 +292,7 @@ fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
                 panic!("it does not end so");
             };
             assert_eq!(opened.rows.feeds.end(source), Some(*end));
-            // It comes behind all of its source, and is told of how many it is one.
+            // The record comes after all rows of its source, and has the number of sources.
             let [last] = &last[..] else { panic!("one stream has batches") };
             assert_eq!(functions.timed(&last.call), Some((streams[0], newest)));
             let rest = [Value::Int(2), Value::Timestamp(newest)];
@@ -300,14 +301,15 @@ fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
                 assert_eq!(opened.read(source, from as u64, 9).unwrap().records, all[from..]);
             }
         }
-        // Others may send more of that stream.
+        // Clients may send more events of that stream.
         let all = opened.all(FIRST + 2, 4096);
         assert_eq!(events(&all[..all.len() - 1]).len(), 2_000);
         assert_eq!(all.len() - 1, 2_004);
     }
 }
 
-/// Behind the record that says that they ended, wherever it is read from; and what waits to be a batch is one once more.
+/// The new rows come after the record of the end, from whatever offset they are read. The waiting
+/// batch is completed once more.
 #[test]
 fn files_that_have_grown_go_on() {
     let dir = Arc::new(tempfile::tempdir().unwrap());
@@ -335,7 +337,7 @@ fn files_that_have_grown_go_on() {
             let found = opened.read(FIRST, at, 60).unwrap().records;
             assert_eq!(found, all[at as usize..all.len().min(at as usize + 60)]);
         }
-        // All of it is in a snapshot; or all but the record that says that it ends.
+        // A snapshot has everything, or everything but the record of the end.
         opened.rows.trim(Topic::Input(FIRST), end + 1 - round.cast_unsigned() % 2);
         drop(opened);
         let path = dir.path().join("moves").join(["a.csv", "b.csv"][round as usize % 2]);

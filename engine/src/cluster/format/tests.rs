@@ -41,7 +41,7 @@ fn message<'a>(value: &'a [u8], headers: &[(&'a str, &'a [u8])]) -> Message<'a> 
     }
 }
 
-/// Of each request its id, and why it is refused, if it is.
+/// Returns the id of each request, and why it is refused, if it is.
 fn taken(record: Record) -> Vec<(String, Option<String>)> {
     let Record::Requests(requests) = record else { panic!("{record:?} is no request") };
     let refused = format().functions.unreadable("").target;
@@ -66,7 +66,7 @@ fn a_message_is_a_request_or_a_list_of_them() {
     assert_eq!(of(one, &[]), [("the key".into(), None)]);
     let named = r#"{"request-id": "x", "event": "opened", "row": {"id": 1}}"#;
     assert_eq!(of(named, &[("request-id", b"a")]), [("x".into(), None)]);
-    // Who is in a list is called what it says itself.
+    // A request in a list has only the id of its own field.
     let list = format!(" [{named}, {one}]");
     assert_eq!(of(&list, &[("request-id", b"a")]), [("x".into(), None), (String::new(), None)]);
 }
@@ -85,7 +85,7 @@ fn of_a_list_only_what_cannot_be_read_is_refused() {
     let refused: Vec<bool> = found.iter().map(|(_, why)| why.is_some()).collect();
     assert_eq!(refused, [false, true, true, true, true, false]);
     assert!(found[1].1.as_ref().unwrap().contains("column 'id'"), "{found:?}");
-    // Who has no id is told which it was.
+    // The reason names the place of a request without an id.
     assert!(found[4].1.as_ref().unwrap().contains("element 4 of the list"), "{found:?}");
     assert!(!found[3].1.as_ref().unwrap().contains("element"), "{found:?}");
 }
@@ -103,7 +103,7 @@ fn what_would_come_back_too_large_is_cut() {
         );
     }
     assert_eq!(of(one, &[("request-id", &long.as_bytes()[1..])])[0].1, None);
-    // Whatever is wrong with it, the reason is short.
+    // The reason is always short.
     let wrong = [
         format!(r#"{{"call": "{long}", "args": {{}}}}"#),
         format!(r#"{{"{long}": 1}}"#),
@@ -213,7 +213,7 @@ fn requests_for_another_version_are_refused() {
     let found = taken(format().requests(&message(&value, &headers)));
     assert_eq!(found.len(), 2);
     assert!(found.iter().all(|(id, why)| id == "a" && why.as_ref().unwrap().contains("version")));
-    // Who does not say which it is for is believed.
+    // A request without a version is accepted.
     let found = format().requests(&message(&value, &headers[..1]));
     assert_eq!(taken(found), [("a".into(), None), ("a".into(), None)]);
 }
@@ -238,7 +238,7 @@ fn value() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// What is looked at first is a bound, and what is looked at then is what a message has.
+    /// The estimate bounds the exact size, and the exact size bounds the message.
     #[test]
     fn a_message_is_no_larger_than_what_is_counted(value in value()) {
         use tidemill_function::{output_bytes, Functions as _};
@@ -252,7 +252,7 @@ proptest! {
         prop_assert!(bytes <= counted + 200, "{bytes}, not {counted}");
     }
 
-    /// Whatever is in a message, it is a request at least.
+    /// Any message gives at least one request.
     #[test]
     fn bytes_of_any_kind_are_requests(
         noise in prop::collection::vec(any::<u8>(), 0..40),

@@ -1,4 +1,4 @@
-//! Crashes in the midst of upgrades: the state is the old version's or the new one's, as a whole.
+//! Crashes during upgrades. The state then belongs to the old version or the new one, as a whole.
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::spec::AppSpec;
 
 const ROWS: i64 = 5;
 
-/// Rows with a number; the second version has another column before it.
+/// Rows with a number. The second version has another column before it.
 fn program(is_second: bool) -> Program {
     let mut b = Builder::new("bank");
     let int = |name: &str| Column::new(name, DataType::Int);
@@ -35,7 +35,7 @@ fn key(id: i64) -> Key {
     Key::of(&[Value::Int(id)])
 }
 
-/// The rows that a version has.
+/// The rows of a version.
 fn wanted(is_second: bool) -> Rows {
     let row = |id: i64| {
         let mut row = vec![Value::Int(id), Value::Int(10 * id)];
@@ -67,7 +67,7 @@ impl Site {
         Ok(Site { env, dir, log, store, ways, event_time: EventTime::default() })
     }
 
-    /// Starts with a version; what is there then.
+    /// Starts a version, and returns its rows.
     fn start(&self, is_second: bool, upgrade: Upgrade) -> Result<Rows> {
         let settings = Settings { upgrade, ..Settings::default() };
         let program = program(is_second);
@@ -101,7 +101,8 @@ impl Site {
         }
     }
 
-    /// Leaves what a first version leaves: a snapshot of two parts, the second of which removes a row.
+    /// Writes the data of a first version: a snapshot of two parts, the second of which removes a
+    /// row.
     fn fill(&self) -> Result<()> {
         let (program, settings) = (program(false), Settings::default());
         let starting = self.starting(&program, &settings, false);
@@ -156,7 +157,7 @@ fn whatever_a_crash_leaves_is_one_versions() {
             }
         }
         assert_eq!(site.start(true, Upgrade::Lossless).unwrap(), wanted(true), "seed {seed}");
-        // There is nothing more to do.
+        // The upgrade is complete.
         assert_eq!(site.start(true, Upgrade::Off).unwrap(), wanted(true), "seed {seed}");
         if done.is_ok() && how == 1 {
             break;
@@ -186,11 +187,11 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
     };
     site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
     let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();
-    assert!(error.contains("1 recorded cut and 0 requests come behind"), "{error}");
+    assert!(error.contains("1 recorded cut and 0 requests come after"), "{error}");
     assert_eq!(site.start(false, Upgrade::Off).unwrap(), wanted(false));
 }
 
-/// What a start with a version says that is refused.
+/// Returns the error of a start that is refused.
 fn refused(site: &Site, is_second: bool) -> String {
     site.start(is_second, Upgrade::Lossless).unwrap_err().to_string()
 }
@@ -204,13 +205,13 @@ fn the_log_knows_of_which_program_it_is() {
             true => site.fill().unwrap(),
             false => drop(site.start(false, Upgrade::Off).unwrap()),
         }
-        // Whoever has lost the directory goes on with the same version, and with that one only.
+        // Without the directory only the same version can continue.
         site.env.disk.remove(&site.dir.join(PROGRAM)).unwrap();
-        assert!(refused(&site, true).contains("of another app, or of another version"));
+        assert!(refused(&site, true).contains("to another app or another version"));
         site.start(false, Upgrade::Off).unwrap();
         site.start(true, Upgrade::Lossless).unwrap();
         site.env.disk.remove(&site.dir.join(PROGRAM)).unwrap();
-        assert!(refused(&site, false).contains("of another app, or of another version"));
+        assert!(refused(&site, false).contains("to another app or another version"));
         assert_eq!(site.start(true, Upgrade::Off).unwrap().is_empty(), !has_snapshot);
     }
 }
@@ -220,7 +221,7 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
     let sims = [SimEnv::new(1), SimEnv::new(2)];
     let [first, second] = sims.each_ref().map(|sim| Site::open(sim).unwrap());
     first.start(false, Upgrade::Off).unwrap();
-    // Nothing is in the second's log.
+    // The second cluster's log is empty.
     let first_s = Site {
         env: first.env.clone(),
         dir: first.dir.clone(),
@@ -230,7 +231,7 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
         event_time: EventTime::default(),
     };
     let error = refused(&first_s, false);
-    assert!(error.contains("is that of a cluster that has begun"), "{error}");
+    assert!(error.contains("belongs to a cluster with data"), "{error}");
     let Site { log, store, ways, event_time, .. } = first_s;
     let second =
         Site { log, store, dir: second.dir, env: second.env, ways: second.ways, event_time };
@@ -238,7 +239,7 @@ fn a_directory_and_a_log_that_are_not_of_one_cluster_are_refused() {
     let Site { log, store, event_time, .. } = second;
     let first = Site { env: first.env, dir: first.dir, log, store, ways, event_time };
     let error = refused(&first, false);
-    assert!(error.contains("is of another program than /cluster"), "{error}");
+    assert!(error.contains("belongs to another program than /cluster"), "{error}");
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn topics_keep_their_places() {
         [&[("a", 3), ("b", 3)][..], &[("a", 2), ("b", 2)], &[("b", 3), ("a", 2)], &[("a", 2)], &[]]
     {
         let error = check_topics(&was, &of(now)).unwrap_err();
-        assert!(error.to_string().contains("may come only behind"), "{error}");
+        assert!(error.to_string().contains("may only come after"), "{error}");
     }
 }
 
@@ -275,17 +276,17 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
         ended: vec![0, 2],
         late: 4,
     };
-    let (inputs, parked) = (vec![4, 8], vec![4, 8]);
-    let mut manifest = Manifest { inputs, parked, times: times.clone(), ..Manifest::default() };
+    let (inputs, buffered) = (vec![4, 8], vec![4, 8]);
+    let mut manifest = Manifest { inputs, buffered, times: times.clone(), ..Manifest::default() };
     assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
-    // One group from now on, with another source before.
+    // The streams are in one group now, and another source comes first.
     let now = [timed("bids", 0, 0), timed("votes", 0, 0), timed("clicks", 0, 0)];
     let found = carried(&was, &now, &manifest).unwrap();
     assert_eq!(found.late, 4);
     assert_eq!(found.newest, [None, Some(9), Some(7)]);
     assert_eq!(found.ended, [1, 2]);
     assert_eq!(found.watermarks, [Position { time_us: 9, ..Position::MIN }]);
-    manifest.parked[1] = 6;
+    manifest.buffered[1] = 6;
     assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
     let error = carried(&was, &now, &manifest).unwrap_err().to_string();
     assert!(error.contains("events wait for their watermark"), "{error}");

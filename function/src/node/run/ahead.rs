@@ -1,8 +1,10 @@
-//! Rows that are asked for before they are used, all of them together.
+//! Rows that are requested before they are used, all of them together.
 //!
-//! Their owners say what they are, and forget that they were asked. When the function uses one it is told that, and its use is
-//! a call as any other, for whose reply nobody waits: if that says something else, the transaction runs again, without such
-//! help. What the function comes to, and what it asks outside, waits until all of it is confirmed.
+//! Their owners answer with the current values, and forget the request. When the function uses such
+//! a row, it gets this value at once. The use is also a call like any other, whose reply the
+//! function does not await. If the reply differs, the transaction runs again, without such help.
+//! The function's outcome, and its questions to the outside, wait until all replies have confirmed
+//! the values.
 
 use std::collections::BTreeMap;
 
@@ -18,29 +20,30 @@ use crate::program::{Call, Stop, Target};
 use crate::size::output_bytes;
 use crate::store::{Store, Stored};
 
-/// So many rows a call asks for ahead at most.
+/// The maximum number of rows that a call requests ahead.
 const ROWS_MAX: usize = 4096;
-/// So many bytes of rows are told at once, about.
+/// The approximate maximum of bytes of rows in one answer.
 const BYTES_MAX: usize = 1 << 20;
 
-/// What a call has asked for ahead.
+/// The rows that a call has requested ahead.
 #[derive(Default)]
 pub(in crate::node) struct Ahead {
-    /// The rows, each with what it was, once that is told.
+    /// The rows, each with its value once that has arrived.
     rows: BTreeMap<(TableId, Key), Option<Stored>>,
-    /// How many nodes have not told.
+    /// The number of nodes that have not answered.
     pub open: u32,
-    /// What the call has made of rows since it began.
+    /// The rows that the call has written since it began.
     pub(super) written: BTreeMap<(TableId, Key), Stored>,
-    /// Whether it waits for what it was told to be confirmed, and what it has come to then.
+    /// Whether it waits for confirmation of the values that it used. `outcome` has its outcome
+    /// then.
     pub confirms: bool,
     outcome: Option<Outcome>,
-    /// Whether some of it was not so.
+    /// Whether one of the values was wrong.
     pub is_wrong: bool,
 }
 
 impl<S: Store> Turn<'_, S> {
-    /// Asks for the rows of others among these, and waits for them.
+    /// Requests those of these rows that other nodes own, and waits for them.
     pub(super) fn ask_ahead(
         &mut self,
         rows: &mut dyn Iterator<Item = (TableId, Vec<Value>)>,
@@ -50,7 +53,7 @@ impl<S: Store> Turn<'_, S> {
         }
         let mut asked: BTreeMap<NodeId, Vec<(TableId, Key)>> = BTreeMap::new();
         for (table, key) in rows {
-            // What is no key is found out when it is used.
+            // An invalid key is found when it is used.
             let Ok(key) = self.functions.program().stored_key(table, &key) else { continue };
             let owner = self.owner(table, &key);
             let row = (table, Key::of(&key));
@@ -72,7 +75,8 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Goes on where all that it was told is so, what was told ahead and what may change by a call before it.
+    /// Succeeds if all that the function has read is certain: values used ahead, and reads that a
+    /// pending call may change.
     pub(super) fn confirm(&mut self) -> Result<(), Stop> {
         if self.invocation.has_deferred() {
             return Err(Stop::Unwind);
@@ -88,7 +92,7 @@ impl<S: Store> Turn<'_, S> {
 }
 
 impl Invocation {
-    /// What a use of a row is told that was asked for ahead.
+    /// Returns the reply to a use of a row that was requested ahead.
     pub(super) fn known_ahead(&self, call: &Call) -> Option<Answer> {
         let ahead = self.ahead.as_ref().filter(|_| call.target == Target::Get)?;
         let row = (call.table, Key::of(&call.key[..]));
@@ -96,7 +100,7 @@ impl Invocation {
         Some(Answer::Value(stored.clone().map_or(Value::Null, Value::List)))
     }
 
-    /// A row becomes another one, which a use behind that is told.
+    /// Notes the write of a row, so that later uses see it.
     pub(super) fn writes_ahead(&mut self, call: &Call) {
         let Some(ahead) = &mut self.ahead else { return };
         let row = match call.target {
@@ -107,22 +111,23 @@ impl Invocation {
         ahead.written.insert((call.table, Key::of(&call.key[..])), row);
     }
 
-    /// It begins again when all that it was told is confirmed.
+    /// Makes it begin again when all values that it used are confirmed.
     pub(super) fn confirms(&mut self) {
         self.ahead.get_or_insert_default().confirms = true;
     }
 
-    /// What it has come to, if that is known or all that it was told ahead is confirmed; else it waits for that.
+    /// Returns the outcome if no value that it used ahead is unconfirmed. Otherwise stores it until
+    /// they are.
     pub(super) fn confirmed(&mut self, outcome: Outcome) -> Option<Outcome> {
         if matches!(outcome, Outcome::Missed(_)) || !self.is_unconfirmed() {
             return Some(outcome);
         }
-        let ahead = self.ahead.as_mut().expect("it was told by it");
+        let ahead = self.ahead.as_mut().expect("it has used a value ahead");
         (ahead.confirms, ahead.outcome) = (true, Some(outcome));
         None
     }
 
-    /// What it has come to, or that it waits, where that is known without running it.
+    /// Returns the outcome, or that it waits, if that is known without running the function.
     pub(super) fn held(&mut self) -> Option<Option<Outcome>> {
         let is_waiting = self.is_waiting();
         let ahead = self.ahead.as_mut()?;
@@ -138,7 +143,7 @@ impl Invocation {
 }
 
 impl<S: Store> Node<S> {
-    /// Says what rows of this node are before a call.
+    /// Sends rows of this node as they are before a call.
     pub(in crate::node) fn tell_ahead(
         &mut self,
         from: NodeId,
@@ -156,7 +161,7 @@ impl<S: Store> Node<S> {
             (table, key, row)
         };
         let rows = rows.into_iter().filter(|(table, _)| table.index() < tables).map(row);
-        // The others are told when they are used.
+        // The function gets the other rows when it uses them.
         let mut bytes = 0;
         let fits = |(_, _, row): &(TableId, Key, Stored)| {
             bytes += row.as_ref().map_or(0, |row| output_bytes(row));
@@ -166,7 +171,7 @@ impl<S: Store> Node<S> {
         self.send(from, Body::AreAhead { tid, path, rows }, out);
     }
 
-    /// What rows of another node are.
+    /// Takes rows of another node.
     pub(in crate::node) fn told_ahead(
         &mut self,
         tid: Tid,

@@ -1,4 +1,4 @@
-//! What a function may do.
+//! The operations of a function.
 
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ impl<S: Store> Context for Turn<'_, S> {
 
     fn reply(&mut self, handle: Handle) -> Option<&Value> {
         if !self.invocation.awaited.contains(&handle.0) {
-            // It may be here: when is a matter of chance.
+            // The reply may be here, but when it arrives is a matter of chance.
             return None;
         }
         match &self.invocation.children.get(handle.0 as usize)?.reply {
@@ -106,7 +106,7 @@ impl<S: Store> Context for Turn<'_, S> {
         if !child.is_some_and(|child| child.wanted) {
             return Err(unwanted().into());
         }
-        // Whether it is here is a matter of chance; that the function asked is not.
+        // Whether the reply is here is a matter of chance. That the function asked for it is not.
         self.invocation.awaited.insert(handle.0);
         self.answer(handle.0)
     }
@@ -146,7 +146,7 @@ impl<S: Store> Context for Turn<'_, S> {
         self.invocation.mark();
         match (self.judged(part), reason) {
             (None, Some(reason)) => {
-                // It may have been told what is not so.
+                // It may depend on an unconfirmed value.
                 self.confirm()?;
                 self.judge(part, reason.into());
                 self.invocation.misses = true;

@@ -1,4 +1,4 @@
-//! Rows as a place sees them.
+//! Rows as seen from a place.
 
 use tidemill_core::{Key, TableId};
 
@@ -8,7 +8,7 @@ use crate::order::Tid;
 use crate::store::{Store, Stored};
 use crate::versions::Versions;
 
-/// A row as it is at a place.
+/// Returns a row as seen from a place.
 pub(in crate::node) fn look_at<S: Store>(
     store: &S,
     versions: &Versions,
@@ -21,7 +21,8 @@ pub(in crate::node) fn look_at<S: Store>(
     version.map_or_else(|| store.get(table, key), |v| v.row.clone())
 }
 
-/// Rows as a place sees them: those of earlier transactions that are there, and its own before it.
+/// Returns rows as seen from a place: with the visible writes of earlier transactions, and the
+/// transaction's own writes before it.
 pub(in crate::node) fn look<S: Store>(
     store: &S,
     versions: &Versions,

@@ -12,7 +12,7 @@ use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
 use crate::store::Store;
 
 impl<S: Store> Turn<'_, S> {
-    /// The first rows within bounds, in the order of their keys.
+    /// Returns the first rows within bounds, in the order of their keys.
     pub(super) fn rows(
         &mut self,
         table: TableId,
@@ -34,7 +34,8 @@ impl<S: Store> Turn<'_, S> {
                 return self.gather(table, bounds, (&from, &to), limit);
             }
             (None, target) if !(is_asked && matches!(target, Target::Find(..))) => {
-                // One access, as with one owner: so places are the same however many nodes there are.
+                // This is one access, as with one owner. So places are the same for any number of
+                // nodes.
                 (self.me, Target::Gather(bounds, limit))
             }
             _ => {
@@ -52,7 +53,7 @@ impl<S: Store> Turn<'_, S> {
         Ok(listed_rows(self.answer(nth)?))
     }
 
-    /// Those of all nodes, each of which has a part of them.
+    /// Returns the rows of all nodes, each of which has a part of them.
     fn gather(
         &mut self,
         table: TableId,
@@ -78,7 +79,7 @@ impl<S: Store> Turn<'_, S> {
     }
 }
 
-/// The rows of a list of lists.
+/// Returns the rows of a list of lists.
 fn listed_rows(value: &Value) -> Vec<Arc<[Value]>> {
     match value {
         Value::List(rows) => rows.iter().filter_map(row).collect(),
@@ -86,7 +87,7 @@ fn listed_rows(value: &Value) -> Vec<Arc<[Value]>> {
     }
 }
 
-/// A row as a value, and back.
+/// Returns a row as a value. `row` converts it back.
 fn listed(row: &Arc<[Value]>) -> Value {
     Value::List(row.clone())
 }
@@ -98,7 +99,7 @@ pub(super) fn row(value: &Value) -> Option<Arc<[Value]>> {
     }
 }
 
-/// What calls that are no functions do, where the row lives.
+/// A call that is no function, executed where the row lives.
 pub(super) struct OnRow(pub Call);
 
 impl Activation for OnRow {

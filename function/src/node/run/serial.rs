@@ -1,9 +1,10 @@
-//! One call after the other, where a transaction runs so.
+//! Execution of one call after the other.
 //!
-//! A function that makes a call does not wait for it, and is not begun again when it has ended: it runs on, and its calls take
-//! place afterwards, one at a time, each when the one before it has ended. So a function runs about once, however many
-//! calls it makes. What it reads behind a call that has not taken place yet may change by it: that is looked at before the next
-//! call takes place, and where it is something else now, the function is begun again, and told what was so.
+//! A function that makes a call does not wait for it, and does not begin again when it has ended.
+//! It continues, and its calls take place afterwards, one at a time, each when the one before has
+//! ended. So a function runs about once, however many calls it makes. A pending call may change
+//! what the function has read after it. These reads are checked before the next call takes place.
+//! If one of them differs now, the function begins again, with the reads that are still valid.
 
 use tidemill_txn::program::Abort;
 
@@ -16,25 +17,25 @@ use crate::program::{Stop, Target};
 use crate::share;
 use crate::store::Store;
 
-/// How far the calls of a call have come.
+/// The progress of the calls of a call.
 #[derive(Default)]
 pub(in crate::node) struct Serial {
-    /// So many of them have taken place, or do now.
+    /// The number of its calls that have taken place or are under way.
     sent: usize,
-    /// So many functions are among the others.
+    /// The number of functions among the other calls.
     deferred: u32,
-    /// What those took that have ended.
+    /// The cost of its calls that have ended.
     spent: Spent,
-    /// So many of its reads have been told what is so.
+    /// The number of its reads that have been checked.
     reads: usize,
-    /// Whether it reads nothing before its calls have taken place: it has been begun again for that once.
+    /// Whether it reads only when its calls have taken place, because it has once begun again.
     is_careful: bool,
-    /// What it has come to, if all of its calls end well.
+    /// Its outcome, if all of its calls end well.
     outcome: Option<Outcome>,
 }
 
 impl Serial {
-    /// A call of it has ended, and took so much.
+    /// Notes the end and the cost of one of its calls.
     pub fn ended(&mut self, spent: Spent) {
         self.spent = self.spent.and(spent);
     }
@@ -45,41 +46,42 @@ impl Invocation {
         self.serial.get_or_insert_default()
     }
 
-    /// Whether calls that it has made have not taken place yet.
+    /// Whether it has made calls that have not taken place yet.
     pub(super) fn has_deferred(&self) -> bool {
         self.serial.as_ref().is_some_and(|serial| serial.sent < self.children.len())
     }
 
-    /// Whether it is to read when its calls have taken place.
+    /// Whether it must not read before its calls have taken place.
     pub(super) fn waits_to_read(&self) -> bool {
         self.has_deferred() && self.serial.as_ref().is_some_and(|serial| serial.is_careful)
     }
 
-    /// Notes what it has come to, for when its calls have taken place.
+    /// Stores its outcome until its calls have taken place.
     pub(super) fn comes_to(&mut self, outcome: Outcome) {
         self.serial().outcome = Some(outcome);
     }
 }
 
-/// Whether a call goes on.
+/// The next step of a call.
 pub(super) enum Settled {
-    /// All that it has called has taken place, and it goes on, or is begun again.
+    /// All of its calls have taken place, and it continues or begins again.
     GoesOn,
-    /// A call of it is under way.
+    /// One of its calls is under way.
     Waits,
-    /// It has come to its end.
+    /// It has ended.
     Ends(Outcome),
 }
 
 impl<S: Store> Turn<'_, S> {
-    /// Another call is to take place behind those before it. There may be too many already.
+    /// Defers a call until those before it have taken place. Aborts if there are certainly too
+    /// many.
     pub(super) fn defer(&mut self, is_function: bool) -> Result<(), Abort> {
         let calls_max = self.settings.calls_max;
         let (reads, children) = (self.invocation.reads.len(), self.invocation.children.len());
         let before = self.invocation.before.calls;
         let serial = self.invocation.serial();
         if serial.sent == children {
-            // Nothing was under way.
+            // No call was pending.
             serial.reads = reads;
         }
         serial.deferred += u32::from(is_function);
@@ -90,7 +92,7 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Counts a use. Only one call after the other says which is the one too many.
+    /// Counts a use. Only a run of one call after the other finds the use that is too many.
     pub(super) fn count_use(&mut self) -> Result<(), Stop> {
         if self.is_on_row() {
             return Ok(());
@@ -115,7 +117,7 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// What the function comes to, if all that it has called and used is not too much.
+    /// Returns the function's outcome, unless its uses and those of its calls are too many.
     pub(super) fn within(&mut self, outcome: Outcome) -> Outcome {
         let uses_max = self.settings.uses_max;
         if self.mode != Mode::Sequential || self.is_on_row() {
@@ -129,7 +131,8 @@ impl<S: Store> Turn<'_, S> {
         }
     }
 
-    /// Lets the next call take place, if the one before has ended and what the function has read before it is so.
+    /// Starts the next call, if the one before has ended and the function's reads before it are
+    /// still valid.
     pub(super) fn settle(&mut self) -> Settled {
         let sent = self.invocation.serial().sent;
         if let Some(last) = sent.checked_sub(1).map(|last| &self.invocation.children[last]) {
@@ -173,7 +176,7 @@ impl<S: Store> Turn<'_, S> {
         Settled::Waits
     }
 
-    /// The call ends; those that it has made and that have not taken place never will, nor has it come to what is behind them.
+    /// Ends the call. Its pending calls never take place, and effects after them are undone.
     fn stop(&mut self, at: u32, outcome: Outcome) -> Settled {
         let invocation = &mut *self.invocation;
         let serial = invocation.serial();
@@ -185,7 +188,7 @@ impl<S: Store> Turn<'_, S> {
         Settled::Ends(outcome)
     }
 
-    /// The first read, up to a place, that was told what is not so.
+    /// Returns the first read, up to a place, whose result has changed.
     fn spoiled(&mut self, until: u32) -> Option<usize> {
         let skips = self.is_spoiled_by(Fault::TrustDeferred);
         let mut at = self.invocation.serial().reads;
@@ -199,7 +202,7 @@ impl<S: Store> Turn<'_, S> {
         None
     }
 
-    /// The function is begun again, and told what it was told before a read.
+    /// Makes the function begin again, with the results before a read.
     fn take_back(&mut self, read: usize) {
         let invocation = &mut *self.invocation;
         let from = invocation.reads[read].ordinal;
@@ -209,7 +212,7 @@ impl<S: Store> Turn<'_, S> {
             self.versions.take_back((self.tid, &place), write.table, &write.key);
         }
         invocation.reads.truncate(read);
-        // From now on it waits for its calls where it reads, and where it is, if it can.
+        // From now on it waits for its calls before it reads, and keeps its position, if it can.
         invocation.begun = invocation.begun.max(self.settings.begins_max);
         let serial = invocation.serial();
         (serial.deferred, serial.reads, serial.outcome) = (0, read, None);
@@ -220,7 +223,7 @@ impl<S: Store> Turn<'_, S> {
         invocation.activation = None;
     }
 
-    /// A place in the call.
+    /// Returns a place in the call.
     fn place(&self, ordinal: u32) -> Path {
         let mut place = self.path.clone();
         place.push(ordinal);
@@ -228,7 +231,7 @@ impl<S: Store> Turn<'_, S> {
     }
 }
 
-/// What uses are called.
+/// The term for uses in messages.
 const USES: &str = "operations";
 
 fn too_many(most: u32, what: &str) -> Abort {

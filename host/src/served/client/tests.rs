@@ -1,4 +1,4 @@
-//! Links that end while appends are under way, between a log and who has it served.
+//! Links that end during appends, between a served log and its client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -17,7 +17,7 @@ use crate::served::{hold, serve, FileLog, Served};
 const OUT: Topic = Topic::Output(0);
 const LONG: Duration = Duration::from_secs(30);
 
-/// The coordinator, which may drop what it is asked.
+/// The coordinator, which may drop requests.
 struct Server {
     served: Served,
     mesh: OnceLock<Weak<Mesh>>,
@@ -31,12 +31,12 @@ impl Sink for Server {
         if self.is_deaf.load(Ordering::SeqCst) {
             return self.dropped.send(()).unwrap();
         }
-        let mesh = self.mesh.get().expect("it listens before anybody asks");
+        let mesh = self.mesh.get().expect("it listens before the first request");
         assert!(serve(&self.served, mesh, peer, Word::of(&bytes).unwrap()).is_none());
     }
 }
 
-/// The worker, which has the log served.
+/// The worker, which uses the served log.
 struct Asker {
     remote: OnceLock<Arc<RemoteLog>>,
     ups: Sender<()>,
@@ -119,7 +119,7 @@ fn nothing_of_a_generation_gets_in_behind_an_append_that_was_lost() {
         append(&*remote, topic, 1, begins(1)).unwrap();
     }
     append(&*remote, OUT, 1, output(0)).unwrap();
-    // The link ends while a request and an output are under way, and neither has arrived.
+    // The link ends during the append of a request and of an output, and neither has arrived.
     server.is_deaf.store(true, Ordering::SeqCst);
     let lost =
         [(Topic::Input(0), 10), (OUT, 1)].map(|(topic, n)| begin(&*remote, topic, 1, output(n)));
@@ -132,11 +132,13 @@ fn nothing_of_a_generation_gets_in_behind_an_append_that_was_lost() {
     }
     server.is_deaf.store(false, Ordering::SeqCst);
     link();
-    // The file would take it: only who has lost the one before knows that it would leave a hole.
+    // The file would take it. Only the client that has lost the one before knows that it would
+    // leave a gap.
     for n in 2..5 {
         assert_eq!(append(&*remote, OUT, 1, output(n)), Err(Refused::Unknown));
     }
-    // Other topics have no hole, requests may have some, and the next generation knows what is there.
+    // Other topics have no gap, requests may have gaps, and the next generation knows what is
+    // there.
     append(&*remote, Topic::Output(1), 1, output(5)).unwrap();
     append(&*remote, Topic::Input(0), 1, output(11)).unwrap();
     append(&*remote, OUT, 2, begins(2)).unwrap();

@@ -1,5 +1,6 @@
-//! Crashes of the log: what was acknowledged is there, once and in order; of what was not a beginning may be
-//! there, and nothing else is. The disk is simulated, and a turn of the log's thread is a call.
+//! Crashes of the log. Acknowledged records are there, once and in order. Of the others, a prefix
+//! may be there, and nothing else is. The disk is simulated, and a turn of the log's thread is a
+//! call.
 
 use std::io::ErrorKind;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -9,14 +10,14 @@ use tidemill_sim::{DiskOp, Image, SimDisk, SimEnv, SimRandom};
 
 use super::*;
 
-/// Mistakes on purpose, to see that they are found.
+/// Defects to inject, to show that the tests detect them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// Answers before anything is durable.
     AnswerEarly,
-    /// Does not write where topics are when it trims.
+    /// Does not write the state of topics when it trims.
     ForgetBases,
-    /// Trims what is still needed.
+    /// Trims records that are still needed.
     TrimAll,
     /// Appends when a disk that was full has room again.
     GoOn,
@@ -26,8 +27,8 @@ const TOPICS: [Topic; 4] = [Topic::Cuts, Topic::Input(0), Topic::Input(1), Topic
 const DIR: &str = "/log";
 const FAULTS: [ErrorKind; 2] = [ErrorKind::Other, ErrorKind::StorageFull];
 
-/// A record that was taken: its bytes, which no other has, its generation, the turn, and how many records had
-/// been taken before.
+/// A record that was taken: its unique bytes, its generation, the turn, and the number of records
+/// that had been taken before.
 #[derive(Clone, Debug)]
 struct Taken {
     bytes: Vec<u8>,
@@ -36,13 +37,13 @@ struct Taken {
     nth: u64,
 }
 
-/// What must be in a topic.
+/// The expected content of a topic.
 #[derive(Clone, Debug, Default)]
 struct Model {
     records: Vec<Taken>,
-    /// Below what was trimmed in which turn.
+    /// The trims: an offset and the turn of each.
     trims: Vec<(u64, u64)>,
-    /// Of what was taken.
+    /// The generation of the taken records.
     generation: u64,
 }
 
@@ -56,20 +57,20 @@ type Models = BTreeMap<Topic, Model>;
 
 type Answer = std::result::Result<u64, Refused>;
 
-/// What a job is told, when it is.
+/// The answer to a job, once it has one.
 type Told<T> = Arc<Mutex<Option<T>>>;
 
-/// An append that was asked for.
+/// A requested append.
 struct Asked {
     topic: Topic,
     generation: u64,
     records: Vec<Vec<u8>>,
-    /// The offset that it must get; `None` when it is too late.
+    /// The expected offset, or `None` if it is too late.
     offset: Option<u64>,
     answer: Told<Answer>,
 }
 
-/// A log that is driven, and what it should hold.
+/// A log that is driven by a test, and its expected content.
 struct Life {
     disk: Arc<SimDisk>,
     dice: SimRandom,
@@ -77,14 +78,14 @@ struct Life {
     shared: Shared,
     models: Models,
     turn: u64,
-    /// How many records were taken.
+    /// The number of records that were taken.
     taken: Arc<Mutex<u64>>,
-    /// What has failed: from then on nothing is taken.
+    /// Whether something has failed. After that nothing is taken.
     has_failed: bool,
     ids: u64,
 }
 
-/// Where a run is, as a mark in the recording of its disk.
+/// Returns the state of a run, as a mark in the recording of its disk.
 fn mark(turn: u64, taken: u64) -> u64 {
     turn << 32 | taken
 }
@@ -105,7 +106,7 @@ impl Life {
 
     fn on(disk: Arc<SimDisk>, files: Files, models: Models, seed: u64) -> Life {
         let (dice, shared) = (SimRandom::new(seed ^ 0x5eed), Shared::default());
-        // No record of this life is one of a life before.
+        // Records of this life differ from those of an earlier one.
         let ids = seed.wrapping_mul(1 << 20);
         let taken = Arc::default();
         let (turn, has_failed) = (0, false);
@@ -119,12 +120,12 @@ impl Life {
         bytes
     }
 
-    /// Some jobs at once, as they come when somebody has waited for the disk; what was asked and not taken
-    /// since something has failed.
+    /// Runs some jobs at once, as if they had waited for the disk. Returns the appends that were
+    /// not taken since something has failed.
     fn turn(&mut self) -> Vec<Asked> {
         self.turn += 1;
         self.disk.mark(mark(self.turn, *self.taken.lock()));
-        // What each topic comes to when all goes well.
+        // The state of each topic if all jobs succeed.
         let mut will: BTreeMap<Topic, (u64, u64)> = (self.models.iter())
             .map(|(topic, model)| (*topic, (model.next(), model.generation)))
             .collect();
@@ -133,7 +134,8 @@ impl Life {
             let topic = TOPICS[self.dice.below(4) as usize];
             match self.dice.below(8) {
                 0 => {
-                    // Not behind what was there when the turn began: nobody trims what is not durable.
+                    // At most what was there when the turn began, because only durable records are
+                    // trimmed.
                     let model = self.models.get_mut(&topic).expect("it is one of them");
                     let below = self.dice.below(model.next() + 1);
                     model.trims.push((self.turn, below));
@@ -167,7 +169,8 @@ impl Life {
     ) -> (Job, Asked) {
         let (next, last) = will[&topic];
         let is_input = matches!(topic, Topic::Input(_));
-        // Mostly of the generation that there is; of a later or an earlier one, or the first of the next.
+        // Usually the current generation, else a later or an earlier one, or the first record of
+        // the next.
         let generation = match self.dice.below(6) {
             _ if is_input => 0,
             0 => last.saturating_sub(1),
@@ -208,7 +211,7 @@ impl Life {
             let answer = asked.answer.lock().take().expect("it was answered");
             match (answer, asked.offset) {
                 (Ok(offset), _) => {
-                    assert!(!had_failed, "something was taken behind a failure");
+                    assert!(!had_failed, "a record was taken after a failure");
                     assert_eq!(Some(offset), asked.offset, "{:?}", asked.topic);
                     let model = self.models.get_mut(&asked.topic).expect("it is one of them");
                     let (generation, turn) = (asked.generation, self.turn);
@@ -218,7 +221,7 @@ impl Life {
                     }
                     model.generation = model.generation.max(generation);
                 }
-                // What came behind what has failed may have been late.
+                // An append after the failure may have been too late.
                 (Err(Refused::Fenced), offset) => assert!(had_failed || offset.is_none()),
                 (Err(Refused::Unknown), _) => {
                     self.has_failed = true;
@@ -228,7 +231,7 @@ impl Life {
         }
         self.has_failed |= self.shared.failed.lock().is_some();
         if !unknown.is_empty() {
-            assert!(self.shared.failed.lock().is_some(), "nobody is told what has failed");
+            assert!(self.shared.failed.lock().is_some(), "the error is not reported");
         }
         for (topic, from, found) in reads {
             let Some(Found { records, upto }) = found.lock().take() else { continue };
@@ -254,8 +257,8 @@ impl Life {
     }
 }
 
-/// What a log that was opened again holds: all that had been taken, and of what the turn had asked for a
-/// beginning. What it holds is what the models are from then on.
+/// Checks a log that was opened again. It has all records that had been taken, and a prefix of
+/// those that the turn had requested. Returns its content as the new models.
 fn check(files: &mut Files, models: &Models, turn: u64, taken: u64) -> Models {
     let mut left = Models::new();
     for (topic, model) in models {
@@ -278,7 +281,7 @@ fn check(files: &mut Files, models: &Models, turn: u64, taken: u64) -> Models {
         let again = |record: Taken| Taken { turn: 0, nth: 0, ..record };
         let records = records.into_iter().map(again).collect();
         let trims = trims.map(|(_, below)| (0, *below)).collect();
-        // One that was asked for in a turn may be in what was stored of that turn.
+        // A generation that was requested in a turn may be in the stored part of that turn.
         let generation = kept.generation;
         let last = model.records.iter().filter(|record| record.turn <= turn);
         assert!(generation <= last.map(|record| record.generation).max().unwrap_or(0));
@@ -291,7 +294,8 @@ fn env_of(disk: &Arc<SimDisk>, seed: u64) -> Env {
     Env { disk: disk.clone(), ..SimEnv::new(seed).env() }
 }
 
-/// What a crash has left is opened, perhaps after crashes while that is done; is good; and is gone on with.
+/// Opens the log that a crash has left, perhaps with crashes while doing so. It must be good, and
+/// usable.
 fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Mistake>) {
     let at = image.mark.unwrap_or(0);
     let (turn, taken) = (at >> 32, at & 0xffff_ffff);
@@ -314,17 +318,18 @@ fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Mistake>) 
     check(&mut files, &models, turn, taken);
 }
 
-/// A run, and every moment of it at which the machine may stop.
+/// Runs a life, and checks every moment at which the machine may stop.
 fn crashes(seed: u64, mistake: Option<Mistake>) -> usize {
     let mut life = Life::new(seed, mistake);
     life.turns(12);
     let (models, trace) = (life.models.clone(), life.disk.take_trace());
-    // Not all of them for each seed: seeds are many.
+    // Only some moments for each seed, because there are many seeds.
     let images = trace.images(seed, 1).enumerate().filter(|(n, _)| n % 3 == seed as usize % 3);
     images.map(|(_, image)| recover(&image, &models, seed, mistake)).count()
 }
 
-/// A disk that fails somewhere, and perhaps does not later: nothing is taken any more, and what was is there.
+/// Runs on a disk that fails somewhere, and perhaps works again later. Nothing more is taken, and
+/// taken records are there.
 fn failure(seed: u64, mistake: Option<Mistake>) {
     let mut life = Life::new(seed, mistake);
     let env = env_of(&life.disk, seed);
@@ -342,7 +347,7 @@ fn failure(seed: u64, mistake: Option<Mistake>) {
     for _ in 0..30 {
         let more = life.turn();
         if unknown.is_empty() {
-            // Only these may be there: what came later was asked of a log that had failed.
+            // Only these may be there. Later ones were requested from a log that had failed.
             unknown = more;
         }
     }
@@ -399,7 +404,7 @@ fn mistakes_are_found() {
         let found = (0..200).find(finds);
         println!(
             "{mistake:?}: seed {}",
-            found.unwrap_or_else(|| panic!("nobody notices {mistake:?}"))
+            found.unwrap_or_else(|| panic!("no test detects {mistake:?}"))
         );
     }
 }
@@ -412,12 +417,12 @@ fn nothing_is_taken_behind_what_there_was_no_room_for() {
     assert!(!takes(Topic::Cuts, 1, 60));
     assert!(!takes(Topic::Cuts, 1, 1), "there would be a gap");
     assert!(takes(Topic::Output(0), 1, 1), "another topic");
-    assert!(takes(Topic::Cuts, 2, 1), "the next generation has begun behind it");
+    assert!(takes(Topic::Cuts, 2, 1), "the next generation has begun after it");
     assert!(!takes(Topic::Input(0), 0, 60));
     assert!(takes(Topic::Input(0), 0, 1), "requests do not wait for each other");
 }
 
-/// A log of one record of this kind.
+/// Writes a log of one record of this kind.
 fn written(sim: &SimEnv, kind: u8) {
     let spec =
         LogSpec { dir: DIR.into(), kind: LogKind::Cuts, app: 7, segment_bytes: SIZES.segment };
@@ -438,12 +443,12 @@ fn what_another_version_has_written_is_refused() {
         written(&sim, kind);
         let error = open(&sim.env(), None).err().expect("it is refused").to_string();
         let is_version = !(2..64).contains(&kind);
-        let wanted = if is_version { "another version of Tidemill" } else { "none of a cluster's" };
+        let wanted = if is_version { "another version of Tidemill" } else { "belong to a cluster" };
         assert!(error.contains(wanted), "{kind}: {error}");
     }
 }
 
-/// What can't be read is no gap: whoever goes on without it loses it.
+/// A record that can't be decoded is no gap. A reader that skipped it would lose it.
 #[test]
 fn a_record_that_cannot_be_read_ends_the_process() {
     let sim = SimEnv::new(1);
@@ -461,14 +466,14 @@ fn a_record_that_cannot_be_read_ends_the_process() {
         .contains("the record at 0 of Input(0) can't be read"));
 }
 
-/// Somebody takes the lock's file for a stale one.
+/// The lock's file is removed, as by someone who believes that it is stale.
 #[test]
 fn a_directory_is_held_without_its_file() {
     let env = SimEnv::new(1).env();
     let held = hold(&env, Path::new(DIR)).unwrap();
     env.disk.remove(&Path::new(DIR).join("LOCK")).unwrap();
     let error = hold(&env, Path::new(DIR)).err().expect("it is held").to_string();
-    assert!(error.contains("another process has the directory"), "{error}");
+    assert!(error.contains("another process uses the directory"), "{error}");
     assert!(!env.disk.exists(&Path::new(DIR).join("LOCK")).unwrap(), "nothing is touched");
     drop(held);
     hold(&env, Path::new(DIR)).unwrap();
@@ -498,7 +503,7 @@ fn a_full_disk_is_waited_for() {
     sim.disk.clear_faults();
     assert_eq!([hears.recv().unwrap(), hears.recv().unwrap()], [Ok(0), Ok(1)]);
     assert_eq!(log.trouble(), None);
-    // Who has no more use for it is not kept.
+    // A log that is no longer used does not wait.
     is_full();
     let (told, hears) = std::sync::mpsc::channel();
     let then = Box::new(move |answer: Answer| told.send(answer).unwrap());
@@ -510,14 +515,14 @@ fn a_full_disk_is_waited_for() {
     assert_eq!(hears.recv().unwrap(), Err(Refused::Unknown));
 }
 
-/// The same files, as they are now.
+/// Copies the files as they are now.
 fn copied(disk: &SimDisk) -> SimEnv {
     disk.record();
     let image = disk.take_trace().images(1, 0).nth(1).expect("an image with everything");
     SimEnv { disk: image.disk, ..SimEnv::new(1) }
 }
 
-/// Every so many cases are tried; all of them where `TIDEMILL_CASES` asks for many.
+/// Returns the step between tested cases. All of them are tested if `TIDEMILL_CASES` asks for many.
 fn every(sampled: usize) -> usize {
     let cases: Option<usize> = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     match cases.is_some_and(|cases| cases >= 1000) {
@@ -526,8 +531,8 @@ fn every(sampled: usize) -> usize {
     }
 }
 
-/// Any bit of the last segments, any length of them, and any file that is missing: all that was answered for is
-/// there, or it is refused by name.
+/// Any bit of the last segments, any length of them, and any missing file: all acknowledged records
+/// are there, or the log is refused with the name of the file.
 #[test]
 fn damage_is_refused_or_does_not_matter() {
     let sim = SimEnv::new(1);

@@ -1,4 +1,4 @@
-//! What interprets a function, over whatever it is given.
+//! The interpreter of functions, independent of the memory.
 
 use tidemill_core::{TableId, Value};
 use tidemill_function::{Call, Stop, Target};
@@ -6,13 +6,13 @@ use tidemill_txn::program::Abort;
 
 use super::{int, mix, question, Inst, Operand, Script, BY_N, ENTITIES, ITEMS, OUTBOX, OVERDUE};
 
-/// What a machine works on. A place for a call that has been made is `Made`.
+/// The memory that a machine uses. `Made` refers to a call that was made.
 pub(super) trait Memory {
     type Made: Copy;
     fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop>;
     fn put(&mut self, table: TableId, row: &[i64]) -> Result<(), Stop>;
     fn delete(&mut self, table: TableId, key: &[i64]) -> Result<(), Stop>;
-    /// These rows will be used, perhaps.
+    /// Announces rows that may be used.
     fn expect(&mut self, rows: &[(TableId, Vec<i64>)]) -> Result<(), Stop> {
         let _ = rows;
         Ok(())
@@ -25,13 +25,13 @@ pub(super) trait Memory {
     fn emit(&mut self, n: i64, acc: i64) -> Result<(), Stop>;
     fn now_us(&self) -> i64;
     fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop>;
-    /// Takes its time: perhaps too much, and then it does not come back.
+    /// May exceed the deadline of the function, and then does not return.
     fn tarry(&mut self, verdict: String) -> Result<(), Stop>;
-    /// The same of a part: whether it took too much.
+    /// Runs a part that may exceed its deadline; returns whether it did.
     fn tarry_partly(&mut self, part: u32, verdict: String) -> Result<bool, Stop>;
 }
 
-/// Its uses, which have places, are counted: so many places have come before.
+/// Counts the uses of a memory. The count gives each use its place.
 pub(super) struct Counted<'m, M> {
     of: &'m mut M,
     steps: i64,
@@ -76,20 +76,20 @@ impl<M: Memory> Counted<'_, M> {
     }
 }
 
-/// A function that runs.
+/// A running function.
 #[derive(Clone)]
 pub(super) struct Machine<M> {
     function: u32,
     table: TableId,
     key: i64,
     arg: i64,
-    /// What tells it from all other calls of its transaction.
+    /// The path of calls to this one; unique within the transaction.
     way: i64,
     acc: i64,
     at: usize,
     repeated: u32,
     wanted: Vec<Option<M>>,
-    /// How often it has used its memory, and how many parts may have taken too long.
+    /// The number of uses of the memory, and the number of parts with a deadline.
     steps: i64,
     parts: u32,
 }
@@ -107,7 +107,7 @@ impl<M: Copy> Machine<M> {
         Machine { function, table, key, arg, way, acc, at, repeated, wanted, steps, parts }
     }
 
-    /// Why it took too long; no other call of its transaction has this.
+    /// Returns the verdict that this function exceeded its deadline; unique within the transaction.
     pub(super) fn verdict(&self) -> String {
         let Machine { function, table, key, arg, way, .. } = self;
         format!("{OVERDUE} {way} {function} {} {key} {arg}", table.0)
@@ -162,7 +162,8 @@ impl<M: Copy> Machine<M> {
                     }
                 }
                 Inst::Call { function, kind, key, wanted } => {
-                    // Most graphs end by themselves; a few go on until they are stopped.
+                    // Most graphs of calls end by themselves; a few continue until a limit stops
+                    // them.
                     let made = if self.arg > 0 || self.acc % 61 == 0 {
                         let key = [Value::Int(self.operand(key, script.keys))].into();
                         let way = mix(self.way, memory.steps);

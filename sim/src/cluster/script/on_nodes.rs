@@ -16,7 +16,7 @@ use super::{
     TIMED, TRANSFER,
 };
 
-/// On a node.
+/// The memory of a function on a node.
 struct OnNode<'a>(&'a mut dyn Context, &'a Script);
 
 impl Memory for OnNode<'_> {
@@ -95,7 +95,7 @@ impl Memory for OnNode<'_> {
     }
 }
 
-/// What a use of the memory has come to.
+/// The result of a use of the memory.
 #[derive(Clone)]
 enum Used {
     Nothing,
@@ -106,7 +106,7 @@ enum Used {
     Is(bool),
 }
 
-/// On a node, by who keeps where it is: uses that it has made already come to what they came to.
+/// The memory of a function that keeps its position: earlier uses return their earlier results.
 struct Kept<'a> {
     node: OnNode<'a>,
     used: &'a mut Vec<Used>,
@@ -214,7 +214,8 @@ impl Memory for Kept<'_> {
     }
 }
 
-/// Keeps where it is: the machine as it went on last, and what it has used since.
+/// A function that keeps its position: the machine at its last resumption, and the results of its
+/// uses since then.
 struct Stays {
     running: Running,
     used: Vec<Used>,
@@ -252,7 +253,7 @@ impl Activation for Running {
     }
 }
 
-/// Takes an answer, if it is the first.
+/// Accepts an answer if it is the first.
 struct Answered(Call);
 
 impl Activation for Answered {
@@ -267,7 +268,7 @@ impl Activation for Answered {
     }
 }
 
-/// Executes a request unless one with its id has been.
+/// Executes a request unless one with its id was executed.
 struct Once {
     call: Call,
     executes_again: bool,
@@ -296,7 +297,7 @@ impl Activation for Once {
     }
 }
 
-/// Tells others of a late event.
+/// Reports a late event.
 struct TellsLate([Value; 2]);
 
 impl Activation for TellsLate {
@@ -310,7 +311,7 @@ impl Activation for TellsLate {
 pub struct OnNodes {
     /// The script.
     pub script: Arc<Script>,
-    /// A mistake: requests that come twice are executed twice.
+    /// An injected bug: repeated requests are executed again.
     pub executes_again: bool,
 }
 
@@ -324,7 +325,7 @@ impl OnNodes {
 
 impl Functions for OnNodes {
     fn takes_turns(&self, call: &Call) -> bool {
-        // Some do, be it that they are not in each other's way.
+        // Some functions take turns, even if they do not conflict.
         matches!(call.target, Target::Function(function) if function % 4 == 1)
     }
 
@@ -353,7 +354,7 @@ impl Functions for OnNodes {
 
     fn begin_kept(&self, call: &Call) -> Result<Box<dyn Activation>, Abort> {
         match call.target {
-            // Not all can.
+            // Only some functions can keep their position.
             Target::Function(function) if function < ONCE && function % 3 < 2 => {
                 let running = self.running(function, call)?;
                 Ok(Box::new(Stays { running, used: Vec::new() }))
@@ -383,7 +384,7 @@ impl Functions for OnNodes {
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
-        // Anybody may have made it.
+        // Any function may have made the call, with any table and key.
         let is_one = call.table.index() < self.script.tables()
             && matches!(call.key[..], [Value::Int(_)])
             && call.target == Target::Function(TRANSFER);

@@ -12,7 +12,7 @@ use super::{
     OUTBOX, REQUESTS, TRANSFER,
 };
 
-/// In the reference: a call runs where it is made.
+/// The functions in the reference: a call runs at once, where it is made.
 pub(super) struct Serial {
     pub(super) script: Arc<Script>,
     pub(super) output: StreamId,
@@ -105,7 +105,7 @@ impl Memory for OnTx<'_> {
         let ask = Ask::new(move || told.get(&key).cloned().unwrap_or_default());
         let answer = self.tx.lookup(question, &ask)?;
         match answer.is_empty() {
-            true => Err(Abort::refused("nobody was told what it asks").into()),
+            true => Err(Abort::refused("the question has no recorded answer").into()),
             false => Ok(said(question, &answer)),
         }
     }
@@ -159,7 +159,8 @@ impl Opaque for Serial {
         } else {
             let mut calls = 1;
             let (script, replies) = (&self.script, Vec::new());
-            // One that is never executed has no place, and neither has any as long as watermarks are looked for.
+            // Requests that are never executed have no place. No request has one in the run that
+            // computes the watermarks.
             let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
             let told = &self.told;
             let mut memory = OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, told };

@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! The faults of a run.
 
 use std::cmp::Reverse;
 
@@ -6,16 +6,16 @@ use tidemill_cluster::Input;
 
 use super::{Happening, Process, World, MS};
 
-/// What may go wrong in a run, each at a rate of so many times in ten seconds.
+/// The rates of faults in a run, each in occurrences in ten seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
-    /// A worker dies, and another process takes its place.
+    /// A worker dies, and another process replaces it.
     pub kills: u64,
-    /// A process stands still for up to half a second.
+    /// A process freezes for up to half a second.
     pub freezes: u64,
-    /// The coordinator dies or is replaced while it stands still.
+    /// The coordinator dies, or is replaced while it is frozen.
     pub coordinators: u64,
-    /// A connection breaks, and what was under way is lost.
+    /// A connection breaks, and the messages on it are lost.
     pub breaks: u64,
     /// The log is slow or fails for a while.
     pub logs: u64,
@@ -23,17 +23,17 @@ pub struct Weather {
     pub stores: u64,
     /// A wall clock jumps.
     pub jumps: u64,
-    /// Two workers can't reach each other for up to some seconds, or ever again.
+    /// Two workers can't reach each other for up to some seconds, or for ever.
     pub cuts: u64,
-    /// A worker ends in good order, and another process takes its place.
+    /// A worker leaves in order, and another process replaces it.
     pub leaves: u64,
 }
 
-/// How much longer a cut lasts than other troubles.
+/// The duration of a cut, as a multiple of other faults.
 const CUT_TIMES: u64 = 5;
 
 impl World {
-    /// Something goes wrong, until it is time that nothing does.
+    /// Injects faults at random, until the time of faults is over.
     pub(super) fn trouble(&mut self) {
         if self.now_us > self.until_us {
             self.say(|| "no more trouble".into());
@@ -47,7 +47,7 @@ impl World {
             }
             return;
         }
-        // Every 10 ms, so a rate of n in ten seconds is n in a thousand.
+        // This runs every 10 ms, so a rate of n in ten seconds is n in a thousand.
         let w = self.weather;
         let Weather { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } = w;
         let kinds = [kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves];
@@ -87,7 +87,7 @@ impl World {
                     self.kill(victim);
                     self.after(for_us, Happening::Start(victim));
                 } else {
-                    // Whoever watches takes it for dead, and it comes back.
+                    // The others consider it dead, but it comes back.
                     self.freeze(victim, for_us);
                     self.start_coordinator();
                 }
@@ -134,7 +134,7 @@ impl World {
         }
     }
 
-    /// Breaks the connection between two processes: what is under way is lost, and both notice.
+    /// Breaks the connection between two processes: messages on it are lost, and both notice.
     fn tear(&mut self, a: Process, b: Process) {
         self.say(|| format!("the connection between {a:?} and {b:?} breaks"));
         self.happenings.retain(|_, happening| match happening {

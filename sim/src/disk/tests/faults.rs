@@ -1,4 +1,4 @@
-//! Calls that fail where told, wait or fall short, and damage by others.
+//! Failing, waiting and short calls, and damage by outsiders.
 
 use super::*;
 
@@ -116,7 +116,7 @@ fn a_torn_write_may_lack_sectors() {
         let mut left = read(&*disk, &at("a")).unwrap();
         assert_eq!(left[..100], [1; 100]);
         left.resize(2100, 0);
-        // Whole sectors, but where the write ends or was cut short.
+        // Sectors are whole, except where the write ends or was cut short.
         let sectors = left.chunks(512).map(|sector| sector.iter().filter(|b| **b == 2).count());
         let sectors: Vec<usize> = sectors.collect();
         let end = sectors.iter().rposition(|twos| *twos > 0).unwrap_or(0);
@@ -129,7 +129,7 @@ fn a_torn_write_may_lack_sectors() {
     assert!(holes > 20, "{holes}");
 }
 
-/// What no name leads to is forgotten, but not while it is open.
+/// A file without a name is dropped, but not while it is open.
 #[test]
 fn a_file_without_a_name_lives_while_it_is_open() {
     let disk = disk(1);

@@ -1,11 +1,11 @@
-//! The images that a trace gives are what crashes leave.
+//! Checks that the images of a trace are the states that crashes leave.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// Publishes files by rename, ten times, and marks what has been acknowledged.
+/// Publishes files by rename, ten times, and marks each acknowledged one.
 fn publish(disk: &SimDisk) {
     for n in 1..=10_u64 {
         let mut file = disk.create(&at("tmp")).unwrap();
@@ -37,7 +37,7 @@ fn an_image_keeps_what_was_acknowledged() {
     assert_eq!(seen.iter().map(|(at, _)| at).max(), Some(&trace.len()));
 }
 
-/// The image of a moment is what a crash at that moment leaves.
+/// The image of a moment is the state that a crash at that moment leaves.
 #[test]
 fn images_are_what_crashes_leave() {
     let disk = disk(1);
@@ -104,7 +104,7 @@ fn images_do_not_disturb_each_other_and_repeat_from_the_seed() {
     assert_eq!(read(&*disk, &at("a")).unwrap().len(), 13_900);
 }
 
-/// A crash of the machine that recovers: an image can be recorded and crashed again.
+/// A machine that crashes while it recovers: an image can be recorded and crashed again.
 #[test]
 fn an_image_can_be_recorded_in_turn() {
     let disk = disk(1);

@@ -9,9 +9,12 @@ use crate::at::RowAt;
 use crate::table::tests::{key_of, shapes, spec};
 use crate::Seq;
 
-/// The shapes of all tests of tables, and: rows in place with nulls, in slots that straddle lines;
-/// a key of two words of which one says where rows live; a float as key; a bool as key, with values
-/// of all kinds beside; more null bits than a word has.
+/// Returns the shapes of all tests of tables, and these:
+/// - rows in place with nulls, in slots that straddle lines
+/// - a key of two words of which one chooses the partition
+/// - a float as key
+/// - a bool as key, with values of all kinds beside
+/// - more null bits than a word has
 fn specs() -> Vec<Arc<TableSpec>> {
     let column = Column::new;
     let mut prefix = TableSpec::clone(&spec(
@@ -71,7 +74,7 @@ fn row(spec: &TableSpec, key: i64, v: i64) -> Vec<Value> {
     spec.schema.columns.iter().enumerate().map(value).collect()
 }
 
-/// The bytes of a row.
+/// Encodes a row.
 fn encoded(row: &[Value]) -> Vec<u8> {
     let mut bytes = Vec::new();
     row.iter().for_each(|value| encode::value(value, &mut bytes));
@@ -82,7 +85,7 @@ fn encoded(row: &[Value]) -> Vec<u8> {
 enum Step {
     /// A transaction on values.
     Put(Vec<(i64, Option<i64>)>),
-    /// A transaction on rows in place, which sets them to other words, and perhaps aborts.
+    /// A transaction on rows in place, which sets them to other words and may abort.
     InPlace(Vec<i64>, bool),
     Commit,
     Seal,
@@ -107,16 +110,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Rows by key; `None` of those that were deleted.
+/// The rows by key. A deleted row is `None`.
 type Model = BTreeMap<Key, Option<Vec<Value>>>;
 
 /// A table beside a model of it.
 struct Run {
     table: Table,
     rows: BTreeMap<Key, Vec<Value>>,
-    /// Keys of rows written since the last snapshot.
+    /// The keys of rows written since the last snapshot.
     written: BTreeSet<Key>,
-    /// What was taken, and what it should be.
+    /// The taken changes, each with the expected rows.
     taken: Vec<(Changed, Model)>,
     seq: Seq,
 }
@@ -148,7 +151,7 @@ impl Run {
         if !self.table.has_plain_rows() {
             return;
         }
-        // All shapes with rows in place have another column; not each would hold any word.
+        // All shapes with rows in place have another column. Not every column can hold any word.
         let column = (0..spec.schema.len()).rfind(|c| !spec.is_key(*c)).unwrap();
         let Place::Word { word, .. } = self.table.layout().places[column] else { unreachable!() };
         if spec.schema.columns[column].ty == DataType::Bool {
@@ -167,8 +170,8 @@ impl Run {
             }
             // SAFETY: the slot is the table's, which is open until the row is done with.
             let found = unsafe { RowAt::at(slot, &raw mut open) };
-            // SAFETY: the table is open until the rows are done with; as many versions are begun as
-            // it was opened for, and the column is a word of the slot.
+            // SAFETY: the table is open until the rows are done with. It was opened for as many
+            // versions as are begun, and the column is a word of the slot.
             unsafe {
                 found.begin(seq);
                 found.set(at, seq + 1000);
@@ -206,8 +209,9 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Each snapshot has exactly the rows that were written since the one before, as they were when
-    /// it was taken; and all of them together give the table, in another one with another seed.
+    /// Each snapshot has exactly the rows that were written since the one before, as they
+    /// were when it was taken. All of them together give the table, even in another table with
+    /// another seed.
     #[test]
     fn snapshots_add_up_to_the_table(
         steps in steps(),
@@ -225,7 +229,7 @@ proptest! {
         };
         run.table.track();
         for step in steps {
-            // The initial rows are put at 0.
+            // The initial rows are written at 0.
             match step {
                 Step::Put(writes) => writes.iter().for_each(|(key, v)| run.put(*key, *v)),
                 Step::InPlace(keys, aborts) if run.seq > 0 => run.in_place(&keys, aborts),
@@ -242,7 +246,7 @@ proptest! {
         run.take();
         prop_assert!(run.taken.last().unwrap().0.is_empty(), "nothing was written in between");
 
-        // Only now, so that whatever shares something with the table shows.
+        // Checked only now, so that memory shared with the table would show.
         let mut all = BTreeMap::new();
         for (changed, expected) in run.taken {
             let mut found = Vec::new();
@@ -277,7 +281,7 @@ proptest! {
         prop_assert_eq!(loaded.values_bytes, run.table.values_bytes);
         prop_assert!(loaded.as_of(run.seq - 1).is_err());
 
-        // A snapshot has nothing to take of what a snapshot gave, and from there on all that is
+        // The first snapshot after loading has nothing to take, and from there on all that is
         // written.
         loaded.track();
         prop_assert!(loaded.take_changes().is_empty());
@@ -286,7 +290,7 @@ proptest! {
         prop_assert_eq!(loaded.take_changes().len(), 1);
     }
 
-    /// Bytes that were damaged are refused, or they are another row.
+    /// Damaged bytes are refused, or they are another row.
     #[test]
     fn damage_is_refused_without_a_panic(
         shape in 0..specs().len(),
@@ -315,7 +319,7 @@ proptest! {
             bytes[at] = byte;
             bytes
         };
-        // With another key or another row it is not the same state, whatever it is.
+        // With another key or another row, the state differs in any case.
         let other_key = damaged(&key);
         prop_assert!(other_key == key || load(&other_key, &row).is_err());
         let other_row = damaged(&row);
@@ -328,7 +332,7 @@ proptest! {
     }
 }
 
-/// Keys of one partition that are alike for longer than is looked at first.
+/// Keys of one partition whose first bytes, up to the length that is compared first, are equal.
 #[test]
 fn keys_that_are_alike_are_sorted() {
     let columns = ["a", "b"].map(|name| Column::new(name, DataType::Str));
@@ -360,7 +364,7 @@ fn what_was_taken_belongs_to_any_thread() {
     is_send(&table.take_changes());
 }
 
-/// What is wrong with a stored row is said by name.
+/// The error about a stored row names what is wrong.
 #[test]
 fn a_row_that_does_not_fit_is_named() {
     let columns = vec![
@@ -377,14 +381,14 @@ fn a_row_that_does_not_fit_is_named() {
     };
     let key = encoded(&good[..1]);
     let cases = [
-        (&key[..3], encoded(&good), "its key is not one of the table"),
+        (&key[..3], encoded(&good), "its key does not fit the table"),
         (&key[..], with(0, Value::Int(8)), "its columns have another key"),
         (&key, with(0, Value::Null), "its columns have another key"),
         (&key, with(1, Value::Int(1)), "its column 'v' (bool) is damaged or of another type"),
         (&key, with(1, Value::Null), "its column 'v' (bool) is null and may not be"),
         (&key, with(2, Value::Null), "its column 's' (str) is null and may not be"),
         (&key, encoded(&good[..2]), "its column 's' (str) is damaged or of another type"),
-        (&key, [encoded(&good), vec![0]].concat(), "there is more behind its last column"),
+        (&key, [encoded(&good), vec![0]].concat(), "there are bytes after its last column"),
     ];
     for (key, row, why) in cases {
         let mut table = Table::new(spec.clone(), 1);
@@ -395,7 +399,7 @@ fn a_row_that_does_not_fit_is_named() {
     }
 }
 
-/// A key that comes twice is refused at the latest when loading ends.
+/// A duplicate key is refused at the end of loading at the latest.
 #[test]
 fn no_key_is_loaded_twice() {
     for spec in specs() {
@@ -420,7 +424,8 @@ fn no_key_is_loaded_twice() {
     }
 }
 
-/// A row written again with the number of the last commit, though a snapshot came in between.
+/// A row written again with the number of the last commit, although a snapshot was taken in
+/// between.
 #[test]
 fn a_number_that_is_used_again_is_taken_again() {
     for spec in specs() {
@@ -439,8 +444,8 @@ fn a_number_that_is_used_again_is_taken_again() {
     }
 }
 
-/// Keys that come and go do not fill a table whose deletions are taken; deletions that are not
-/// taken keep their slots.
+/// Keys that are added and deleted do not fill a table whose deletions are taken. Deletions that
+/// are not taken keep their slots.
 #[test]
 fn deletions_that_were_taken_make_room() {
     for spec in shapes() {

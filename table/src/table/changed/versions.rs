@@ -1,6 +1,8 @@
-//! Versions of rows on their way into a snapshot: those that the one before has not, and which of its
-//! versions have gone. A row that has been written is looked at, and one whose versions have gone by
-//! age is taken for that.
+//! Versions of rows on their way into a snapshot.
+//!
+//! These are the versions that the snapshot before does not have, and the dropped versions that it
+//! has. Written rows are scanned. A row whose versions were dropped by age is taken for that
+//! reason.
 
 use tidemill_core::Value;
 use tidemill_place::{partition_of_bytes, Partition};
@@ -13,9 +15,9 @@ use crate::table::{Table, KEY};
 /// Copies of versions, in the order in which their rows were found.
 #[derive(Clone, Debug)]
 pub(super) struct ChangedVersions {
-    /// Behind the key's word: number and time, then null bits and columns.
+    /// The new versions. After the key's word: number and time, then null bits and columns.
     come: Rows,
-    /// Behind the key's word: the number.
+    /// The dropped versions. After the key's word: the number.
     gone: Rows,
 }
 
@@ -34,7 +36,7 @@ impl ChangedVersions {
 }
 
 impl Table {
-    /// Takes what has changed among the versions of the row in this slot.
+    /// Takes the changes among the versions of the row in this slot.
     #[cold]
     #[inline(never)]
     pub(super) fn take_versions(&mut self, slot: usize, changed: &mut ChangedVersions) {
@@ -66,9 +68,11 @@ impl Table {
 }
 
 impl Changed {
-    /// Calls `visit` for each version of rows that the snapshot before has not, and with `None` for
-    /// each that it has and that is no longer kept: with its partition and its key (see
-    /// [`StoredVersion`]), in no order. [`Loading::version`](crate::Loading::version) takes them back.
+    /// Calls `visit` for each version that the snapshot before does not have, and with `None` for
+    /// each dropped version that it has.
+    ///
+    /// The arguments are the partition, the key (see [`StoredVersion`]) and the version, in no
+    /// order. [`Loading::version`](crate::Loading::version) reads them back.
     pub fn for_each_version(&self, mut visit: impl FnMut(Partition, &[u8], Option<&[u8]>)) {
         let ChangedVersions { come, gone } = &self.versions;
         let (key_words, beside) = (usize::from(self.layout.word_key), self.layout.values);

@@ -1,6 +1,8 @@
-//! Versions of rows coming back. The newest of a row is in the snapshot twice: among the versions, and
-//! as the row. All go to the row's history, in their order, and in the end the newest is taken out of
-//! it again, where the row is there.
+//! Loading versions of rows.
+//!
+//! The newest version of a row is in the snapshot twice: among the versions, and as the row. All
+//! versions go to the row's history, in their order. In the end the newest is taken out of it
+//! again, if the row exists.
 
 use tidemill_core::{Key, Result, Value};
 
@@ -9,11 +11,12 @@ use crate::history::StoredVersion;
 use crate::table::{Table, HEADER_WORDS, LINK, SNAPPED, STAMP};
 
 impl Loading<'_> {
-    /// Takes a version, as [`Changed::for_each_version`](crate::Changed::for_each_version) gave it: after
-    /// its row, if that is there, and after earlier versions of it.
+    /// Loads a version from [`Changed::for_each_version`](crate::Changed::for_each_version). It
+    /// must follow its row, if that exists, and earlier versions of the row.
     ///
     /// # Errors
-    /// `Io` when the bytes are damaged, or of another table, or when a version before it is missing.
+    /// `Io` if the bytes are damaged or belong to another table, or if a version before this one is
+    /// missing.
     pub fn version(&mut self, key: &[u8], version: &[u8]) -> Result<()> {
         while self.placed < self.given {
             self.place()?;
@@ -41,7 +44,7 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// All versions are there.
+    /// Checks that all versions are there, and settles each row.
     pub(super) fn finish_versions(&mut self) -> Result<()> {
         for slot in 0..self.table.histories.len() {
             if let Err(fault) = self.table.settle_versions(slot) {
@@ -54,7 +57,8 @@ impl Loading<'_> {
 }
 
 impl Table {
-    /// The slot of a key; a new one where its row is gone and has left versions.
+    /// Returns the slot of a key. Takes a new slot if the row is deleted and only versions of it
+    /// are left.
     fn slot_to_load(&mut self, key: &[u8], word: u64) -> usize {
         let slot = match &self.keys {
             Some(keys) => {
@@ -77,7 +81,7 @@ impl Table {
         slot
     }
 
-    /// The last version that was loaded of a row that is there is the row.
+    /// Checks that the last version that was loaded of an existing row equals the row.
     fn settle_versions(&mut self, slot: usize) -> Result<(), Fault> {
         let Some(shape) = &self.shape else { return Ok(()) };
         let history = &mut self.histories[slot];

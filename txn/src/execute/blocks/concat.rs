@@ -1,4 +1,4 @@
-//! The threads' outputs, put into stamp order: block after block.
+//! The outputs of the threads, concatenated in stamp order, block after block.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::execute::serial::Sink;
 use crate::execute::spans::{append, Span};
 use crate::pool::Pool;
 
-/// What all threads together have come to, in so many blocks, goes to a sink.
+/// Moves the outputs of all threads, from `blocks` blocks, to a sink.
 pub(super) fn concat(
     pool: &dyn Pool,
     parts: &mut [Part],
@@ -16,7 +16,7 @@ pub(super) fn concat(
     blocks: usize,
     out: &mut Sink,
 ) {
-    // Who has executed each block, and as which one of its own.
+    // The thread that has executed each block, and the block's place among that thread's blocks.
     let mut by_block = vec![(0, 0); blocks];
     for (thread, own) in own.iter().enumerate() {
         for (nth, block) in own.blocks.iter().enumerate() {
@@ -27,7 +27,7 @@ pub(super) fn concat(
     let of = |piece: usize| &by_block[blocks * piece / pieces..blocks * (piece + 1) / pieces];
     put_together(parts, out, |stream, raw, into| {
         let rows = |(thread, nth): (u32, u32)| own[thread as usize].outputs(nth as usize, stream);
-        // Where each piece begins.
+        // The place where each piece begins.
         let (mut begins, mut len) = (Vec::with_capacity(pieces), 0);
         for piece in 0..pieces {
             begins.push(len);
@@ -48,7 +48,8 @@ pub(super) fn concat(
 }
 
 impl Own {
-    /// The outputs to a stream of one of the blocks that it has executed, among all of its own.
+    /// Returns the outputs of one of the executed blocks to a stream, as a range of all of the
+    /// thread's outputs.
     fn outputs(&self, nth: usize, stream: usize) -> Range<usize> {
         let end = |nth: usize| self.ends[nth * self.streams + stream];
         let begin = nth.checked_sub(1).map_or(0, end);

@@ -1,23 +1,25 @@
-//! How transactions are cut: into chunks, and these into blocks.
+//! The division of transactions into chunks, and of these into blocks.
 
 use std::ops::Range;
 
-/// How transactions are cut: into chunks, and these into blocks.
+/// The division of transactions into chunks, and of these into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
-    /// The rank of the first transaction, and of the one behind the last.
+    /// The rank of the first transaction, and the rank after the last.
     pub(super) first: usize,
     end: usize,
-    /// Transactions of a chunk: whole blocks.
+    /// The number of transactions in a chunk, which are whole blocks.
     chunk: usize,
-    /// Bits of a transaction's place in its block, and of a row's place in its transaction.
+    /// The bits of a transaction's place in its block, and of a row's place in its transaction.
     block_bits: u32,
     row_bits: u32,
 }
 
 impl Cut {
-    /// Of transactions of so many rows at most, so many of which, that use so many rows, are a chunk at
-    /// most; a power of two of them is a block.
+    /// Divides transactions with at most `widest` rows each.
+    ///
+    /// A chunk has at most `chunk` transactions with at most `uses` uses of rows, but at least one
+    /// block. The length of a block is a power of two.
     pub(super) fn new(
         ranks: Range<usize>,
         widest: usize,
@@ -26,24 +28,24 @@ impl Cut {
     ) -> Cut {
         let row_bits = widest.max(1).next_power_of_two().trailing_zeros();
         let most = chunk.min(uses >> row_bits).max(block);
-        // All are of about the same length.
+        // All chunks have about the same length.
         let chunks = ranks.len().div_ceil(most).max(1);
         let chunk = ranks.len().div_ceil(chunks).max(1).next_multiple_of(block);
         let block_bits = block.trailing_zeros();
         Cut { first: ranks.start, end: ranks.end, chunk, block_bits, row_bits }
     }
 
-    /// Uses of rows are numbered in a chunk, below this.
+    /// Returns the bound of the numbers of row uses in a chunk.
     pub(super) fn uses(&self) -> usize {
         self.chunk << self.row_bits
     }
 
-    /// Blocks of a chunk.
+    /// Returns the number of blocks in a chunk.
     pub(super) fn blocks(&self) -> usize {
         self.chunk >> self.block_bits
     }
 
-    /// All blocks.
+    /// Returns the number of all blocks.
     pub(super) fn all_blocks(&self) -> usize {
         (self.end - self.first).div_ceil(1 << self.block_bits)
     }
@@ -72,24 +74,24 @@ impl Chunk {
         (self.end - self.start).div_ceil(1 << self.cut.block_bits)
     }
 
-    /// The transactions of a block.
+    /// Returns the transactions of a block.
     pub(super) fn block(&self, block: usize) -> Range<usize> {
         let start = self.start + (block << self.cut.block_bits);
         start..self.end.min(start + (1 << self.cut.block_bits))
     }
 
-    /// A thread's share, of so many.
+    /// Returns the share of one of `threads` threads.
     pub(super) fn share(&self, thread: usize, threads: usize) -> Range<usize> {
         let from = |thread: usize| self.start + (self.end - self.start) * thread / threads;
         from(thread)..from(thread + 1)
     }
 
-    /// The number of a transaction's first use of a row.
+    /// Returns the number of a transaction's first use of a row.
     pub(super) fn uses(&self, rank: usize) -> usize {
         (rank - self.start) << self.cut.row_bits
     }
 
-    /// The rank of the transaction whose use this is.
+    /// Returns the rank of the transaction that has this use.
     pub(super) fn rank(&self, used: usize) -> usize {
         self.start + (used >> self.cut.row_bits)
     }
@@ -98,13 +100,13 @@ impl Chunk {
         (rank - self.start) >> self.cut.block_bits
     }
 
-    /// Whether two uses of rows are those of one block.
+    /// Whether two uses of rows belong to one block.
     pub(super) fn is_one_block(&self, one: u32, other: u32) -> bool {
         let bits = self.cut.row_bits + self.cut.block_bits;
         one >> bits == other >> bits
     }
 
-    /// The number of a block among all of the epoch.
+    /// Returns the number of a block among all of the epoch.
     pub(super) fn number_of(&self, block: usize) -> usize {
         ((self.start - self.cut.first) >> self.cut.block_bits) + block
     }

@@ -1,70 +1,75 @@
-//! How far blocks are done, and where threads meet between planning and executing.
+//! The progress of blocks, and the barrier of threads between planning and execution.
 
 use crate::schedule::sync::{Alone, AtomicU64, AtomicUsize, Ordering};
 
-/// How far the blocks are done that are executed at a time. Transactions have numbers that rise for ever, so that
-/// nothing has to be cleared when a place is used for another block.
+/// The progress of the blocks that are executed at a time.
+///
+/// The numbers of transactions rise for ever. So nothing has to be cleared when a place is reused
+/// for another block.
 #[derive(Debug, Default)]
 pub(super) struct Done(Box<[Alone<AtomicU64>]>);
 
 impl Done {
-    /// For so many blocks at a time.
+    /// Creates the progress of `blocks` blocks at a time.
     pub(super) fn new(blocks: usize) -> Done {
         Done((0..blocks).map(|_| Alone::default()).collect())
     }
 
-    /// How many blocks there may be at a time.
+    /// Returns how many blocks there may be at a time.
     pub(super) fn room(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether the transaction of this number is done, which is in the block: what it has written is seen then.
+    /// Whether the transaction with this number, in this block, is done. If so, its writes are
+    /// visible.
     #[inline(always)]
     pub(super) fn has(&self, block: usize, number: u64) -> bool {
         self.0[block].0.load(Ordering::Acquire) >= number
     }
 
-    /// The block is done up to the transaction of this number.
+    /// Records that the block is done up to the transaction with this number.
     #[inline(always)]
     pub(super) fn set(&self, block: usize, number: u64) {
         self.0[block].0.store(number, Ordering::Release);
     }
 }
 
-/// Where threads meet, over and over: how often each has come. A count that all of them raise would go from core to
-/// core as often as there are threads.
+/// A barrier that threads pass over and over. It has a count of passes for each thread.
+///
+/// A count that all of them raise would move from core to core as often as there are threads.
 #[derive(Debug)]
 pub(super) struct Meeting(Box<[Alone<AtomicU64>]>);
 
 impl Meeting {
-    /// Of so many threads.
+    /// Creates a barrier for `threads` threads.
     pub(super) fn new(threads: usize) -> Meeting {
         Meeting((0..threads).map(|_| Alone::default()).collect())
     }
 
-    /// A thread comes for this time, the first one being 1. What it has done before is seen by whoever finds that all
-    /// [are here](Meeting::are_here).
+    /// Records that a thread has arrived for this time. The first time is 1.
+    ///
+    /// Its earlier work is visible to a thread that finds that all [are here](Meeting::are_here).
     pub(super) fn come(&self, thread: usize, time: u64) {
         self.0[thread].0.store(time, Ordering::Release);
     }
 
-    /// Whether all have come for this time.
+    /// Whether all threads have arrived for this time.
     pub(super) fn are_here(&self, time: u64) -> bool {
         self.0.iter().all(|count| count.0.load(Ordering::Acquire) >= time)
     }
 }
 
-/// Which block is the next that nobody has taken; one for chunks of even and one for those of odd number.
+/// The next block to take. There is one for chunks of even and one for those of odd number.
 #[derive(Debug, Default)]
 pub(super) struct Next(Alone<AtomicUsize>);
 
 impl Next {
-    /// Blocks before this one are taken.
+    /// Begins with this block: those before it are taken.
     pub(super) fn begin(&self, block: usize) {
         self.0 .0.store(block, Ordering::Relaxed);
     }
 
-    /// Takes a block; there may be none of this number any more.
+    /// Takes a block. Its number may be beyond the last one.
     #[inline(always)]
     pub(super) fn take(&self) -> usize {
         self.0 .0.fetch_add(1, Ordering::Relaxed)
@@ -82,7 +87,7 @@ mod loom_tests {
     /// Rows that several threads use in turn.
     struct Rows([Place<u32>; 2]);
 
-    // SAFETY: who comes there when is what loom looks at.
+    // SAFETY: loom checks which threads access them when.
     unsafe impl Sync for Rows {}
 
     fn wait(holds: impl Fn() -> bool) {
@@ -91,8 +96,8 @@ mod loom_tests {
         }
     }
 
-    /// Two chunks of two blocks of one transaction each, all of which write the same row; each thread plans
-    /// a chunk's links in its turn, and what is taken is executed once.
+    /// Two chunks have two blocks of one transaction each, and all write the same row. Each thread
+    /// plans a chunk's links in its turn. Every block that is taken is executed once.
     #[test]
     fn who_waits_for_a_block_finds_its_row_and_every_block_is_taken_once() {
         let mut model = loom::model::Builder::new();
@@ -132,7 +137,7 @@ mod loom_tests {
                         let number = |block: usize| (2 * chunk + block + 1) as u64;
                         let is_over = |before: usize| done.has(before, number(before));
                         wait(|| links[chunk].open(block, is_over).is_none());
-                        // SAFETY: loom sees whether another thread is there at the same time.
+                        // SAFETY: loom checks that no other thread accesses it at the same time.
                         unsafe {
                             assert_eq!(u64::from(row.get()) + 1, number(block));
                             row.set(row.get() + 1);
@@ -148,7 +153,7 @@ mod loom_tests {
             walk(0, &shared);
             other.join().unwrap();
             let (_, Rows([row, _])) = &*shared;
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             assert_eq!(unsafe { row.get() }, 4);
         });
     }

@@ -1,14 +1,16 @@
-//! Blocks: all threads plan together, and then take block after block of transactions, which they execute
-//! [in place](super::in_place).
+//! Blocks: all threads plan together. Then they take block after block of transactions, and execute
+//! them [in place](super::in_place).
 //!
-//! The epoch is planned and executed by the chunk. Every thread [notes](walk) the rows that its share of a chunk uses,
-//! by partition of the rows; then each links the uses of one partition: with who has used the row before
-//! ([`plan::blocks`](crate::plan::blocks)). Then they take short stretches of the chunk, its blocks, one after the other, and execute
-//! each in order; a transaction waits until those are done that have used its rows before. Blocks are taken in
-//! order, so whoever is waited for has been begun, and the first one that is not done waits for nobody.
+//! The epoch is planned and executed chunk by chunk. First, every thread [notes](walk) the rows
+//! that its share of a chunk uses, by partition of the rows. Then each links the uses of one
+//! partition: every use with the one before it ([`plan::blocks`](crate::plan::blocks)). Then they
+//! take short stretches of the chunk, its blocks, one after the other, and execute each in order. A
+//! transaction waits for the earlier users of its rows. Blocks are taken in order. So a transaction
+//! waits only for blocks that have begun, and the first block that is not done waits for none.
 //!
-//! Nothing of this is done by one thread for all, and nobody waits for what does not meet: it is for many
-//! threads. With two of them [rounds](super::rounds) cost less, which plan nothing.
+//! No step is done by one thread for all, and transactions without common rows do not wait for each
+//! other. So this strategy is for many threads. With two threads, [rounds](super::rounds) cost
+//! less, because they plan nothing.
 
 mod concat;
 mod cut;
@@ -28,43 +30,43 @@ use super::serial::Sink;
 use super::timing::Timing;
 use crate::plan::blocks::{Links, USES_MAX};
 
-/// Transactions that are planned at a time, at most.
+/// The most transactions that are planned at a time.
 const CHUNK: usize = 1 << 14;
 
-/// Rows that they use, at most.
+/// The most uses of rows by them.
 const CHUNK_USES: usize = 1 << 20;
 
-/// Transactions of a block, at least and at most: powers of two.
+/// The least and the most transactions of a block, as powers of two.
 const BLOCK: (usize, usize) = (1, 64);
 
-/// And in the beginning: short ones take little longer where nobody waits, and long ones far longer where all do, so that
-/// a try would show nothing.
+/// The length of blocks at the beginning. Short blocks take little longer when no thread waits.
+/// Long blocks take far longer when all wait, and a trial of them would show nothing.
 const BLOCK_FIRST: usize = 4;
 
-/// A block is to take about so long: taking one costs some hundreds of nanoseconds, and in the end threads
-/// wait for the last one.
+/// The wanted duration of a block, in nanoseconds. Taking one costs some hundreds of nanoseconds,
+/// and in the end threads wait for the last one.
 const BLOCK_NS: f64 = 10_000.0;
 
-/// When threads have waited for so little of their time, blocks become longer; when for so much they become shorter, and
-/// much shorter.
+/// The shares of time that threads wait. Below the first, blocks become longer. Above the second,
+/// they become shorter, and above the third, much shorter.
 const WAITED: [f64; 3] = [0.04, 0.15, 0.5];
 
-/// Executes epochs in blocks.
+/// The executor of epochs in blocks.
 pub(super) struct Blocks {
     in_place: InPlace,
-    /// What each thread keeps to itself.
+    /// The state of each thread.
     own: Vec<Mutex<Own>>,
-    /// What each has noted, by partition.
+    /// The uses that each thread has noted, by partition.
     noted: Vec<Vec<Mutex<Noted>>>,
-    /// Of chunks of even and of odd number.
+    /// The links of chunks of even and of odd number.
     links: [Links; 2],
     done: Done,
-    /// Transactions of a chunk, at most, and of a block.
+    /// The most transactions of a chunk, and the transactions of a block.
     chunk: usize,
     block: usize,
-    /// The latter is at least and at most so long.
+    /// The least and the greatest length of a block.
     bounds: (usize, usize),
-    /// Transactions that have been executed, ever.
+    /// The number of all transactions that have ever been executed.
     number: u64,
     pub(super) timing: Timing,
 }
@@ -86,13 +88,14 @@ impl Blocks {
         }
     }
 
-    /// So few transactions at a time that short epochs have many chunks, of many blocks.
+    /// Uses short chunks and blocks, so that short epochs have many of them: for tests.
     pub(super) fn of_anything(self) -> Blocks {
         Blocks { chunk: 16, block: 1, bounds: (1, 4), ..self }
     }
 
-    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
-    /// nothing has happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`.
+    ///
+    /// If they must be executed serially, returns the reason. In this case nothing has happened.
     pub(super) fn run(
         &mut self,
         task: &Task<'_>,
@@ -147,7 +150,7 @@ impl Blocks {
             });
             !shared.halt.is_set()
         });
-        // Whatever has become of it: no number is used twice.
+        // The count rises whatever the result is, so that no number is used twice.
         self.number += transactions as u64;
         let mut parts = parts?;
         let executed = pool.now_ns();
@@ -176,8 +179,8 @@ impl Blocks {
     }
 }
 
-/// How long blocks are to be after those of an epoch, in which threads waited for this share of their time for who
-/// had used their rows.
+/// Returns the length of blocks after an epoch in which threads waited this share of their time for
+/// earlier users of rows.
 fn block_after(block: usize, (least, most): (usize, usize), waited: f64, each_ns: f64) -> usize {
     let wanted = ((BLOCK_NS / each_ns.max(1.0)).ceil() as usize).next_power_of_two();
     let most = wanted.clamp(least, most);
@@ -194,7 +197,8 @@ fn block_after(block: usize, (least, most): (usize, usize), waited: f64, each_ns
 mod tests {
     use super::*;
 
-    /// The length of blocks after so many epochs in which threads wait for a share of their time that grows with it.
+    /// Returns the length of blocks after some epochs in which the waiting share grows with the
+    /// length.
     fn settled(waited: f64, each_ns: f64) -> usize {
         (0..10).fold(BLOCK_FIRST, |block, _| {
             block_after(block, BLOCK, (waited * block as f64).min(0.9), each_ns)

@@ -1,4 +1,4 @@
-//! What one thread does: note what its share of a chunk uses, link a partition, execute blocks.
+//! The work of one thread: note the uses of its share of a chunk, link a partition, execute blocks.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,26 +14,26 @@ use crate::order::Ranked;
 use crate::plan::blocks::{Cells, Links, Use};
 use crate::pool::{self, Pool};
 
-/// What a thread has noted of a partition, in order.
+/// The uses that a thread has noted of a partition, in order.
 pub(super) type Noted = Vec<Use>;
 
-/// What all threads see.
+/// The data that all threads share.
 pub(super) struct Shared<'s> {
     pub(super) codes: &'s Codes,
-    /// Per handler: whether each of its rows is written.
+    /// Whether each row is written, by handler.
     pub(super) writes: &'s [Vec<bool>],
     pub(super) cut: Cut,
-    /// The epoch's order, up to the last one.
+    /// The epoch's order, up to the last transaction.
     pub(super) order: &'s [Ranked],
     pub(super) threads: usize,
-    /// By thread and partition.
+    /// The noted uses, by thread and partition.
     pub(super) noted: &'s [Vec<Mutex<Noted>>],
-    /// Of chunks of even and of odd number.
+    /// The links of chunks of even and of odd number.
     pub(super) links: &'s [Links; 2],
     pub(super) done: &'s Done,
     pub(super) next: &'s [Next; 2],
     pub(super) meeting: Meeting,
-    /// Transactions that were executed before, ever.
+    /// The number of transactions that were ever executed before.
     pub(super) number: u64,
     pub(super) pool: &'s dyn Pool,
     /// The number of the transaction before the first one.
@@ -42,7 +42,7 @@ pub(super) struct Shared<'s> {
 }
 
 impl Shared<'_> {
-    /// Waits; whether to go on.
+    /// Waits until `holds` returns true. Returns whether to continue.
     fn wait(&self, wait_ns: &mut u64, mut holds: impl FnMut() -> bool) -> bool {
         if !holds() {
             let begun = self.pool.now_ns();
@@ -52,48 +52,49 @@ impl Shared<'_> {
         !self.halt.is_set()
     }
 
-    /// Whether a transaction is done, which is in another block of the chunk.
+    /// Whether a transaction in another block of the chunk is done.
     fn has_done(&self, chunk: &Chunk, rank: usize) -> bool {
         self.done.has(chunk.block_of(rank), self.number_of(rank))
     }
 
-    /// A number of the transaction that no other one ever has, above 0.
+    /// Returns a number of the transaction that no other one ever has, above 0.
     fn number_of(&self, rank: usize) -> u64 {
         self.number + (rank - self.cut.first) as u64 + 1
     }
 
-    /// Executes transactions; whether it could.
+    /// Executes transactions. Returns whether that was possible.
     fn execute(&self, member: &mut Member<'_>, ranks: Range<usize>) -> bool {
         let seq = self.before + (ranks.start - self.cut.first) as Seq;
         let order = &self.order[..ranks.end];
         let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
-        // SAFETY: whoever uses a row of these transactions before them is done, by links within the chunk, and
-        // because chunks before are done; whoever uses one behind them waits until they are.
+        // SAFETY: earlier users of these transactions' rows are done, by links within the chunk and
+        // because earlier chunks are done. Later users wait until these transactions are done.
         unsafe { member.walk(self.codes, &mut turns) }
     }
 }
 
-/// What a thread keeps to itself.
+/// The state of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    /// The rows of its partition.
+    /// The rows of the thread's partition.
     cells: Cells,
-    /// By lane: its events in the share; in the block, and in the one behind.
+    /// The events of each lane, in the share, in the block and in the next block.
     share: Vec<Events>,
     block: Vec<Events>,
     ahead: Vec<Events>,
-    /// Of each event of the share by lane, of each of its rows.
+    /// The hash of each row of each event in the share, by lane.
     hashes: Vec<u64>,
-    /// The blocks that it has executed, and how many outputs there were after each, by stream.
+    /// The blocks that the thread has executed, and the number of outputs after each, by stream.
     pub(super) blocks: Vec<usize>,
     pub(super) ends: Vec<usize>,
     pub(super) streams: usize,
     meetings: u64,
     pub(super) executed: u64,
     pub(super) plan_ns: u64,
-    /// Executing, without waiting.
+    /// The time of execution without waiting, in nanoseconds.
     pub(super) execute_ns: u64,
-    /// Waiting in all, but while planning; and for those who had used its rows.
+    /// The waiting time, in nanoseconds: in all (except while planning), and for earlier users of
+    /// rows.
     pub(super) wait_ns: u64,
     pub(super) wait_for_ns: u64,
 }
@@ -103,7 +104,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Own {
-    /// What a thread does in an epoch. `READS` when any transaction reads rows that it does not write.
+    /// Does a thread's work in an epoch. `READS` says whether any transaction reads rows that it
+    /// does not write.
     pub(super) fn walk<const READS: bool>(
         &mut self,
         shared: &Shared<'_>,
@@ -119,7 +121,7 @@ impl Own {
         for number in 0..shared.cut.chunks() {
             let chunk = shared.cut.chunk(number);
             let begun = now();
-            // Others may still execute the chunk before: what is noted here is not looked at by them.
+            // Other threads may still execute the chunk before. They do not look at these notes.
             self.note::<READS>(shared, member, &chunk, thread);
             let noted = now();
             self.plan_ns += noted - begun;
@@ -127,7 +129,7 @@ impl Own {
                 return;
             }
             let begun = now();
-            // They wait for the last one that executes, and not for its plan.
+            // The threads wait for the end of execution, and not for the planning.
             self.wait_ns += begun - noted;
             self.link::<READS>(shared, &chunk, thread);
             if !self.meet(shared, thread) {
@@ -145,14 +147,14 @@ impl Own {
         }
     }
 
-    /// Waits for all other threads; whether to go on.
+    /// Waits for all other threads. Returns whether to continue.
     fn meet(&mut self, shared: &Shared<'_>, thread: usize) -> bool {
         self.meetings += 1;
         shared.meeting.come(thread, self.meetings);
         shared.wait(&mut 0, || shared.meeting.are_here(self.meetings))
     }
 
-    /// Notes what the share of a chunk uses, by partition.
+    /// Notes the uses of the share of a chunk, by partition.
     #[inline(never)]
     fn note<const READS: bool>(
         &mut self,
@@ -202,7 +204,8 @@ impl Own {
     #[inline(never)]
     fn link<const READS: bool>(&mut self, shared: &Shared<'_>, chunk: &Chunk, partition: usize) {
         if partition == 0 {
-            // Nobody takes blocks of the chunk before any more, nor of this one yet.
+            // No thread takes blocks of the chunk before any more, and none takes blocks of this
+            // one yet.
             shared.next[(chunk.number + 1) % 2].begin(shared.threads);
         }
         let links = &shared.links[chunk.number % 2];
@@ -214,7 +217,7 @@ impl Own {
         }
     }
 
-    /// Takes and executes blocks, until there are no more of them; whether it could.
+    /// Takes and executes blocks until there are no more. Returns whether that was possible.
     fn execute(
         &mut self,
         shared: &Shared<'_>,
@@ -238,7 +241,7 @@ impl Own {
         true
     }
 
-    /// Finds the events of the block that comes next, if there is one, and asks for their rows.
+    /// Finds the events of the next block, if there is one, and prefetches their rows.
     fn look_ahead(
         &mut self,
         shared: &Shared<'_>,
@@ -259,7 +262,7 @@ impl Own {
         }
     }
 
-    /// Executes a block, each transaction as soon as those are done that have used its rows before.
+    /// Executes a block. Each transaction starts as soon as the earlier users of its rows are done.
     fn execute_block(
         &mut self,
         shared: &Shared<'_>,

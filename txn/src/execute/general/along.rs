@@ -1,4 +1,4 @@
-//! Writes of a transaction on the general path, and the entries in indexes that go along with them.
+//! Writes of a transaction on the general path, and their entries in indexes.
 
 use tidemill_core::{TableId, Value};
 use tidemill_table::Table;
@@ -10,7 +10,7 @@ use crate::program::owned::Held;
 use crate::program::Abort;
 
 impl General<'_> {
-    /// A touched row is about to be written: what it is now is given where there are indexes.
+    /// Prepares a touched row for a write. Returns the row as it is now, if its table has indexes.
     pub(super) fn note(&mut self, at: usize) -> Option<Option<Vec<Value>>> {
         let Touched { table, key, row, .. } = &self.rows[at];
         self.inside.note(*table, key, row.as_deref());
@@ -18,7 +18,7 @@ impl General<'_> {
         (!indexes.is_empty()).then(|| row.clone())
     }
 
-    /// A row becomes this, and its entries in indexes with it.
+    /// Writes a row and its entries in indexes.
     pub(super) fn write(
         &mut self,
         table: TableId,
@@ -35,7 +35,7 @@ impl General<'_> {
         before.map_or(Ok(()), |before| self.reindex_touched(at, before.as_deref()))
     }
 
-    /// The same of a table whose rows are used as words.
+    /// Writes a row of a table whose rows are used as words, and its entries in indexes.
     pub(super) fn write_plain(
         &mut self,
         table: TableId,
@@ -54,7 +54,7 @@ impl General<'_> {
         self.reindex(table, before.as_deref(), row)
     }
 
-    /// The entries of a touched row that was another before.
+    /// Updates the entries of a touched row that has changed.
     pub(super) fn reindex_touched(
         &mut self,
         at: usize,
@@ -65,7 +65,7 @@ impl General<'_> {
         self.reindex(table, before, row.as_deref())
     }
 
-    /// The entries of a row of a table that was another before.
+    /// Updates the entries of a row of a table that has changed.
     fn reindex(
         &mut self,
         table: TableId,
@@ -90,14 +90,15 @@ impl General<'_> {
             }
             match index.is_unique() {
                 true => self.hold(index.table, entry)?,
-                // Its key holds the row's own, whose entry was another one: it can't be there.
+                // The key contains the row's own key, whose entry had another key. So this one does
+                // not exist yet.
                 false => self.hold_absent(index.table, entry),
             }
         }
         Ok(())
     }
 
-    /// Makes a row that is in the table only if this transaction has put it there.
+    /// Adds a row that is in the table only if this transaction has put it there.
     fn hold_absent(&mut self, table: TableId, row: Vec<Value>) {
         let key: Vec<Value> =
             self.inside.program.tables[table.index()].key.iter().map(|c| row[*c].clone()).collect();

@@ -7,8 +7,8 @@ use crate::execute::window::made_of;
 use crate::program::inside::Transaction;
 use crate::program::{key_value, reasons, Abort, Block, Declared, Expr, ExprId, Op, RowId, VarId};
 
-/// The expressions of one transaction at work: each node is computed at most once, which is sound
-/// because variables are set once, before they are used.
+/// The values of the expressions of one running transaction. Each node is computed at most once.
+/// This is sound because variables are set once, before they are used.
 struct Memo<'a> {
     exprs: &'a Block,
     event: &'a [Value],
@@ -149,7 +149,8 @@ impl General<'_> {
                             assign(row, *column, *value)?;
                             touched.written = true;
                         }
-                        // Values come before what is found, as the arguments of a call do.
+                        // Values are computed before the row is found, as the arguments of a call
+                        // are.
                         Op::Insert { values, .. } | Op::Upsert { values, .. } => {
                             let mut row = spec.missing_row(&touched.key);
                             for (column, value) in values {
@@ -191,7 +192,7 @@ impl General<'_> {
         self.check_made()
     }
 
-    /// Rows that came to be by setting columns must have a value in each that needs one.
+    /// Checks that rows created by setting columns have a value in each column that needs one.
     fn check_made(&self) -> Result<(), Abort> {
         for touched in self.made.iter().map(|at| &self.rows[*at]) {
             let spec = &self.inside.program.tables[touched.table.index()];

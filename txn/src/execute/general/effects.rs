@@ -1,4 +1,4 @@
-//! What a transaction on the general path comes to.
+//! The effects of a transaction on the general path.
 
 use tidemill_core::{encode, Key, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
@@ -14,16 +14,16 @@ pub(super) struct Touched {
     pub(super) written: bool,
 }
 
-/// What a transaction comes to when it commits.
+/// The effects of a transaction if it commits.
 #[derive(Debug)]
 pub(crate) struct Effects {
     pub(super) rows: Vec<Touched>,
-    /// Those of tables of plain rows that functions have touched; none of the graph's.
+    /// The rows of plain tables that functions have touched. It is empty for a graph.
     pub(super) plain: PlainRows,
     pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
 }
 
-/// A row that a transaction writes, by its number among those that it has touched.
+/// A row that a transaction writes, by its number among the touched rows.
 pub(crate) struct Written<'a> {
     pub(crate) number: usize,
     pub(crate) table: TableId,
@@ -40,19 +40,19 @@ impl Effects {
         self.plain.apply(tables, seq);
     }
 
-    /// The rows that are written, and what they are then; of the graph's.
+    /// Returns the written rows with their new values. For a graph.
     pub(crate) fn written(&self) -> impl Iterator<Item = Written<'_>> + '_ {
         let written = self.rows.iter().enumerate().filter(|(_, t)| t.written);
         written.map(|(number, t)| Written { number, table: t.table, key: &t.key })
     }
 
-    /// The rows that it has touched.
+    /// Returns the key and the new value of a touched row.
     pub(crate) fn row(&self, number: usize) -> (&[Value], Option<&[Value]>) {
         (&self.rows[number].key, self.rows[number].row.as_deref())
     }
 
-    /// The hash of what transaction number `seq` writes: of each row with its key, summed, because the
-    /// order in which rows were touched does not matter.
+    /// Returns the hash of the writes of transaction number `seq`. It is a sum over rows and keys,
+    /// because the order in which rows were touched does not matter.
     pub(crate) fn written_hash(&self, tables: &[Table], seq: Seq) -> u64 {
         let (mut sum, mut bytes) = (0u64, Vec::new());
         let begin = |table: TableId, bytes: &mut Vec<u8>| {
@@ -79,7 +79,7 @@ impl Effects {
         sum
     }
 
-    /// Whether both write and emit the same. Which rows were only read does not matter.
+    /// Whether both write and emit the same. Rows that were only read do not matter.
     pub(crate) fn same_outcome(&self, other: &Effects) -> bool {
         let written = |e: &Effects| {
             let mut written: Vec<(TableId, Key, Option<Vec<Value>>)> = e

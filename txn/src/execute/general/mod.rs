@@ -1,6 +1,8 @@
-//! The general path: any transaction. It works on an overlay of the rows it touched, so an abort leaves
-//! nothing to undo, and one commit applies what has changed. Rows are values there; functions have those
-//! of plain tables as words (`plain`).
+//! The general path: it executes any transaction.
+//!
+//! It works on an overlay of the touched rows. So an abort leaves nothing to undo, and one commit
+//! applies all changes. Rows are values there, except that functions use rows of plain tables as
+//! words (`plain`).
 
 mod along;
 mod declared;
@@ -26,28 +28,30 @@ use crate::program::inside::Inside;
 use crate::program::{key_value, Abort, Aggregate, Body, Moment, Program, Window, WindowRead};
 use tidemill_table::Table;
 
-/// So many rows are faster looked through than hashed.
+/// The number of rows up to which a scan is faster than hashing.
 const ROWS_FEW: usize = 16;
 
-/// One transaction at work.
+/// A running transaction.
 pub(crate) struct General<'a> {
-    /// What it is beside its rows.
+    /// The state of the transaction beside its rows.
     inside: Inside<'a>,
     tables: &'a dyn Rows,
-    /// Whether rows of plain tables are used as words: functions do. What is declared keeps to values.
+    /// Whether rows of plain tables are used as words, as in functions. Declared transactions use
+    /// values.
     uses_words: bool,
     plain: PlainRows,
     rows: Vec<Touched>,
-    /// Where each is, once there are more than [`ROWS_FEW`].
+    /// The places of the rows, once there are more than [`ROWS_FEW`].
     by_key: HashMap<(TableId, Key), usize, foldhash::fast::FixedState>,
-    /// Rows that came to be by setting columns, in order: in the end they must have them all.
+    /// The rows that were created by setting columns, in order. At the end, all their columns must
+    /// have values.
     made: Vec<usize>,
-    /// Versions, and rows of ranges, that were looked at.
+    /// The number of versions and rows of ranges that were read.
     looked: Cell<u64>,
 }
 
 impl<'a> General<'a> {
-    /// A transaction of a handler at a time.
+    /// Creates a transaction of a handler at a moment.
     pub(crate) fn new(
         program: &'a Program,
         tables: &'a dyn Rows,
@@ -66,7 +70,8 @@ impl<'a> General<'a> {
         }
     }
 
-    /// Goes on as a transaction of another handler, which sees what was written; gives what was emitted.
+    /// Continues as a transaction of another handler, which sees the writes so far. Returns the
+    /// emitted events.
     pub(crate) fn go_on(&mut self, handler: usize) -> Vec<(StreamId, Vec<Value>)> {
         self.inside.handler = handler;
         std::mem::take(&mut self.inside.emitted)
@@ -76,18 +81,18 @@ impl<'a> General<'a> {
         Effects { rows: self.rows, plain: self.plain, emitted: self.inside.emitted }
     }
 
-    /// A table of plain rows, whose rows are used as words.
+    /// Returns the table, if it has plain rows that are used as words.
     fn plain(&self, table: TableId) -> Option<&'a Table> {
         let tables = self.tables;
         tables.table(table).filter(|table| self.uses_words && plain::is_plain(table))
     }
 
-    /// The touched row with this key; equal keys are one row.
+    /// Returns the place of the touched row with this key. Equal keys are one row.
     fn touch(&mut self, table: TableId, key: Vec<Value>) -> Result<usize, Unsettled> {
         if let Some(at) = self.find_touched(table, &key) {
             return Ok(at);
         }
-        // What can't be read yet leaves no trace.
+        // A row that can't be read yet leaves no trace.
         let row = self.tables.row_by(table, &key)?.map(Vec::from);
         Ok(self.push_touched(Touched { table, key, row, written: false }))
     }
@@ -112,7 +117,7 @@ impl<'a> General<'a> {
         self.rows.len() - 1
     }
 
-    /// What a window over the versions of a touched row comes to.
+    /// Computes a window over the versions of a touched row.
     fn over(
         &self,
         at: usize,
@@ -125,7 +130,8 @@ impl<'a> General<'a> {
         self.over_row(*table, key, own, (window, column, aggregate))
     }
 
-    /// The same of a row of which a closure has a copy: its columns as the closure has written them.
+    /// Computes a window over the versions of a row that a closure has a copy of. `own` has its
+    /// columns as the closure has written them.
     pub(crate) fn over_copy(
         &self,
         table: TableId,
@@ -165,19 +171,20 @@ impl<'a> General<'a> {
         seen.made_of(numbers, spec, column, aggregate, &self.looked)
     }
 
-    /// Counts versions, and rows of ranges, that are looked at.
+    /// Counts versions and rows of ranges that are read.
     fn look(&self, more: u64) {
         self.looked.set(self.looked.get() + more);
     }
 
-    /// What it has taken until now, in counted work.
+    /// Returns the counted work so far.
     pub(crate) fn work(&self) -> u64 {
         let rows = (self.rows.len() + self.plain.len()) as u64;
         let operations = self.inside.operations() as u64;
         work::TRANSACTION + work::ROW * rows + work::LOOK * self.looked.get() + operations
     }
 
-    /// The first rows whose keys are in a range, in key order, with the transaction's own writes.
+    /// Returns the first rows whose keys are in a range, in key order, with the transaction's own
+    /// writes.
     fn between(
         &self,
         table: TableId,
@@ -194,9 +201,9 @@ impl<'a> General<'a> {
         self.range(table, &bound(from)?, &bound(to)?, limit)
     }
 
-    /// The same, with bounds as they are encoded.
+    /// Returns the first rows of a range, as [`General::between`] does, with encoded bounds.
     fn range(&self, table: TableId, from: &Key, to: &Key, limit: usize) -> Result<Vec<Row>, Abort> {
-        // What the transaction has touched stands in for what the table has.
+        // Touched rows replace those of the table.
         let is_in = |key: &Key| key >= from && (to.0.is_empty() || key < to);
         let touched = self.rows.iter().filter(|touched| touched.table == table);
         let touched =

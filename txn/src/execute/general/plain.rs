@@ -1,43 +1,45 @@
-//! Rows that a function touches of tables whose rows are words in slots: what is read is made of the slot's
-//! words, what is written is words beside it, and neither needs memory of its own.
+//! The touched rows of tables whose rows are words in slots, as functions use them.
+//!
+//! A row that is read is created from the slot's words. A row that is written is words beside the
+//! slot. Neither needs heap memory of its own.
 
 use std::collections::HashMap;
 
 use tidemill_core::{Column, DataType, Key, Row, TableId, TableSpec, Value};
 use tidemill_table::{Seq, Table};
 
-/// Room for so many words is made when the first row is written.
+/// The number of words for which room is made when the first row is written.
 const WORDS_FEW: usize = 32;
 
-/// A row that was touched.
+/// A touched row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlainRow {
     pub(super) table: TableId,
-    /// Its word.
+    /// The key's word.
     pub(super) key: u64,
-    /// What it is: as the table has it, where that is, or else as it was written.
+    /// The state of the row: as the table has it if it is there, or else as it was written.
     is: Is,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Is {
-    /// In the slot that begins here.
+    /// It is in the slot that begins here.
     Held(usize),
-    /// Not there, and never written.
+    /// It does not exist, and was never written.
     Missing,
-    /// Written: these words.
+    /// It was written with these words.
     Written { from: usize, len: usize },
-    /// Deleted.
+    /// It was deleted.
     Deleted,
 }
 
-/// All of a transaction.
+/// All touched rows of a transaction.
 #[derive(Debug, Default)]
 pub(super) struct PlainRows {
     rows: Vec<PlainRow>,
-    /// Of all rows that are written.
+    /// The words of all written rows.
     words: Vec<u64>,
-    /// Where each row is, once there are more than [`super::ROWS_FEW`].
+    /// The places of the rows, once there are more than [`super::ROWS_FEW`].
     by_key: HashMap<(TableId, u64), usize, foldhash::fast::FixedState>,
 }
 
@@ -48,7 +50,7 @@ pub(super) fn is_plain(table: &Table) -> bool {
     table.has_plain_rows() && *key != DataType::Float && spec.history.is_none()
 }
 
-/// The word of a value, where a column stores it as it is.
+/// Returns the word of a value, if a column stores it without conversion.
 #[inline]
 fn word_as_is(value: &Value, column: &Column) -> Option<u64> {
     match (value, &column.ty) {
@@ -64,7 +66,7 @@ fn word_as_is(value: &Value, column: &Column) -> Option<u64> {
     }
 }
 
-/// The word of a key that is given as it is stored.
+/// Returns the word of a key that needs no conversion.
 #[inline]
 pub(super) fn key_as_is(spec: &TableSpec, key: &[Value]) -> Option<u64> {
     match key {
@@ -73,7 +75,7 @@ pub(super) fn key_as_is(spec: &TableSpec, key: &[Value]) -> Option<u64> {
     }
 }
 
-/// The same of a whole row's.
+/// Returns the word of the key of a row that needs no conversion.
 pub(super) fn row_as_is(spec: &TableSpec, row: &[Value]) -> Option<u64> {
     let columns = &spec.schema.columns;
     if row.len() != columns.len() {
@@ -83,13 +85,13 @@ pub(super) fn row_as_is(spec: &TableSpec, row: &[Value]) -> Option<u64> {
     are.then(|| key_as_is(spec, std::slice::from_ref(&row[spec.key[0]])))?
 }
 
-/// A key's word, of values as they are stored.
+/// Returns a key's word. The values are as they are stored.
 pub(super) fn word(key: &[Value]) -> u64 {
     key[0].word().expect("a key of such a table is a word, and never null")
 }
 
 impl PlainRows {
-    /// The number of the row with this key.
+    /// Returns the number of the row with this key.
     pub(super) fn touch(&mut self, id: TableId, table: &Table, key: u64) -> usize {
         self.find(id, key).unwrap_or_else(|| {
             let base = table.find(key, table.hash(key)).filter(|base| table.is_present(*base));
@@ -97,13 +99,13 @@ impl PlainRows {
         })
     }
 
-    /// The same of a row that is in the table only if this transaction has put it there.
+    /// Returns the number of a row that is in the table only if this transaction has put it there.
     pub(super) fn touch_absent(&mut self, id: TableId, key: u64) -> usize {
         let row = PlainRow { table: id, key, is: Is::Missing };
         self.find(id, key).unwrap_or_else(|| self.push(row))
     }
 
-    /// How many there are.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
@@ -131,12 +133,12 @@ impl PlainRows {
         self.rows.len() - 1
     }
 
-    /// What a row is now.
+    /// Returns a row as it is now.
     pub(super) fn row(&self, at: usize, table: &Table) -> Option<Row> {
         self.body(at, table).map(|body| table.row_of(self.rows[at].key, body))
     }
 
-    /// Whether a row is there now.
+    /// Whether a row exists now.
     pub(super) fn is_there(&self, at: usize) -> bool {
         matches!(self.rows[at].is, Is::Held(_) | Is::Written { .. })
     }
@@ -149,7 +151,7 @@ impl PlainRows {
         }
     }
 
-    /// A row becomes this.
+    /// Sets a row, or deletes it.
     pub(super) fn write(&mut self, at: usize, table: &Table, row: Option<&[Value]>) {
         match row {
             Some(row) => table.write_words(row, self.fresh(at, table)),
@@ -157,12 +159,12 @@ impl PlainRows {
         }
     }
 
-    /// The same of integers, of a table that has nothing else.
+    /// Sets a row of integers, in a table that has only integers.
     pub(super) fn write_ints(&mut self, at: usize, table: &Table, row: &[i64]) {
         table.write_ints(row, self.fresh(at, table));
     }
 
-    /// Words for what a row becomes, all 0.
+    /// Returns words for the new state of a row, all 0.
     fn fresh(&mut self, at: usize, table: &Table) -> &mut [u64] {
         let (from, len) = match self.rows[at].is {
             Is::Written { from, len } => {
@@ -182,7 +184,8 @@ impl PlainRows {
         &mut self.words[from..][..len]
     }
 
-    /// What the transaction has made of rows of a table: their keys, and what they are now.
+    /// Returns the keys and the current values of the rows of a table that the transaction has
+    /// written.
     pub(super) fn own<'a>(
         &'a self,
         id: TableId,
@@ -206,13 +209,13 @@ impl PlainRows {
         }
     }
 
-    /// The rows that are written: by number, table and key's word.
+    /// Returns the written rows: number, table and key's word.
     pub(super) fn all_written(&self) -> impl Iterator<Item = (usize, TableId, u64)> + '_ {
         let rows = self.rows.iter().enumerate().filter(|(_, row)| row.is_written());
         rows.map(|(at, row)| (at, row.table, row.key))
     }
 
-    /// What is written, in an order that does not depend on when it was touched.
+    /// Returns the writes, in an order that does not depend on when rows were touched.
     pub(super) fn written(&self) -> Vec<(TableId, u64, Option<&[u64]>)> {
         let written = self.rows.iter().filter(|row| row.is_written());
         let words = |row: &PlainRow| match row.is {
@@ -231,7 +234,7 @@ impl PlainRow {
     }
 }
 
-/// The value of a key's word.
+/// Returns the value of a key's word.
 pub(super) fn key_of(spec: &TableSpec, key: u64) -> Value {
     crate::reference::word_value(&spec.schema.columns[spec.key[0]].ty, key)
 }

@@ -1,4 +1,4 @@
-//! Where transactions find rows.
+//! The source of rows for transactions.
 
 use std::borrow::Cow;
 use std::sync::{Arc, RwLock};
@@ -9,7 +9,7 @@ use tidemill_table::Table;
 use crate::execute::graph::Branch;
 use crate::program::{Abort, AbortKind};
 
-/// A row that can't be told yet: a run that has asked for it counts for nothing.
+/// A row that is not known yet. A run that has asked for it does not count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unsettled;
 
@@ -19,53 +19,53 @@ impl From<Unsettled> for Abort {
     }
 }
 
-/// The versions of a row that a transaction may see, without those that it writes itself.
+/// The versions of a row that a transaction may see, without its own writes.
 pub(crate) struct Holder<'a> {
-    /// The table has the first ones.
+    /// The table with the first versions.
     pub(crate) table: &'a Table,
-    /// A graph has those behind them: so many.
+    /// The graph's versions after those of the table, and their number.
     pub(crate) graph: Option<(Arc<RwLock<Branch>>, u64)>,
-    /// What the transactions of the same unit have written before.
+    /// The earlier writes of transactions of the same unit.
     pub(crate) before: Vec<&'a [Value]>,
 }
 
 impl<'a> Holder<'a> {
-    /// Where the table has them all.
+    /// Creates the versions of a row if the table has them all.
     pub(crate) fn of(table: &'a Table) -> Holder<'a> {
         Holder { table, graph: None, before: Vec::new() }
     }
 }
 
-/// Keys in their order.
+/// Keys in order.
 pub(crate) type Keys<'a> = Box<dyn Iterator<Item = Cow<'a, Key>> + 'a>;
 
-/// Where transactions find rows.
+/// A source of rows for transactions.
 pub(crate) trait Rows {
-    /// The row with this key, if it is there.
+    /// Returns the row with this key, if it exists.
     fn row(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled>;
 
-    /// The same, by the values of the key.
+    /// Returns the row with these key values, if it exists.
     fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
         self.row(table, &Key::of(key))
     }
 
-    /// The versions of a row that was asked for before.
+    /// Returns the versions of a row that was read before.
     fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled>;
 
-    /// The keys of a range that have rows, and maybe more: up to the end when `to` is empty.
+    /// Returns the keys of a range that have rows, and possibly more. An empty `to` is no bound.
     fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a>;
 
-    /// The row of one of these keys, if it is there.
+    /// Returns the row of one of these keys, if it exists.
     fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
         self.row(table, key)
     }
 
-    /// The table itself, where transactions use it in place.
+    /// Returns the table itself, if transactions use it in place.
     fn table(&self, _: TableId) -> Option<&Table> {
         None
     }
 
-    /// Whether it was asked for a row that it could not tell.
+    /// Whether a row was asked for that is not known yet.
     fn is_unsettled(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What functions do with a transaction on the general path.
+//! The interface of a transaction on the general path to functions.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Outputs are appended in stamp order, and transactions are counted.
+//! Appending outputs in stamp order, and counting transactions.
 
 use std::slice::Iter;
 
@@ -14,14 +14,14 @@ use crate::execute::segment::Reason;
 use crate::execute::serial::{Serial, Sink, Unstable};
 use crate::program::Body;
 
-/// Where a graph's outcome goes.
+/// The destination of a graph's outcome.
 pub(crate) struct Appending<'a, 'w> {
     pub(crate) work: &'w Work<'a>,
     pub(crate) extra: &'w Extra,
     pub(crate) logs: &'w [Log],
     pub(crate) serial: &'w mut Serial,
     pub(crate) out: &'w mut Sink,
-    /// Per transaction its number.
+    /// The number of each transaction.
     pub(crate) numbers: Vec<Seq>,
 }
 
@@ -53,8 +53,8 @@ impl Appending<'_, '_> {
         self.out.builders[aborted.index()].note_abort(origin, reason);
     }
 
-    /// Appends what some transactions come to, up to one that the general path must decide; gives
-    /// that.
+    /// Appends the outcome of transactions, up to one that the general path must decide. Returns
+    /// that one.
     pub(crate) fn append(&mut self, posted: &Posted) -> Option<u32> {
         let logs = self.logs;
         let mut words = &posted.words[..];
@@ -121,7 +121,7 @@ impl Appending<'_, '_> {
         }
     }
 
-    /// Runs a unit once more when it is the turn of one of its functions to be compared.
+    /// Runs a unit again if it is the turn of one of its functions to be compared.
     fn compare(&mut self, txn: u32, unit: &Unit) {
         let work = self.work;
         let is_opaque =
@@ -132,7 +132,8 @@ impl Appending<'_, '_> {
             return;
         }
         let at = work.graph.vertex(work.graph.operations(txn).start);
-        // All is settled: what it took is no reason any more to give it up.
+        // Everything is settled. So the work of this run is no reason any more to give up the
+        // graph.
         let view = View { is_bounded: false, ..View::new(work, at, Some(self.extra)) };
         let again = work.run_unit(at, &view);
         let functions = unit.steps.iter().enumerate().filter(|(_, step)| is_opaque(step));

@@ -1,6 +1,9 @@
-//! The versions that a graph has of a row, for windows. They stand in a table of their own, behind those of the row's
-//! table: a version comes there once, when the first window asks for it, and all later windows read it there, as they
-//! read those of tables. So a window costs in a graph what it costs elsewhere, however many have written the row.
+//! The versions that a graph has of a row, for windows.
+//!
+//! They are in a table of their own, after those of the row's table. A version is added there once,
+//! when the first window asks for it. All later windows read it there, in the way in which they
+//! read those of tables. So a window costs the same in a graph as elsewhere, however many
+//! transactions have written the row.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -12,25 +15,25 @@ use tidemill_table::{Seq, Table, Versions};
 #[derive(Debug)]
 pub(crate) struct Branch {
     table: Table,
-    /// The transactions that have written them, in order, and how many versions there are behind each.
+    /// The transactions that have written them, in order, and the number of versions after each.
     ends: Vec<(u32, u64)>,
-    /// That of the last version, where a number is needed.
+    /// The sequence number of the last version.
     seq: Seq,
 }
 
 impl Branch {
-    /// The transaction of the last version.
+    /// Returns the transaction of the last version.
     pub(super) fn last(&self) -> Option<u32> {
         self.ends.last().map(|(txn, _)| *txn)
     }
 
-    /// How many versions there are of transactions before this one.
+    /// Returns the number of versions of transactions before this one.
     pub(super) fn before(&self, txn: u32) -> u64 {
         let nth = self.ends.partition_point(|(of, _)| *of < txn);
         nth.checked_sub(1).map_or(0, |last| self.ends[last].1)
     }
 
-    /// A version comes to the end; a transaction may have several.
+    /// Appends a version. A transaction may have several.
     pub(super) fn put(&mut self, txn: u32, key: &[Value], row: Option<&[Value]>, time_us: i64) {
         self.seq += 1;
         self.table.put_at(key, row, self.seq, time_us);
@@ -41,17 +44,17 @@ impl Branch {
         }
     }
 
-    /// All versions.
+    /// Returns all versions.
     pub(crate) fn versions(&self, key: &[Value]) -> Option<Versions<'_>> {
         self.table.versions(key)
     }
 }
 
-/// Those of a graph's rows of which somebody has asked for a window.
+/// The branches of the graph's rows over which a window was read.
 #[derive(Debug, Default)]
 pub(crate) struct Branches(Mutex<HashMap<(TableId, Key), Shared>>);
 
-/// What all who write a row have of it.
+/// A branch that all writers of a row share.
 type Shared = Arc<RwLock<Branch>>;
 
 impl Branches {
@@ -59,12 +62,12 @@ impl Branches {
         run(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// That of a row, if there is one.
+    /// Returns the branch of a row, if there is one.
     pub(super) fn of(&self, row: &(TableId, Key)) -> Option<Arc<RwLock<Branch>>> {
         self.with(|all| all.get(row).cloned())
     }
 
-    /// The same; a new one if there is none.
+    /// Returns the branch of a row, and creates it if there is none.
     pub(super) fn make(&self, row: &(TableId, Key), table: &Table) -> Arc<RwLock<Branch>> {
         let new = || Branch { table: table.beside(), ends: Vec::new(), seq: 0 };
         self.with(|all| {
@@ -72,8 +75,8 @@ impl Branches {
         })
     }
 
-    /// A version of a row is no longer what it was, or has come to be, of this transaction: what is there of it and behind
-    /// it has gone.
+    /// Drops the versions of a row from those of this transaction on, because its version has
+    /// changed or is new.
     pub(super) fn changes(&self, row: &(TableId, Key), txn: u32) {
         let is_behind = |branch: &Arc<RwLock<Branch>>| {
             branch.read().unwrap_or_else(PoisonError::into_inner).last() >= Some(txn)

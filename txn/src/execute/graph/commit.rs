@@ -1,5 +1,5 @@
-//! The commit: the last version of each row goes to its table, and all versions of those that a table
-//! keeps.
+//! The commit: the last version of each row moves to its table. A table with a history gets all
+//! versions.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::plan::graph::{From, Graph, List, Lists};
 use crate::pool::Pool;
 use crate::reference::word_value;
 
-/// The versions of a graph whose first transactions, `until` of them, are final.
+/// The versions of a graph, of which the first `until` transactions are final.
 pub(crate) struct Commit<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) states: &'a States,
@@ -25,7 +25,7 @@ pub(crate) struct Commit<'a> {
     pub(crate) hints: &'a Hints,
     pub(crate) extra: &'a Extra,
     pub(crate) until: u32,
-    /// Per transaction its number, and its time.
+    /// The number and the time of each transaction.
     pub(crate) stamps: &'a (dyn Fn(u32) -> (Seq, i64) + Sync),
 }
 
@@ -46,9 +46,9 @@ impl Commit<'_> {
         let spec = table.spec().clone();
         let is_plain = is_words(table) && spec.history.is_none() && !spec.ordered;
         let id = TableId(number as u16);
-        // What is in no list is looked for once for all.
+        // Rows that are in no list are searched once for all.
         let mut extra: Vec<&(TableId, Key)> = self.extra.keys().filter(|row| row.0 == id).collect();
-        // Asking for a slot looks at the table, and writing one changes it.
+        // Prefetching a slot reads the table, and writing it changes the table.
         let table = std::cell::RefCell::new(table);
         for lists in lists {
             let ahead = |list: &List| {
@@ -91,7 +91,7 @@ impl Commit<'_> {
         txn < self.until && !self.states.is_aborted(txn) && flags() & WRITTEN != 0
     }
 
-    /// The writes of a row that count, the last one first.
+    /// Returns the writes of a row that count, the last one first.
     fn writes(&self, list: &List) -> impl Iterator<Item = u32> + '_ {
         let last = list.last_write().map_or(From::Missing, From::Access);
         self.graph.writes(last).filter(|access| self.counts(*access))
@@ -119,7 +119,7 @@ impl Commit<'_> {
         }
     }
 
-    /// Writes the versions of a row that its table wants.
+    /// Writes the versions of a row that its table retains.
     fn versions(&self, row: &(TableId, Key), list: Option<&List>, table: &mut Table) {
         let txn = |access: u32| self.graph.vertex(self.graph.access(access).vertex()).txn;
         let listed = list.into_iter().flat_map(|list| self.writes(list));

@@ -1,10 +1,12 @@
-//! What units are expected to touch: by that they have their places in the graph.
+//! The expected accesses of units, which give them their places in the graph.
 //!
-//! The keys of some are in the event. All others are discovered: they run on the committed state
-//! first, and what they touch there is taken for what they will touch. Where nobody before them has written
-//! it when their turn comes, what they came to counts, and they are not run again. It is a hint besides:
-//! what a unit touches beyond it is settled in the end (see [`super::settle`]). Where that happens too often, units
-//! wait for all before them instead ([`Trust`]).
+//! For some units, the keys are in the event. All others are *discovered*: they first run on the
+//! committed state, and their accesses there are taken as a hint. If no earlier transaction of the
+//! graph has written these rows when their turn comes, the result of this run counts, and they do
+//! not run again.
+//!
+//! It is only a hint: accesses beyond it are settled in the end (see [`super::settle`]). If that
+//! happens too often, units wait for all earlier ones instead ([`Trust`]).
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -22,7 +24,7 @@ use crate::execute::work::{self, Budget};
 use crate::plan::graph::Size;
 use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Moment, Op, Program};
 
-/// A range of keys of a table, without end when `to` is empty.
+/// A range of keys of a table. An empty `to` is no bound.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyRange {
     pub(crate) table: TableId,
@@ -36,7 +38,7 @@ impl KeyRange {
     }
 }
 
-/// What a run has read.
+/// The reads of a run.
 #[derive(Default)]
 pub(crate) struct Seen {
     pub(crate) rows: RefCell<Vec<(TableId, Key)>>,
@@ -44,7 +46,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// The keys of a range, of which those that are looked at will have been seen.
+    /// Records a range while its keys are read. Only the keys that the reader takes count as seen.
     pub(crate) fn keys<'a>(
         &'a self,
         keys: Keys<'a>,
@@ -57,7 +59,7 @@ impl Seen {
     }
 }
 
-/// Keys that are being looked at.
+/// Keys that are being read.
 struct Looking<'a> {
     seen: &'a Seen,
     keys: Keys<'a>,
@@ -83,7 +85,7 @@ impl<'a> Iterator for Looking<'a> {
 
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
-        // Up to the last key, and that one.
+        // The range up to the last key, inclusive.
         let behind = |last: Key| Key(last.0.iter().copied().chain([0]).collect());
         let to = match self.last.take().filter(|_| !self.is_through) {
             Some(last) => behind(last),
@@ -94,11 +96,11 @@ impl Drop for Looking<'_> {
     }
 }
 
-/// The committed state, and what is seen of it.
+/// The committed state, and the reads of it.
 struct Committed<'a> {
     tables: &'a [Table],
     seen: Seen,
-    /// What may be spent, what was, and whether that was too much.
+    /// The budget, the steps so far, and whether they exceed it.
     budget: &'a Budget,
     steps: Cell<u64>,
     is_over: Cell<bool>,
@@ -147,18 +149,18 @@ impl Rows for Committed<'_> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Use {
     pub(crate) row: (TableId, Key),
-    /// As its list is found by.
+    /// The number by which its list is found.
     pub(crate) id: u64,
 }
 
-/// What a unit is expected to touch.
+/// The expected accesses of a unit.
 #[derive(Clone, Default)]
 pub(crate) struct Hint {
-    /// The rows that it writes, and then the others: both by table and key.
+    /// The rows that it writes, and then the others. Both are sorted by table and key.
     pub(crate) uses: Vec<Use>,
     pub(crate) writes: usize,
     ranges: Vec<KeyRange>,
-    /// What it comes to if nobody before it writes what it reads, where it was discovered.
+    /// The outcome of the discovery. It counts if no earlier transaction writes what it reads.
     found: Option<Arc<Unit>>,
 }
 
@@ -170,12 +172,12 @@ impl Hint {
         Hint { uses, writes, ranges, found: None }
     }
 
-    /// What it has come to on the committed state, with the ranges that it has read.
+    /// Returns the outcome on the committed state, with the ranges that were read.
     pub(crate) fn found(&self) -> Option<(&Arc<Unit>, &[KeyRange])> {
         self.found.as_ref().map(|unit| (unit, &self.ranges[..]))
     }
 
-    /// Where it has a row.
+    /// Returns the place of a row among the uses.
     pub(crate) fn find(&self, table: TableId, key: &Key) -> Option<usize> {
         let (written, read) = self.uses.split_at(self.writes);
         let find =
@@ -183,13 +185,13 @@ impl Hint {
         find(written).or_else(|| find(read).map(|at| at + self.writes))
     }
 
-    /// What it takes in the graph.
+    /// Returns the unit's size in the graph.
     pub(crate) fn size(&self, tables: &[Table]) -> Size {
         let words = self.uses[..self.writes].iter().map(|u| words_of(&tables[u.row.0.index()]));
         Size { vertices: 1, accesses: self.uses.len() as u32, words: words.sum() }
     }
 
-    /// What somebody else writes in the ranges that it reads comes to what it reads.
+    /// Adds the rows that other transactions write in the unit's ranges to its reads.
     fn expand(&mut self, written: &[Vec<Key>]) {
         let others = self.ranges.iter().flat_map(|range| {
             let keys = in_range(&written[range.table.index()], &range.from, &range.to);
@@ -199,7 +201,7 @@ impl Hint {
         let mut more: Vec<Use> = others.take(EXPANDED_MAX + 1).collect();
         if more.len() > EXPANDED_MAX {
             more.truncate(EXPANDED_MAX);
-            // Whether others write the rest is not looked at.
+            // It is not checked whether others write the rest.
             self.found = None;
         }
         self.uses.extend(more);
@@ -208,10 +210,11 @@ impl Hint {
     }
 }
 
-/// Rows that the ranges of a unit may add to what it waits for; beyond, it is left to be settled.
+/// The most rows that the ranges of a unit may add to its dependencies. The rest is left to
+/// settling.
 const EXPANDED_MAX: usize = 1024;
 
-/// Those of sorted keys that are in a range.
+/// Returns the keys in a range, from sorted keys.
 pub(crate) fn in_range<'k>(keys: &'k [Key], from: &Key, to: &Key) -> &'k [Key] {
     let begin = keys.partition_point(|key| key < from);
     let end = match to.0.is_empty() {
@@ -221,8 +224,8 @@ pub(crate) fn in_range<'k>(keys: &'k [Key], from: &Key, to: &Key) -> &'k [Key] {
     &keys[begin..end.max(begin)]
 }
 
-/// Whether the versions of a table's rows are words in the graph. Those of the others are with the
-/// units that write them.
+/// Whether the versions of a table's rows are words in the graph. Other versions are with the units
+/// that write them.
 pub(crate) fn is_words(table: &Table) -> bool {
     is_words_layout(table.layout(), table.spec())
 }
@@ -232,13 +235,13 @@ pub(crate) fn is_words_layout(layout: &Layout, spec: &tidemill_core::TableSpec) 
     layout.word_key && layout.values == 0 && !is_float
 }
 
-/// The length of a version in the graph.
+/// Returns the number of words of a version in the graph.
 pub(crate) fn words_of(table: &Table) -> u32 {
     let body = if is_words(table) { table.layout().body_words() } else { 0 };
     (FLAGS_WORDS + body) as u32
 }
 
-/// The word of a key, of a table whose keys are words.
+/// Returns the word of a key, in a table whose keys are words.
 pub(crate) fn key_word(table: &Table, key: &Key) -> Option<u64> {
     let spec = table.spec();
     encode::decode_word(&spec.schema.columns[spec.key[0]].ty, &mut &key.0[..])?
@@ -247,12 +250,13 @@ pub(crate) fn key_word(table: &Table, key: &Key) -> Option<u64> {
 /// The hints of the units of a graph.
 #[derive(Default)]
 pub(crate) struct Hints {
-    /// By transaction; those without one are not units. Empty when there are no units.
+    /// The hints by transaction. A transaction without one is not a unit. Empty if there are no
+    /// units.
     pub(crate) of: Vec<Option<Hint>>,
-    /// The rows of tables whose keys are not words, numbered.
+    /// The numbers of rows in tables whose keys are not words.
     ids: HashMap<(TableId, Key), u64, foldhash::fast::FixedState>,
     pub(crate) rows: Vec<(TableId, Key)>,
-    /// The keys that are expected to be written, of ordered tables, in order.
+    /// The keys that are expected to be written, in order, by ordered table.
     pub(crate) written: OnceLock<Vec<Vec<Key>>>,
 }
 
@@ -261,7 +265,7 @@ impl Hints {
         self.of.get(txn)?.as_ref()
     }
 
-    /// What a row's list is found by, if it can have one.
+    /// Returns the number by which a row's list is found, if it can have a list.
     pub(crate) fn id(&self, tables: &[Table], row: &(TableId, Key)) -> Option<u64> {
         let table = &tables[row.0.index()];
         match is_words(table) {
@@ -275,7 +279,7 @@ impl Hints {
         self.of.iter().flatten().any(|hint| !hint.ranges.is_empty())
     }
 
-    /// Makes all that units may wait for known.
+    /// Adds the dependencies that follow from ranges.
     pub(crate) fn expand(&mut self, budget: &Budget) {
         let Some(written) = self.written.get() else { return };
         for hint in self.of.iter_mut().flatten().filter(|hint| !hint.ranges.is_empty()) {
@@ -288,13 +292,13 @@ impl Hints {
         }
     }
 
-    /// What planning takes, in counted work.
+    /// Returns the counted work of planning.
     pub(crate) fn work(&self) -> u64 {
         let uses: usize = self.of.iter().flatten().map(|hint| hint.uses.len()).sum();
         work::STEP * (self.of.len() + uses) as u64
     }
 
-    /// Gives rows the numbers by which their lists are found.
+    /// Numbers the rows, so that their lists can be found.
     pub(crate) fn number(&mut self, tables: &[Table]) {
         for used in self.of.iter_mut().flatten().flat_map(|hint| &mut hint.uses) {
             let table = &tables[used.row.0.index()];
@@ -309,15 +313,16 @@ impl Hints {
     }
 }
 
-/// How a handler's units come to their hints.
+/// The source of the hints of a handler's units.
 pub(crate) enum Source {
-    /// All keys are in the event: with the expressions, and table, key and whether it is written.
+    /// The event has all keys: the expressions, and the table, key and kind of each access. A kind
+    /// of `true` is a write.
     Event(Block, Vec<(TableId, Vec<ExprId>, bool)>),
     Discovery,
 }
 
 impl Source {
-    /// That of a handler.
+    /// Returns the source of a handler's hints.
     pub(crate) fn of(program: &Program, handler: usize) -> Source {
         let (spec, footprint) = (&program.handlers[handler], Footprint::of(program, handler));
         let is_taken = |stream| program.handlers_on(stream).next().is_some();
@@ -343,7 +348,7 @@ impl Source {
         Source::Event(exprs.clone(), rows.collect())
     }
 
-    /// What an event's unit is expected to touch.
+    /// Returns the expected accesses of an event's unit.
     pub(crate) fn hint(
         &self,
         program: &Program,
@@ -357,7 +362,7 @@ impl Source {
             for (table, key, writes) in keys {
                 let spec = &program.tables[table.index()];
                 let value = |id: &ExprId| key_value(evaluate(exprs, *id, event).ok()?, spec).ok();
-                // What can't be computed aborts the transaction, should it come to that.
+                // An expression that can't be computed would abort the transaction when it runs.
                 let Some(key) = key.iter().map(value).collect::<Option<Vec<Value>>>() else {
                     continue;
                 };
@@ -368,16 +373,17 @@ impl Source {
         let (steps, is_over) = (Cell::new(0), Cell::new(false));
         let committed = Committed { tables, seen: Seen::default(), budget, steps, is_over };
         let run = || Unit::run(program, &committed, event, moment);
-        // A function that panics here may do better when its turn comes.
+        // A function that panics here may succeed when its turn comes.
         let (unit, is_whole) = match catch_unwind(AssertUnwindSafe(run)) {
             Ok(unit) => (unit, true),
             Err(_) => (Unit::default(), false),
         };
         let Committed { seen, steps, is_over, .. } = committed;
         budget.spend(unit.work.max(steps.get()));
-        // One that was cut short is not what it comes to.
+        // The result of a run that was cut short does not count.
         let is_whole = is_whole && !is_over.get();
-        // One that aborts would have written some of what it has read, had it gone on.
+        // A transaction that aborts would have written some of the rows that it has read, if it had
+        // continued.
         let aborts = |table: TableId| {
             let mut aborted = unit.steps.iter().filter(|step| step.result.is_err());
             aborted.any(|step| Footprint::of(program, step.handler).touches(table).1)
@@ -392,7 +398,7 @@ impl Source {
     }
 }
 
-/// How far a handler's discoveries can be trusted, from what became of them.
+/// The reliability of a handler's discoveries, from their results so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Trust {
     tried: u32,
@@ -400,8 +406,8 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// Whether to discover, and not to wait for all that comes before: that is expected to be
-    /// cheaper as long as less than a quarter is missed.
+    /// Whether to discover, instead of waiting for all earlier transactions. That is expected to be
+    /// cheaper as long as less than a quarter of discoveries miss.
     pub(crate) fn is_there(&self) -> bool {
         self.missed * 4 <= self.tried + ENOUGH
     }
@@ -414,13 +420,14 @@ impl Trust {
         }
     }
 
-    /// Nothing was tried in an epoch: by and by it is again.
+    /// Forgets some misses after an epoch without discoveries, so that they are tried again in
+    /// time.
     pub(crate) fn forget(&mut self) {
         self.missed -= self.missed.div_ceil(16);
     }
 }
 
-/// Discoveries before which nothing is known about their worth.
+/// The number of discoveries before which their reliability is unknown.
 const ENOUGH: u32 = 64;
-/// Discoveries after which older ones count half.
+/// The number of discoveries after which older ones count half.
 const FORGET: u32 = 4096;

@@ -1,32 +1,34 @@
-//! Executes epochs on their task precedence graph, on as many threads as there are.
+//! The execution of epochs on their task precedence graph, on all threads.
 //!
-//! New versions live in the graph; tables are only read until the graph has been executed, so what
-//! has to be taken back is never in them. Then the last version of each row goes to its table, and
-//! outputs are appended in stamp order.
+//! New versions are in the graph. Tables are only read until the graph has been executed, so undone
+//! writes are never in them. Then the last version of each row moves to its table, and outputs are
+//! appended in stamp order.
 //!
-//! What is not known before it runs (functions, keys that are computed, windows, ranges, what takes
-//! the outputs of others) is executed as *units* on the general path: where they are expected to
-//! touch something they stand in the graph, and in the end all of it is settled. Units whose
-//! expectations come to nothing too often depend on all before them, and all after depend on them:
-//! they are run by the serial executor, between two graphs. So is, where transactions are taken
-//! apart, one that turns out to need the general path: what is before it is final, what is behind
-//! is planned again. After a few of those the rest of the epoch is serial.
+//! Some work is known only when it runs: functions, computed keys, windows, ranges, and handlers of
+//! other handlers' outputs. It is executed as *units* on the general path. Expected accesses put
+//! them into the graph, and in the end everything is settled. If the expectations for some units
+//! fail too often, these depend on all earlier transactions, and all later ones on them. The serial
+//! executor runs them between two graphs.
 //!
-//! | file | what it is |
+//! In a graph with slices, a transaction that turns out to need the general path is run serially,
+//! too. Everything before it is final, and everything after it is planned again. After a few of
+//! these, the rest of the epoch is serial.
+//!
+//! | file | content |
 //! | --- | --- |
-//! | `shape` | how a handler's transactions are decomposed |
-//! | `hint` | what units are expected to touch |
-//! | `plan` | what planning is told of an epoch |
-//! | `state` | the states of operations, and how they change |
-//! | `work` | operations at work |
+//! | `shape` | the decomposition of a handler's transactions |
+//! | `hint` | the expected accesses of units |
+//! | `plan` | the input of planning from an epoch |
+//! | `state` | the states of operations, and their changes |
+//! | `work` | the execution of operations |
 //! | `natives` | closures |
 //! | `unit` | transactions on the general path, with their cascades |
-//! | `view` | the tables as a unit finds them |
+//! | `view` | the tables as a unit sees them |
 //! | `branch` | versions of the graph, for windows |
-//! | `settle` | what was executed on hints becomes final |
-//! | `post` | what is emitted, and why transactions abort |
+//! | `settle` | making the results of hints final |
+//! | `post` | emitted events, and the reasons of aborts |
 //! | `append` | outputs in stamp order |
-//! | `commit` | versions go to tables |
+//! | `commit` | moving versions to tables |
 
 mod append;
 mod branch;
@@ -72,16 +74,16 @@ use crate::pool::Pool;
 use crate::program::{Moment, Program};
 use crate::schedule::{Aborts, Course, Explore, Gang, Strategy, Unit, Units};
 
-/// Transactions in one stretch that are worth a graph: meeting the other threads costs as much as
-/// some dozens of them.
+/// The least number of transactions in a stretch for a graph to pay. Synchronizing with the other
+/// threads costs as much as some dozens of them.
 const WORTH: usize = 64;
-/// How often an epoch is planned again because a transaction needs the general path.
+/// The most times that an epoch is planned again because a transaction needs the general path.
 const PLANNED_AGAIN_MAX: u32 = 3;
 
-/// The graph executor: what it keeps from epoch to epoch is memory.
+/// The graph executor. It reuses its memory from epoch to epoch.
 pub(crate) struct Graphs {
     program: Arc<Program>,
-    /// In slices, and as a whole.
+    /// The shapes in slices, and as a whole.
     shapes: [Vec<Option<Shape>>; 2],
     graph: Graph,
     collected: Collected,
@@ -91,42 +93,42 @@ pub(crate) struct Graphs {
     words: Vec<AtomicU64>,
     notes: Vec<AtomicU64>,
     units: Vec<Mutex<Option<Ran>>>,
-    /// By handler.
+    /// The source of hints, by handler.
     sources: Vec<Source>,
     trust: Vec<Trust>,
     worth: usize,
 }
 
-/// Where a stretch of transactions ended.
+/// The end of an executed stretch of transactions.
 struct Reached {
-    /// The next one.
+    /// The next transaction.
     at: usize,
-    /// It has to be run by the general path.
+    /// Whether the general path has to run the next transaction.
     is_trap: bool,
-    /// How many before it were run again, one after the other.
+    /// The number of transactions before it that were run again, one after the other.
     again: usize,
-    /// What those before it would have taken in serial execution, in counted work.
+    /// The counted work that the transactions before it would have taken in serial execution.
     work: u64,
 }
 
-/// What was executed in graphs.
+/// The work that was done in graphs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct InGraphs {
-    /// So many transactions.
+    /// The number of transactions.
     pub(crate) transactions: usize,
-    /// What they would have taken in serial execution, in counted work.
+    /// The counted work that they would have taken in serial execution.
     pub(crate) work: u64,
-    /// A graph was thrown away, because its budget was spent.
+    /// Whether a graph was thrown away because its budget was spent.
     pub(crate) is_given_up: bool,
 }
 
-/// What a thread leaves of its walk: its log, and who has missed.
+/// The result of a thread's walk: its log, and the transactions that missed.
 type Left = (Log, Vec<(u32, Missed)>);
 
-/// An epoch, and how it is to be executed.
+/// An epoch, and the way in which it is to be executed.
 #[derive(Clone, Copy)]
 struct Asked<'e> {
-    /// 1 where each transaction is one operation.
+    /// 1 if each transaction is one operation, or else 0.
     whole: usize,
     strategy: Strategy,
     pool: &'e dyn Pool,
@@ -155,16 +157,18 @@ impl Graphs {
         }
     }
 
-    /// Makes a graph of two transactions, too: for tests that compare executors on few events.
+    /// Builds graphs of as few as two transactions. For tests that compare executors on few events.
     pub(crate) fn of_anything(mut self) -> Graphs {
         self.worth = 2;
         self
     }
 
-    /// Executes transactions of an epoch. `serial` gives the numbers, and runs what is not for a graph; what they come to
-    /// goes to `out`. When the budget is spent the graph that is being made or walked is thrown away: it is in no table.
-    /// What was in it, and all behind that, is executed serially then.
-    #[allow(clippy::too_many_arguments)] // What is executed by what, how, and where it goes.
+    /// Executes transactions of an epoch. The outcome goes to `out`.
+    ///
+    /// `serial` assigns the numbers, and runs the transactions that a graph can't run. If the
+    /// budget is spent, the current graph is thrown away, which has written no table yet. Its
+    /// transactions and all later ones are then executed serially.
+    #[allow(clippy::too_many_arguments)] // The input, the means and the output.
     pub(crate) fn run(
         &mut self,
         serial: &mut Serial,
@@ -186,8 +190,8 @@ impl Graphs {
                 (0..columns).map(|c| words.get(c).unwrap_or(&[])).collect()
             })
             .collect();
-        // Handlers of which too little is known beforehand are no reason not to take the others'
-        // transactions apart.
+        // Handlers about which too little is known beforehand do not prevent slicing the
+        // transactions of others.
         let handler = |lane: &crate::order::Lane| lane.handler as usize;
         let plain = plan::plain_lanes(epoch, &self.shapes[0], &columns);
         let is_compiled = |(lane, plain): (&crate::order::Lane, &bool)| {
@@ -215,7 +219,7 @@ impl Graphs {
                 break;
             }
             if end - at < self.worth {
-                // Up to the next stretch that is worth a graph.
+                // Up to the next stretch for which a graph pays.
                 let mut until = (end + 1).min(ranks.end);
                 while fences.next_if(|fence| *fence < until).is_some() {
                     let next = fences.peek().copied().unwrap_or(ranks.end);
@@ -262,7 +266,7 @@ impl Graphs {
         matches!(self.sources[handler], Source::Event(..)) || self.trust[handler].is_there()
     }
 
-    /// What the units among some transactions are expected to touch.
+    /// Returns the hints of the units among some transactions.
     fn hints(
         &self,
         &Asked { pool, epoch, budget, .. }: &Asked<'_>,
@@ -293,7 +297,7 @@ impl Graphs {
         hints
     }
 
-    /// The transactions that are not as their handlers' shapes have them, in order.
+    /// Returns the transactions that differ from their handlers' shapes, in order.
     fn odd(
         &self,
         whole: usize,
@@ -323,8 +327,8 @@ impl Graphs {
         found.flat_map(|found| found.into_inner().expect("no thread has panicked")).collect()
     }
 
-    /// Plans, walks, settles and commits transactions that are all for a graph. Nothing comes of it when its budget is
-    /// spent before all is settled.
+    /// Plans, walks, settles and commits transactions that a graph can run. Returns `None` if the
+    /// budget is spent before all is settled.
     fn stretch(
         &mut self,
         asked: &Asked<'_>,
@@ -381,8 +385,7 @@ impl Graphs {
             base.map(|base| (base / table.layout().slot_words()) as u32)
         };
         graph.link(collected, pool, lists, chains, prefetch, find);
-        // Scheduling.
-        // Operations without rows are in the first chain.
+        // Scheduling. Operations without rows are in the first chain.
         let rows = lists.iter().map(Lists::len).max().unwrap_or(0).max(1) * threads;
         let chains: Vec<u32> = chains.iter().map(|c| c.load(Ordering::Relaxed)).collect();
         let course = match strategy {
@@ -460,7 +463,7 @@ impl Graphs {
     }
 }
 
-/// Learns what became of hints.
+/// Learns from the results of hints.
 fn learn<'m>(
     trust: &mut [Trust],
     stretch: &Stretch<'_>,
@@ -473,12 +476,12 @@ fn learn<'m>(
     }
 }
 
-/// Whether what a handler's transactions touch is found out by running them.
+/// Whether the accesses of a handler's transactions are discovered by running them.
 pub(crate) fn discovers(program: &Program, handler: usize) -> bool {
     matches!(Source::of(program, handler), Source::Discovery)
 }
 
-/// Why a strategy that needs a graph can't have one on so many threads.
+/// Returns the reason why a graph strategy can't run on this many threads, if it can't.
 pub(crate) fn too_many(threads: usize) -> Option<Cow<'static, str>> {
     (threads > THREADS_MAX).then(|| format!("a graph has at most {THREADS_MAX} threads").into())
 }

@@ -1,4 +1,4 @@
-//! Closures in the graph: they work on copies of their rows, and what they emit is noted.
+//! Closures in the graph. They work on copies of their rows, and their emitted events are noted.
 
 use std::sync::atomic::Ordering;
 
@@ -14,25 +14,26 @@ use crate::order::Ranked;
 use crate::plan::graph::{From, Vertex};
 use crate::program::NativeBody;
 
-/// What a thread needs to call closures, and what they came to.
+/// A thread's data for calling closures, and their results.
 #[derive(Default)]
 pub(crate) struct Frames<'a> {
-    /// By lane of the epoch.
+    /// The lanes of the epoch.
     lanes: Vec<Option<Lane<'a>>>,
     /// The slots of one transaction's rows.
     words: Vec<u64>,
     pub(crate) log: Log,
 }
 
-/// What closures came to. A transaction's note says where.
+/// The results of closures. A transaction's note has the place in it.
 #[derive(Default)]
 pub(crate) struct Log {
-    /// How many words follow, then for each event the closure's number of the stream and its words.
+    /// The emitted events. They begin with the number of words that follow. Each event is the
+    /// closure's number of the stream, and its words.
     emitted: Vec<u64>,
     reasons: Vec<&'static str>,
 }
 
-/// Where a closure's outcome is noted: in this thread's log.
+/// The note of a closure's outcome in this thread's log.
 pub(crate) enum Note {
     /// It emits nothing.
     Nothing,
@@ -68,7 +69,7 @@ impl Note {
     }
 }
 
-/// Threads whose notes can be told apart.
+/// The most threads whose notes can be distinguished.
 pub(crate) const THREADS_MAX: usize = 256;
 
 impl Log {
@@ -82,7 +83,7 @@ impl Log {
 }
 
 impl<'a> Work<'a> {
-    /// Runs the closure of a transaction; what it has set becomes the versions of its rows.
+    /// Runs the closure of a transaction. The columns that it sets become the versions of its rows.
     pub(crate) fn native(
         &self,
         at: Vertex,
@@ -128,7 +129,7 @@ impl<'a> Work<'a> {
             Lane::on_frames(batch, ranked.lane, columns, shape.rows.len())
         });
         let first = words.as_mut_ptr();
-        // SAFETY: every base is less than the length of `words`, or 0 when there are no rows.
+        // SAFETY: every base is less than the length of `words`, or 0 if there are no rows.
         let frame = |base: &usize| RowAt::frame(unsafe { first.add(*base) });
         let copies =
             lane.copies.get_or_insert_with(|| Copies { rows: Vec::new(), present: 0, done: None });
@@ -138,8 +139,8 @@ impl<'a> Work<'a> {
         lane.outs.kept.clear();
         let order = [Ranked { lane: ranked.lane, row: ranked.row }];
         let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
-        // SAFETY: the frames are slots of the tables that the code was made of, with a stamp of 0,
-        // and stay where they are until they are read below.
+        // SAFETY: the frames are slots of the tables that the code was compiled for, with a stamp
+        // of 0. They stay where they are until they are read below.
         unsafe { body.run(&mut turns, lane, code) };
         let done = lane.copies.as_mut().and_then(|copies| copies.done.take());
         let note = |note: Note| self.notes[at.txn as usize].store(note.word(), Ordering::Relaxed);

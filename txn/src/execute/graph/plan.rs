@@ -1,4 +1,4 @@
-//! What planning is told of an epoch's transactions.
+//! The input of planning from an epoch's transactions.
 
 use tidemill_core::{Key, TableId};
 use tidemill_table::Table;
@@ -15,7 +15,7 @@ use crate::reference::word_value;
 #[derive(Clone, Copy)]
 pub(crate) struct Stretch<'a> {
     pub(crate) epoch: &'a Epoch,
-    /// Where they begin and end in the epoch's order.
+    /// The range in the epoch's order.
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) shapes: &'a [Option<Shape>],
@@ -24,10 +24,10 @@ pub(crate) struct Stretch<'a> {
     pub(crate) hints: &'a Hints,
 }
 
-/// The part of a unit's operation, in place of one of its handler's shape.
+/// The part of a unit's operation, instead of a part of its handler's shape.
 pub(crate) const UNIT: u16 = u16::MAX;
 
-/// Which lanes have events as their handler's shape wants them.
+/// Returns whether the events of each lane are as their handler's shape requires.
 pub(crate) fn plain_lanes(
     epoch: &Epoch,
     shapes: &[Option<Shape>],
@@ -43,7 +43,7 @@ pub(crate) fn plain_lanes(
     lanes.map(is_plain).collect()
 }
 
-/// The key of a row of an event's transaction.
+/// Returns the key of a row of an event's transaction.
 #[inline(always)]
 pub(crate) fn key(from: KeyFrom, columns: &[&[u64]], event: usize) -> u64 {
     match from {
@@ -52,8 +52,10 @@ pub(crate) fn key(from: KeyFrom, columns: &[&[u64]], event: usize) -> u64 {
     }
 }
 
-/// Whether a transaction is not as its handler's shape has it: there is none, or its event is not of
-/// words, or two of its rows are one, which compiled code does not see.
+/// Whether a transaction differs from its handler's shape.
+///
+/// It does if there is no shape, if its event is not of words, or if two of its rows are the same.
+/// Compiled code does not notice the last case.
 pub(crate) fn is_odd(
     epoch: &Epoch,
     shapes: &[Option<Shape>],
@@ -75,19 +77,20 @@ pub(crate) fn is_odd(
 }
 
 impl Stretch<'_> {
-    /// The time of a transaction.
+    /// Returns the time of a transaction, in microseconds.
     pub(crate) fn time_us(&self, txn: u32) -> i64 {
         self.epoch.time_us(self.epoch.order[self.from + txn as usize])
     }
 
-    /// The row whose key is a word.
+    /// Returns the row whose key is a word.
     pub(crate) fn row(&self, table: usize, key: u64) -> (TableId, Key) {
         let spec = self.tables[table].spec();
         let value = word_value(&spec.schema.columns[spec.key[0]].ty, key);
         (TableId(table as u16), Key::of([&value]))
     }
 
-    /// The keys of the rows that are expected to be written, of each ordered table, in order.
+    /// Returns the keys of the rows that are expected to be written in each ordered table, in
+    /// order.
     pub(crate) fn written(&self) -> &[Vec<Key>] {
         self.hints.written.get_or_init(|| {
             let mut written: Vec<Vec<Key>> = vec![Vec::new(); self.tables.len()];
@@ -126,7 +129,7 @@ impl Stretch<'_> {
         (shape, handler, ranked.lane as usize, ranked.row as usize)
     }
 
-    /// The handler of a transaction.
+    /// Returns the handler of a transaction.
     pub(crate) fn handler(&self, txn: usize) -> usize {
         let ranked = self.epoch.order[self.from + txn];
         self.epoch.lanes[ranked.lane as usize].handler as usize

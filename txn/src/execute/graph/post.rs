@@ -1,4 +1,4 @@
-//! Post-processing: what transactions emit, and why others abort, now that everything is final.
+//! Post-processing: the emitted events and the reasons of aborts, after everything is final.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -8,23 +8,23 @@ use super::shape::{Kind, Shape};
 use super::work::{Hand, Work};
 use crate::execute::words::{Frame, Stop, WordCode};
 
-/// What some consecutive transactions come to, in stamp order.
+/// The outcomes of some consecutive transactions, in stamp order.
 #[derive(Default)]
 pub(crate) struct Posted {
     pub(crate) items: Vec<Item>,
     pub(crate) words: Vec<u64>,
 }
 
-/// What becomes of a transaction.
+/// An outcome of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Item {
     /// It commits.
     Commits(u32),
-    /// It emits an event to a stream: so many of the words that follow.
+    /// It emits an event to a stream, with `width` of the words that follow.
     Emits { txn: u32, stream: u16, ordinal: u32, width: u32 },
-    /// It aborts, for a reason of its code.
+    /// It aborts, with a reason of its code.
     Aborts(u32, u16),
-    /// It aborts, for a reason in a closure's log.
+    /// It aborts, with a reason in a closure's log.
     Refuses { txn: u32, thread: u16, at: u32 },
     /// It was run on the general path, as a unit.
     Unit(u32),
@@ -109,7 +109,8 @@ impl Work<'_> {
             let word = usize::from(load.word) - tidemill_table::HEADER_WORDS;
             frame[usize::from(load.register)] = row.columns.word(word);
         }
-        // Rows that are only written, or asked for, must be such as the code may work on, too.
+        // Rows that are only written, or tested for existence, must also be valid input of the
+        // code.
         for row in
             (0..code.rows.len() as u8).filter(|row| !code.loads.iter().any(|l| l.row == *row))
         {

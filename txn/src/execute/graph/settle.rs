@@ -1,12 +1,13 @@
-//! What was executed on hints is settled, in stamp order.
+//! Settling, in stamp order, of transactions that were executed on hints.
 //!
-//! A transaction is final when it and all before it are, and every version that it read is the one
-//! that serial order gives; rows that are not there, ranges and windows included. Otherwise it runs
-//! again at its stamp, and so does whoever has read a version that has gone. The lowest transaction
-//! that is not settled becomes final when it runs, so each runs again once at most.
+//! A transaction is final if all earlier ones are, and every version that it read is the one of the
+//! serial order. This includes missing rows, ranges and windows. Otherwise it runs again at its
+//! stamp, and so does every reader of a version that no longer exists. The lowest transaction that
+//! is not settled becomes final when it runs. So each runs again at most once.
 //!
-//! Those that missed are known, and a row that is written by surprise has readers in three places:
-//! in its list, among those who read it by surprise, and among those who read a range that it is in.
+//! The transactions that missed are known. Readers of an unexpectedly written row are in three
+//! places: in its list, among the unexpected readers of the row, and among the readers of a range
+//! that it is in.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -21,7 +22,7 @@ use super::view::{Extra, View};
 use super::work::Work;
 use crate::execute::work;
 
-/// Who has read, by surprise, which rows and ranges.
+/// The transactions that have unexpectedly read rows and ranges.
 #[derive(Default)]
 struct Readers {
     rows: HashMap<(TableId, Key), Vec<u32>, foldhash::fast::FixedState>,
@@ -49,18 +50,21 @@ impl Readers {
     }
 }
 
-/// Transactions that are not settled. Each is one operation, of the same number.
+/// The transactions that are not settled. Each is one operation with the same number.
 struct Settling<'w, 'a> {
     work: &'w Work<'a>,
     open: BTreeSet<u32>,
     extra: Extra,
     readers: Option<Readers>,
-    /// Rows of which all that comes behind is open: who reads windows looks beyond the last version.
+    /// The rows of which all later readers are open, because readers of windows read beyond the
+    /// last version.
     are_open: HashSet<(TableId, Key), foldhash::fast::FixedState>,
 }
 
-/// Settles everything, beginning with those who missed. Gives what was written unexpectedly, and how
-/// many transactions have run again; nothing when the budget is spent before all is settled.
+/// Settles everything, beginning with the transactions that missed.
+///
+/// Returns the unexpected writes, and how many transactions have run again. Returns `None` if the
+/// budget is spent before all is settled.
 pub(crate) fn settle(work: &Work<'_>, missed: impl Iterator<Item = u32>) -> Option<(Extra, usize)> {
     let (open, extra, are_open) = (missed.collect(), Extra::new(), HashSet::default());
     let mut settling = Settling { work, open, extra, readers: None, are_open };
@@ -75,7 +79,7 @@ pub(crate) fn settle(work: &Work<'_>, missed: impl Iterator<Item = u32>) -> Opti
 }
 
 impl Settling<'_, '_> {
-    /// Runs a transaction before which all is final; `false` when the budget is spent.
+    /// Runs a transaction before which all is final. Returns `false` if the budget is spent.
     fn again(&mut self, txn: u32) -> bool {
         let work = self.work;
         let at = work.graph.vertex(txn);
@@ -87,7 +91,7 @@ impl Settling<'_, '_> {
         }
         assert!(view.missed.get().is_none(), "all before it is settled");
         let before = work.unit(txn);
-        // Of compiled code nothing is kept to compare with.
+        // No results of compiled code are retained for comparison.
         let is_same = |row: &(TableId, Key)| {
             let versions = |unit: &Unit| {
                 let versions =
@@ -105,7 +109,7 @@ impl Settling<'_, '_> {
         for row in unit.written() {
             if expected.binary_search_by(|(_, expected)| expected.cmp(row)).is_err() {
                 changed.push((None, row.clone()));
-                // They come in stamp order.
+                // These transactions are in stamp order.
                 self.extra.entry(row.clone()).or_default().push(txn);
             }
         }
@@ -120,8 +124,8 @@ impl Settling<'_, '_> {
         true
     }
 
-    /// Whoever may have read a row behind a transaction is not settled. `access` is how the transaction writes the row,
-    /// where that was expected.
+    /// Marks the later transactions that may have read a row of this transaction as not settled.
+    /// `access` is the transaction's write of the row, if it was expected.
     fn overturn(&mut self, txn: u32, access: Option<u32>, row: &(TableId, Key)) {
         let (work, open) = (self.work, &mut self.open);
         let readers = self.readers.get_or_insert_with(|| Readers::of(work));
@@ -131,9 +135,9 @@ impl Settling<'_, '_> {
                 open.insert(reader);
             }
         });
-        // Windows look beyond the last version.
+        // Windows read beyond the last version.
         let has_windows = work.tables[row.0.index()].spec().history.is_some();
-        // Transactions are settled in their order, so those behind are open still.
+        // Transactions are settled in their order, so later ones are still open.
         if has_windows && !self.are_open.insert(row.clone()) {
             return;
         }

@@ -1,4 +1,4 @@
-//! How the transactions of a handler are decomposed into operations.
+//! The decomposition of a handler's transactions into operations.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::execute::words::{self, KeyFrom, WordCode};
 use crate::plan::graph::Size;
 use crate::program::{Body, Footprint, NativeBody, Program};
 
-/// What an operation has to do with a row of its transaction.
+/// The access of an operation to a row of its transaction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
-    /// The transaction's row.
+    /// The row of the transaction.
     pub(crate) row: u16,
-    /// Length of the version that it writes; 0 when it only reads.
+    /// The number of words of the version that it writes, or 0 if it only reads.
     pub(crate) words: u32,
 }
 
-/// A word between a row's version and a register.
+/// A word that moves between a row's version and a register.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
-    /// The operation's access.
+    /// The access of the operation.
     pub(crate) access: u16,
-    /// Counted from the first word of the columns.
+    /// The index of the word, from the first word of the columns.
     pub(crate) word: u16,
     pub(crate) register: u8,
 }
@@ -32,53 +32,53 @@ pub(crate) struct Move {
 /// An operation of every transaction of a handler.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Those that write come first.
+    /// The accesses. Those that write are first.
     pub(crate) touches: Vec<Touch>,
     pub(crate) loads: Vec<Move>,
-    /// By access and word.
+    /// The moves to versions, sorted by access and word.
     pub(crate) stores: Vec<Move>,
-    /// The instructions; a closure has none.
+    /// The instructions. A closure has none.
     pub(crate) code: Option<WordCode>,
 }
 
-/// What a handler's transactions are.
+/// The kind of a handler's transactions.
 pub(crate) enum Kind {
     Words(WordCode),
-    /// With the width of each stream that it emits to.
+    /// A closure, with the width of each stream that it emits to.
     Native(NativeCode, Arc<dyn NativeBody>, Vec<usize>),
 }
 
-/// How a handler's transactions look in a graph.
+/// The form of a handler's transactions in a graph.
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
-    /// Table and key of each row.
+    /// The table and the key of each row.
     pub(crate) rows: Vec<(usize, KeyFrom)>,
     pub(crate) parts: Vec<Part>,
-    /// Where each row is seen as it was before the transaction: in this part, by this access.
+    /// The place where each row is visible as it was before the transaction: a part, and an access
+    /// of it.
     pub(crate) seen: Vec<Option<(u16, u16)>>,
     pub(crate) size: Size,
-    /// Event columns that must be plain words.
+    /// The event columns that must be plain words.
     pub(crate) columns: Vec<usize>,
 }
 
-/// The words of a version before its columns: [`PRESENT`] and [`WRITTEN`].
+/// The number of words of a version before its columns: one word with the flags below.
 pub(crate) const FLAGS_WORDS: usize = 1;
-/// The row is there.
+/// The row exists.
 pub(crate) const PRESENT: u64 = 1;
-/// It was written, and not only passed on.
+/// The row was written, and not only passed on.
 pub(crate) const WRITTEN: u64 = 2;
-/// It is the version before: what was expected to write the row has not.
+/// The version equals the one before: the expected writer of the row has not written it.
 pub(crate) const PASSES: u64 = 4;
-/// It is not known yet.
+/// The version is not known yet.
 pub(crate) const POISON: u64 = 8;
 
-/// The shapes of all handlers: in slices, and as a whole. The transactions of a handler that has none
-/// are units.
+/// Returns the shapes of all handlers: in slices, and as a whole. Transactions of a handler without
+/// a shape are units.
 ///
-/// Transactions are taken apart only where all of them are compiled. A closure may do anything, and
-/// an endless loop too, when it is shown what can't be: so it sees nothing but what is final. That
-/// is easily so where each transaction is one operation, whose verdict is there as soon as it was
-/// executed.
+/// Transactions are sliced only if all of them are compiled. A closure that sees an impossible
+/// state may do anything, even loop endlessly. So it sees only final versions. This is simple if
+/// each transaction is one operation, which has its verdict as soon as it was executed.
 pub(crate) fn shapes(program: &Program, layouts: &[Layout]) -> [Vec<Option<Shape>>; 2] {
     [true, false].map(|sliced| {
         let shape = |handler| shape(program, layouts, handler, sliced);
@@ -88,7 +88,7 @@ pub(crate) fn shapes(program: &Program, layouts: &[Layout]) -> [Vec<Option<Shape
 
 fn shape(program: &Program, layouts: &[Layout], handler: usize, sliced: bool) -> Option<Shape> {
     let spec = &program.handlers[handler];
-    // What others take of it is executed before the next event, and what goes along within it.
+    // Other handlers' work on its aborts is executed before the next event, and triggers within it.
     if program.handlers_on(spec.aborted).next().is_some() || program.has_more(handler) {
         return None;
     }
@@ -140,8 +140,8 @@ fn of_words(layouts: &[Layout], code: WordCode, sliced: bool) -> Shape {
         }
         parts.push(Part { touches, loads: Vec::new(), stores: Vec::new(), code: Some(slice) });
     }
-    // What it emits may need rows that no slice needs, and so may asking whether they are there, and
-    // the general path.
+    // Its events may need rows that no slice needs. So may tests for existence, and the general
+    // path.
     let asked = (0..code.rows.len() as u8).filter(|_| code.asks || !sliced);
     for row in code.loads.iter().map(|load| load.row).chain(asked) {
         if !parts.iter().flat_map(|p| &p.touches).any(|t| t.row == u16::from(row)) {

@@ -1,46 +1,48 @@
-//! The states of operations (MorphStream VI).
+//! The states of operations (MorphStream, section VI).
 //!
-//! | state | an operation is |
+//! | state | an operation |
 //! | --- | --- |
-//! | BLK | not executed: what it depends on has not been, or has been undone |
-//! | RDY | taken up by a thread, because its turn has come |
-//! | EXE | executed |
-//! | ABT | one of a transaction of which some operation fails: its version counts for nobody |
+//! | BLK | is not executed: its dependencies are not executed, or have been undone |
+//! | RDY | is taken by a thread, because its turn has come |
+//! | EXE | is executed |
+//! | ABT | belongs to a transaction with a failing operation: no reader uses its version |
 //!
 //! | transition | when | where |
 //! | --- | --- | --- |
-//! | T1 BLK → RDY | all that it depends on are EXE | [`States::begin`] |
-//! | T2 RDY → EXE | it has been executed, and nothing that it read has changed since | [`States::end`] |
-//! | T3 BLK → EXE | the same, on versions of transactions of which it is not known yet whether they abort | the same: nobody waits for logical dependencies |
+//! | T1 BLK → RDY | all dependencies are EXE | [`States::begin`] |
+//! | T2 RDY → EXE | it has been executed, and its input has not changed | [`States::end`] |
+//! | T3 BLK → EXE | as T1 and T2, on versions whose transactions may still abort | as T1 and T2 |
 //! | T4 → ABT | it fails, or another operation of its transaction does | [`States::stop`] |
-//! | T5 EXE, BLK → RDY | what it read has changed, and it is free to be executed again | [`States::again`] |
-//! | T6 RDY → BLK | the same, while it was being executed: it has to begin again | [`States::again`], [`States::end`] |
+//! | T5 EXE, BLK → RDY | its input has changed, so it may be executed again | [`States::again`] |
+//! | T6 RDY → BLK | its input has changed while it ran, so it starts again | `again`, `end` |
 //!
-//! ABT belongs to transactions, and may be taken back: an operation that fails because of what it
-//! read may succeed with what it should have read. Therefore operations of aborted transactions are
-//! executed like all others; only nobody looks at their versions.
+//! T3 means that no operation waits for logical dependencies.
 //!
-//! One rule makes all of it right: *whoever changes what others may have read marks them*, with one
-//! atomic operation on their state, and whoever finishes an operation does so with another, which
-//! fails when it has been marked since it began. So when nothing is marked any more, every operation
-//! was last executed on what it would have found in stamp order; from the first on, that is the
-//! serial outcome.
+//! ABT belongs to transactions, and may be undone: an operation that fails on one input may succeed
+//! on the right one. Therefore operations of aborted transactions are executed like all others, but
+//! no reader uses their versions.
+//!
+//! One rule makes all of this correct. *A thread that changes what others may have read marks these
+//! operations*, with one atomic operation on their state. A thread that finishes an operation does
+//! so with another atomic operation, which fails if it has been marked since it began. So when no
+//! marks are left, every operation was last executed on the input of the stamp order. By induction
+//! from the first operation, that is the serial outcome.
 
 use crate::schedule::sync::{fence, AtomicU32, AtomicU8, Ordering};
 
 const BLK: u8 = 0;
 const RDY: u8 = 1;
 const EXE: u8 = 2;
-/// What it read has changed.
+/// The mark that the input has changed.
 const AGAIN: u8 = 4;
 
 /// The states of a graph's operations.
 #[derive(Debug, Default)]
 pub(crate) struct States {
     states: Vec<AtomicU8>,
-    /// Whether the operation fails; only whoever executes it looks.
+    /// Whether the operation fails. Only the thread that executes it reads this.
     fails: Vec<AtomicU8>,
-    /// Per transaction how many of its operations fail: it is ABT when some do.
+    /// The number of failing operations of each transaction. It is ABT if there are any.
     failing: Vec<AtomicU32>,
 }
 
@@ -54,23 +56,26 @@ impl States {
         self.failing.resize_with(txns, || AtomicU32::new(0));
     }
 
-    /// T1, T3, and T5's end: a thread takes the operation up. Whether it is the first time.
+    /// T1, T3, and the end of T5: a thread takes the operation. Returns whether it is the first
+    /// time.
     #[inline(always)]
     pub(crate) fn begin(&self, vertex: u32) -> bool {
-        // What was changed before it was marked is seen from here on.
+        // Changes that were made before the mark are visible from here on.
         self.states[vertex as usize].swap(RDY, Ordering::AcqRel) & EXE == 0
     }
 
-    /// T2: it has been executed; `false` (T6) when it has to be once more.
+    /// T2: it has been executed. Returns `false` (T6) if it has to be executed again.
     #[inline(always)]
     pub(crate) fn end(&self, vertex: u32) -> bool {
         let state = &self.states[vertex as usize];
         state.compare_exchange(RDY, EXE, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// What the operation read has changed. T5: gives `true` to the one who has to see to it that it
-    /// is executed again. T6: if it is being executed, its thread will notice. One that has not been
-    /// executed yet needs nothing.
+    /// Marks that the operation's input has changed.
+    ///
+    /// T5: returns `true` to the one thread that has to have it executed again. T6: if it is being
+    /// executed, its thread will notice the mark. An operation that has not been executed yet needs
+    /// nothing.
     #[inline]
     pub(crate) fn again(&self, vertex: u32) -> bool {
         self.states[vertex as usize].fetch_or(AGAIN, Ordering::AcqRel) == EXE
@@ -81,7 +86,7 @@ impl States {
         self.states[vertex as usize].load(Ordering::Acquire) & EXE != 0
     }
 
-    /// T4: the operation fails, or no longer does; `true` when the verdict on its transaction has
+    /// T4: sets whether the operation fails. Returns whether the verdict on its transaction has
     /// changed.
     #[inline]
     pub(crate) fn stop(&self, vertex: u32, txn: u32, fails: bool) -> bool {
@@ -95,8 +100,9 @@ impl States {
             true => failing.fetch_add(1, Ordering::AcqRel) == 0,
             false => failing.fetch_sub(1, Ordering::AcqRel) == 1,
         };
-        // Whoever changes something looks at verdicts next, to see who is to be told. Of two that do
-        // so at once at least one sees what the other did; so does everybody who is told by that one.
+        // A thread that changes something reads verdicts next, to see which operations to notify.
+        // Of two threads that do so at once, at least one sees the change of the other. So does
+        // every thread that this one notifies.
         fence(Ordering::SeqCst);
         is_overturned
     }
@@ -114,7 +120,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// An operation that reads one word, and what it read last.
+    /// Runs an operation that reads one word, and records the word.
     fn run(states: &States, word: &AtomicU32, read: &AtomicU32) {
         states.begin(0);
         loop {
@@ -136,7 +142,7 @@ mod loom_tests {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
                     let (states, word, read) = &*shared;
-                    // A version changes, and whoever may have read it is told.
+                    // A version changes, and its possible readers are notified.
                     word.store(1, Ordering::Relaxed);
                     if states.again(0) {
                         run(states, word, read);
@@ -166,7 +172,7 @@ mod loom_tests {
                     assert!(states.end(0));
                 })
             };
-            // A unit looks at a row that it was not expected to use.
+            // A unit reads a row that it was not expected to use.
             let (states, version) = &*shared;
             if states.is_executed(0) {
                 assert_eq!(version.load(Ordering::Relaxed), 7);

@@ -1,5 +1,7 @@
-//! Transactions on the general path in the graph: each with all that its outputs set off, as one
-//! unit, which is one operation. Computed keys, windows, ranges, functions and cascades are all this.
+//! Transactions on the general path in a graph.
+//!
+//! Each is one unit with everything that its outputs trigger, and one operation. Computed keys,
+//! windows, ranges, functions and cascades are executed in this way.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,24 +17,24 @@ use crate::program::{reasons, Abort, Moment, Program};
 /// One transaction of a unit.
 pub(crate) struct Step {
     pub(crate) handler: usize,
-    /// What it comes to, or its abort event.
+    /// The effects, or the abort event.
     pub(crate) result: Result<Effects, Vec<Value>>,
-    /// Why, where its function has failed.
+    /// The abort, if its function has failed.
     pub(crate) fault: Option<Box<Abort>>,
 }
 
-/// What a unit came to.
+/// The outcome of a unit.
 #[derive(Default)]
 pub(crate) struct Unit {
     /// The transaction and its cascade, depth first.
     pub(crate) steps: Vec<Step>,
-    /// The rows that it writes, and where their versions are: by step, and number in the step.
+    /// The rows that it writes, and the places of their versions: step, and number in the step.
     written: BTreeMap<(TableId, Key), Vec<(usize, usize)>>,
-    /// What running it has taken, in counted work.
+    /// The counted work of running it.
     pub(crate) work: u64,
 }
 
-/// A unit that has run, and what it read besides what was expected.
+/// A unit that has run, and its reads beyond the expected ones.
 pub(crate) struct Ran {
     pub(crate) unit: Arc<Unit>,
     pub(crate) rows: Vec<(TableId, Key)>,
@@ -40,7 +42,7 @@ pub(crate) struct Ran {
 }
 
 impl Step {
-    /// The events that it emits, by stream.
+    /// Returns the events that it emits, by stream.
     pub(crate) fn emitted<'s>(
         &'s self,
         program: &Program,
@@ -53,7 +55,7 @@ impl Step {
         emitted.iter().map(|(stream, row)| (*stream, &row[..])).chain(event)
     }
 
-    /// Whether both come to the same.
+    /// Whether both have the same outcome.
     pub(crate) fn is_same(&self, other: &Step) -> bool {
         match (&self.result, &other.result) {
             (Ok(a), Ok(b)) => a.same_outcome(b),
@@ -64,8 +66,8 @@ impl Step {
 }
 
 impl Unit {
-    /// Runs an event's transaction and its cascade. Nothing of it counts when `rows` could not tell
-    /// a row.
+    /// Runs an event's transaction and its cascade. The result does not count if `rows` could not
+    /// return a row.
     pub(crate) fn run(
         program: &Program,
         rows: &dyn Rows,
@@ -122,12 +124,12 @@ impl Unit {
         }
     }
 
-    /// The rows that it writes.
+    /// Returns the rows that it writes.
     pub(crate) fn written(&self) -> impl Iterator<Item = &(TableId, Key)> {
         self.written.keys()
     }
 
-    /// The versions of a row that it writes: the step, the values of the key, and the row.
+    /// Returns the versions of a row that it writes: the step, the values of the key, and the row.
     pub(crate) fn versions(
         &self,
         row: &(TableId, Key),
@@ -140,13 +142,13 @@ impl Unit {
         })
     }
 
-    /// What it leaves of a row, if it writes it.
+    /// Returns a row as the unit leaves it, if it writes the row.
     pub(crate) fn last(&self, row: &(TableId, Key)) -> Option<Option<&[Value]>> {
         self.versions(row).next_back().map(|(_, _, row)| row)
     }
 }
 
-/// What the next transaction of a unit finds.
+/// The rows as the next transaction of a unit sees them.
 struct Nested<'u> {
     unit: &'u Unit,
     base: &'u dyn Rows,
@@ -191,7 +193,7 @@ impl Rows for Nested<'_> {
     }
 }
 
-/// The keys of two sequences, in order, each once.
+/// Merges the keys of two sequences in order, each key once.
 pub(crate) fn merged<'a>(
     one: Keys<'a>,
     other: impl Iterator<Item = Cow<'a, Key>> + 'a,

@@ -1,9 +1,9 @@
-//! The tables as a unit finds them at its stamp: its rows' versions in the graph, and behind them
+//! The tables as a unit sees them at its stamp: the graph's versions of its rows, and before them
 //! those of the tables.
 //!
-//! While the graph is walked, a unit is shown nothing but what some of the transactions before it
-//! leave, run in order: what it is expected to touch is executed by then, and of other rows it sees
-//! what has been executed. A row of which that can't be told ends the run.
+//! While the graph is walked, a unit sees a state that some of the earlier transactions, run in
+//! order, would leave. The rows that it is expected to touch are executed by then. Of other rows it
+//! sees what has been executed. A row that is not known yet ends the run.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -23,34 +23,34 @@ use crate::execute::general::{Holder, Keys, Rows, Unsettled};
 use crate::execute::work;
 use crate::plan::graph::{From, Lists, Vertex};
 
-/// The transactions that have written rows that they were not expected to write, by row, in order.
+/// The transactions that have unexpectedly written a row, by row, in order.
 pub(crate) type Extra = BTreeMap<(TableId, Key), Vec<u32>>;
 
-/// Why a run came to nothing.
+/// The reason why a run failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// It has touched what it was not expected to touch.
+    /// It has touched a row that it was not expected to touch.
     Itself,
-    /// One that it depends on has.
+    /// A transaction that it depends on has.
     Other,
 }
 
-/// See the [module](self).
+/// A view of the tables: see the [module](self).
 pub(crate) struct View<'w, 'a> {
     pub(crate) work: &'w Work<'a>,
     pub(crate) at: Vertex,
-    /// Once all before is settled: what is in no list.
+    /// The unexpected writes, once all earlier transactions are settled.
     pub(crate) extra: Option<&'w Extra>,
-    /// What was read besides what was expected.
+    /// The reads beyond the expected ones.
     pub(crate) seen: Seen,
     pub(crate) missed: Cell<Option<Missed>>,
-    /// Rows that were asked for, and versions that were passed over.
+    /// The number of rows that were read, and of versions that were passed.
     pub(crate) steps: Cell<u64>,
-    /// Whether it ends when the budget is spent.
+    /// Whether the run ends when the budget is spent.
     pub(crate) is_bounded: bool,
 }
 
-/// A version of a row: the transaction that wrote it, and where it is in the graph, if it is.
+/// A version of a row: its transaction, and its place in the graph, if it is there.
 type Version = (u32, Option<u32>);
 
 fn read(branch: &RwLock<Branch>) -> RwLockReadGuard<'_, Branch> {
@@ -72,13 +72,13 @@ impl<'w, 'a> View<'w, 'a> {
         Unsettled
     }
 
-    /// The access by which it uses a row, if that was expected.
+    /// Returns the access by which the unit uses a row, if that was expected.
     fn access(&self, table: TableId, key: &Key) -> Option<u32> {
         if let Some(hint) = self.work.stretch.hints.get(self.at.txn as usize) {
             return hint.find(table, key).map(|nth| self.at.access + nth as u32);
         }
-        // A compiled transaction or a closure that has come here: of equal rows the first one is in
-        // the row's list.
+        // This is a compiled transaction or a closure that has to be run here. Of equal rows, the
+        // first one is in the row's list.
         let shape = self.work.shape(self.at);
         let word = key_word(&self.work.tables[table.index()], key)?;
         let (columns, event) = self.work.event(self.at.txn);
@@ -91,7 +91,7 @@ impl<'w, 'a> View<'w, 'a> {
         Some(self.at.access + nth as u32)
     }
 
-    /// Where the last version of a row before this transaction is looked for.
+    /// Returns where the search for the last version of a row before this transaction begins.
     fn start(&self, row: &(TableId, Key)) -> From {
         if let Some(access) = self.access(row.0, &row.1) {
             return self.work.graph.access(access).from();
@@ -107,7 +107,8 @@ impl<'w, 'a> View<'w, 'a> {
         graph.writes(From::Access(last)).find(is_before).map_or(From::Missing, From::Access)
     }
 
-    /// The versions in the row's list that stand, newest first, until `each` has enough.
+    /// Calls `each` with the valid versions in the row's list, newest first, until it returns
+    /// `false`.
     fn listed(
         &self,
         row: &(TableId, Key),
@@ -116,13 +117,13 @@ impl<'w, 'a> View<'w, 'a> {
         self.walk(self.start(row), each)
     }
 
-    /// The same from a place in a list.
+    /// Walks the valid versions from a place in a list, as [`View::listed`] does.
     fn walk(&self, start: From, mut each: impl FnMut(Version) -> bool) -> Result<(), Unsettled> {
         let (graph, states) = (self.work.graph, self.work.states);
         for write in graph.writes(start) {
             self.count(work::STEP)?;
             let access = graph.access(write);
-            // What it did is visible when it has been executed.
+            // Its result is visible once it has been executed.
             if !states.is_executed(access.vertex()) {
                 return Err(self.miss(Missed::Itself));
             }
@@ -141,7 +142,7 @@ impl<'w, 'a> View<'w, 'a> {
         Ok(())
     }
 
-    /// The transactions before this one that have written a row unexpectedly.
+    /// Returns the earlier transactions that have unexpectedly written a row.
     fn extra(&self, row: &(TableId, Key)) -> &[u32] {
         let all = self.extra.and_then(|extra| extra.get(row)).map_or(&[][..], |txns| txns);
         &all[..all.partition_point(|txn| *txn < self.at.txn)]
@@ -157,8 +158,10 @@ impl<'w, 'a> View<'w, 'a> {
         Ok(last.max(extra))
     }
 
-    /// What the unit has come to when it was discovered, if everything that it has read there is as it was:
-    /// nobody before it has written it. What is written unexpectedly turns up later, here as everywhere.
+    /// Returns the outcome of the unit's discovery, if no earlier transaction has written what it
+    /// read.
+    ///
+    /// Unexpected writes are found later, as everywhere.
     pub(crate) fn found(&self) -> Option<(&'w Arc<Unit>, &'w [KeyRange])> {
         let hint = self.work.stretch.hints.get(self.at.txn as usize)?;
         let found = hint.found()?;
@@ -173,13 +176,13 @@ impl<'w, 'a> View<'w, 'a> {
             seen.is_ok() && !is_there
         };
         let is_it = hint.uses.iter().enumerate().all(is_committed);
-        // Whoever has missed makes nobody else miss here: it runs, and sees.
+        // A miss here does not make this unit miss: it runs, and sees the rows itself.
         self.missed.set(None);
         is_it.then_some(found)
     }
 
-    /// Appends versions of a row to those that are together already, but for those that somebody else has brought
-    /// there.
+    /// Appends versions of a row to its branch, except those that another thread has appended
+    /// already.
     fn append(
         &self,
         branch: &mut Branch,
@@ -203,7 +206,7 @@ impl<'w, 'a> View<'w, 'a> {
         }
     }
 
-    /// Counts what it has taken beyond what it would have taken elsewhere, and ends where that is too much.
+    /// Counts the steps beyond those of other strategies. Ends the run when there are too many.
     fn count(&self, more: u64) -> Result<(), Unsettled> {
         self.steps.set(self.steps.get() + more);
         match self.is_bounded && self.work.budget.is_over(self.steps.get()) {
@@ -247,7 +250,7 @@ impl Rows for View<'_, '_> {
         let (row, held) = ((table, key.clone()), &self.work.tables[table.index()]);
         let mut branch = self.work.branches.of(&row);
         let last = branch.as_ref().and_then(|branch| read(branch).last());
-        // What is not there yet, the newest first.
+        // The versions that are not there yet, the newest first.
         let mut new: Vec<Version> = Vec::new();
         self.listed(&row, |version| {
             let is_new = Some(version.0) > last;
@@ -290,13 +293,13 @@ impl Rows for View<'_, '_> {
 }
 
 impl<'a> Work<'a> {
-    /// What a unit has come to; nothing if the transaction is none, or has missed.
+    /// Returns the outcome of a unit, or `None` if the transaction is no unit or has missed.
     pub(crate) fn unit(&self, txn: u32) -> Option<Arc<Unit>> {
         let cell = self.units.get(txn as usize)?;
         cell.lock().expect("no thread has panicked here").as_ref().map(|ran| ran.unit.clone())
     }
 
-    /// The list of a row, if it has one.
+    /// Returns the list of a row, if it has one.
     pub(crate) fn list(&self, row: &(TableId, Key)) -> Option<&'a crate::plan::graph::List> {
         let id = self.stretch.hints.id(self.tables, row)?;
         Lists::of(self.lists, row.0 .0, id, self.tables[row.0.index()].hash(id))
@@ -306,7 +309,7 @@ impl<'a> Work<'a> {
         self.words[self.graph.access(access).at as usize].load(Ordering::Relaxed)
     }
 
-    /// The row in a version of words.
+    /// Returns the row in a version of words.
     fn row(&self, access: u32, row: &(TableId, Key)) -> Option<Row> {
         let table = &self.tables[row.0.index()];
         let version = &self.words[self.graph.access(access).at as usize..];
@@ -317,7 +320,7 @@ impl<'a> Work<'a> {
         is_present.then(|| table.row_of(word, &body))
     }
 
-    /// The rows that a transaction is expected to write, with their accesses.
+    /// Returns the rows that a transaction is expected to write, with their accesses.
     pub(crate) fn writes(&self, at: Vertex) -> Vec<(u32, (TableId, Key))> {
         if let Some(hint) = self.stretch.hints.get(at.txn as usize) {
             let written = hint.uses[..hint.writes].iter().map(|used| used.row.clone());
@@ -335,8 +338,8 @@ impl<'a> Work<'a> {
         written.map(|(access, touch)| (access, row(touch))).collect()
     }
 
-    /// Makes what a unit has written the versions of its rows; nothing can be told of them when it
-    /// has missed.
+    /// Publishes the writes of a unit as the versions of its rows. If the unit has missed, these
+    /// versions are unknown.
     pub(crate) fn publish(&self, at: Vertex, unit: Option<&Unit>) {
         for (access, row) in self.writes(at) {
             let version = &self.words[self.graph.access(access).at as usize..];

@@ -1,4 +1,5 @@
-//! Operations at work: where they find rows, what they compute, and who is told when that changes.
+//! Execution of operations: their input rows, their results, and the notification of readers of a
+//! change.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -23,10 +24,10 @@ use crate::plan::graph::{From, Graph, Lists, Vertex};
 use crate::program::{Moment, Program};
 use crate::schedule::Walk;
 
-/// The columns of each lane's events; those that are not words are empty.
+/// The columns of each lane's events. A column that is not of words is empty.
 pub(crate) type LaneColumns<'a> = Vec<Vec<&'a [u64]>>;
 
-/// A graph being executed. The tables stay as they are: new versions live in the graph.
+/// A graph that is being executed. The tables do not change: new versions are in the graph.
 pub(crate) struct Work<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) shapes: &'a [Option<Shape>],
@@ -35,40 +36,41 @@ pub(crate) struct Work<'a> {
     pub(crate) stretch: Stretch<'a>,
     pub(crate) lists: &'a [Lists],
     pub(crate) states: &'a States,
-    /// The versions. Relaxed, because whoever may have read too early is told.
+    /// The versions. Relaxed order is enough, because a thread that may have read too early is
+    /// notified.
     pub(crate) words: &'a [AtomicU64],
-    /// Per transaction what its closure came to, see [`super::natives`].
+    /// The note of each transaction's closure: see [`super::natives`].
     pub(crate) notes: &'a [AtomicU64],
-    /// Per transaction what it came to on the general path, if it was run there. Empty when
-    /// transactions are taken apart.
+    /// The outcome of each transaction that was run on the general path. Empty if transactions are
+    /// sliced.
     pub(crate) units: &'a [Mutex<Option<Ran>>],
-    /// The versions of rows of which windows were asked for.
+    /// The versions of rows over which windows were read.
     pub(crate) branches: &'a Branches,
-    /// What all of it may take; once that is spent nothing more is executed.
+    /// The budget of the whole graph. Once it is spent, nothing more is executed.
     pub(crate) budget: &'a Budget,
-    /// Each transaction is one operation.
+    /// Whether each transaction is one operation.
     pub(crate) is_whole: bool,
-    /// Aborts are dealt with at once, and not put aside.
+    /// Whether aborts are handled at once, and not put aside.
     pub(crate) at_once: bool,
 }
 
-/// What one thread works with.
+/// The working data of one thread.
 pub(crate) struct Hand<'a> {
     pub(crate) thread: usize,
-    /// Registers, by handler.
+    /// The registers, by handler.
     pub(crate) frames: Vec<Frame>,
-    /// Operations to be executed again, the first in stamp order first.
+    /// The operations to be executed again, in stamp order.
     again: BinaryHeap<Reverse<u32>>,
-    /// Those that were put aside.
+    /// The operations that were put aside.
     aside: Vec<u32>,
-    /// Transactions that have missed, and whether for what they did themselves.
+    /// The transactions that have missed, and why.
     pub(crate) missed: Vec<(u32, Missed)>,
     pub(crate) natives: Frames<'a>,
-    /// What it has executed since that was last told, in counted work.
+    /// The counted work since the budget was last charged.
     work: u64,
 }
 
-/// So much is executed before it is told.
+/// The counted work after which the budget is charged.
 const TOLD: u64 = 256;
 
 impl Hand<'_> {
@@ -91,13 +93,13 @@ impl Hand<'_> {
         }
     }
 
-    /// Tells what it has executed.
+    /// Charges the budget with the work so far.
     pub(crate) fn spend(&mut self, budget: &Budget) {
         budget.spend(std::mem::take(&mut self.work));
     }
 }
 
-/// The columns of a row as an operation finds them.
+/// The columns of a row as an operation sees them.
 #[derive(Clone, Copy)]
 pub(crate) enum Columns<'a> {
     Version(&'a [AtomicU64]),
@@ -114,11 +116,11 @@ impl Columns<'_> {
     }
 }
 
-/// A row as an operation finds it.
+/// A row as an operation sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub(crate) columns: Columns<'a>,
-    /// If not, its columns have their defaults.
+    /// Whether the row exists. If not, its columns have their defaults.
     pub(crate) is_present: bool,
 }
 
@@ -128,15 +130,16 @@ impl<'a> Work<'a> {
         shape.expect("only handlers with a shape are in graphs")
     }
 
-    /// The columns of the transaction's event, and its row there.
+    /// Returns the columns of the transaction's event, and its row there.
     #[inline(always)]
     pub(crate) fn event(&self, txn: u32) -> (&'a [&'a [u64]], usize) {
         let ranked = self.stretch.epoch.order[self.stretch.from + txn as usize];
         (&self.stretch.columns[ranked.lane as usize], ranked.row as usize)
     }
 
-    /// The row of an access as it was before its transaction; `None` when it is not known yet, or is
-    /// missing and a column has no default.
+    /// Returns the row of an access as it was before its transaction.
+    ///
+    /// Returns `None` if the row is not known yet, or if it is missing and a column has no default.
     #[inline(always)]
     pub(crate) fn find(&self, access: u32, table: usize) -> Option<Found<'a>> {
         let table = &self.tables[table];
@@ -183,7 +186,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Loads what some code wants of the event, and of rows by their accesses.
+    /// Loads the event columns that some code uses.
     #[inline(always)]
     pub(crate) fn load_event(&self, code: &WordCode, txn: u32, frame: &mut Frame) {
         let (columns, row) = self.event(txn);
@@ -192,7 +195,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Computes an operation of compiled code; whether its version has changed, or why it stops.
+    /// Computes an operation of compiled code. Returns whether its version has changed, or why it
+    /// stops.
     fn compute(
         &self,
         at: Vertex,
@@ -205,7 +209,7 @@ impl<'a> Work<'a> {
         let find = |access: usize| {
             let (table, _) = shape.rows[usize::from(part.touches[access].row)];
             let found = self.find(at.access + access as u32, table);
-            // The general path must decide on rows that are missing, if anything depends on it.
+            // If the result depends on missing rows, the general path must decide.
             found.filter(|found| found.is_present || !code.asks).ok_or(Stop::Trap)
         };
         const NEAR: usize = 4;
@@ -253,7 +257,8 @@ impl<'a> Work<'a> {
         Ok(changed)
     }
 
-    /// Everybody who looks at what an operation writes has to be executed again, if it was already.
+    /// Marks all readers of an operation's writes to be executed again, if they were executed
+    /// already.
     fn tell(&self, vertex: u32, hand: &mut Hand<'_>) {
         let stands = |write: &crate::plan::graph::Access| {
             !self.states.is_aborted(self.graph.vertex(write.vertex()).txn)
@@ -274,7 +279,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Executes an operation until it has seen what there is.
+    /// Executes an operation until it has seen the newest input.
     fn run(&self, vertex: u32, hand: &mut Hand<'a>) {
         let at = self.graph.vertex(vertex);
         if self.budget.is_over(hand.work) {
@@ -286,7 +291,7 @@ impl<'a> Work<'a> {
         if at.part == UNIT {
             self.states.begin(vertex);
             self.unit_at(at, hand);
-            // All that it reads is there: whoever says that it has changed does so too late.
+            // All its input is there. A notification that it has changed would be too late.
             while !self.states.end(vertex) {
                 self.states.begin(vertex);
             }
@@ -307,7 +312,7 @@ impl<'a> Work<'a> {
                 }
                 (None, Kind::Words(_)) => unreachable!("compiled parts have code"),
             };
-            // All that it reads is there, so the general path may decide here.
+            // All its input is there, so the general path may decide here.
             let computed = match computed {
                 Err(Stop::Trap) if self.is_whole => {
                     self.unit_at(at, hand);
@@ -318,13 +323,13 @@ impl<'a> Work<'a> {
             let (changed, fails) = (computed == Ok(true), computed.is_err());
             let is_overturned = self.states.stop(vertex, at.txn, fails);
             if is_overturned {
-                // The head of the transaction sees to all of it.
+                // The head of the transaction handles all of it.
                 for sibling in self.graph.operations(at.txn) {
                     self.tell(sibling, hand);
                 }
             } else if changed && !is_first {
-                // Nobody begins before this operation has been executed for the first time. The fence
-                // is as in `States::stop`.
+                // No reader begins before this operation has been executed for the first time. The
+                // fence is as in `States::stop`.
                 fence(Ordering::SeqCst);
                 self.tell(vertex, hand);
             }
@@ -337,7 +342,8 @@ impl<'a> Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// An operation of a graph that will be thrown away: whoever waits for it need not, and finds nothing there.
+    /// Skips an operation of a graph that will be thrown away. Its dependents need not wait, and
+    /// find nothing there.
     fn leave(&self, vertex: u32) {
         for access in self.graph.accesses_of(vertex).map(|access| self.graph.access(access)) {
             if access.writes() {
@@ -350,7 +356,8 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// What the first transactions, so many of them, would have taken in serial execution. It is learned what is usual.
+    /// Returns the counted work that the first `until` transactions would have taken in serial
+    /// execution. It also updates the usual work.
     pub(crate) fn taken(&self, until: u32, known: &[Option<u64>], usual: &mut Usual) -> u64 {
         let mut all = 0;
         for txn in 0..until {
@@ -376,7 +383,8 @@ impl<'a> Work<'a> {
             *self.units[at.txn as usize].lock().expect("no thread has panicked here") = Some(ran);
             return;
         }
-        // What a function does on rows that it may never see counts only if it sees them in the end.
+        // A panic on rows that the function would never see does not count. It counts only if the
+        // final run has it, too.
         let unit = catch_unwind(AssertUnwindSafe(|| self.run_unit(at, &view)));
         hand.work += view.steps.get() + unit.as_ref().map_or(0, |unit| unit.work);
         let unit = unit.ok().filter(|_| view.missed.get().is_none());
@@ -397,7 +405,7 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// A transaction on the general path, with all that it sets off.
+    /// Runs a transaction on the general path with everything that it triggers.
     pub(crate) fn run_unit(&self, at: Vertex, view: &View<'_, 'a>) -> Unit {
         let epoch = self.stretch.epoch;
         let ranked = epoch.order[self.stretch.from + at.txn as usize];

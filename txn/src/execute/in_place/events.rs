@@ -1,4 +1,4 @@
-//! Which events a stretch of an epoch's order has.
+//! The events of a stretch of an epoch's order.
 
 use std::ops::Range;
 
@@ -9,19 +9,22 @@ use crate::order::Ranked;
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     pub(crate) range: Range<usize>,
-    /// Rows of each, and where what is noted of them begins.
+    /// The number of rows of each event, and the place where their notes begin.
     pub(crate) rows: usize,
     pub(crate) first: usize,
 }
 
 impl Events {
-    /// Finds out which events of each lane a stretch has. They rise in every lane, so the first and the
-    /// last of each say all, and as soon as all lanes have been seen nobody looks further.
+    /// Finds the events of each lane in a stretch.
+    ///
+    /// They rise in every lane, so the first and the last of each lane are enough. The search ends
+    /// as soon as all lanes have been seen.
     pub(crate) fn find(found: &mut Vec<Events>, member: &Member<'_>, stretch: &[Ranked]) {
         Events::find_of(found, member.lanes.iter().map(|lane| lane.rows()), stretch);
     }
 
-    /// The same where it is said, by lane, how many rows its transactions have.
+    /// Finds the events of each lane in a stretch, with the number of rows of its transactions
+    /// given by lane.
     pub(super) fn find_of(
         found: &mut Vec<Events>,
         rows: impl Iterator<Item = usize>,
@@ -54,7 +57,8 @@ impl Events {
         }
     }
 
-    /// Asks for what a stretch begins with, and lets lanes stage no other events: they are somebody else's.
+    /// Prefetches the beginning of a stretch. Lanes stage no other events, because these belong to
+    /// other threads.
     pub(crate) fn stage(found: &[Events], member: &mut Member<'_>) {
         for (events, lane) in found.iter().zip(&mut member.lanes) {
             if !events.is_empty() {
@@ -63,7 +67,7 @@ impl Events {
         }
     }
 
-    /// Whether the lane has none.
+    /// Whether the lane has no events in the stretch.
     pub(crate) fn is_empty(&self) -> bool {
         self.range.start >= self.range.end
     }

@@ -1,4 +1,4 @@
-//! What one thread has of an epoch: its own openings of the tables, its own outputs.
+//! A thread's share of an epoch: its own openings of the tables, and its own outputs.
 
 use tidemill_table::Opened;
 
@@ -11,16 +11,16 @@ use crate::execute::serial::{HandlerCounts, Sink};
 use crate::execute::words::Frame;
 use crate::order::Epoch;
 
-/// What all members have of an epoch.
+/// The data of an epoch that all members share.
 pub(super) struct Start<'e> {
     pub(super) codes: &'e Codes,
-    /// By stream: about so many outputs come from each member.
+    /// The expected number of outputs of each member, by stream.
     pub(super) rooms: Vec<usize>,
     pub(super) epoch: &'e Epoch,
     pub(super) columns: &'e [WordColumns<'e>],
-    /// Where outputs go that have places.
+    /// The places of outputs that have one.
     pub(super) placements: &'e Placements,
-    /// How often slots of any table have moved.
+    /// The number of times that slots of any table have moved.
     pub(super) moves: u64,
 }
 
@@ -28,31 +28,32 @@ pub(super) struct Start<'e> {
 pub(crate) struct Member<'e> {
     start: &'e Start<'e>,
     pub(crate) lanes: Vec<Lane<'e>>,
-    /// By table; what lanes point at.
+    /// The openings by table, to which lanes point.
     open: Vec<Option<Opened<'e>>>,
-    /// What it comes to; lanes point at the builders.
+    /// The results of the thread. Lanes point to its builders.
     part: Part,
 }
 
-/// What a thread has come to; and what it uses in every epoch: memory that is in its core's cache.
+/// The results of a thread, and its memory that is reused in every epoch and is in its core's
+/// cache.
 #[derive(Default)]
 pub(crate) struct Part {
-    /// By stream.
+    /// The output builders, by stream.
     pub(crate) builders: Vec<OutputBuilder>,
     frames: Vec<Frame>,
     pub(super) counts: Vec<HandlerCounts>,
-    /// By stream: what of it was written to its place.
+    /// The outputs that were written to their places, by stream.
     pub(super) placed: Vec<Option<Placed>>,
-    /// Transactions that have aborted, where outputs have places: the lane, and the event there.
+    /// The aborted transactions, if outputs have places: the lane, and the event in it.
     pub(super) aborted: Vec<(usize, usize)>,
 }
 
-// SAFETY: the pointers in lanes lead to the openings and builders beside them, on the heap, and to
-// the epoch's columns, which nobody writes.
+// SAFETY: the pointers in lanes point to the openings and builders beside them, on the heap, and to
+// the epoch's columns, which no thread writes.
 unsafe impl Send for Member<'_> {}
 
 impl<'e> Member<'e> {
-    /// One that has not [begun](Member::begin) yet, with its part of the epoch before.
+    /// Creates a member that has not [begun](Member::begin) yet, with its part of the epoch before.
     pub(super) fn new(
         start: &'e Start<'e>,
         open: Vec<Option<Opened<'e>>>,
@@ -61,7 +62,7 @@ impl<'e> Member<'e> {
         Member { start, lanes: Vec::new(), open, part }
     }
 
-    /// Makes what the thread needs: each its own, which takes some microseconds. Does nothing when it has begun.
+    /// Creates the thread's own data, which takes some microseconds. Does nothing if it has begun.
     pub(super) fn begin(&mut self) {
         if !self.lanes.is_empty() {
             return;
@@ -74,7 +75,8 @@ impl<'e> Member<'e> {
         builders.iter_mut().zip(rooms).for_each(|(builder, room)| builder.expect(*room));
         for (builder, placement) in builders.iter_mut().zip(&placements.by_stream) {
             if let (Some(rows), Some((_, places))) = (builder.words(), placement) {
-                // SAFETY: the sink has them as long as the epoch lasts, and each event is one thread's.
+                // SAFETY: the sink owns them as long as the epoch lasts, and each event belongs to
+                // one thread.
                 unsafe { rows.place(places) };
             }
         }
@@ -91,22 +93,22 @@ impl<'e> Member<'e> {
         }
     }
 
-    /// Whether words can do what all lanes want.
+    /// Whether all lanes can be executed over words.
     pub(super) fn is_fast(&self) -> bool {
         self.lanes.iter().all(|lane| lane.fast)
     }
 
-    /// How many outputs there are, by stream.
+    /// Returns the number of outputs, by stream.
     pub(crate) fn outputs(&self) -> impl Iterator<Item = usize> + '_ {
         self.part.builders.iter().map(|builder| builder.len())
     }
 
-    /// It is done with the epoch.
+    /// Detaches the thread from the epoch.
     pub(super) fn leave(&mut self) {
         self.lanes = Vec::new();
     }
 
-    /// What is left of it.
+    /// Returns its openings and its part.
     pub(super) fn end(mut self) -> (Vec<Option<Opened<'e>>>, Part) {
         let Part { builders, placed, .. } = &mut self.part;
         placed.clear();
@@ -114,11 +116,11 @@ impl<'e> Member<'e> {
         (self.open, self.part)
     }
 
-    /// Executes the transactions whose turn it is, one after the other, until there are no more of
-    /// them; whether it could.
+    /// Executes the transactions whose turn it is, one after the other, until there are no more.
+    /// Returns whether that was possible.
     ///
     /// # Safety
-    /// Nobody else uses the rows of a transaction while it has its turn; this thread's openings have
+    /// No other thread uses the rows of a transaction during its turn. This thread's openings have
     /// room for a version of each of its rows.
     #[must_use]
     pub(crate) unsafe fn walk(&mut self, codes: &Codes, turns: &mut Turns<'_>) -> bool {
@@ -127,8 +129,8 @@ impl<'e> Member<'e> {
             let lane = &mut self.lanes[lane];
             let handler = lane.handler;
             let before = turns.at();
-            // SAFETY: the lane is attached to this thread's openings and outputs; the rest is as the
-            // caller says.
+            // SAFETY: the lane is attached to this thread's openings and outputs. The caller
+            // guarantees the rest.
             let end = unsafe {
                 match &codes.code[handler] {
                     Code::Words(code) => run_words(turns, lane, code, &mut frames[handler]),
@@ -157,8 +159,8 @@ impl<'e> Member<'e> {
     }
 }
 
-/// What all threads have counted goes to a sink, and so does, stream by stream, what they have sent: `append` puts the
-/// rows of a stream, by thread, behind what there is.
+/// Adds the counts of all threads to a sink, and their outputs, stream by stream. `append` appends
+/// the rows of a stream, given by thread.
 pub(crate) fn put_together(
     parts: &mut [Part],
     out: &mut Sink,

@@ -1,8 +1,10 @@
-//! Executing on several threads in place: rows are written where they lie, each by the one thread
-//! that may use it just then, so nothing is ever run twice. Who that is, is others' business.
+//! Execution in place on several threads.
 //!
-//! What only the general path can decide ends the attempt: the tables become what they were, and the
-//! epoch is executed serially.
+//! Rows are written where they are. The strategy makes sure that only one thread uses a row at a
+//! time, so nothing is ever run twice.
+//!
+//! A case that only the general path can decide ends the attempt. The tables get back their old
+//! state, and the epoch is executed serially.
 
 mod events;
 mod member;
@@ -22,33 +24,34 @@ use super::serial::Sink;
 use crate::order::{Epoch, Section};
 use crate::pool::Pool;
 
-/// Links of versions are 32 bits, and every thread may have to write all of them.
+/// The most words of versions. Links of versions have 32 bits, and every thread may have to write
+/// all versions.
 const VERSION_WORDS_MAX: usize = 1 << 30;
 
-/// Why an epoch of such a program is executed serially.
+/// The reason why an epoch of a program with procedures is executed serially.
 pub(super) const PROCEDURES: &str = "procedures run one after the other";
 
-/// What is to be executed in place, and by whom.
+/// The transactions to be executed in place, and their environment.
 pub(super) struct Task<'t> {
     pub(super) pool: &'t dyn Pool,
     pub(super) section: &'t Section<'t>,
     /// The number of the transaction before the first one.
     pub(super) before: Seq,
-    /// By stream: about so many outputs come of it.
+    /// The expected number of outputs, by stream.
     pub(super) rooms: &'t [usize],
 }
 
-/// Executes epochs in place.
+/// The shared state of execution in place.
 pub(super) struct InPlace {
     pub(super) codes: Arc<Codes>,
     pub(super) threads: usize,
-    /// Per handler: whether each of its rows is written.
+    /// Whether each row is written, by handler.
     pub(super) writes: Vec<Vec<bool>>,
     foreseen: Foreseen,
-    /// What each thread uses in every epoch.
+    /// The reused memory of each thread.
     parts: Vec<Part>,
-    /// A transaction could not be executed before, perhaps because there was no slot left for a row
-    /// that was missing.
+    /// Whether a transaction could not be executed before, perhaps because there was no slot left
+    /// for a missing row.
     short: bool,
 }
 
@@ -74,8 +77,8 @@ impl InPlace {
         self.writes.iter().flatten().any(|writes| !writes)
     }
 
-    /// How many rows all transactions of the epoch use, those of each in whole groups of so many; and how many one
-    /// uses at most.
+    /// Returns how many rows all transactions of the epoch use, and at most how many one uses. The
+    /// rows of each transaction are rounded up to a multiple of `group`.
     pub(super) fn rows_of(&self, epoch: &Epoch, group: usize) -> [usize; 2] {
         let (mut all, mut widest) = (0, 0);
         for lane in &epoch.lanes {
@@ -86,8 +89,8 @@ impl InPlace {
         [all, widest]
     }
 
-    /// Whether the epoch can be executed in place at all; if not, why, and whether there may be a graph
-    /// for it.
+    /// Checks that the epoch can be executed in place. If not, returns the reason, and whether a
+    /// graph may execute it.
     pub(super) fn check(
         &self,
         tables: &[Table],
@@ -104,7 +107,7 @@ impl InPlace {
                 return Err(("a handler needs the general path", true));
             }
             if code.streams().is_none() || codes.consumed[codes.aborted[handler]] {
-                return Err(("other handlers take what a handler emits", true));
+                return Err(("other handlers take the events of a handler", true));
             }
         }
         let words = tables
@@ -119,9 +122,12 @@ impl InPlace {
         }
     }
 
-    /// Lets `work` execute transactions of an epoch on members, one a thread; what the members have come to, which is
-    /// to be [given back](InPlace::keep), or why it must be done serially; then nothing has happened. `work` gives
-    /// whether it could. Outputs that have places in a sink, if one is given, are there then.
+    /// Lets `work` execute transactions of an epoch on members, one for each thread.
+    ///
+    /// `work` returns whether it was able to. The result is the members' parts, which are to be
+    /// [given back](InPlace::keep). If the epoch must be executed serially, returns the reason. In
+    /// this case nothing has happened. If a sink is given, outputs that have places in it are there
+    /// afterwards.
     pub(super) fn run(
         &mut self,
         task: &Task<'_>,
@@ -140,10 +146,11 @@ impl InPlace {
             }
         }
         let moves = moved(tables);
-        // Of its share of the outputs, and somewhat more; who has more yet makes room.
+        // Room for the thread's share of the outputs, and somewhat more. A thread with still more
+        // outputs makes room itself.
         let room = |room: &usize| room.div_ceil(self.threads) * 5 / 4;
         let rooms: Vec<usize> = task.rooms.iter().map(room).collect();
-        // Per table, an opening for each thread.
+        // An opening for each thread, by table.
         let mut openings: Vec<Vec<Opened<'_>>> = Vec::new();
         for (table, rows) in tables.iter_mut().zip(&codes.rows_max) {
             openings.push(match rows {
@@ -165,7 +172,7 @@ impl InPlace {
             let open = openings.iter_mut().map(Iterator::next);
             members.push(Member::new(&start, open.collect(), part));
         }
-        // It is the caller's, who is one of the threads; the others begin by themselves.
+        // The first member is that of the calling thread. The others begin by themselves.
         members[0].begin();
         if !members[0].is_fast() {
             return Err("a column has nulls");
@@ -173,7 +180,7 @@ impl InPlace {
         let seats: Vec<Mutex<Member<'_>>> = members.into_iter().map(Mutex::new).collect();
         let done = work(&seats);
         let members = seats.into_iter().map(|member| {
-            member.into_inner().expect("whoever panicked has taken this thread along").end()
+            member.into_inner().expect("a panic of a member ends this thread, too").end()
         });
         let (openings, parts): (Vec<_>, Vec<_>) = members.unzip();
         if !done {
@@ -193,13 +200,13 @@ impl InPlace {
         Ok(parts)
     }
 
-    /// What members have come to was taken from them; they use it again.
+    /// Takes back the members' parts, whose results were taken, to reuse them.
     pub(super) fn keep(&mut self, parts: Vec<Part>) {
         self.parts = parts;
     }
 }
 
-/// Openings by table, of those by thread.
+/// Regroups openings from threads to tables.
 fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>> {
     let mut by_table: Vec<Vec<Opened<'t>>> = Vec::new();
     for openings in by_thread {
@@ -211,7 +218,7 @@ fn tables_of<'t>(by_thread: Vec<Vec<Option<Opened<'t>>>>) -> Vec<Vec<Opened<'t>>
     by_table
 }
 
-/// All threads take their seats and do their work. `halt` is set when one of them panics.
+/// Lets all threads do their work on their members. `halt` is set if one of them panics.
 pub(super) fn on_seats(
     pool: &dyn Pool,
     halt: &Halt,
@@ -221,7 +228,7 @@ pub(super) fn on_seats(
     pool.run(&|thread| {
         let guard = halt.guard();
         let mut member = seats[thread].lock().unwrap_or_else(PoisonError::into_inner);
-        // What it needs is made by the thread itself, so that it is in its core's cache.
+        // The thread creates its own data, so that they are in its core's cache.
         member.begin();
         work(&mut member, thread);
         member.leave();
@@ -229,7 +236,7 @@ pub(super) fn on_seats(
     });
 }
 
-/// Whether threads must stop, because one of them has met what can't be done in place.
+/// Whether threads must stop, because one of them has a case that can't be executed in place.
 #[derive(Debug, Default)]
 pub(super) struct Halt(AtomicBool);
 
@@ -242,17 +249,18 @@ impl Halt {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets it when what is given is dropped: whoever panics must not leave the others waiting.
+    /// Returns a guard that sets it when dropped: a thread that panics must not leave the others
+    /// waiting.
     fn guard(&self) -> Halting<'_> {
         Halting(self)
     }
 }
 
-/// See [`Halt::guard`].
+/// A guard: see [`Halt::guard`].
 struct Halting<'h>(&'h Halt);
 
 impl Halting<'_> {
-    /// Nobody waits for this thread any more.
+    /// Ends the guard: no thread waits for this one any more.
     fn done(self) {
         std::mem::forget(self);
     }

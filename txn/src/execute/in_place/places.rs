@@ -1,4 +1,5 @@
-//! Which outputs are written to their [places](crate::execute::output::Places) at once.
+//! The choice of outputs that are written directly to their
+//! [places](crate::execute::output::Places).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,28 +12,29 @@ use crate::execute::serial::Sink;
 use crate::order::{Lane, Section};
 use crate::pool::Pool;
 
-/// One in so many may abort: for each the rows behind it are moved.
+/// One in this many transactions may abort, because each abort moves all rows after it.
 const ABORTS: u64 = 100;
 
-/// Attempts at most for which nothing is placed after something had no place.
+/// The most attempts for which nothing is placed after an output had no place.
 const PAUSE_MAX: u32 = 1 << 12;
 
-/// What is known of the streams that transactions send to.
+/// The knowledge about the streams that transactions send to.
 #[derive(Debug, Default)]
 pub(super) struct Foreseen {
-    /// By stream: whether, the last time, each transaction that committed sent one event, and hardly any aborted.
+    /// Whether each committed transaction sent one event the last time, and hardly any aborted, by
+    /// stream.
     is_exact: Vec<bool>,
-    /// For so many attempts nothing is placed; and for how many the next time.
+    /// The number of attempts for which nothing is placed, and that number for the next time.
     pause: u32,
     next_pause: u32,
 }
 
-/// Where the outputs of a section go.
+/// The destinations of the outputs of a section.
 #[derive(Debug, Default)]
 pub(super) struct Placements {
-    /// By stream: the handler that sends to it, and the places, if there are any.
+    /// The handler that sends to the stream, and the places, if there are any, by stream.
     pub(super) by_stream: Vec<Option<(usize, Places)>>,
-    /// By lane: what gives the place of an event's outputs when it is added to the event's number.
+    /// The offset from an event's number to the place of its outputs, by lane.
     pub(super) from: Vec<usize>,
 }
 
@@ -42,7 +44,7 @@ impl Placements {
         self.by_stream.is_empty()
     }
 
-    /// The places of a handler's events that have aborted.
+    /// Returns the places of a handler's events that have aborted.
     fn holes(&self, handler: usize, section: &Section<'_>, parts: &[Part]) -> Vec<usize> {
         let lanes = &section.epoch.lanes;
         let hole = |(lane, event): &(usize, usize)| {
@@ -53,7 +55,7 @@ impl Placements {
     }
 }
 
-/// By stream: the handler that sends to it, if it is only one.
+/// Returns the handler that sends to each stream, if it is only one.
 fn senders(codes: &Codes, section: &Section<'_>) -> Vec<Option<usize>> {
     let mut senders = vec![(0, 0); codes.program.streams.len()];
     let handlers = section.epoch.lanes.iter().map(|lane| lane.handler as usize);
@@ -65,7 +67,7 @@ fn senders(codes: &Codes, section: &Section<'_>) -> Vec<Option<usize>> {
     senders.into_iter().map(|(count, of)| (count == 1).then_some(of)).collect()
 }
 
-/// By lane: its events.
+/// Returns the events of each lane.
 fn events(section: &Section<'_>) -> Vec<Range<usize>> {
     let epoch = section.epoch;
     let len = |lane: &Lane| epoch.runs[lane.run as usize].batch.len();
@@ -73,13 +75,15 @@ fn events(section: &Section<'_>) -> Vec<Range<usize>> {
         return epoch.lanes.iter().map(|lane| 0..len(lane)).collect();
     }
     let mut found = Vec::new();
-    // Nobody asks for their rows.
+    // The rows of the events are not needed.
     Events::find_of(&mut found, epoch.lanes.iter().map(|_| 0), section.order());
     found.into_iter().map(|events| events.range).collect()
 }
 
-/// Numbers the events of each handler: by lane what is to be added, and by handler how many events it has. Nothing where
-/// they are in several lanes of which not one comes behind the other, or some are left out.
+/// Numbers the events of each handler.
+///
+/// Returns the offset to add, by lane, and the number of events, by handler. Returns `None` if the
+/// events of a handler are in several lanes that overlap in order, or if some are left out.
 fn numbered(section: &Section<'_>, handlers: usize) -> Option<(Vec<usize>, Vec<usize>)> {
     let epoch = section.epoch;
     let events = events(section);
@@ -107,7 +111,7 @@ fn numbered(section: &Section<'_>, handlers: usize) -> Option<(Vec<usize>, Vec<u
 }
 
 impl Foreseen {
-    /// Where the outputs of a section go, as far as that is foreseen.
+    /// Returns the destinations of the outputs of a section, as far as they are foreseen.
     pub(super) fn places(
         &mut self,
         codes: &Codes,
@@ -129,8 +133,8 @@ impl Foreseen {
         Placements { by_stream, from }
     }
 
-    /// Looks what has come: whether each output that was placed has a place, and no place is left, but of transactions that have
-    /// aborted. Then the places are rows of the sink.
+    /// Checks the placed outputs: each has a place, and no place is empty except those of aborted
+    /// transactions. If so, the places become rows of the sink.
     pub(super) fn check(
         &mut self,
         placements: &Placements,
@@ -158,14 +162,15 @@ impl Foreseen {
             placements.by_stream.iter().zip(holes).zip(&mut out.builders)
         {
             if let (Some((_, places)), Some(rows)) = (placement, builder.words()) {
-                // SAFETY: as was counted: no place was written to twice, and all others are holes.
+                // SAFETY: the counts show that no place was written twice, and that all empty
+                // places are holes.
                 unsafe { rows.have_been_placed(pool, places, holes) };
             }
         }
         true
     }
 
-    /// Learns from what has been executed.
+    /// Learns from the executed section.
     pub(super) fn learn(&mut self, codes: &Codes, section: &Section<'_>, parts: &[Part]) {
         let is_exact = |(stream, handler): (usize, Option<usize>)| {
             let Some(handler) = handler else { return false };

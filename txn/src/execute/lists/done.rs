@@ -1,15 +1,15 @@
-//! How far a list is done.
+//! The progress of a list.
 
 use crate::schedule::sync::{AtomicUsize, Ordering};
 
-/// How far a list is done; alone in its cache lines, because one thread writes it all the time, and
-/// others look at it.
+/// The progress of a list. It has cache lines of its own, because one thread writes it all the
+/// time, and others read it.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Done {
-    /// One more than the rank of the last transaction.
+    /// The rank of the last transaction, plus one.
     rank: AtomicUsize,
-    /// How many transactions.
+    /// The number of transactions.
     count: AtomicUsize,
 }
 
@@ -20,18 +20,20 @@ impl Default for Done {
 }
 
 impl Done {
-    /// How many transactions are done: nobody reads what their list says of them any more.
+    /// Returns how many transactions are done. No thread reads their entries any more.
     pub(super) fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether the transaction of this rank is done, which is in the list: what it has written is seen then.
+    /// Whether the transaction with this rank, in this list, is done. If so, its writes are
+    /// visible.
     #[inline(always)]
     pub(super) fn has(&self, rank: u32) -> bool {
         self.rank.load(Ordering::Acquire) > rank as usize
     }
 
-    /// The next transaction, which has this rank, is done, and with it so many are. Only one thread says so.
+    /// Records that the next transaction, with this rank, is done, and that `count` transactions
+    /// are. Only one thread calls it.
     #[inline(always)]
     pub(super) fn set(&self, rank: u32, count: usize) {
         self.count.store(count, Ordering::Release);
@@ -49,10 +51,11 @@ mod loom_tests {
     /// A row that several threads use in turn.
     struct Row(Place<u32>);
 
-    // SAFETY: who comes there when is what loom looks at.
+    // SAFETY: loom checks which threads access it when.
     unsafe impl Sync for Row {}
 
-    /// Two lists with ranks 0, 2 and 1, 3, each of which waits for the one before: all write one row.
+    /// Two lists have ranks 0, 2 and 1, 3. All transactions write one row, and each waits for the
+    /// one before.
     #[test]
     fn who_waits_for_a_transaction_finds_its_row() {
         loom::model(|| {
@@ -62,7 +65,7 @@ mod loom_tests {
                     while rank > 0 && !lists[1 - nth].has(rank - 1) {
                         loom::thread::yield_now();
                     }
-                    // SAFETY: loom sees whether another thread is there at the same time.
+                    // SAFETY: loom checks that no other thread accesses it at the same time.
                     unsafe {
                         assert_eq!(row.get(), rank);
                         row.set(rank + 1);
@@ -77,7 +80,7 @@ mod loom_tests {
             walk(0, &shared);
             other.join().unwrap();
             let (lists, Row(row)) = &*shared;
-            // SAFETY: nobody else is left.
+            // SAFETY: no other thread is left.
             assert_eq!(unsafe { row.get() }, 4);
             assert_eq!(lists.each_ref().map(Done::count), [2, 2]);
         });

@@ -1,7 +1,8 @@
-//! A list as it is made and executed at once: one thread appends to it, another one walks it.
+//! A list that is built and executed at the same time: one thread appends to it, and another one
+//! walks it.
 //!
-//! What has been published is not changed before its reader is done with it, so the two need nothing but
-//! counts. Items stand in a ring: however long an epoch is, its lists stay in the cache.
+//! A published item does not change until its reader is done with it. So the two threads only need
+//! counts. Items are in a ring: however long an epoch is, its lists stay in the cache.
 
 use std::mem::MaybeUninit;
 
@@ -10,29 +11,29 @@ use crate::schedule::sync::{Alone, AtomicBool, AtomicUsize, Ordering, Place};
 /// Items that one thread appends and others read.
 #[derive(Debug)]
 pub(super) struct Feed<T> {
-    /// A power of two.
+    /// The ring. Its length is a power of two.
     items: Box<[Place<MaybeUninit<T>>]>,
     published: Alone<AtomicUsize>,
     closed: Alone<AtomicBool>,
-    /// Somebody appends.
+    /// Whether there is an appender.
     taken: AtomicBool,
 }
 
-// SAFETY: an item is written by the one appender before it is published, and only read from then on, until
-// its place has been freed.
+// SAFETY: the one appender writes an item before it is published. From then on it is only read,
+// until its place has been freed.
 unsafe impl<T: Copy + Send + Sync> Sync for Feed<T> {}
 
-/// Who appends to a feed: there is one.
+/// The appender of a feed. There is only one.
 #[derive(Debug)]
 pub(super) struct Appender<'f, T> {
     feed: &'f Feed<T>,
     len: usize,
-    /// Items before this one are not read any more.
+    /// The item before which none is read any more.
     freed: usize,
 }
 
 impl<T: Copy> Feed<T> {
-    /// With room for at least so many items at a time.
+    /// Creates a feed with room for at least `room` items at a time.
     pub(super) fn new(room: usize) -> Feed<T> {
         let items =
             (0..room.next_power_of_two()).map(|_| Place::new(MaybeUninit::uninit())).collect();
@@ -45,30 +46,30 @@ impl<T: Copy> Feed<T> {
         self.items.len()
     }
 
-    /// Begins anew.
+    /// Empties the feed.
     pub(super) fn reset(&mut self) {
         self.published.0 = AtomicUsize::new(0);
         self.closed.0 = AtomicBool::new(false);
         self.taken = AtomicBool::new(false);
     }
 
-    /// Who appends to it.
+    /// Returns the appender.
     ///
     /// # Panics
-    /// When there is somebody already since the last [`Feed::reset`].
+    /// If there has been one since the last [`Feed::reset`].
     pub(super) fn appender(&self) -> Appender<'_, T> {
         assert!(!self.taken.swap(true, Ordering::Relaxed), "one appends");
         Appender { feed: self, len: 0, freed: 0 }
     }
 
-    /// Where an item stands.
+    /// Returns the place of an item.
     #[inline(always)]
     fn place(&self, at: usize) -> &Place<MaybeUninit<T>> {
-        // SAFETY: there is a power of two of them, at least one.
+        // SAFETY: their number is a power of two, at least one.
         unsafe { self.items.get_unchecked(at & (self.items.len() - 1)) }
     }
 
-    /// How many items may be read.
+    /// Returns how many items may be read.
     #[inline(always)]
     pub(super) fn published(&self) -> usize {
         self.published.0.load(Ordering::Acquire)
@@ -79,13 +80,14 @@ impl<T: Copy> Feed<T> {
         self.closed.0.load(Ordering::Acquire)
     }
 
-    /// An item.
+    /// Returns an item.
     ///
     /// # Safety
-    /// It was among those that [`Feed::published`] has counted, and has not been [freed](Appender::free).
+    /// [`Feed::published`] has counted it, and it has not been [freed](Appender::free).
     #[inline(always)]
     pub(super) unsafe fn get(&self, at: usize) -> T {
-        // SAFETY: it has been published and not been freed, says the caller, so it is written and stays.
+        // SAFETY: the caller guarantees that it has been published and not been freed. So it is
+        // written and stays.
         unsafe { self.place(at).get().assume_init() }
     }
 }
@@ -95,10 +97,10 @@ impl<T: Copy> Appender<'_, T> {
         self.len
     }
 
-    /// Items before this one may be overwritten.
+    /// Frees the places of earlier items, so that they may be overwritten.
     ///
     /// # Safety
-    /// Nobody reads them any more, and whoever did has said so to this thread.
+    /// No thread reads them any more, and their last reader has told this thread so.
     pub(super) unsafe fn free(&mut self, before: usize) {
         debug_assert!(self.freed <= before && before <= self.len);
         self.freed = before;
@@ -112,13 +114,14 @@ impl<T: Copy> Appender<'_, T> {
     #[inline(always)]
     pub(super) fn push(&mut self, item: T) {
         self.check_room(1);
-        // SAFETY: what stood there has been freed, this is not published, and nobody else appends.
+        // SAFETY: the former item has been freed, this one is not published, and no other thread
+        // appends.
         unsafe { self.feed.place(self.len).set(MaybeUninit::new(item)) };
         self.len += 1;
     }
 
-    /// Appends the first `len` of some items. The others may be written, too, which is faster when
-    /// their number is known, but do not count.
+    /// Appends the first `len` of some items. The others may be written, too, but do not count.
+    /// Writing a fixed number is faster.
     #[inline(always)]
     pub(super) fn push_first(&mut self, items: &[T], len: usize) {
         self.check_room(items.len());
@@ -129,12 +132,12 @@ impl<T: Copy> Appender<'_, T> {
         self.len += len;
     }
 
-    /// Everything up to here may be read.
+    /// Publishes all items so far.
     pub(super) fn publish(&self) {
         self.feed.published.0.store(self.len, Ordering::Release);
     }
 
-    /// That was all.
+    /// Closes the feed: nothing more is appended.
     pub(super) fn close(&self) {
         self.publish();
         self.feed.closed.0.store(true, Ordering::Release);
@@ -180,7 +183,8 @@ mod loom_tests {
         });
     }
 
-    /// A ring that is shorter than the list: who reads says how far it is, and its places are used again.
+    /// The ring is shorter than the list. The reader reports how far it is, and the places are used
+    /// again.
     #[test]
     fn a_place_is_used_again_once_it_was_read() {
         loom::model(|| {
@@ -193,7 +197,7 @@ mod loom_tests {
                         while feed.published() <= at {
                             loom::thread::yield_now();
                         }
-                        // SAFETY: it is published, and freed by what is said below.
+                        // SAFETY: it is published, and freed by the report below.
                         assert_eq!(unsafe { feed.get(at) }, at);
                         done.store(at + 1, Ordering::Release);
                     }
@@ -206,7 +210,7 @@ mod loom_tests {
             while done.load(Ordering::Acquire) < 1 {
                 loom::thread::yield_now();
             }
-            // SAFETY: the reader has said so.
+            // SAFETY: the reader has reported it.
             unsafe { appender.free(1) };
             appender.push(1);
             appender.publish();
@@ -214,8 +218,8 @@ mod loom_tests {
         });
     }
 
-    /// As lists hand rows over: who has written one says how far it is, and who waits for that finds
-    /// what was written.
+    /// Lists hand rows over in this way: the writer of a row reports its progress, and the thread
+    /// that waits for it finds the write.
     #[test]
     fn a_row_is_handed_over_by_a_count() {
         loom::model(|| {
@@ -223,7 +227,7 @@ mod loom_tests {
             let other = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
-                    // SAFETY: the other one waits until this is said to be done.
+                    // SAFETY: the other thread waits until this one reports that it is done.
                     unsafe { shared.0.set(7) };
                     shared.1.store(1, Ordering::Release);
                 })

@@ -1,4 +1,4 @@
-//! The threads' outputs, put into stamp order.
+//! The outputs of the threads, merged in stamp order.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use crate::execute::output::{Origin, OutputBuilder, RawRows};
 use crate::execute::serial::Sink;
 use crate::pool::Pool;
 
-/// What all threads together have come to goes to a sink: that of transactions of these ranks.
+/// Moves the outputs of all threads, from transactions with these ranks, to a sink.
 pub(super) fn merge(pool: &dyn Pool, parts: &mut [Part], ranks: &Range<usize>, out: &mut Sink) {
     put_together(parts, out, |_, raw, into| {
         let raw: Vec<&RawRows> = raw.iter().filter(|raw| !raw.origins.is_empty()).collect();
@@ -17,9 +17,10 @@ pub(super) fn merge(pool: &dyn Pool, parts: &mut [Part], ranks: &Range<usize>, o
     });
 }
 
-/// Appends the outputs of one stream: parts that are in stamp order. No transaction is in two of them.
+/// Appends the outputs of one stream, from parts that are in stamp order. No transaction is in two
+/// parts.
 fn in_order(pool: &dyn Pool, raw: &[&RawRows], ranks: &Range<usize>, into: &mut OutputBuilder) {
-    // Every thread puts a range of transactions in order.
+    // Every thread orders a range of transactions.
     let of: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
     let len = of.iter().map(|of| of.len()).sum();
     let pieces = pool.threads();
@@ -42,14 +43,14 @@ fn in_order(pool: &dyn Pool, raw: &[&RawRows], ranks: &Range<usize>, into: &mut 
                 Mutex::new(rest.split(of))
             })
             .collect();
-        assert!(rest.origins.is_empty(), "all outputs are those of these transactions");
+        assert!(rest.origins.is_empty(), "all outputs belong to these transactions");
         pool.run(&|member| {
             let mut piece = work[member].lock().unwrap_or_else(PoisonError::into_inner);
             piece.fill(raw, &of);
         });
         drop(work);
-        // SAFETY: the pieces are `len` items of each, and have been filled: whoever panics meanwhile takes this
-        // thread along.
+        // SAFETY: the pieces are `len` items of each, and have been filled. A panic in between ends
+        // this thread, too.
         unsafe {
             columns.iter_mut().for_each(|column| column.set_len(column.len() + len));
             origins.set_len(origins.len() + len);
@@ -57,7 +58,7 @@ fn in_order(pool: &dyn Pool, raw: &[&RawRows], ranks: &Range<usize>, into: &mut 
     });
 }
 
-/// A range of an output that is being put together.
+/// A range of an output that is being merged.
 struct Piece<'p> {
     /// The rows of each part that belong here.
     of: Vec<Range<usize>>,
@@ -66,18 +67,18 @@ struct Piece<'p> {
 }
 
 impl<'p> Piece<'p> {
-    /// Takes the first rows away: so many as these are.
+    /// Splits off the first rows: as many as `of` has.
     fn split(&mut self, of: Vec<Range<usize>>) -> Piece<'p> {
         let len = of.iter().map(ExactSizeIterator::len).sum();
         let columns = self.columns.iter_mut().map(|column| take_first(column, len)).collect();
         Piece { of, columns, origins: take_first(&mut self.origins, len) }
     }
 
-    /// Writes all of it.
+    /// Writes the whole piece.
     fn fill(&mut self, raw: &[&RawRows], of: &[&[Origin]]) {
         let mut rows: Vec<(u32, u32)> = Vec::with_capacity(self.origins.len());
         walk(of, &self.of, |part, row| rows.push((part as u32, row as u32)));
-        assert!(rows.len() == self.origins.len(), "a piece has room for just what belongs there");
+        assert!(rows.len() == self.origins.len(), "a piece has room for just its rows");
         for (origin, (part, row)) in self.origins.iter_mut().zip(&rows) {
             origin.write(of[*part as usize][*row as usize]);
         }
@@ -96,7 +97,7 @@ fn take_first<'p, T>(slice: &mut &'p mut [T], len: usize) -> &'p mut [T] {
     first
 }
 
-/// Calls `each` with part and row of every output in these ranges, in stamp order.
+/// Calls `each` with the part and the row of every output in these ranges, in stamp order.
 fn walk(of: &[&[Origin]], ranges: &[Range<usize>], mut each: impl FnMut(usize, usize)) {
     let mut heads: Vec<usize> = ranges.iter().map(|range| range.start).collect();
     let next = |part: usize, at: usize| match at < ranges[part].end {
@@ -107,7 +108,7 @@ fn walk(of: &[&[Origin]], ranges: &[Range<usize>], mut each: impl FnMut(usize, u
     for _ in 0..ranges.iter().map(ExactSizeIterator::len).sum() {
         let mut first = 0;
         for part in 1..roots.len() {
-            // A choice that nobody can guess: it must not become a branch.
+            // No predictor can guess this choice, so it must not become a branch.
             first = if roots[part] < roots[first] { part } else { first };
         }
         each(first, heads[first]);

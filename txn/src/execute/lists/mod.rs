@@ -1,9 +1,10 @@
-//! Lists: every thread walks one of its own, [in place](super::in_place), and waits for the others
-//! where it must.
+//! Lists: every thread walks a list of its own, [in place](super::in_place), and waits for the
+//! others where it must.
 //!
-//! The first thread plans by the chunk and executes its own list in between; the others begin with the
-//! first chunk. A transaction has its turn only when whoever used its rows before is done. No more than some
-//! chunks are planned ahead, so the plan is as large as these, and not as the epoch.
+//! The first thread plans chunk by chunk, and executes its own list in between. The others begin
+//! with the first chunk. A transaction has its turn only when the earlier users of its rows are
+//! done. Only some chunks are planned ahead. So the plan is as large as these, and not as the
+//! epoch.
 
 mod done;
 mod feed;
@@ -29,20 +30,20 @@ use crate::order::Ranked;
 use crate::plan::lists::{Planner, Use, LISTS_MAX};
 use crate::pool::{self, Pool};
 
-/// Transactions that are planned at a time.
+/// The number of transactions that are planned at a time.
 const CHUNK: usize = 256;
 
-/// For each list so many chunks, the one that is planned among them, may not be done at a time: what is known of them
-/// fits into a core's cache.
+/// The number of unfinished chunks for each list, including the chunk that is being planned. Their
+/// data fits into a core's cache.
 const CHUNKS: usize = 4;
 
-/// What all threads see.
+/// The data that all threads share.
 struct Shared<'s> {
     codes: &'s Codes,
     order: &'s [Ranked],
-    /// The rank of the first one.
+    /// The rank of the first transaction.
     first: usize,
-    /// Transactions that are planned at a time.
+    /// The number of transactions that are planned at a time.
     chunk: usize,
     lists: &'s [List],
     pool: &'s dyn Pool,
@@ -51,16 +52,16 @@ struct Shared<'s> {
     halt: Halt,
 }
 
-/// Executes epochs in lists.
+/// The executor of epochs in lists.
 pub(super) struct Lists {
     in_place: InPlace,
     planner: Planner,
-    /// Transactions that are planned at a time.
+    /// The number of transactions that are planned at a time.
     chunk: usize,
     lists: Vec<List>,
-    /// Rows are as good as their partitions, of which there is one for each thread.
+    /// Whether rows are planned by their partitions, of which there is one for each thread.
     by_partition: bool,
-    /// What planning a transaction costs, in executions of one.
+    /// The cost of planning a transaction, as a multiple of executing one.
     planning: f64,
     pub(super) timing: Timing,
 }
@@ -78,14 +79,16 @@ impl Lists {
         }
     }
 
-    /// Plans so few transactions at a time that the lists' room is used many times, however short an epoch is.
+    /// Plans few transactions at a time, so that the room of the lists is reused many times even in
+    /// a short epoch: for tests.
     pub(super) fn of_anything(self) -> Lists {
         const CHUNK: usize = 4;
         Lists { chunk: CHUNK, ..self }
     }
 
-    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
-    /// nothing has happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`.
+    ///
+    /// If they must be executed serially, returns the reason. In this case nothing has happened.
     pub(super) fn run(
         &mut self,
         task: &Task<'_>,
@@ -149,7 +152,7 @@ impl Lists {
     }
 }
 
-/// Another thread: walks its list to its end, while it is made.
+/// Runs another thread: it walks its list to the end, while the list is built.
 fn follow(shared: &Shared<'_>, member: &mut Member<'_>, list: usize) {
     let mut walk = InList::new(shared, list);
     let made = &shared.lists[list];
@@ -166,12 +169,12 @@ fn follow(shared: &Shared<'_>, member: &mut Member<'_>, list: usize) {
     }
 }
 
-/// Goes on until a position of a list, which has been published.
+/// Continues to a position of a list that has been published.
 fn execute<'s>(shared: &'s Shared<'_>, member: &mut Member<'_>, walk: &mut InList<'s>, end: usize) {
     walk.go_to(end);
     let mut turns = Turns::InList(*walk);
-    // SAFETY: a transaction has its turn when all those that have used its rows are done, and none
-    // that will use them begins before it is.
+    // SAFETY: a transaction has its turn when all earlier users of its rows are done, and no later
+    // user begins before it is done.
     if !unsafe { member.walk(shared.codes, &mut turns) } {
         shared.halt.set();
     }
@@ -180,7 +183,7 @@ fn execute<'s>(shared: &'s Shared<'_>, member: &mut Member<'_>, walk: &mut InLis
     }
 }
 
-/// The first thread: plans a chunk, executes its share of it, and so on.
+/// Runs the first thread: it plans a chunk, executes its share of it, and so on.
 fn lead(
     shared: &Shared<'_>,
     member: &mut Member<'_>,
@@ -208,7 +211,7 @@ fn lead(
             break;
         }
         planner.set_done((number + 1).saturating_sub(at_a_time) * shared.chunk);
-        // So many transactions are executed while a chunk is planned.
+        // The number of transactions that are executed while a chunk is planned.
         let meanwhile = (**cost * chunk.len() as f64) as u64;
         planner.set_load(0, if number == last { meanwhile } else { 2 * meanwhile });
         for (list, appender) in appenders.iter().enumerate().skip(1) {

@@ -1,36 +1,36 @@
-//! What the planner wants to know of each transaction, found out by the block and ahead of time: the
-//! rows that it uses, by cell and by slot.
+//! The planner's input about each transaction, computed in blocks and ahead of time: the rows that
+//! it uses, by cell and by slot.
 
 use super::walk::SlotAt;
 use crate::execute::lane::Lane;
 use crate::plan::lists::{Planner, Use};
 
-/// Events of a lane that are staged at a time.
+/// The number of events of a lane that are staged at a time.
 const BLOCK: usize = 16;
-/// How many events ahead of a block's first one are staged.
+/// The distance from a block's first event at which events are staged, in events.
 const AHEAD: usize = 2 * BLOCK;
-/// Staged events that are kept.
+/// The number of staged events that are retained.
 const RING: usize = 4 * BLOCK;
 
-/// A lane's events, staged.
+/// The staged events of a lane.
 #[derive(Debug)]
 pub(super) struct Stage {
     rows: usize,
-    /// As many as `rows`, in whole groups.
+    /// The number of `rows`, rounded up to whole groups.
     width: usize,
-    /// Of the staged events, row by row.
+    /// The uses of the staged events, row by row.
     uses: Vec<Use>,
     slots: Vec<SlotAt>,
-    /// Events before this one are staged.
+    /// The event before which all are staged.
     staged_to: usize,
-    /// From this event on staging must go on.
+    /// The event from which staging must continue.
     stage_at: usize,
-    /// Cells are partitions, of which there are so many.
+    /// The number of partitions, if cells are partitions.
     partitions: Option<usize>,
 }
 
 impl Stage {
-    /// Of a lane whose handler writes these of its rows.
+    /// Creates the stage of a lane whose handler writes these of its rows.
     pub(super) fn new(writes: &[bool], planner: &Planner, partitions: Option<usize>) -> Stage {
         let rows = writes.len();
         let width = rows.next_multiple_of(Use::GROUP);
@@ -44,7 +44,8 @@ impl Stage {
         Stage { rows, width, uses, slots, staged_to: 0, stage_at: 0, partitions }
     }
 
-    /// What the transaction on an event uses, in whole groups; how many slots count. Events are asked for in their order.
+    /// Returns the uses of the transaction on an event, in whole groups, and its slots with the
+    /// number that counts. Events must be requested in their order.
     #[inline(always)]
     pub(super) fn of(
         &mut self,

@@ -1,4 +1,4 @@
-//! Walking a list.
+//! The walk through a list.
 
 use std::collections::VecDeque;
 
@@ -16,17 +16,17 @@ use crate::pool;
 /// A transaction of a list.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// Its place among those that are planned.
+    /// Its place among the planned transactions.
     rank: u32,
     lane: u32,
     /// The event's row in its lane.
     row: u32,
-    /// How many rows it uses, and how many transactions it waits for.
+    /// The number of rows that it uses, and of transactions that it waits for.
     rows: u16,
     waits: u16,
 }
 
-/// Where a slot begins. Whoever follows it sees to it that it may.
+/// The address of a slot. Its user makes sure that the access is allowed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotAt(pub(super) *mut u64);
 
@@ -35,11 +35,11 @@ unsafe impl Send for SlotAt {}
 // SAFETY: as above.
 unsafe impl Sync for SlotAt {}
 
-/// One thread's transactions, and how far they are done.
+/// The transactions of one thread, and their progress.
 #[derive(Debug)]
 pub(super) struct List {
     entries: Feed<Entry>,
-    /// For each row of each transaction, where the search for its slot begins.
+    /// The slot where the search for each row of each transaction begins.
     slots: Feed<SlotAt>,
     waits: Feed<Wait>,
     done: Done,
@@ -53,18 +53,19 @@ impl Default for List {
 }
 
 impl List {
-    /// Room for so many transactions at a time that use so many rows in all, in whole groups.
+    /// Makes room for `transactions` transactions at a time that use `uses` rows in all, in whole
+    /// groups.
     pub(super) fn make_room(&mut self, transactions: usize, uses: usize) {
         if self.entries.room() < transactions || self.slots.room() < uses {
             self.entries = Feed::new(transactions);
             self.slots = Feed::new(uses);
-            // Nobody waits for one and the same transaction twice, and for none but those that there is room for,
-            // which were so many others when the first of these was placed.
+            // No thread waits for the same transaction twice. It waits only for transactions that
+            // there is room for. There were as many others when the first of these was placed.
             self.waits = Feed::new(2 * transactions);
         }
     }
 
-    /// Begins anew.
+    /// Empties the list.
     pub(super) fn begin(&mut self) {
         self.done = Done::default();
         self.entries.reset();
@@ -72,29 +73,29 @@ impl List {
         self.waits.reset();
     }
 
-    /// How many transactions are done.
+    /// Returns how many transactions are done.
     pub(super) fn done(&self) -> usize {
         self.done.count()
     }
 
-    /// Whether the transaction of this rank is done, which is in the list.
+    /// Whether the transaction with this rank, in this list, is done.
     #[inline(always)]
     fn has_done(&self, rank: u32) -> bool {
         self.done.has(rank)
     }
 
-    /// How many transactions may be executed.
+    /// Returns how many transactions may be executed.
     pub(super) fn published(&self) -> usize {
         self.entries.published()
     }
 
-    /// Whether there will be no more of them. Ask before [`List::published`].
+    /// Whether there will be no more transactions. Ask before [`List::published`].
     pub(super) fn is_closed(&self) -> bool {
         self.entries.is_closed()
     }
 }
 
-/// How much of a list there is.
+/// The length of a list.
 #[derive(Clone, Copy, Debug)]
 struct Len {
     entries: usize,
@@ -102,18 +103,18 @@ struct Len {
     waits: usize,
 }
 
-/// Who makes a list.
+/// The builder of a list.
 pub(super) struct Appenders<'l> {
     list: &'l List,
     entries: Appender<'l, Entry>,
     slots: Appender<'l, SlotAt>,
     waits: Appender<'l, Wait>,
-    /// How much there was whenever it was published, as far as that may still be read.
+    /// The lengths at each publication, as far as the items may still be read.
     published: VecDeque<Len>,
 }
 
 impl<'l> Appenders<'l> {
-    /// Of a list that has just [begun](List::begin).
+    /// Creates the builder of a list that has just [begun](List::begin).
     pub(super) fn of(list: &'l List) -> Appenders<'l> {
         Appenders {
             list,
@@ -128,14 +129,16 @@ impl<'l> Appenders<'l> {
         self.entries.len()
     }
 
-    /// Whether what has been published so many times ago is done; then its room is used again.
+    /// Frees the room of the publication `ago` publications ago. Returns `false` if that one is not
+    /// done yet.
     pub(super) fn make_room(&mut self, ago: usize) -> bool {
         while self.published.len() >= ago {
             let Len { entries, slots, waits } = self.published[0];
             if self.list.done() < entries {
                 return false;
             }
-            // SAFETY: transactions that are done are not read any more, nor are the slots and waits that go with them.
+            // SAFETY: transactions that are done are not read any more, nor are their slots and
+            // waits.
             unsafe {
                 self.entries.free(entries);
                 self.slots.free(slots);
@@ -166,8 +169,8 @@ impl<'l> Appenders<'l> {
         waits.iter().for_each(|wait| self.waits.push(*wait));
     }
 
-    /// What has been appended may be executed. The entries come last: they say how much there is of
-    /// the others.
+    /// Publishes the appended transactions for execution. The entries are last, because they say
+    /// how much of the others there is.
     pub(super) fn publish(&mut self) {
         self.slots.publish();
         self.waits.publish();
@@ -183,50 +186,50 @@ impl<'l> Appenders<'l> {
     }
 }
 
-/// How many rows ahead slots are asked for.
+/// The distance at which slots are prefetched, in rows.
 const AHEAD: usize = 32;
 
-/// How far the walk through a list has come.
+/// The position of the walk through a list.
 #[derive(Clone, Copy)]
 pub(crate) struct InList<'w> {
     shared: &'w Shared<'w>,
     list: &'w List,
-    /// The next transaction, and the one up to which may be gone.
+    /// The next transaction, and the one up to which the walk may go.
     pub(crate) at: u32,
     end: u32,
-    /// The next transaction's first slot, and how many have been published.
+    /// The next transaction's first slot, and the number of published slots.
     slot: u32,
     slots_end: u32,
     /// The next wait.
     wait: u32,
-    /// The others have stopped.
+    /// Whether the other threads have stopped.
     pub(crate) stopped: bool,
-    /// Nanoseconds that were spent waiting.
+    /// The time that was spent waiting, in nanoseconds.
     pub(super) waited_ns: u64,
 }
 
 impl<'w> InList<'w> {
-    /// From the beginning of a list.
+    /// Creates a walk from the beginning of a list.
     pub(super) fn new(shared: &'w Shared<'w>, list: usize) -> InList<'w> {
         let list = &shared.lists[list];
         let (at, slot, wait) = (0, 0, 0);
         InList { shared, list, at, end: 0, slot, slots_end: 0, wait, stopped: false, waited_ns: 0 }
     }
 
-    /// May go up to `end`, which is published.
+    /// Lets the walk go up to `end`, which is published.
     pub(super) fn go_to(&mut self, end: usize) {
         // There is room for fewer than 2^32 of either.
         (self.end, self.slots_end) = (end as u32, self.list.slots.published() as u32);
     }
 
-    /// The lane of the next transaction.
+    /// Returns the lane of the next transaction.
     pub(crate) fn lane(&self) -> Option<usize> {
         // SAFETY: all transactions before `end` are published, and this one is not done.
         (self.at < self.end)
             .then(|| unsafe { self.list.entries.get(self.at as usize) }.lane as usize)
     }
 
-    /// The next transaction, as the epoch's order has it, and its rank.
+    /// Returns the next transaction, as the epoch's order has it, and its rank.
     pub(crate) fn ranked(&self) -> (Ranked, usize) {
         assert!(self.at < self.end, "there is a next one");
         // SAFETY: all transactions before `end` are published, and this one is not done.
@@ -235,7 +238,7 @@ impl<'w> InList<'w> {
         (Ranked { lane: entry.lane, row: entry.row }, rank)
     }
 
-    /// The next transaction has been dealt with otherwise.
+    /// Skips the next transaction, which was handled in another way.
     pub(crate) fn skip(&mut self) {
         assert!(self.at < self.end, "there is a next one");
         self.pass();
@@ -266,7 +269,8 @@ impl<'w> InList<'w> {
 }
 
 impl InList<'_> {
-    /// The next transaction, if it is of this lane, once whoever used its rows is done.
+    /// Returns the next transaction, if it belongs to this lane, once the earlier users of its rows
+    /// are done.
     #[inline(always)]
     pub(crate) fn next(&mut self, lane: &mut Lane<'_>) -> Option<Turn> {
         if self.at >= self.end {
@@ -280,7 +284,7 @@ impl InList<'_> {
         for of in 0..usize::from(entry.rows) {
             let ahead = self.slot as usize + AHEAD + of;
             if ahead < self.slots_end as usize {
-                // SAFETY: so many slots are published.
+                // SAFETY: as many slots are published.
                 tidemill_table::prefetch_to_write(unsafe { self.list.slots.get(ahead) }.0);
             }
         }
@@ -294,16 +298,16 @@ impl InList<'_> {
         Some(Turn { event: entry.row as usize, rank, seq: self.seq(rank) })
     }
 
-    /// The number of the transaction of this rank.
+    /// Returns the number of the transaction with this rank.
     #[inline(always)]
     pub(crate) fn seq(&self, rank: usize) -> Seq {
         self.shared.before + 1 + (rank - self.shared.first) as Seq
     }
 
-    /// A row of the transaction whose turn it is.
+    /// Returns a row of the transaction whose turn it is.
     ///
     /// # Safety
-    /// As of [`Turns::row`](crate::execute::segment::Turns::row).
+    /// As for [`Turns::row`](crate::execute::segment::Turns::row).
     #[inline(always)]
     pub(crate) unsafe fn row(
         &self,
@@ -311,18 +315,18 @@ impl InList<'_> {
         of: usize,
         turn: Turn,
     ) -> Option<(RowAt, bool)> {
-        // SAFETY: the transaction is published, and has a slot for each of its rows; it begins one
-        // of the table's.
+        // SAFETY: the transaction is published, and has a slot for each of its rows. The slot
+        // belongs to the table.
         unsafe {
             let slot = self.list.slots.get(self.slot as usize + of).0;
             lane.row_from(of, turn.event, slot)
         }
     }
 
-    /// It is done.
+    /// Records that the transaction is done.
     #[inline(always)]
     pub(crate) fn pass(&mut self) {
-        // SAFETY: it is published: it has just been executed.
+        // SAFETY: it is published, because it has just been executed.
         let entry = unsafe { self.list.entries.get(self.at as usize) };
         self.slot += u32::from(entry.rows);
         self.at += 1;

@@ -1,8 +1,9 @@
-//! Outputs that several threads write to their places at once, so that nobody has to put them together.
+//! Outputs that several threads write directly to their places, so that they need not be merged.
 //!
-//! Where every transaction of a handler sends one event to a stream, and nobody else sends any, the place of an output among
-//! all is that of its input event among the handler's. Nobody knows beforehand that it will be so: it is taken for so where it
-//! was so before, and is looked at behind. Those of transactions that abort are holes, and are closed then.
+//! Every transaction of a handler may send one event to a stream that no other handler sends to.
+//! Then the place of an output is that of its input event among the handler's events. This is not
+//! known beforehand. It is assumed if it was so before, and checked afterwards. The places of
+//! aborted transactions are holes, which are then closed.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,38 +13,39 @@ use crate::pool::Pool;
 /// No place.
 const NONE: usize = usize::MAX;
 
-/// Where the outputs of a handler's events go, one for each.
+/// The destinations of the outputs of a handler's events, one for each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places {
-    /// Those of the first event.
+    /// The columns and the origin of the first event.
     columns: [*mut i64; NEAR],
     origin: *mut Origin,
     pub(in crate::execute) len: usize,
 }
 
-// SAFETY: pointers; whoever writes to where they lead sees to it that nobody else does.
+// SAFETY: these are pointers. A writer makes sure that no other thread writes to the same place.
 unsafe impl Send for Places {}
 // SAFETY: as above.
 unsafe impl Sync for Places {}
 
-/// What a thread has placed.
+/// The result of a thread that places rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) rows: usize,
-    /// Something was to be placed that has no place of its own.
+    /// Whether an output had no place of its own.
     pub(crate) is_wrong: bool,
 }
 
-/// How a thread places rows.
+/// The state of a thread that places rows.
 #[derive(Debug)]
 pub(super) struct Placing {
-    /// The place that was written to last.
+    /// The place that was written last.
     last: usize,
     is_wrong: bool,
 }
 
 impl Placing {
-    /// Whether an output may go to this place: it is one of so many, and not that of the output before.
+    /// Whether an output may go to this place: it is below `room`, and not that of the output
+    /// before.
     #[inline(always)]
     pub(super) fn goes_to(&mut self, place: usize, room: usize) -> bool {
         if place >= room || place == self.last {
@@ -56,7 +58,7 @@ impl Placing {
 }
 
 impl WordRows {
-    /// So many places behind what there is; none where rows are too wide.
+    /// Creates `len` places after the existing rows. Returns `None` if rows are too wide.
     pub(in crate::execute) fn places(&mut self, len: usize) -> Option<Places> {
         if self.columns.len() > NEAR || len == 0 {
             return None;
@@ -70,10 +72,10 @@ impl WordRows {
         Some(Places { columns, origin, len })
     }
 
-    /// All places but these, which are left as holes, have been written to: they are rows now.
+    /// Turns the places into rows. All have been written, except the holes.
     ///
     /// # Safety
-    /// So it is, and they are the last that were [given](WordRows::places).
+    /// This holds, and the places are the last that were [created](WordRows::places).
     pub(in crate::execute) unsafe fn have_been_placed(
         &mut self,
         pool: &dyn Pool,
@@ -104,8 +106,8 @@ impl WordRows {
     /// Writes to places from now on.
     ///
     /// # Safety
-    /// Until [`WordRows::unplace`], or as long as anything is written, they are there, and nobody else writes to those that
-    /// are written to here.
+    /// The places exist until [`WordRows::unplace`], or as long as anything is written. No other
+    /// thread writes to the same ones.
     pub(in crate::execute) unsafe fn place(&mut self, places: &Places) {
         debug_assert!(self.len == 0, "nothing was collected before");
         let Places { columns, origin, len } = *places;
@@ -113,7 +115,7 @@ impl WordRows {
         self.placing = Some(Placing { last: NONE, is_wrong: false });
     }
 
-    /// Collects by itself again. What it has placed, if it did.
+    /// Collects rows itself again. Returns the result of placing, if it placed rows.
     pub(in crate::execute) fn unplace(&mut self) -> Option<Placed> {
         let Placing { is_wrong, .. } = self.placing.take()?;
         let rows = std::mem::take(&mut self.len);
@@ -121,10 +123,10 @@ impl WordRows {
         Some(Placed { rows, is_wrong })
     }
 
-    /// Takes back what a transaction has placed, if it has: the last one.
+    /// Removes the output that a transaction has placed last, if it has.
     pub(super) fn take_back_placed(&mut self, of: Origin) {
         if let Some(Placing { last, .. }) = &mut self.placing {
-            // SAFETY: this thread has written there, and nobody else does.
+            // SAFETY: this thread has written there, and no other does.
             let is_of = |at: usize| unsafe { (*self.origin.add(at)).cause == of.cause };
             if *last != NONE && is_of(*last) {
                 (*last, self.len) = (NONE, self.len - 1);
@@ -133,7 +135,7 @@ impl WordRows {
     }
 }
 
-/// Closes holes, which rise.
+/// Closes holes, which are in rising order.
 fn close<T: Copy>(items: &mut Vec<T>, holes: &[usize]) {
     let mut to = holes.first().copied().unwrap_or(items.len());
     for (nth, hole) in holes.iter().enumerate() {
@@ -160,7 +162,7 @@ mod tests {
         pushed(&mut all, 3);
         let places = all.places(6).expect("two columns");
         let mut parts = [0, 1].map(|_| WordRows::new(2, 0));
-        // SAFETY: each event is one part's.
+        // SAFETY: each event belongs to one part.
         parts.iter_mut().for_each(|part| unsafe { part.place(&places) });
         [11, 7, 12].iter().for_each(|event| pushed(&mut parts[0], *event));
         [10, 9].iter().for_each(|event| pushed(&mut parts[1], *event));
@@ -183,7 +185,7 @@ mod tests {
             let mut all = WordRows::new(1, 0);
             let places = all.places(3).expect("one column");
             let mut part = WordRows::new(1, 0);
-            // SAFETY: nobody else writes.
+            // SAFETY: no other thread writes.
             unsafe { part.place(&places) };
             for place in to {
                 part.push(Origin::new(*place as u32, 0, 0), *place, 1, |_| 0);

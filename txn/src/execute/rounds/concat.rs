@@ -1,5 +1,5 @@
-//! The threads' outputs, put into stamp order: share after share, and what was put off between what
-//! was not.
+//! The outputs of the threads in stamp order: share after share, with deferred transactions between
+//! the others.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::execute::serial::Sink;
 use crate::execute::spans::{append, Span};
 use crate::pool::Pool;
 
-/// What all threads together have come to goes to a sink.
+/// Moves the outputs of all threads to a sink.
 pub(super) fn concat(pool: &dyn Pool, parts: &mut [Part], own: &[&mut Own], out: &mut Sink) {
     put_together(parts, out, |stream, raw, into| {
         let origins: Vec<&[Origin]> = raw.iter().map(|raw| &raw.origins[..]).collect();
@@ -23,7 +23,7 @@ pub(super) fn concat(pool: &dyn Pool, parts: &mut [Part], own: &[&mut Own], out:
     });
 }
 
-/// Which outputs of which thread follow one another.
+/// Returns the outputs of each thread that follow one another.
 fn spans(stream: usize, origins: &[&[Origin]], own: &[&mut Own]) -> Vec<Span> {
     let mut spans = Vec::new();
     let mut at = vec![0; own.len()];
@@ -42,7 +42,7 @@ fn spans(stream: usize, origins: &[&[Origin]], own: &[&mut Own]) -> Vec<Span> {
     spans
 }
 
-/// The outputs of the parts of a share, each of which is in stamp order.
+/// Interleaves the outputs of the parts of a share, each of which is in stamp order.
 fn weave(thread: usize, of: &[Origin], mut parts: [Range<usize>; PARTS], spans: &mut Vec<Span>) {
     let root = |part: &Range<usize>| of[part.clone()].first().map_or(u32::MAX, |o| o.root());
     loop {

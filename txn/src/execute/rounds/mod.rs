@@ -1,17 +1,22 @@
 //! Rounds: every thread executes its share of each round, [in place](super::in_place) and in order,
-//! as the serial executor does; what meets is put off.
+//! as the serial executor does. Conflicting transactions are deferred.
 //!
-//! A round is a stretch of the epoch, a share a stretch of that: the first thread has the first one. All
-//! threads [reserve](reserve) the rows that their shares use. Whoever finds that a transaction of its
-//! own uses a row of an earlier share, or of one that is put off already, puts it off, too. All that
-//! is left has nothing to do with anything else of the round but what is before it in its own share,
-//! so all shares run beside one another; what was put off runs behind them, in order, while earlier
-//! threads are at those of their next share already that use none of its rows; the others of these follow. The rows of
-//! deterministic reservations are those of Aria (Lu et al., VLDB 2020); here nothing is read from
-//! snapshots and nothing is tried again, because who uses what is known before.
+//! A round is a stretch of the epoch, and a share is a stretch of the round: the first thread has
+//! the first one. All threads [reserve](reserve) the rows that their shares use. A thread defers a
+//! transaction that uses a row of an earlier share, or of a deferred transaction. The other
+//! transactions conflict only with earlier ones of their own share. So all shares run beside one
+//! another.
 //!
-//! There is no plan, and nothing is handed over but a list of marks and three counts a round. What it
-//! costs is a hash and three bits for each row, so it pays where transactions are cheap, as long as few of them meet.
+//! The deferred transactions run after them, in order. Meanwhile, earlier threads already execute
+//! the transactions of their next share that use none of the same rows. The rest of that share
+//! follows.
+//!
+//! The reservations are the deterministic ones of Aria (Lu et al., VLDB 2020). But nothing is read
+//! from snapshots and nothing is tried again, because the used rows are known beforehand.
+//!
+//! There is no plan. The threads exchange only a list of marks and three counts for each round. The
+//! cost is a hash and three bits for each row. So rounds pay if transactions are cheap, as long as
+//! few of them conflict.
 
 mod concat;
 mod progress;
@@ -31,15 +36,16 @@ use super::serial::Sink;
 use super::timing::Timing;
 use crate::order::Epoch;
 
-/// Transactions of a share, at least and at most, on average.
+/// The least and the most transactions of a share, on average.
 const SHARE_MIN: usize = 32;
 const SHARE_MAX: usize = 1024;
 
-/// Shares become longer when so few of an epoch's transactions were put off, and shorter when more than so many.
+/// The shares of deferred transactions: below the first, shares become longer, and above the
+/// second, shorter.
 const PUT_OFF: (f64, f64) = (0.02, 0.05);
 
-/// How long shares are to be after those of an epoch, of which this share was put off. Of short rounds less is put off, which
-/// has to be executed alone; in long ones threads meet less often.
+/// Returns the length of shares after an epoch in which this part was deferred. Short rounds defer
+/// fewer transactions, which run one by one. In long rounds, threads synchronize less often.
 fn share_after(share: usize, put_off: f64) -> usize {
     match put_off {
         off if off > PUT_OFF.1 => (share / 2).max(SHARE_MIN),
@@ -48,17 +54,18 @@ fn share_after(share: usize, put_off: f64) -> usize {
     }
 }
 
-/// Executes epochs in rounds.
+/// The executor of epochs in rounds.
 pub(super) struct Rounds {
     in_place: InPlace,
-    /// What each thread keeps to itself.
+    /// The state of each thread.
     own: Vec<Mutex<Own>>,
-    /// Per thread: of rounds of even and of odd number, because one thread may reserve for the next
-    /// round while another one still looks at what was reserved for this one.
+    /// The reserved rows of each thread, for rounds of even and of odd number. One thread may
+    /// reserve for the next round while another one still reads the reservations of this one.
     reserved: Vec<[Marks; 2]>,
-    /// The same of what is put off: earlier threads look at it in the round after.
+    /// The rows of deferred transactions of each thread, for rounds of even and of odd number.
+    /// Earlier threads read them in the round after.
     put_off: Vec<[Marks; 2]>,
-    /// Transactions of a share, on average.
+    /// The number of transactions of a share, on average.
     share: usize,
     /// Each thread's part of a round.
     parts: Vec<f64>,
@@ -75,8 +82,9 @@ impl Rounds {
         Rounds { in_place, own, reserved, put_off, share: 512, parts, timing }
     }
 
-    /// Executes transactions of an epoch, whose outputs go to `out`; or says why that must be done serially: then
-    /// nothing has happened.
+    /// Executes transactions of an epoch, whose outputs go to `out`.
+    ///
+    /// If they must be executed serially, returns the reason. In this case nothing has happened.
     pub(super) fn run(
         &mut self,
         task: &Task<'_>,
@@ -148,8 +156,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// Gives those threads more that were done sooner: the later ones look at what others reserve,
-    /// and execute what they put off.
+    /// Gives more work to threads that were done sooner. The later threads read the reservations of
+    /// others, and execute deferred transactions.
     fn balance(&mut self) {
         let busy = |own: &mut Mutex<Own>| {
             own.get_mut().unwrap_or_else(PoisonError::into_inner).busy_ns.max(1) as f64
@@ -163,7 +171,8 @@ impl Rounds {
         self.parts.iter_mut().for_each(|part| *part /= sum);
     }
 
-    /// Whether rounds can execute the epoch at all; if not, why, and whether there may be a graph for it.
+    /// Checks that rounds can execute the epoch. If not, returns the reason, and whether a graph
+    /// may execute it.
     pub(super) fn check(
         &self,
         tables: &[Table],

@@ -1,4 +1,4 @@
-//! How far the threads are: the three counts that they wait for.
+//! The progress of the threads: three counts that they wait for.
 
 use crate::schedule::sync::{Alone, AtomicUsize, Ordering};
 
@@ -16,8 +16,8 @@ impl Count {
     }
 }
 
-/// Of one thread: of how many rounds it has reserved its rows, executed its share, and settled what
-/// of it was put off.
+/// The progress of one thread: in how many rounds it has reserved its rows, executed its share, and
+/// settled its deferred transactions.
 #[derive(Debug, Default)]
 struct Of {
     reserved: Count,
@@ -25,7 +25,7 @@ struct Of {
     settled: Count,
 }
 
-/// How far all threads are.
+/// The progress of all threads.
 #[derive(Debug)]
 pub(super) struct Progress(Vec<Of>);
 
@@ -34,37 +34,39 @@ impl Progress {
         Progress((0..threads).map(|_| Of::default()).collect())
     }
 
-    /// A thread has reserved what its share of a round uses.
+    /// Records that a thread has reserved the rows of its share of a round.
     pub(super) fn reserved(&self, thread: usize, round: usize) {
         self.0[thread].reserved.set(round + 1);
     }
 
-    /// A thread has executed its share of a round, but for what is put off.
+    /// Records that a thread has executed its share of a round, except deferred transactions.
     pub(super) fn executed(&self, thread: usize, round: usize) {
         self.0[thread].executed.set(round + 1);
     }
 
-    /// A thread has executed what it had put off in a round.
+    /// Records that a thread has executed its deferred transactions of a round.
     pub(super) fn settled(&self, thread: usize, round: usize) {
         self.0[thread].settled.set(round + 1);
     }
 
-    /// Whether a thread may look at what earlier threads have reserved in a round, and then execute
-    /// its share: of the rounds before all is done that was not put off, and what it and earlier threads
-    /// have put off.
+    /// Whether a thread may read the reservations of earlier threads in a round, and then execute
+    /// its share.
+    ///
+    /// If so, all transactions of earlier rounds that were not deferred are done. The transactions
+    /// that this and earlier threads have deferred are done, too.
     pub(super) fn may_execute(&self, thread: usize, round: usize) -> bool {
         self.0.iter().all(|of| of.executed.has_reached(round))
             && self.0[..thread].iter().all(|of| of.reserved.has_reached(round + 1))
     }
 
-    /// Whether all is done of the rounds before, also what was put off.
+    /// Whether all transactions of earlier rounds are done, including deferred ones.
     pub(super) fn are_settled(&self, round: usize) -> bool {
-        // The last thread settles when all others have.
+        // The last thread settles after all others.
         self.0[self.0.len() - 1].settled.has_reached(round)
     }
 
-    /// Whether a thread may execute what it has put off in a round: all that was not put off is done,
-    /// and what others have put off before.
+    /// Whether a thread may execute its deferred transactions of a round. If so, all that were not
+    /// deferred are done, and those that earlier threads have deferred.
     pub(super) fn may_settle(&self, thread: usize, round: usize) -> bool {
         let before = thread.checked_sub(1).map(|before| &self.0[before]);
         before.is_none_or(|before| before.settled.has_reached(round + 1))
@@ -85,14 +87,15 @@ mod loom_tests {
         }
     }
 
-    /// Two shares a round. Of the second one a transaction uses a row of the first one, and is put off;
-    /// another one, in the first round, does not. The first thread's share has a transaction that meets what
-    /// was put off in the round before, and waits, if that is not settled when it looks. Lists of marks, here the round that
-    /// they are of, are written in turns: while one is looked at, nobody writes it.
+    /// There are two shares a round. One transaction of the second share uses a row of the first
+    /// one, and is deferred. Another one, in the first round, does not. The first thread's share
+    /// has a transaction that conflicts with the deferred one of the round before. It waits if that
+    /// is not settled yet. Lists of marks (here the number of their round) are written in turns:
+    /// while one is read, no thread writes it.
     #[test]
     fn a_row_is_used_by_one_at_a_time_and_reservations_are_seen() {
         const ROUNDS: usize = 3;
-        // Whoever looks again and again makes too many orders to try them all.
+        // A thread that polls again and again has too many interleavings to try them all.
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(2);
         model.check(|| {
@@ -117,7 +120,8 @@ mod loom_tests {
                             // SAFETY: the share of the round before that uses it is done.
                             unsafe { assert_eq!(other.get(), 1) };
                         }
-                        // SAFETY: the second one puts off what uses it, and has settled it.
+                        // SAFETY: the second thread defers the transaction that uses it, and has
+                        // settled it.
                         unsafe { one.set(one.get() + 1) };
                         progress.executed(0, round);
                         progress.settled(0, round);
@@ -134,12 +138,13 @@ mod loom_tests {
                     put_off[round % 2].set(round);
                 }
                 if round == 0 {
-                    // SAFETY: the first one's share does not use it, and its next one is not begun.
+                    // SAFETY: the first thread's share does not use it, and its next one has not
+                    // begun.
                     unsafe { other.set(other.get() + 1) };
                 }
                 progress.executed(1, round);
                 wait(|| progress.may_settle(1, round));
-                // SAFETY: the first one is done with this round and waits with the next one.
+                // SAFETY: the first thread is done with this round and waits with the next one.
                 unsafe {
                     assert_eq!(one.get(), 2 * round as u64 + 1);
                     one.set(2 * round as u64 + 2);

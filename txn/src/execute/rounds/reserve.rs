@@ -1,41 +1,42 @@
-//! Reservations: the rows that a share uses, as a list of marks, which whoever has to keep away from them puts into a
-//! filter of its own.
+//! Reservations: the rows that a share uses, as a list of marks. A thread that has to avoid these
+//! rows puts the marks into a filter of its own.
 //!
-//! It is the list that goes from core to core and not the filter, which is as long but would come in any order. The filter is a
-//! blocked Bloom filter (Putze, Sanders and Singler, "Cache-, hash- and space-efficient Bloom filters", 2007) of blocks
-//! of one word: a row is a few bits of one word, so that looking takes one look at memory, and all of it is in the first-level cache.
+//! The list goes from core to core, and not the filter. The filter is as long, but would be read in
+//! random order. It is a blocked Bloom filter with blocks of one word (Putze, Sanders and Singler,
+//! "Cache-, hash- and space-efficient Bloom filters", 2007). A row is a few bits of one word. So a
+//! lookup is one memory access, and all of it is in the first-level cache.
 
 use tidemill_table::prefetch_address;
 
 use crate::schedule::sync::{Alone, Place};
 
-/// Bits of a filter for each row that may be in it: one row in four hundred is taken for another one.
+/// The bits of a filter for each row. One row in four hundred is mistaken for another one.
 const BITS: usize = 48;
 const WORDS_MIN: usize = 16;
 
-/// What a row can be in a word, chosen by its hash.
+/// The number of bit patterns of rows in a word. The hash of a row chooses one.
 const PATTERNS: usize = 512;
 const PATTERN_BITS: u32 = 3;
 static PATTERN: [u64; PATTERNS] = patterns();
 
-/// Marks of a cache line, and how many are asked for ahead of time.
+/// The marks of a cache line, and how many marks are prefetched.
 const LINE: usize = 16;
 const AHEAD: usize = 16 * LINE;
 
-/// A row: some bits of its hash, and in the lowest one whether it is written.
+/// A row: some bits of its hash, and in the lowest bit whether it is written.
 pub(super) type Mark = u32;
 
-/// The mark of a row with this hash.
+/// Returns the mark of a row with this hash.
 #[inline(always)]
 pub(super) fn mark(hash: u64, writes: bool) -> Mark {
     (hash as u32) << 1 | u32::from(writes)
 }
 
-/// Marks that one thread writes, and that others look at when it says so.
+/// Marks that one thread writes, and that others read after it has reported them.
 #[derive(Debug)]
 pub(super) struct Marks(Alone<Place<Vec<Mark>>>);
 
-// SAFETY: who looks at them, and when, is said where they are written and looked at.
+// SAFETY: the places where they are written and read say who may do so, and when.
 unsafe impl Sync for Marks {}
 
 impl Default for Marks {
@@ -45,33 +46,37 @@ impl Default for Marks {
 }
 
 impl Marks {
+    /// Calls `look` with the marks.
+    ///
     /// # Safety
-    /// Nobody writes meanwhile.
+    /// No thread writes meanwhile.
     pub(super) unsafe fn with<R>(&self, look: impl FnOnce(&[Mark]) -> R) -> R {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { self.0 .0.with(|marks| look(marks)) }
     }
 
+    /// Calls `write` with the marks.
+    ///
     /// # Safety
-    /// Nobody looks or writes meanwhile.
+    /// No other thread reads or writes meanwhile.
     pub(super) unsafe fn with_mut<R>(&self, write: impl FnOnce(&mut Vec<Mark>) -> R) -> R {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe { self.0 .0.with_mut(write) }
     }
 }
 
-/// Rows that a thread must keep away from, as bits. Rows that share a bit are taken for one; then a transaction is put
-/// off, or waits, in vain.
+/// The rows that a thread must avoid, as bits. Rows with the same bits are mistaken for one. Then a
+/// transaction is deferred, or waits, without need.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
-    /// A word of those that are used, and beside it, where some rows are only read, one of those that are written.
+    /// The words of used rows. If some rows are only read, a word of written rows is beside each.
     words: Vec<u64>,
-    /// How many words there are of each kind.
+    /// The number of words of each kind.
     count: u64,
 }
 
 impl Filter {
-    /// Nothing is in it, and there is room for about so many rows.
+    /// Empties the filter, and makes room for about `rows` rows.
     fn clear<const READS: bool>(&mut self, rows: usize) {
         let words = (rows * BITS / 64).max(WORDS_MIN);
         self.count = words as u64;
@@ -79,17 +84,19 @@ impl Filter {
         self.words.resize(words << u32::from(READS), 0);
     }
 
-    /// Only what these lists have is in it: of each thread that of even or of odd rounds.
+    /// Fills the filter with the rows of these lists only: of each thread that of even or of odd
+    /// rounds.
     ///
     /// # Safety
-    /// Nobody writes to the lists meanwhile.
+    /// No thread writes to the lists meanwhile.
     #[inline(never)]
     pub(super) unsafe fn take_all<const READS: bool>(&mut self, lists: &[[Marks; 2]], of: usize) {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         let rows = lists.iter().map(|marks| unsafe { marks[of].with(<[Mark]>::len) }).sum();
         self.clear::<READS>(rows);
         let mut take = |marks: &[Mark]| {
-            // They are in another core's cache, from where they come one by one unless many are asked for.
+            // The marks are in another core's cache. They would arrive one by one without
+            // prefetching.
             let ask = |at: usize| prefetch_address(marks.as_ptr().wrapping_add(at));
             (0..AHEAD).step_by(LINE).for_each(ask);
             for (at, line) in marks.chunks(LINE).enumerate() {
@@ -98,12 +105,12 @@ impl Filter {
             }
         };
         for marks in lists {
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller guarantees.
             unsafe { marks[of].with(&mut take) };
         }
     }
 
-    /// Keeps away from a row.
+    /// Adds a row.
     #[inline(always)]
     pub(super) fn take<const READS: bool>(&mut self, mark: Mark) {
         let (at, bits) = self.place(mark);
@@ -116,25 +123,25 @@ impl Filter {
         }
     }
 
-    /// Whether a row must be kept away from. Without a choice between two ways: nobody can guess it.
+    /// Whether a row must be avoided. It has no branch, because no predictor could guess it.
     #[inline(always)]
     fn meets<const READS: bool>(&self, mark: Mark) -> bool {
         let (at, bits) = self.place(mark);
         let at = match READS {
             false => at,
-            // Who only reads meets those that write.
+            // A reader conflicts with writers only.
             true => 2 * at + usize::from(mark & 1 == 0),
         };
         self.words[at] & bits == bits
     }
 
-    /// Whether any of these must be.
+    /// Whether any of these rows must be avoided.
     #[inline(always)]
     pub(super) fn meets_any<const READS: bool>(&self, marks: &[Mark]) -> bool {
         marks.iter().fold(false, |any, mark| any | self.meets::<READS>(*mark))
     }
 
-    /// The word and the bits of a row.
+    /// Returns the word and the bits of a row.
     #[inline(always)]
     fn place(&self, mark: Mark) -> (usize, u64) {
         const HASH_BITS: u32 = Mark::BITS - 1;
@@ -145,7 +152,7 @@ impl Filter {
     }
 }
 
-/// Words of so many bits each, at random.
+/// Returns random words with so many bits each.
 const fn patterns() -> [u64; PATTERNS] {
     let (mut patterns, mut dice, mut at) = ([0u64; PATTERNS], 0x9e37_79b9_7f4a_7c15u64, 0);
     while at < PATTERNS {
@@ -162,8 +169,8 @@ const fn patterns() -> [u64; PATTERNS] {
 mod tests {
     use super::*;
 
-    /// What is in a filter is met, but that of two that only read nobody has to keep away; and of what is not in it few are taken
-    /// for what is.
+    /// Rows in the filter are found, except that two readers do not conflict. Few other rows are
+    /// mistaken for rows in the filter.
     #[test]
     fn a_filter_forgets_nothing_and_takes_little_for_another() {
         let mut dice = 3u64;

@@ -1,4 +1,4 @@
-//! What one thread does: reserve, look, execute, settle; round after round.
+//! The work of one thread: reserve, look, execute and settle, round after round.
 
 use std::ops::Range;
 
@@ -12,26 +12,26 @@ use crate::execute::segment::{InOrder, Turns};
 use crate::order::Ranked;
 use crate::pool::{self, Pool};
 
-/// How transactions are cut: into rounds, and these into shares.
+/// The division of transactions into rounds, and of these into shares.
 #[derive(Clone, Copy)]
 pub(super) struct Round<'r> {
-    /// The epoch's order, up to the last one.
+    /// The epoch's order, up to the last transaction.
     pub(super) order: &'r [Ranked],
-    /// The rank of the first one.
+    /// The rank of the first transaction.
     pub(super) first: usize,
-    /// Transactions of one, but of the last.
+    /// The number of transactions in a round, except the last one.
     pub(super) len: usize,
-    /// Where each thread's share ends, as a part of the round.
+    /// The end of each thread's share, as a fraction of the round.
     pub(super) ends: &'r [f64],
 }
 
 impl Round<'_> {
-    /// How many there are.
+    /// Returns the number of rounds.
     pub(super) fn count(&self) -> usize {
         (self.order.len() - self.first).div_ceil(self.len)
     }
 
-    /// A thread's share of one.
+    /// Returns a thread's share of a round.
     fn of(&self, thread: usize, round: usize) -> Range<usize> {
         let begin = self.first + round * self.len;
         let len = self.len.min(self.order.len() - begin);
@@ -41,16 +41,16 @@ impl Round<'_> {
     }
 }
 
-/// What all threads see.
+/// The data that all threads share.
 pub(super) struct Shared<'s> {
     pub(super) codes: &'s Codes,
-    /// Per handler: whether each of its rows is written.
+    /// Whether each row is written, by handler.
     pub(super) writes: &'s [Vec<bool>],
     pub(super) round: Round<'s>,
     pub(super) progress: Progress,
-    /// Per thread: the rows of its share, in rounds of even and of odd number.
+    /// The rows of each thread's share, in rounds of even and of odd number.
     pub(super) reserved: &'s [[Marks; 2]],
-    /// The same of what it puts off of it.
+    /// The rows of each thread's deferred transactions, in rounds of even and of odd number.
     pub(super) put_off: &'s [[Marks; 2]],
     pub(super) pool: &'s dyn Pool,
     /// The number of the transaction before the first one.
@@ -59,7 +59,8 @@ pub(super) struct Shared<'s> {
 }
 
 impl Shared<'_> {
-    /// Waits; whether to go on. Nanoseconds that it took are added.
+    /// Waits until `holds` returns true. Returns whether to continue. Adds the waiting time in
+    /// nanoseconds.
     fn wait(&self, wait_ns: &mut u64, mut holds: impl FnMut() -> bool) -> bool {
         if holds() {
             return !self.halt.is_set();
@@ -71,39 +72,44 @@ impl Shared<'_> {
     }
 }
 
-/// The parts of a share, in the order in which they are executed; each is in stamp order. What is executed beside what later
-/// threads have put off in the round before; what waits for that; the rest, but for what is put off; and that.
+/// The number of parts of a share. Each is in stamp order, and they are executed in this order:
+/// 1. transactions that run beside those that later threads have deferred in the round before
+/// 2. transactions that wait for these
+/// 3. the rest, except deferred transactions
+/// 4. deferred transactions
 pub(super) const PARTS: usize = 4;
 const BESIDE: usize = 0;
 const BEHIND: usize = 1;
 const REST: usize = 2;
 const LATE: usize = 3;
 
-/// What a thread keeps to itself.
+/// The state of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Own {
-    /// What earlier shares of the round use, and what it has put off itself.
+    /// The rows of earlier shares of the round, and of its own deferred transactions.
     taken: Filter,
-    /// What later threads have put off in the round before, and what waits for that.
+    /// The rows that later threads have deferred in the round before, and the rows of transactions
+    /// that wait for these.
     late: Filter,
-    /// By lane: its events in the share, and in the rest of it.
+    /// The events of each lane, in the share and in the rest of it.
     lanes: Vec<Events>,
     rest: Vec<Events>,
-    /// Ranks of what is put off, of what waits, and of both in a stretch.
+    /// The ranks of deferred transactions, of waiting ones, and of both in a stretch.
     off: Vec<usize>,
     waiting: Vec<usize>,
     left_out: Vec<usize>,
-    /// By round: how many outputs there were by stream after [each part](PARTS) of its share.
+    /// The numbers of outputs by stream after [each part](PARTS) of its share, by round.
     pub(super) ends: Vec<[Vec<usize>; PARTS]>,
     pub(super) put_off: u64,
     pub(super) executed: u64,
     pub(super) reserve_ns: u64,
     pub(super) wait_ns: u64,
-    /// In all, but for waiting.
+    /// The time in all, except for waiting, in nanoseconds.
     pub(super) busy_ns: u64,
 }
 
-/// What a thread does in an epoch. `READS` when any transaction reads rows that it does not write.
+/// Does a thread's work in an epoch. `READS` says whether any transaction reads rows that it does
+/// not write.
 pub(super) fn walk<const READS: bool>(
     shared: &Shared<'_>,
     member: &mut Member<'_>,
@@ -132,7 +138,7 @@ pub(super) fn walk<const READS: bool>(
         progress.executed(thread, number);
         own.executed += round.of(thread, number).len() as u64;
         own.ends(member, REST);
-        // Where others are not done yet, the next round can be reserved meanwhile.
+        // While others are not done yet, the next round can be reserved.
         if number + 1 < rounds {
             own.reserve(shared, member, thread, number + 1);
         }
@@ -152,14 +158,14 @@ pub(super) fn walk<const READS: bool>(
     own.busy_ns = (pool.now_ns() - all_begun).saturating_sub(own.wait_ns);
 }
 
-/// The marks of a transaction, among those of the share.
+/// Returns the marks of a transaction, among those of the share.
 #[inline(always)]
 fn marks_of<'m>(lanes: &[Events], marks: &'m [Mark], ranked: Ranked) -> &'m [Mark] {
     let Events { range, rows, first } = &lanes[ranked.lane as usize];
     &marks[first + (ranked.row as usize - range.start) * rows..][..*rows]
 }
 
-/// Executes a stretch of the order but for these; whether it could.
+/// Executes a stretch of the order except these transactions. Returns whether that was possible.
 fn all_but(
     shared: &Shared<'_>,
     member: &mut Member<'_>,
@@ -177,7 +183,7 @@ fn all_but(
     true
 }
 
-/// Executes transactions that do not follow one another; whether it could.
+/// Executes transactions that do not follow one another. Returns whether that was possible.
 fn each_alone(shared: &Shared<'_>, member: &mut Member<'_>, ranks: &[usize]) -> bool {
     let event = |rank: &usize| {
         let Ranked { lane, row } = shared.round.order[*rank];
@@ -193,28 +199,30 @@ fn each_alone(shared: &Shared<'_>, member: &mut Member<'_>, ranks: &[usize]) -> 
     })
 }
 
-/// Executes a stretch of the order; whether it could.
+/// Executes a stretch of the order. Returns whether that was possible.
 fn execute(shared: &Shared<'_>, member: &mut Member<'_>, ranks: Range<usize>) -> bool {
     let seq = shared.before + (ranks.start - shared.round.first) as Seq;
     let order = &shared.round.order[..ranks.end];
     let mut turns = Turns::InOrder(InOrder { order, at: ranks.start, seq, prefetch: true });
-    // SAFETY: whoever uses a row of these transactions in this round is before them in their own
-    // share, or is put off, and begins when they are done; or these are put off, and all others are
-    // done. Rounds before are done but for what later threads have put off, which does not use their rows
-    // or is done, too; of later ones nobody begins what uses a row of what is put off. What is left out of a share for
-    // that meets none of those behind it that are executed before it.
+    // SAFETY: no other thread uses the rows of these transactions now. Another user of such a row
+    // in this round precedes them in their own share, or is deferred and begins when they are done.
+    // Or these are the deferred ones, and all others are done. Earlier rounds are done, except
+    // transactions that later threads have deferred. Those do not use these rows, or are done, too.
+    // Of later rounds, no transaction that uses a row of a deferred one begins. A transaction that
+    // is left out of a share for that reason conflicts with none of the later ones that are
+    // executed before it.
     unsafe { member.walk(shared.codes, &mut turns) }
 }
 
 impl Own {
-    /// A part of the share has been executed.
+    /// Records the outputs after a part of the share has been executed.
     fn ends(&mut self, member: &Member<'_>, part: usize) {
         if let Some(ends) = self.ends.last_mut() {
             ends[part].extend(member.outputs());
         }
     }
 
-    /// Reserves what the share of a round uses: of each event by lane, of each of its rows.
+    /// Reserves the rows of the share of a round: for each event by lane, each of its rows.
     #[inline(never)]
     fn reserve(&mut self, shared: &Shared<'_>, member: &Member<'_>, thread: usize, number: usize) {
         let begun = shared.pool.now_ns();
@@ -239,11 +247,11 @@ impl Own {
                 }
             }
         };
-        // SAFETY: it is this thread's, and others look at it between the calls of `reserved` and `executed` only: those of two
-        // rounds ago all have been executed.
+        // SAFETY: it belongs to this thread. Others read it only between the calls of `reserved`
+        // and `executed`, and all of these calls of two rounds ago have returned.
         unsafe { shared.reserved[thread][number % 2].with_mut(write) };
         for (Events { range, .. }, lane) in lanes {
-            // About where the share of the next round has its events of this lane.
+            // The share of the next round has its events of this lane at about this place.
             let after = range.len() * shared.round.len / share.len().max(1);
             lane.ask_for(range.start + after..range.end + after);
         }
@@ -251,7 +259,8 @@ impl Own {
         self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Looks which transactions of the share meet what earlier shares use, or what is put off: these are put off.
+    /// Finds the transactions of the share that conflict with earlier shares or with deferred
+    /// transactions, and defers them.
     #[inline(never)]
     fn look<const READS: bool>(&mut self, shared: &Shared<'_>, thread: usize, number: usize) {
         if thread == 0 {
@@ -259,7 +268,8 @@ impl Own {
         }
         let begun = shared.pool.now_ns();
         let even = number % 2;
-        // SAFETY: earlier threads have reserved their rows of this round, and write others when it is executed by all.
+        // SAFETY: earlier threads have reserved their rows of this round. They write other lists
+        // until all threads have executed it.
         unsafe { self.taken.take_all::<READS>(&shared.reserved[..thread], even) };
         let share = shared.round.of(thread, number);
         let mut look = |marks: &[Mark], put_off: &mut Vec<Mark>| {
@@ -273,9 +283,10 @@ impl Own {
                 }
             }
         };
-        // SAFETY: both are this thread's. It has written the first for this round, which others may look at, too; at the second
-        // nobody does before this round is executed, and what is in it, of two rounds ago, nobody has looked at since the round
-        // after that was executed by all.
+        // SAFETY: both lists belong to this thread. It has written the first for this round, and
+        // others may only read it. No thread reads the second before this round is executed. Its
+        // former content, of two rounds ago, was last read before all threads had executed the
+        // round after that.
         unsafe {
             let (marks, put_off) = (&shared.reserved[thread][even], &shared.put_off[thread][even]);
             marks.with(|marks| put_off.with_mut(|put_off| look(marks, put_off)));
@@ -283,9 +294,11 @@ impl Own {
         self.reserve_ns += shared.pool.now_ns() - begun;
     }
 
-    /// Executes the share but for what is put off; whether it could. As long as later threads are not done with what they
-    /// have put off in the round before, what meets that is left out, and what meets what is left out; it follows when
-    /// they are.
+    /// Executes the share, except deferred transactions. Returns whether that was possible.
+    ///
+    /// As long as later threads have not settled the round before, this leaves out transactions
+    /// that conflict with theirs. It also leaves out those that conflict with left-out ones. They
+    /// follow once that round is settled.
     fn execute<const READS: bool>(
         &mut self,
         shared: &Shared<'_>,
@@ -293,7 +306,7 @@ impl Own {
         thread: usize,
         number: usize,
     ) -> bool {
-        /// How many transactions are looked at before the others are.
+        /// The number of transactions that are tested at a time.
         const LOOK_AHEAD: usize = 64;
         let Shared { round, progress, .. } = shared;
         let (share, is_settled) = (round.of(thread, number), || progress.are_settled(number));
@@ -301,8 +314,8 @@ impl Own {
         self.waiting.clear();
         if !is_settled() {
             let later = &shared.put_off[thread + 1..];
-            // SAFETY: later threads have executed the round before, and so put off what they do of it; they write there again
-            // when this one is executed by all.
+            // SAFETY: later threads have executed the round before, and so have written their
+            // deferred rows of it. They write there again after all threads have executed this one.
             unsafe { self.late.take_all::<READS>(later, (number + 1) % 2) };
         }
         while at < share.end && !is_settled() {
@@ -322,7 +335,7 @@ impl Own {
                     self.left_out.push(rank);
                 }
             };
-            // SAFETY: this thread has written them, and others but look at them.
+            // SAFETY: this thread has written them, and others only read them.
             unsafe { shared.reserved[thread][number % 2].with(look) };
             if !all_but(shared, member, ahead.clone(), &self.left_out) {
                 return false;

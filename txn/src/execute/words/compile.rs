@@ -1,4 +1,4 @@
-//! Compiles a declared handler whose columns are all words.
+//! The compiler of declared handlers whose columns are all words.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use crate::execute::closure::STREAMS_MAX;
 use crate::execute::native::same_table_pairs;
 use crate::program::{Body, Declared, Expr, ExprId, Op, Program, RowId, VarId};
 
-/// Compiles a handler, or says what it has that words can't do.
+/// Compiles a handler, or returns the reason why words can't execute it.
 pub(crate) fn compile(
     program: &Program,
     layouts: &[Layout],
@@ -64,9 +64,9 @@ struct Compiler<'a> {
     columns: HashMap<u16, u8>,
     vars: HashMap<VarId, u8>,
     done: HashMap<ExprId, u8>,
-    /// Per row: the register that holds each column now.
+    /// The current register of each column, by row.
     held: Vec<HashMap<u16, u8>>,
-    /// Per row: the register that each column was loaded into.
+    /// The register that each column was loaded into, by row.
     original: Vec<HashMap<u16, u8>>,
     written: Vec<bool>,
     code: Vec<Ins>,
@@ -97,7 +97,8 @@ impl Compiler<'_> {
                 self.vars.insert(*var, register);
             }
             Op::Exists { var, .. } => {
-                // Then a row that is missing is for the general path.
+                // The code then requires that the row exists, and leaves a missing row to the
+                // general path.
                 self.asks = true;
                 let register = self.constant(1)?;
                 self.vars.insert(*var, register);
@@ -137,7 +138,7 @@ impl Compiler<'_> {
         &self.layouts[self.declared.rows[row.index()].table.index()]
     }
 
-    /// The word of the slot's body where a column lives.
+    /// Returns the word of the slot's body that has a column.
     fn body_word(&self, row: RowId, column: u16) -> Result<u16, String> {
         let layout = self.layout(row);
         match layout.places[usize::from(column)] {
@@ -185,7 +186,7 @@ impl Compiler<'_> {
         self.types[id.index()].as_ref().ok_or_else(|| "it has a null".into())
     }
 
-    /// Whether both are compared as plain integers: same type and scale.
+    /// Whether both are compared as plain integers: they have the same type and scale.
     fn ints(&self, l: ExprId, r: ExprId) -> bool {
         let int = |id: ExprId| match &self.types[id.index()] {
             Some(DataType::Int | DataType::Timestamp) => Some(0),
@@ -195,7 +196,7 @@ impl Compiler<'_> {
         int(l).is_some() && int(l) == int(r)
     }
 
-    /// A value as a column of type `to` stores it.
+    /// Converts a value to the form in which a column of type `to` stores it.
     fn store(&mut self, value: ExprId, to: &DataType) -> Result<u8, String> {
         let from = self.ty(value)?.clone();
         let register = self.expr(value)?;
@@ -234,8 +235,10 @@ impl Compiler<'_> {
         Ok(d)
     }
 
-    /// The register of an expression. Both branches of a condition are computed: a fault in the
-    /// one not taken is a trap, and the general path knows better.
+    /// Returns the register of an expression.
+    ///
+    /// Both branches of a condition are computed. A fault in the branch that is not taken is a
+    /// trap, and the general path decides.
     fn expr(&mut self, id: ExprId) -> Result<u8, String> {
         if let Some(register) = self.done.get(&id) {
             return Ok(*register);
@@ -257,7 +260,7 @@ impl Compiler<'_> {
                 self.code.push(Ins::Select(d, c, a, b));
                 d
             }
-            // Nothing is null here, so the first operand it is.
+            // Nothing is null here, so the result is the first operand.
             Expr::Coalesce(a, _) => self.expr(a)?,
         };
         self.done.insert(id, register);
@@ -305,7 +308,8 @@ impl Compiler<'_> {
         let (mut a, mut b) = (self.expr(l)?, self.expr(r)?);
         let is_float = match (&lt, &rt) {
             (Float, Float) => true,
-            // An integer beyond 2^53 compares exactly with a float; that is not for here.
+            // The exact comparison of an integer beyond 2^53 with a float is left to the general
+            // path.
             (Float, Int) | (Int, Float) => {
                 if !matches!(op, Binary::Add | Binary::Sub | Binary::Mul | Binary::Div) {
                     return Err("an int is compared with a float".into());
@@ -337,7 +341,7 @@ impl Compiler<'_> {
             };
         }
         if op != Binary::Mul {
-            // Decimals and integers meet at the larger scale.
+            // Decimals and integers are converted to the larger scale.
             let scale = |ty: &DataType| if let Decimal(s) = ty { *s } else { 0 };
             let (s, t) = (scale(&lt), scale(&rt));
             let (from, to) = (s.min(t), s.max(t));
@@ -367,7 +371,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// `x` where `x < y`, else `y`.
+    /// Returns `x` where `x < y`, or else `y`.
     fn choose(&mut self, less: fn(u8, u8, u8) -> Ins, x: u8, y: u8) -> Result<u8, String> {
         let c = self.emit2(less, x, y)?;
         let d = self.register()?;

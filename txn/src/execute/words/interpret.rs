@@ -1,6 +1,6 @@
-//! Runs compiled code, one instruction after the other.
+//! The interpreter of compiled code, one instruction after the other.
 //!
-//! Measured on the ledger's transfer: 8-10 ns against 35 ns for a walk of the tree.
+//! The ledger's transfer takes 8-10 ns, and 35 ns with a walk of the expression tree.
 
 use tidemill_core::rules::{floor_div, floor_mod};
 use tidemill_core::value::canonical_f64;
@@ -10,10 +10,10 @@ use super::{Frame, Ins, Stop, WordCode};
 use crate::execute::closure::Columns;
 
 impl WordCode {
-    /// Decides a transaction; what it writes and emits is in the frame afterwards.
+    /// Decides a transaction. Its written and emitted values are in the frame afterwards.
     ///
     /// # Safety
-    /// As of [`WordCode::decide`].
+    /// As for [`WordCode::decide`].
     #[inline]
     pub(super) unsafe fn interpret(
         &self,
@@ -22,7 +22,7 @@ impl WordCode {
         event: usize,
         frame: &mut Frame,
     ) -> Result<(), Stop> {
-        // Values are read before any is written, so two rows must not be one.
+        // Values are read before any is written, so two rows must not be the same.
         let same = |(a, b): &(u8, u8)| rows[usize::from(*a)].is_same(rows[usize::from(*b)]);
         if self.pairs.iter().any(same) {
             return Err(Stop::Trap);

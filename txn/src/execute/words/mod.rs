@@ -1,19 +1,19 @@
 //! Declared transactions whose columns are all words, compiled to a small register machine.
 //!
-//! A frame of 256 words holds constants, the event's columns, the columns read, and what is
-//! computed from them; registers are assigned once, so a read after a write is a matter of naming.
-//! Nothing is written to tables before the verdict, so whatever the code does not want to decide
-//! itself (an overflow, two keys that turn out equal, a missing row without defaults) is a *trap*:
-//! the general path runs the transaction instead and decides.
+//! A frame of 256 words has the constants, the event's columns, the columns that are read, and the
+//! computed values. Registers are assigned once, so a read after a write only needs the right
+//! register. Nothing is written to tables before the verdict. So the code may leave any case
+//! undecided (an overflow, two keys that turn out equal, a missing row without defaults). This is a
+//! *trap*: the general path runs the transaction instead and decides.
 //!
-//! | file | what it does |
+//! | file | content |
 //! | --- | --- |
-//! | `compile` | makes the code from a handler |
-//! | `interpret` | runs the code, one instruction after the other |
-//! | `slice` | cuts the code into one piece for each row that it writes |
-//! | `assemble` | makes machine code of it, which is called once a transaction |
+//! | `compile` | the compiler of handlers |
+//! | `interpret` | the interpreter of the code, one instruction after the other |
+//! | `slice` | the division of the code into one piece for each row that it writes |
+//! | `assemble` | the generator of machine code, which is called once a transaction |
 //!
-//! Whether code is interpreted or assembled can't be seen but by the clock.
+//! Interpreted code and machine code have the same results.
 
 use std::sync::OnceLock;
 
@@ -36,13 +36,13 @@ pub(crate) use compile::compile;
 #[cfg(not(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(crate) use without::Machine;
 
-/// Rows of a handler that is compiled, at most.
+/// The most rows of a handler that is compiled.
 pub(crate) const ROWS_MAX: usize = 64;
 
 /// The registers of one handler.
 pub(crate) type Frame = [u64; 256];
 
-/// Where a row's key comes from.
+/// The source of a row's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyFrom {
     /// A column of the event.
@@ -58,12 +58,12 @@ pub(crate) struct WordRow {
     pub(crate) key: KeyFrom,
 }
 
-/// A word that goes from a row's slot to a register, or back.
+/// A word that moves from a row's slot to a register, or back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Move {
     pub(crate) row: u8,
     pub(crate) register: u8,
-    /// Counted from the slot's first word.
+    /// The index of the word, from the slot's first word.
     pub(crate) word: u16,
 }
 
@@ -78,33 +78,34 @@ pub(crate) struct WordEmit {
 #[derive(Debug)]
 pub(crate) struct WordCode {
     pub(crate) rows: Vec<WordRow>,
-    /// Whether it asks if a row is there; it takes those only that are.
+    /// Whether it tests if a row exists. If so, it only handles rows that exist.
     pub(crate) asks: bool,
-    /// Pairs of rows of one table: with equal keys they would be one row.
+    /// The pairs of rows of one table, which with equal keys would be one row.
     pub(crate) pairs: Vec<(u8, u8)>,
-    /// From slots to registers, before the code runs.
+    /// The words that move from slots to registers before the code runs.
     pub(crate) loads: Vec<Move>,
-    /// A bit for each row of which a new version begins once it has run, and what is written.
+    /// A bit for each row of which a new version begins after the run, and the words that are
+    /// written.
     pub(crate) written: u64,
     pub(crate) stores: Vec<Move>,
-    /// Event columns and their registers.
+    /// The event columns and their registers.
     pub(crate) columns: Vec<(u16, u8)>,
     pub(crate) emits: Vec<WordEmit>,
-    /// The stream of each.
+    /// The stream of each emitted event.
     pub(crate) streams: Vec<usize>,
     /// Whether a handler takes events of a stream that it emits to.
     pub(crate) consumed: bool,
     pub(crate) reasons: Vec<String>,
     constants: Vec<(u8, u64)>,
     code: Vec<Ins>,
-    /// The same as machine code, made when it first runs; nothing where that can't be.
+    /// The machine code, generated when it first runs. `None` if that is impossible.
     machine: OnceLock<Option<Machine>>,
 }
 
-/// Why the machine stopped before the end.
+/// The reason why the machine stopped before the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// A requirement failed: the reason by number.
+    /// A requirement failed, with the number of its reason.
     Abort(u16),
     /// The general path must decide.
     Trap,
@@ -125,7 +126,7 @@ enum Ins {
     DivFloat(u8, u8, u8),
     NegFloat(u8, u8),
     AbsFloat(u8, u8),
-    /// One NaN, as every stored float has it.
+    /// The one NaN for every NaN, as in every stored float.
     Canonical(u8, u8),
     IntToFloat(u8, u8),
     Not(u8, u8),
@@ -139,43 +140,43 @@ enum Ins {
     NeFloat(u8, u8, u8),
     LtFloat(u8, u8, u8),
     LeFloat(u8, u8, u8),
-    /// Destination, condition, and the two it chooses between.
+    /// The destination, the condition, and the two values that it chooses between.
     Select(u8, u8, u8, u8),
     Require(u8, u16),
-    /// `a <= b`, and the reason.
+    /// The requirement `a <= b`, and its reason.
     RequireLeInt(u8, u8, u16),
 }
 
 impl WordCode {
-    /// The rows of which a new version begins.
+    /// Returns the rows of which a new version begins.
     pub(crate) fn written_rows(&self) -> impl Iterator<Item = u8> {
         let written = self.written;
         (0..64).filter(move |row| written >> row & 1 == 1)
     }
 
-    /// Writes the constants into a frame; once is enough.
+    /// Writes the constants into a frame. Once is enough.
     pub(crate) fn prepare(&self, frame: &mut Frame) {
         for (register, word) in &self.constants {
             frame[usize::from(*register)] = *word;
         }
     }
 
-    /// The code as machine code, if there is one for this machine. It is made at the first call.
+    /// Returns the machine code, if this machine has some. It is generated at the first call.
     pub(crate) fn machine(&self) -> Option<&Machine> {
         self.machine.get_or_init(|| Machine::assemble(self).ok()).as_ref()
     }
 
-    /// Interprets this code, also where machine code can be made.
+    /// Interprets this code, even if machine code could be generated.
     pub(crate) fn interpreted(self) -> WordCode {
         WordCode { machine: OnceLock::from(None), ..self }
     }
 
-    /// Decides a transaction; what it writes and emits is in the frame afterwards.
+    /// Decides a transaction. Its written and emitted values are in the frame afterwards.
     ///
     /// # Safety
-    /// The machine is this code's. There are as many rows and columns as the code has, of the
-    /// tables and with the words that it was compiled for; the rows can be used and each column has
-    /// the event.
+    /// The machine belongs to this code. There are as many rows and columns as the code has, of the
+    /// tables and with the words that it was compiled for. The rows can be used, and each column
+    /// has the event.
     #[inline(always)]
     pub(crate) unsafe fn decide(
         &self,
@@ -185,7 +186,7 @@ impl WordCode {
         event: usize,
         frame: &mut Frame,
     ) -> Result<(), Stop> {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         unsafe {
             match machine {
                 Some(machine) => machine.run(rows, columns, event, frame),
@@ -195,7 +196,7 @@ impl WordCode {
     }
 }
 
-/// No machine code is made in this build.
+/// The stand-in for the generator, in a build without machine code.
 #[cfg(not(all(feature = "compiled", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod without {
     use super::{Columns, Frame, RowAt, Stop, WordCode};

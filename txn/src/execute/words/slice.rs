@@ -1,8 +1,8 @@
-//! Compiled transactions in slices: for each row that is written the instructions that its new
-//! version needs, so that each can be run by itself.
+//! Compiled transactions in slices: for each written row, the instructions that its new version
+//! needs. So each slice can run by itself.
 //!
-//! Whatever may stop a transaction (a requirement, an overflow) is in one slice at least: when no
-//! slice stops, the whole would not have stopped, and when one does, running the whole tells why.
+//! Whatever may stop a transaction (a requirement, an overflow) is in at least one slice. If no
+//! slice stops, the whole would not have stopped. If one does, running the whole gives the reason.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use super::{Ins, WordCode};
 
 impl Ins {
-    /// The register that it sets, and those that it looks at.
+    /// Returns the register that it sets, and those that it reads.
     fn registers(&self) -> (Option<u8>, [Option<u8>; 3]) {
         match *self {
             Ins::AddInt(d, a, b)
@@ -64,8 +64,8 @@ impl Ins {
 }
 
 impl WordCode {
-    /// Its slices: one for each row that is written; when there is none, one that is all of it.
-    /// They have its rows and registers, and emit nothing.
+    /// Returns the slices: one for each row that is written, or the whole if there is none. They
+    /// have its rows and registers, and emit nothing.
     pub(crate) fn slices(&self) -> Vec<WordCode> {
         let written: Vec<u8> = self.written_rows().collect();
         if written.len() < 2 {
@@ -83,8 +83,8 @@ impl WordCode {
             if ins.may_stop() && !taken.iter().any(|taken| taken.contains(&at)) {
                 let mut needed = BTreeSet::from([at]);
                 ins.registers().1.into_iter().flatten().for_each(|r| self.need(r, &mut needed));
-                // Where the fewest rows are looked at for its sake: an operation that reads the
-                // rows of others waits for them.
+                // The instruction goes to the slice that reads the fewest additional rows for it.
+                // An operation waits for the writers of the rows that it reads.
                 let rows = self.rows_of(&needed);
                 let more = |slice: usize| {
                     let mut has = self.rows_of(&taken[slice]);
@@ -99,12 +99,12 @@ impl WordCode {
         slices.map(|(row, taken)| self.slice(1 << row, taken)).collect()
     }
 
-    /// All of it in one slice.
+    /// Returns all of it as one slice.
     pub(crate) fn whole(&self) -> WordCode {
         self.slice(self.written, &(0..self.code.len()).collect())
     }
 
-    /// Adds the instructions that give a register.
+    /// Adds the instructions that compute a register.
     fn need(&self, register: u8, needed: &mut BTreeSet<usize>) {
         let sets = |ins: &Ins| ins.registers().0 == Some(register);
         if let Some(at) = self.code.iter().position(sets) {
@@ -115,14 +115,14 @@ impl WordCode {
         }
     }
 
-    /// Rows that some instructions load.
+    /// Returns the rows that some instructions load.
     fn rows_of(&self, taken: &BTreeSet<usize>) -> BTreeSet<u8> {
         let used: BTreeSet<u8> =
             taken.iter().flat_map(|at| self.code[*at].registers().1).flatten().collect();
         self.loads.iter().filter(|l| used.contains(&l.register)).map(|l| l.row).collect()
     }
 
-    /// The part of it that writes these rows and has these instructions.
+    /// Returns the part that writes these rows and has these instructions.
     fn slice(&self, written: u64, taken: &BTreeSet<usize>) -> WordCode {
         let code: Vec<Ins> = taken.iter().map(|at| self.code[*at]).collect();
         let stores: Vec<_> =

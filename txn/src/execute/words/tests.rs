@@ -1,4 +1,4 @@
-//! Machine code is the interpreter, bit for bit: random code on random words.
+//! Machine code equals the interpreter, bit for bit, on random code and random words.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ use tidemill_table::RowAt;
 use super::{Ins, KeyFrom, Machine, Move, Stop, WordCode, WordEmit, WordRow};
 use crate::execute::closure::Columns;
 
-/// SplitMix64: one seed, one case.
+/// A SplitMix64 generator: one seed gives one case.
 struct Dice(u64);
 
 impl Dice {
@@ -30,7 +30,7 @@ impl Dice {
         items[self.below(items.len())]
     }
 
-    /// A word of a kind: most often a small one, else one at the edge of something.
+    /// Returns a word of a kind: most often a small one, or else one at a limit.
     fn word(&mut self, kind: Kind) -> u64 {
         match kind {
             Kind::Bool => self.next() & 1,
@@ -42,7 +42,7 @@ impl Dice {
             Kind::Float if self.below(2) > 0 => (self.below(21) as f64 / 4.0 - 2.5).to_bits(),
             Kind::Float => match self.below(10) {
                 0 => self.next(),
-                // A NaN as no float that is stored has it.
+                // A NaN that no stored float has.
                 1 => 0xFFF0_0000_0000_1234,
                 edge => [
                     f64::NAN,
@@ -69,16 +69,16 @@ enum Kind {
 
 const KINDS: [Kind; 3] = [Kind::Int, Kind::Float, Kind::Bool];
 
-/// Words of a row; the first ones are its header.
+/// The number of words of a row. The first ones are its header.
 const WIDTH: usize = 9;
 
-/// Random code, and of which kind each register is.
+/// Random code, and the kind of each register.
 struct Random {
     code: WordCode,
     kinds: Vec<Kind>,
     columns: Vec<Kind>,
     rows: Vec<[Kind; WIDTH]>,
-    /// Constants by register, as [`WordCode::prepare`] writes them.
+    /// The registers with a canonical NaN.
     canonical: Vec<u8>,
 }
 
@@ -107,7 +107,7 @@ impl Random {
                 });
             }
         }
-        // At least one of each kind to begin with.
+        // The code begins with at least one register of each kind.
         let mut constants = constants;
         for kind in KINDS {
             constants.push((register(kind), dice.word(kind)));
@@ -120,7 +120,7 @@ impl Random {
             }
             code.push(ins);
         }
-        // Whatever is computed is looked at: half of it as written, half as emitted.
+        // All computed values are checked: some as written, the others as emitted.
         let all: Vec<u8> = (0..kinds.len() as u8).collect();
         let (written, emitted) = all.split_at(dice.below(all.len()));
         let store = |register: &u8| Move { row: 0, register: *register, word: 3 };
@@ -148,13 +148,13 @@ impl Random {
     }
 }
 
-/// A random instruction on registers of the right kinds.
+/// Returns a random instruction on registers of the right kinds.
 fn instruction(dice: &mut Dice, kinds: &mut Vec<Kind>, reasons: &mut u16) -> Ins {
     use Kind::*;
     let of = |dice: &mut Dice, kinds: &[Kind], kind: Kind| {
         let all: Vec<u8> =
             (0..kinds.len()).filter(|r| kinds[*r] == kind).map(|r| r as u8).collect();
-        // Rather a new one, so that one thing builds on the other.
+        // New registers are preferred, so that instructions build on one another.
         match dice.below(2) {
             0 => all[all.len() - 1 - dice.below(all.len().min(3))],
             _ => dice.pick(&all),
@@ -223,7 +223,7 @@ fn instruction(dice: &mut Dice, kinds: &mut Vec<Kind>, reasons: &mut u16) -> Ins
     }
 }
 
-/// Runs code both ways on the words of rows and columns.
+/// Runs code in both ways on the words of rows and columns.
 fn compare(dice: &mut Dice, random: &Random, machine: &Machine) -> Result<(), Stop> {
     let code = &random.code;
     let columns: Vec<[u64; 3]> =
@@ -233,7 +233,7 @@ fn compare(dice: &mut Dice, random: &Random, machine: &Machine) -> Result<(), St
         random.rows.iter().map(|kinds| kinds.map(|kind| dice.word(kind))).collect();
     let mut rows: Vec<RowAt> = words.iter_mut().map(|w| RowAt::frame(w.as_mut_ptr())).collect();
     if dice.below(10) == 0 {
-        // Two may be one.
+        // Two rows may be the same.
         let last = rows.len() - 1;
         rows[last] = rows[0];
     }
@@ -252,7 +252,7 @@ fn compare(dice: &mut Dice, random: &Random, machine: &Machine) -> Result<(), St
     if wanted.is_ok() {
         for (register, kind) in random.kinds.iter().enumerate() {
             let (wanted, got) = (interpreted[register], ran[register]);
-            // What a NaN says beside is nothing that anybody sees, before it is canonical.
+            // The bits of a NaN are visible only after it is made canonical.
             let is_nan = |word: u64| f64::from_bits(word).is_nan();
             let any = *kind == Kind::Float && !random.canonical.contains(&(register as u8));
             let same = wanted == got || any && is_nan(wanted) && is_nan(got);
@@ -291,7 +291,7 @@ fn code_is_for_any_thread() {
     shared::<WordCode>();
 }
 
-/// The comparison above would be worth little if some instruction were never run to the end.
+/// Otherwise the comparison above would be worth little: every instruction must run to the end.
 #[test]
 fn random_code_has_every_instruction() {
     let mut seen = BTreeSet::new();

@@ -1,8 +1,9 @@
-//! The first phase of planning: transactions are decomposed into operations (MorphStream IV-A).
+//! The first phase of planning: decomposing transactions into operations (MorphStream, section
+//! IV-A).
 //!
-//! Each thread has a share of the order. It makes the vertices of its transactions, and puts every
-//! access into a basket for the thread whose share the row is in: read from one share after the
-//! other, the baskets are in stamp order, and need no sorting.
+//! Each thread has a share of the order. It makes the vertices of its transactions. It puts every
+//! access into a basket for the thread that owns the row's share. Read share after share, the
+//! baskets are in stamp order and need no sorting.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -10,7 +11,7 @@ use std::sync::Mutex;
 use super::{Access, Graph, Vertex, ACCESSES_MAX};
 use crate::pool::Pool;
 
-/// How many vertices and accesses there are, and words of versions.
+/// The number of vertices, of accesses, and of words in versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) vertices: u32,
@@ -28,18 +29,19 @@ impl Size {
     }
 }
 
-/// The transactions of a graph, as planning sees them.
+/// The transactions of a graph, as the input of planning.
 pub(crate) trait Operations: Sync {
-    /// How many there are.
+    /// Returns the number of transactions.
     fn txns(&self) -> usize;
-    /// What a transaction needs.
+    /// Returns the size of a transaction.
     fn size(&self, txn: usize) -> Size;
-    /// Puts the operations of a transaction, in order, and then its accesses: reads before writes,
-    /// because operations see the rows that the transaction began with.
+    /// Puts the operations of a transaction, in order, each with its accesses; then the entries of
+    /// these accesses. Entries of reads come first, because operations see the rows from before the
+    /// transaction.
     fn decompose(&self, txn: usize, put: &mut Put<'_>);
 }
 
-/// What an access is about, on its way to the row's list.
+/// An access on its way to its row's list.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) key: u64,
@@ -48,7 +50,7 @@ pub(crate) struct Entry {
     pub(crate) table: u16,
 }
 
-/// The share of one thread: its part of the graph's arrays, and a basket for each other thread.
+/// The share of one thread: its part of the graph's arrays, and a basket for each thread.
 pub(crate) struct Put<'a> {
     txn: u32,
     at: Size,
@@ -60,7 +62,7 @@ pub(crate) struct Put<'a> {
 }
 
 impl Put<'_> {
-    /// The next operation of the transaction.
+    /// Adds the next operation of the transaction.
     pub(crate) fn vertex(&mut self, handler: u16, part: u16) {
         let access = self.at.accesses + self.made.accesses;
         self.vertices[self.made.vertices as usize] =
@@ -68,8 +70,8 @@ impl Put<'_> {
         self.made.vertices += 1;
     }
 
-    /// An access of the operation that was made last; `words` is the length of the version that it
-    /// writes, 0 when it only reads. Gives its number.
+    /// Adds an access of the latest operation and returns its number. `words` is the length of the
+    /// version that it writes, 0 for a read.
     pub(crate) fn access(&mut self, words: u32) -> u32 {
         let vertex = self.at.vertices + self.made.vertices - 1;
         let at = self.at.words + self.made.words;
@@ -79,34 +81,36 @@ impl Put<'_> {
         self.at.accesses + self.made.accesses - 1
     }
 
-    /// Where the access belongs.
+    /// Puts the access into the basket of its row's share.
     pub(crate) fn entry(&mut self, access: u32, table: u16, key: u64, hash: u64) {
         let basket = share_of(hash, self.baskets.len());
         self.baskets[basket].push(Entry { key, hash, access, table });
     }
 }
 
-/// Whose share a row is in. The high bits of hashes choose slots, so the middle ones are free.
+/// Returns the thread whose share a row is in. The middle bits of the hash decide, because the high
+/// bits choose slots.
 pub(super) fn share_of(hash: u64, threads: usize) -> usize {
     ((hash >> 20 & 0xFFFF) as usize * threads) >> 16
 }
 
-/// The share of a thread, of something that has `len` parts.
+/// Returns a thread's share of `len` parts.
 pub(crate) fn share(len: usize, thread: usize, threads: usize) -> Range<usize> {
     len * thread / threads..len * (thread + 1) / threads
 }
 
-/// What the first phase leaves to the second: by thread that collected, by thread whose row it is.
+/// The output of the first phase: baskets by collecting thread, then by the thread of the row's
+/// share.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     pub(crate) baskets: Vec<Vec<Vec<Entry>>>,
 }
 
-/// One thread's part of the arrays, taken once.
+/// One thread's part of the arrays, which is taken once.
 type Part<'a> = Mutex<Option<Put<'a>>>;
 
 impl Graph {
-    /// Makes vertices and baskets; `None` when the graph would be too large.
+    /// Makes vertices and baskets. Returns `None` if the graph would be too large.
     pub(crate) fn collect(
         &mut self,
         operations: &impl Operations,

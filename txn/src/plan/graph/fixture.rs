@@ -1,9 +1,9 @@
-//! Graphs as text, through one function: transactions in, a table of their dependencies out.
+//! A test function for graphs as text: transactions in, a table of their dependencies out.
 //!
-//! One line is one transaction, its operations between semicolons: `write A`, `write B from A C`,
-//! `read A`. `A..` is a window over the versions of a row. `?A` is known only once it runs, and
-//! expected to be row A; of `?` nothing is expected: such a transaction is in no graph, and cuts the
-//! others in two.
+//! Each line is one transaction, with its operations between semicolons: `write A`, `write B from A
+//! C`, `read A`. `A..` is a window over the versions of a row. `?A` is known only once it runs, and
+//! expected to be row A. A transaction with a bare `?`, of which nothing is expected, is in no
+//! graph and splits the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::pool::Alone;
 struct Operation {
     writes: bool,
     rows: Vec<u8>,
-    /// Those of which it reads all versions.
+    /// The rows of which it reads all versions.
     windows: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ fn parse(line: &str) -> (String, Vec<Operation>) {
             if word.ends_with("..") {
                 windows.push(row);
             }
-            // That a write needs its own row is no dependency beyond the temporal one.
+            // A write's own row adds no dependency beyond the temporal one.
             if !rows.contains(&row) {
                 rows.push(row);
             }
@@ -72,7 +72,7 @@ fn parse(line: &str) -> (String, Vec<Operation>) {
     (name.trim().into(), operations.split(';').map(parse).collect())
 }
 
-/// Says which operations each one depends on.
+/// Checks the dependencies of each operation.
 fn check(text: &str, expected: Expect) {
     let mut shown = String::new();
     let mut number = 0;
@@ -105,7 +105,7 @@ fn planned(text: &Text) -> Graph {
     graph
 }
 
-/// The graph of transactions whose rows are all known.
+/// Returns the graph of transactions whose rows are all known.
 #[cfg(loom)]
 pub(crate) fn graph(text: &str) -> Graph {
     planned(&Text(text.lines().map(|line| parse(line).1).collect()))

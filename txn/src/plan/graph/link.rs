@@ -1,4 +1,4 @@
-//! The second phase of planning: dependencies are identified list by list (MorphStream IV-A).
+//! The second phase of planning: finding dependencies list by list (MorphStream, section IV-A).
 
 use std::sync::Mutex;
 
@@ -6,23 +6,23 @@ use super::collect::{share_of, Collected, Entry};
 use super::{From, Graph, NONE};
 use crate::pool::Pool;
 
-/// A row that the graph's operations have to do with.
+/// The list of a row that operations of the graph access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     pub(crate) key: u64,
     pub(crate) table: u16,
-    /// Set in the lists of this planning; others are left from one before.
+    /// The planning that made the list. Lists of earlier plannings remain in the table.
     round: u16,
-    /// How many lists came before it.
+    /// The number of lists before it.
     number: u32,
-    /// Its first entry, its last one, and the last one that writes.
+    /// Its first entry; then its last entry, and the last one that writes.
     pub(super) first: u32,
     last: u32,
     last_write: u32,
 }
 
 impl List {
-    /// The last write.
+    /// Returns the last write.
     pub(crate) fn last_write(&self) -> Option<u32> {
         (self.last_write != NONE).then_some(self.last_write)
     }
@@ -31,8 +31,8 @@ impl List {
 const FREE: List =
     List { key: 0, table: 0, round: 0, number: 0, first: NONE, last: NONE, last_write: NONE };
 
-/// The lists of one thread's share of the rows: a hash table whose places are never emptied, but
-/// belong to one planning each.
+/// The lists of one thread's share of the rows: a hash table whose places belong to one planning
+/// each and are never emptied.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
     places: Vec<List>,
@@ -41,7 +41,7 @@ pub(crate) struct Lists {
 }
 
 impl Lists {
-    /// Begins again, with room for so many.
+    /// Begins a planning, with room for `rows` rows.
     fn clear(&mut self, rows: usize) {
         let places = (rows * 2).next_power_of_two().max(16);
         self.taken.clear();
@@ -52,11 +52,11 @@ impl Lists {
     }
 
     fn home(&self, hash: u64) -> usize {
-        // Which thread has the row is told by bits further up.
+        // Higher bits of the hash choose the thread.
         (hash ^ hash >> 36) as usize & (self.places.len() - 1)
     }
 
-    /// The place of a row's list, and whether it is new.
+    /// Returns the place of a row's list, and whether it is new.
     fn find(&mut self, entry: &Entry) -> (usize, bool) {
         let mut at = self.home(entry.hash);
         loop {
@@ -80,7 +80,7 @@ impl Lists {
         self.taken.len()
     }
 
-    /// The list of a row, if it has one among those of all threads.
+    /// Returns the list of a row, if any thread has one.
     pub(crate) fn of(lists: &[Lists], table: u16, key: u64, hash: u64) -> Option<&List> {
         let lists = &lists[share_of(hash, lists.len())];
         let mut at = lists.home(hash);
@@ -96,8 +96,8 @@ impl Lists {
         }
     }
 
-    /// All lists, in the order in which their rows came first. Each is shown to `ahead` some time
-    /// before its turn.
+    /// Visits all lists, in the order in which their rows first occurred. Shows each list to
+    /// `ahead` some time before its turn.
     pub(crate) fn each<'a>(&'a self, ahead: impl Fn(&'a List), mut each: impl FnMut(&'a List)) {
         let place = |nth: usize| self.taken.get(nth).map(|at| &self.places[*at as usize]);
         for nth in 0..self.taken.len() {
@@ -110,13 +110,13 @@ impl Lists {
     }
 }
 
-/// Entries that are looked at ahead of time.
+/// How many entries ahead memory is prefetched.
 const AHEAD: usize = 12;
 
 impl Graph {
-    /// Links the entries of every list. `find` says where a row's table has it: its slot. `prefetch`
-    /// asks for that place. `chains` gets, for every operation, a number of its own for the row of
-    /// its first access: below `lists[thread].len() * threads`, with gaps.
+    /// Links the entries of every list. `find` returns a row's slot in its table; `prefetch`
+    /// requests that memory. For every operation, `chains` gets a number that identifies the row of
+    /// its first access. The numbers are below `lists[thread].len() * threads`, with gaps.
     pub(crate) fn link(
         &self,
         collected: &Collected,
@@ -165,13 +165,14 @@ impl Graph {
             chains[vertex as usize].store(list.number * threads as u32 + thread as u32, Relaxed);
         }
         if list.last != NONE && self.access(list.last).vertex() == vertex {
-            // An operation that names a row twice has it once; it writes both or none.
+            // An operation that names a row twice has one entry; it writes in both places or in
+            // none.
             debug_assert_eq!(access.writes(), self.access(list.last).writes());
             access.set_from(From::Same(list.last));
             return;
         }
         access.set_from(match list.last_write {
-            // Until somebody writes, all look where the first one has found it.
+            // Until the first write, all accesses use the place that the first one found.
             NONE if is_new => {
                 find(entry.table, entry.key, entry.hash).map_or(From::Missing, From::Slot)
             }

@@ -1,27 +1,27 @@
-//! The task precedence graph: a vertex for each operation of an epoch's transactions, and what each
-//! needs of those before it (MorphStream IV).
+//! The task precedence graph: a vertex for each operation of an epoch's transactions, with its
+//! dependencies on earlier operations (MorphStream, section IV).
 //!
-//! | dependency | between | where it is |
+//! | dependency | between | stored in |
 //! | --- | --- | --- |
-//! | temporal (TD) | a write and the last write of the same row before it | [`Access::from`] of a write |
-//! | parametric (PD) | an operation and the last write of a row that it reads | [`Access::from`] of a read |
+//! | temporal (TD) | a write and the last write of its row before it | [`Access::from`] of a write |
+//! | parametric (PD) | an operation and the last write of a row it reads | [`Access::from`] of a read |
 //! | logical (LD) | the operations of one transaction | [`Graph::operations`] |
 //!
-//! Operations stand in one list for each row, in stamp order, together with *virtual operations*:
-//! the reads of rows that an operation computes with. The lists are linked through their entries, so
-//! that the graph needs no other edges: what an operation waits for is a look back, and who waits
-//! for it is a walk ahead to the next write ([`Graph::after`]).
+//! Each row has a list of operations in stamp order. It includes *virtual operations*: the reads of
+//! rows that an operation computes with. Links between the entries of a list are the only edges of
+//! the graph. Looking back finds what an operation waits for. Walking ahead to the next write finds
+//! the operations that wait for it ([`Graph::after`]).
 //!
-//! An operation whose rows are not known before it runs stands in the lists of those that it is
-//! expected to use. What it uses besides is settled once the graph has been walked; and where that
-//! happens too often, operations of its kind depend on all before them, and all after depend on
-//! them, in every list: they cut all lists at once ([`super::super::execute`] plans and runs what lies
-//! between two of them).
+//! An operation whose rows are unknown before it runs stands in the lists of the rows that it is
+//! expected to use. After the walk, the executor settles its other accesses. If there are often
+//! such accesses, operations of this kind depend on all earlier ones, and all later ones depend on
+//! them. They then split all lists, and [`super::super::execute`] plans and runs each part between
+//! two of them.
 //!
-//! | file | what it is |
+//! | file | content |
 //! | --- | --- |
-//! | `collect` | the first phase: transactions are decomposed, by shares of the order |
-//! | `link` | the second phase: dependencies are identified list by list, by shares of the rows |
+//! | `collect` | the first phase: decomposes transactions, by shares of the order |
+//! | `link` | the second phase: finds dependencies list by list, by shares of the rows |
 
 mod collect;
 #[cfg(test)]
@@ -34,37 +34,37 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(crate) use collect::{share, Collected, Operations, Put, Size};
 pub(crate) use link::{List, Lists};
 
-/// An operation: what is executed at a time.
+/// An operation, the unit of execution.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Vertex {
     /// Its transaction, counted from the first one in the graph.
     pub(crate) txn: u32,
-    /// Its first access; the others follow, up to those of the next vertex.
+    /// Its first access. The others follow, up to those of the next vertex.
     pub(crate) access: u32,
-    /// Which handler's, and which part of its transactions.
+    /// The number of its handler, and of its part in the handler's transactions.
     pub(crate) handler: u16,
     pub(crate) part: u16,
 }
 
-/// An entry of a row's list: what one operation has to do with one row.
+/// An entry of a row's list: one operation's access to one row.
 #[derive(Debug)]
 pub(crate) struct Access {
-    /// The operation, and in the highest bit whether it writes.
+    /// The operation. The highest bit tells whether it writes.
     vertex: u32,
-    /// Where the version that it writes has its words.
+    /// The place of the words of the version that it writes.
     pub(crate) at: u32,
     from: AtomicU32,
     next: AtomicU32,
 }
 
-/// Where an operation finds a row, when all operations before it have committed.
+/// The place where an operation finds a row, if all operations before it have committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     /// In the version that this access writes.
     Access(u32),
-    /// In this slot of the table: nobody before has written it.
+    /// In this slot of the table: no earlier operation has written it.
     Slot(u32),
-    /// It was in no slot, and nobody before has written it.
+    /// The row was in no slot, and no earlier operation has written it.
     Missing,
     /// It is the row of this earlier access of the same operation.
     Same(u32),
@@ -74,7 +74,7 @@ const WRITES: u32 = 1 << 31;
 const NONE: u32 = u32::MAX;
 const SLOT: u32 = 1 << 31;
 const SAME: u32 = 1 << 30;
-/// Accesses of a graph, at most.
+/// The most accesses of a graph.
 pub(crate) const ACCESSES_MAX: usize = SAME as usize;
 
 impl Access {
@@ -87,7 +87,7 @@ impl Access {
         self.vertex & !WRITES
     }
 
-    /// Whether it is a write; if not it is a virtual operation.
+    /// Whether it is a write; otherwise it is a virtual operation.
     pub(crate) fn writes(&self) -> bool {
         self.vertex & WRITES != 0
     }
@@ -111,7 +111,7 @@ impl Access {
         self.from.store(word, Ordering::Relaxed);
     }
 
-    /// The next entry of the row's list.
+    /// Returns the next entry of the row's list.
     fn next(&self) -> Option<u32> {
         let next = self.next.load(Ordering::Relaxed);
         (next != NONE).then_some(next)
@@ -121,22 +121,22 @@ impl Access {
 /// The graph of some consecutive transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    /// In stamp order; behind the last one there is one that only ends its accesses.
+    /// In stamp order. One more vertex at the end only marks the end of the last accesses.
     vertices: Vec<Vertex>,
     accesses: Vec<Access>,
-    /// Per transaction its first vertex, and behind the last one the number of all.
+    /// Per transaction: its first vertex. The number of all vertices follows.
     first: Vec<u32>,
-    /// Words of all versions.
+    /// The number of words of all versions.
     pub(crate) words: usize,
 }
 
 impl Graph {
-    /// Number of vertices.
+    /// Returns the number of vertices.
     pub(crate) fn len(&self) -> usize {
         self.vertices.len().saturating_sub(1)
     }
 
-    /// Number of transactions.
+    /// Returns the number of transactions.
     pub(crate) fn txns(&self) -> usize {
         self.first.len().saturating_sub(1)
     }
@@ -149,18 +149,18 @@ impl Graph {
         &self.accesses[access as usize]
     }
 
-    /// The accesses of an operation, those that write first.
+    /// Returns the accesses of an operation, writes first.
     pub(crate) fn accesses_of(&self, vertex: u32) -> Range<u32> {
         self.vertices[vertex as usize].access..self.vertices[vertex as usize + 1].access
     }
 
-    /// The operations of a transaction: they depend on one another logically.
+    /// Returns the operations of a transaction. They depend on one another logically.
     pub(crate) fn operations(&self, txn: u32) -> Range<u32> {
         self.first[txn as usize]..self.first[txn as usize + 1]
     }
 
-    /// The operations that an operation depends on, temporally and parametrically; some may come
-    /// more than once.
+    /// Returns the operations that an operation depends on, temporally and parametrically. Some may
+    /// occur more than once.
     pub(crate) fn before(&self, vertex: u32) -> impl Iterator<Item = u32> + '_ {
         self.accesses_of(vertex).filter_map(|access| match self.access(access).from() {
             From::Access(from) => Some(self.access(from).vertex()),
@@ -168,8 +168,8 @@ impl Graph {
         })
     }
 
-    /// The writes of a row that are found from somewhere, the newest first: of a window each one is
-    /// read.
+    /// Returns the writes of a row that are visible from a place, the newest first. A window reads
+    /// each of them.
     pub(crate) fn writes(&self, from: From) -> impl Iterator<Item = u32> + '_ {
         let write = |mut from: From| loop {
             match from {
@@ -181,8 +181,8 @@ impl Graph {
         std::iter::successors(write(from), move |last| write(self.access(*last).from()))
     }
 
-    /// The accesses that look at the version that `access` writes: those behind it in the row's
-    /// list, up to the first write that `stands`. When nobody aborts, every write stands.
+    /// Visits the accesses that may see the version that `access` writes: those after it in the
+    /// row's list, up to the first write that `stands`. Without aborts, every write stands.
     pub(crate) fn after(
         &self,
         access: u32,
@@ -192,7 +192,8 @@ impl Graph {
         self.onward(self.access(access).next(), stands, &mut each);
     }
 
-    /// The same of the accesses of a row behind those of an operation, which may have none there.
+    /// Like [`Graph::after`], for the accesses after those of an operation, which may have none in
+    /// this list.
     pub(crate) fn behind(
         &self,
         list: &List,
@@ -224,7 +225,7 @@ impl Graph {
         }
     }
 
-    /// The operations that depend on this one, as often as they do.
+    /// Visits the operations that depend on this one, once for each dependency.
     pub(crate) fn dependents(&self, vertex: u32, mut each: impl FnMut(u32)) {
         for access in self.accesses_of(vertex) {
             if !self.access(access).writes() {

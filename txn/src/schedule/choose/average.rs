@@ -1,17 +1,18 @@
-//! What is known of a value that is measured over and over, on a machine that others use, too.
+//! Averages of values that are measured repeatedly, on a machine with other load.
 
-/// How much of what is very much more goes into an average.
+/// The weight of a value that is far higher.
 const NEW_FAR: f64 = 0.7;
 
-/// Very different; and how much more than before is believed at a time.
+/// The factor from which a value is far off; then the most by which the average rises the first
+/// time.
 pub(super) const FAR: f64 = 1.3;
 pub(super) const FAR_MAX: f64 = 1.8;
 
-/// What is known of a value that is measured over and over.
+/// An average of repeated measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Average {
     pub(super) value: f64,
-    /// What was measured last, if that was far more, and how often in a row it was.
+    /// The last value, if it was far higher, and the number of such values in a row.
     pub(super) more: Option<(f64, u32)>,
 }
 
@@ -20,9 +21,10 @@ impl Average {
         Average { value, more: None }
     }
 
-    /// What is far more does not count when it comes up to three times, because threads that had to wait for a
-    /// core say nothing, and finding out what else there is takes longer; not in full when it comes once more; and
-    /// then it does. What is far less counts at once, and in full: nothing is faster than it can be.
+    /// Adds a value. A value that is far higher does not count up to three times in a row: threads
+    /// that waited for a core say nothing about the work. The fourth counts in part, later ones in
+    /// full. A value that is far lower counts at once and in full, because nothing runs faster than
+    /// it can.
     pub(super) fn learn(&mut self, value: f64, new: f64) {
         if value <= self.value * FAR {
             self.more = None;
@@ -30,8 +32,8 @@ impl Average {
             self.value += (value - self.value) * if is_far { 1.0 } else { new };
             return;
         }
-        // The less of the last two, and not of all: while more than one thing changes, the first may be nothing
-        // that is ever measured again.
+        // The lower one of the last two, and not of all. While several things change, the first may
+        // never be measured again.
         let (least, times) = match self.more {
             None => (value, 1),
             Some((before, times)) => (value.min(before), times + 1),

@@ -1,19 +1,20 @@
-//! What is expected of an epoch, by a model of what is measured: executing a transaction, and planning one.
+//! The expected times of an epoch, by a model of two measured costs: executing a transaction, and
+//! planning one.
 
 use super::{Arm, Chooser, Properties, PARALLEL};
 
-/// What is expected, in nanoseconds a transaction.
+/// The expected times, in nanoseconds per transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Expected {
-    /// Of serial execution.
+    /// The time of serial execution.
     pub serial_ns: f64,
-    /// Of rounds.
+    /// The time of rounds.
     pub rounds_ns: f64,
-    /// Of lists.
+    /// The time of lists.
     pub lists_ns: f64,
-    /// Of blocks.
+    /// The time of blocks.
     pub blocks_ns: f64,
-    /// Of a graph.
+    /// The time of a graph.
     pub graph_ns: f64,
 }
 
@@ -23,7 +24,7 @@ impl Expected {
         *best.unwrap_or(&Arm::Serial)
     }
 
-    /// What is expected of one of them.
+    /// Returns the expected time of an option.
     pub fn of(&self, arm: Arm) -> f64 {
         match arm {
             Arm::Serial => self.serial_ns,
@@ -35,12 +36,12 @@ impl Expected {
     }
 }
 
-/// Epochs are alike by how many of their rows are shared: in the sample, less than so many of its rows.
+/// The classes of similar epochs: upper limits of the share of shared rows in a sample.
 pub(super) const CLASSES: [f64; 5] = [0.03, 0.08, 0.2, 0.5, f64::INFINITY];
 
-/// How much longer rounds, lists, blocks and graphs take than the model says, as long as nothing was measured. What
-/// rounds and blocks take longer for is no part of the transactions' own work: of those that take more than so much
-/// it is less.
+/// The initial factors by which rounds, lists, blocks and graphs take longer than the model says.
+/// In rounds and blocks, the extra time does not depend on the transactions' own work. So it counts
+/// less for transactions that take longer than `OFF_OF_NS`.
 pub(super) const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
     [1.1, 1.5, 2.2, 3.5, 4.5],
     [1.1, 1.1, 1.2, 1.5, 1.8],
@@ -50,29 +51,31 @@ pub(super) const OFF: [[f64; CLASSES.len()]; PARALLEL] = [
 
 const OFF_OF_NS: [f64; PARALLEL] = [100.0, f64::INFINITY, 200.0, f64::INFINITY];
 
-/// What reserving the rows of a transaction takes, and planning one of them for blocks, which all threads do.
+/// The time of reserving a transaction's rows, and of planning a row for blocks, which all threads
+/// do.
 const RESERVE_NS: f64 = 10.0;
 const BLOCKS_ROW_NS: f64 = 17.0;
 
-/// How much longer executing takes in blocks, where nobody waits: rows come from other cores more often.
+/// The factor for execution in blocks without waits: rows come from other cores more often.
 const BLOCKS_LONGER: f64 = 1.08;
 
-/// What planning one for a list takes, as long as nothing was measured: hashing its keys and looking at two
-/// lines of memory for each, which are in a cache.
+/// The initial time of planning a transaction for a list: hashing its keys, and accessing two
+/// cached lines of memory for each.
 pub(super) const PLAN_NS: f64 = 50.0;
 
-/// What planning a transaction of a graph, settling it and writing its versions to the tables takes; the
-/// same of one that could be executed in place, too, and of one that is discovered; and how often one of these is run again, as long as nothing was measured.
+/// The times of planning a transaction of a graph, settling it and writing its versions to the
+/// tables. The first is for known accesses, the second for discovered ones. The third is the
+/// initial share of the latter that run again.
 const GRAPH_NS: f64 = 1_500.0;
 const DISCOVERED_NS: f64 = 9_000.0;
 const DISCOVERED_AGAIN: f64 = 0.35;
 
-/// What putting the threads' outputs together takes, where they are not in their places at once, and other things that are done
-/// once an epoch.
+/// The time of joining the threads' outputs, unless they are in their places at once, and of other
+/// work once an epoch.
 pub(super) const TOGETHER_NS: [f64; PARALLEL] = [5.0, 12.0, 5.0, 50.0];
 
 impl Chooser {
-    /// What is expected of an epoch on so many threads.
+    /// Returns the expected times of an epoch on this many threads.
     pub fn expected(&self, seen: &Properties, threads: usize) -> Expected {
         let models = self.models(seen, threads);
         let [rounds_ns, lists_ns, blocks_ns, graph_ns] = [0, 1, 2, 3].map(|parallel| {
@@ -83,8 +86,9 @@ impl Chooser {
         Expected { serial_ns, rounds_ns, lists_ns, blocks_ns, graph_ns }
     }
 
-    /// How much longer than the model says rounds, lists, blocks or a graph take. What was not measured is as far from
-    /// what was thought as the most of what was: the more rows are shared, the longer it takes.
+    /// Returns the factor by which an option takes longer than the model says. Without a
+    /// measurement of this class, the factor is off by as much as the worst measured class with
+    /// fewer shared rows.
     pub(super) fn off(&self, parallel: usize, class: usize) -> f64 {
         let known = &self.off[parallel];
         if self.measured[parallel][class] {
@@ -97,14 +101,14 @@ impl Chooser {
         thought(class) * worse
     }
 
-    /// What rounds, lists, blocks and a graph would take if nobody had to wait.
+    /// Returns the times of rounds, lists, blocks and a graph without waits.
     pub(super) fn models(&self, seen: &Properties, threads: usize) -> [f64; PARALLEL] {
         let (serial, plan, threads) = (self.serial_ns.value, self.plan_ns.value, threads as f64);
         let lists = plan.max((plan + serial) / threads);
         let known = serial + GRAPH_NS * self.slower;
         let discovered = serial * (1.0 + DISCOVERED_AGAIN) + DISCOVERED_NS * self.slower;
         let one = known * (1.0 - seen.unknown) + discovered * seen.unknown;
-        // Operations on one row follow one another, on however many threads, once they are planned.
+        // Operations on one row follow one another on any number of threads, once they are planned.
         let on_hottest = seen.hottest * serial / seen.rows.max(1.0);
         let graph = (one / threads).max((one - serial) / threads + on_hottest);
         let rounds = (serial + RESERVE_NS * self.slower) / threads;

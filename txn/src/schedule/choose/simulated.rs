@@ -1,43 +1,43 @@
-//! What the choice costs, on a machine whose noise is made here: a grid on a real one says more about the hour than about
-//! a change of the chooser.
+//! The cost of choices, on a machine with simulated noise. A benchmark grid on a real machine
+//! depends more on the hour than on a change of the chooser.
 
 use super::*;
 
-/// What two threads choose from: the first ones.
+/// The number of options for two threads: the first ones.
 const ARMS: usize = Arm::IN_PLACE.len();
 
-/// So many transactions epochs have, and how many of 100 runs are good.
+/// The lengths of epochs, in transactions, and the number of good runs in 100.
 const EPOCHS: [(usize, usize); 3] = [(1_000, 96), (10_000, 96), (100_000, 88)];
-/// In how many runs of each kind of epochs.
+/// The number of runs for each kind of epochs.
 const RUNS: u64 = 40;
-/// A run takes so long in serial execution, in nanoseconds, but has at least so many transactions and epochs; a third as
-/// many before that do not count.
+/// The length of a run, in nanoseconds of serial execution, and its least numbers of transactions
+/// and epochs. A third as many epochs come before and do not count.
 const RUN_NS: f64 = 1.2e9;
 const TRANSACTIONS_MIN: f64 = 300_000.0;
 const EPOCHS_MIN: f64 = 12.0;
 
-/// How far a part of an epoch is off, as a share, and how much of that the next one has of it.
+/// The relative deviation of a part's time, and its correlation with the next part's.
 const NOISE: f64 = 0.045;
 const NOISE_LASTS: f64 = 0.5;
-/// By arm, how often others take the cores, and how much longer a part takes then, as a share; and how often they keep
-/// them. A long part is as several of so many nanoseconds.
+/// Per option: how often other processes take the cores, and the relative delay of a part; then how
+/// often they keep the cores. A long part counts as several of this many nanoseconds.
 const TAKEN: [(f64, f64); ARMS] = [(0.015, 0.35), (0.06, 0.9), (0.035, 0.4), (0.035, 0.4)];
 const KEPT: f64 = 0.3;
 const TAKEN_NS: f64 = 5e6;
 
-/// Epochs of one kind, as they were measured on two threads.
+/// Epochs of one kind, as measured on two threads.
 struct Kind {
     name: &'static str,
-    /// The share of rows that others in a sample use, too, and how many a transaction uses.
+    /// The share of rows that others in a sample also use, and the rows per transaction.
     shared: f64,
     rows: f64,
-    /// By arm, what a transaction takes once it is warm, in nanoseconds.
+    /// Per option: the time of a transaction when all is warm, in nanoseconds.
     warm_ns: [f64; ARMS],
     plan_ns: f64,
 }
 
 impl Kind {
-    /// What the best takes, with all that others take.
+    /// Returns the time of the best option, including delays by other processes.
     fn best_ns(&self) -> f64 {
         let mean_ns =
             |(ns, (often, longer)): (&f64, (f64, f64))| ns * (1.0 + often / (1.0 - KEPT) * longer);
@@ -77,20 +77,22 @@ const fn kind(
     Kind { name, shared, rows, warm_ns, plan_ns }
 }
 
-/// By arm, what a part takes longer that is executed otherwise than the one before, as threads have to wake up; what each
-/// of its transactions takes longer, while rows are in other caches, for 3.5 rows; and after how many that is a third.
+/// Per option, the costs after a change of option: the time to wake threads, the extra time of each
+/// transaction with 3.5 rows while rows are in other caches, and the number of transactions after
+/// which that is a third.
 const COLD: [(f64, f64, f64); ARMS] =
     [(0.0, 4.0, 20_000.0), (100e3, 8.0, 8_000.0), (150e3, 25.0, 5_000.0), (150e3, 25.0, 5_000.0)];
 
-/// By arm, of which the last is thought to be as the one before, what the first part takes longer, and each transaction of a part beyond the longest until then: memory that
-/// was never used, for 3.5 rows.
+/// Per option, the costs of new memory: the extra time of the first part, and the extra time of
+/// each transaction with 3.5 rows beyond the longest part so far. The values of the last option are
+/// a guess, equal to those before.
 const NEW_MEMORY: [(f64, f64); ARMS] = [(0.0, 100.0), (1e6, 250.0), (2e6, 70.0), (2e6, 70.0)];
 
-/// What goes out needs memory of its own: so much a transaction, in the first epochs, as often as not.
+/// New memory for outputs: the extra time of a transaction in every second of the first epochs.
 const NEW_OUTPUT_NS: f64 = 600.0;
 const NEW_OUTPUT_EPOCHS: usize = 5;
 
-/// Chance that is the same each time.
+/// Pseudo-random numbers from a seed.
 struct Chance(u64);
 
 impl Chance {
@@ -99,19 +101,19 @@ impl Chance {
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// About normal, of mean 0 and deviation 1.
+    /// Returns an approximately normal number with mean 0 and deviation 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.unit()).sum::<f64>() - 6.0
     }
 }
 
-/// The machine, and what it remembers of the parts that it has executed.
+/// The machine and its memory of the executed parts.
 struct Machine {
     chance: Chance,
     last: Arm,
-    /// By what was executed last: so many transactions in a row.
+    /// The number of transactions in a row that the last option executed.
     in_row: f64,
-    /// By arm: the longest part.
+    /// Per option: its longest part.
     longest: [usize; ARMS],
     noise: f64,
     is_taken: bool,
@@ -124,7 +126,8 @@ impl Machine {
         Machine { chance, last, in_row: 0.0, longest, noise: 0.0, is_taken: false }
     }
 
-    /// What so many transactions took, and how many times as long as they are said to, whoever executes them.
+    /// Returns the time of executing `n` transactions, and the factor of the machine that applies
+    /// to any option.
     fn executes(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> (Took, f64) {
         let of = arm as usize;
         let more_ns = self.cold_ns(kind, arm, n, is_output_new) / n as f64;
@@ -139,7 +142,7 @@ impl Machine {
         (took, slower)
     }
 
-    /// What a part takes longer than once all is warm.
+    /// Returns the extra time of a part that is not warm.
     fn cold_ns(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> f64 {
         let (of, rows, n_f) = (arm as usize, kind.rows / 3.5, n as f64);
         let ((wakes_ns, cold_ns, cools), (first_ns, new_ns)) = (COLD[of], NEW_MEMORY[of]);
@@ -162,14 +165,14 @@ impl Machine {
         more_ns
     }
 
-    /// How many times as long a part takes for everybody.
+    /// Returns the factor by which any option is slower in a part.
     fn slower(&mut self) -> f64 {
         let new = (1.0 - NOISE_LASTS.powi(2)).sqrt();
         self.noise = self.noise * NOISE_LASTS + self.chance.normal() * NOISE * new;
         (1.0 + self.noise).max(0.8)
     }
 
-    /// How much longer a part of so many nanoseconds takes because others took the cores, as a share.
+    /// Returns the relative delay of a part of this many nanoseconds by other processes.
     fn taken(&mut self, arm: Arm, ns: f64) -> f64 {
         let ((often, longer), slices) = (TAKEN[arm as usize], (ns / TAKEN_NS).ceil());
         let mut taken = 0.0;
@@ -181,8 +184,8 @@ impl Machine {
     }
 }
 
-/// What the best would have taken, to what was taken, where kinds follow one another in so many phases, each as long as
-/// a run.
+/// Returns the best options' time, relative to the time taken, where kinds follow one another in
+/// phases. Each phase is as long as a run.
 fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
     let (mut machine, mut chooser) = (Machine::new(seed), Chooser::new(Arm::IN_PLACE, 1.0));
     let epochs = |kind: &Kind| {
@@ -215,8 +218,9 @@ fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
     would_ns / took_ns
 }
 
-/// In 96 of 100 runs what is chosen takes no more than a twentieth longer than the best would, all tries counted, and
-/// nowhere much longer. Of epochs of 100,000 a run has a dozen, and the first ones are no use: in 88 of 100.
+/// In 96 of 100 runs, the chosen options take at most a twentieth longer than the best would,
+/// including all tries. No run takes much longer. A run with epochs of 100,000 has only a dozen,
+/// and the first ones teach little: 88 of 100.
 #[test]
 fn the_choice_costs_little_on_a_machine_that_others_use() {
     for (epoch, good_of_100) in EPOCHS {
@@ -235,7 +239,7 @@ fn the_choice_costs_little_on_a_machine_that_others_use() {
     }
 }
 
-/// Where rows become shared and are no longer, some epochs go by until that is known.
+/// A change in the share of shared rows is detected within some epochs.
 #[test]
 fn a_change_of_kind_costs_little() {
     for ns in [", 0 ns", ", 200 ns", ", 1000 ns"] {

@@ -1,4 +1,4 @@
-//! What is chosen where every epoch takes what is said here.
+//! The choices for epochs with given times.
 
 use super::*;
 
@@ -11,7 +11,7 @@ const SEEN: Properties = Properties {
     unknown: 0.0,
 };
 
-/// Lets a chooser run for so many epochs where each takes so long; gives how often each was used.
+/// Runs a chooser for some epochs with these times, and returns the uses of each option.
 fn run(chooser: &mut Chooser, epochs: usize, [serial, rounds, lists]: [f64; 3]) -> [usize; ARMS] {
     let mut used = [0; ARMS];
     for _ in 0..epochs {
@@ -47,8 +47,8 @@ fn dear_ones_that_meet_are_executed_in_lists() {
     assert!(used[2] > 9_700, "{used:?}");
 }
 
-/// On many threads there are blocks in the place of rounds: they win where one thread plans too slowly for all, and
-/// lists do where nobody has to wait for a plan.
+/// On many threads, blocks replace rounds. Blocks win where one thread plans too slowly for all,
+/// and lists win where no thread waits for the plan.
 #[test]
 fn many_threads_plan_together() {
     for (of, wins) in [([220.0, 40.0, 115.0], Arm::Blocks), ([3_600.0, 310.0, 280.0], Arm::Lists)] {
@@ -70,7 +70,7 @@ fn many_threads_plan_together() {
     assert_eq!([2, 3].map(Arm::in_place), [Arm::IN_PLACE; 2]);
 }
 
-/// Where rounds lose although few rows are shared, they are not expected to win where more are.
+/// If rounds lose although few rows are shared, they are not expected to win when more are.
 #[test]
 fn what_is_learned_of_few_shared_rows_holds_for_more() {
     let mut chooser = Chooser::new(Arm::IN_PLACE, 1.0);
@@ -88,7 +88,7 @@ fn what_is_learned_of_few_shared_rows_holds_for_more() {
         lost += usize::from(arm != Arm::Serial);
         chooser.learn(&seen, 2, arm, Took { ns: took(arm), ..Took::default() });
     }
-    // A try of each and another of rounds, of two epochs.
+    // A try of each option and another of rounds, of two epochs each.
     assert!(lost <= 6, "{lost} of 60 epochs");
 }
 
@@ -101,7 +101,7 @@ fn a_change_is_noticed_both_ways() {
     assert!(used[0] > 70, "{used:?}");
 }
 
-/// What serial execution takes while memory is new is not what it takes.
+/// The time of serial execution while memory is new is not its usual time.
 #[test]
 fn serial_execution_is_tried_again_soon() {
     let mut chooser = Chooser::new(Arm::IN_PLACE, 1.0);
@@ -116,7 +116,7 @@ fn serial_execution_is_tried_again_soon() {
     assert!(serially > 200, "{serially}");
 }
 
-/// What takes longer than the best in the beginning, and becomes faster while it is used, is found; and what
+/// An option that begins slower than the best and becomes faster with use is found. An option that
 /// stays slow is soon left.
 #[test]
 fn what_becomes_faster_is_used_until_it_does_not() {
@@ -135,8 +135,8 @@ fn what_becomes_faster_is_used_until_it_does_not() {
     }
 }
 
-/// Where dear transactions want the same rows blocks are tried, and stay where they are faster; where they are
-/// cheap a try now and then costs little.
+/// Blocks are tried where expensive transactions share rows, and stay if they are faster. For cheap
+/// transactions, occasional tries cost little.
 #[test]
 fn blocks_are_for_what_is_dear_and_meets() {
     let seen = Properties { shared: 0.6, ..SEEN };
@@ -167,8 +167,8 @@ fn a_sample_holds_for_a_while() {
     assert_eq!((seen.transactions, seen.shared), (10_000, 0.9));
 }
 
-/// What can't be executed in place goes into a graph where that pays, and is executed serially where a
-/// try has shown that it does not.
+/// Transactions that can't be executed in place go into a graph where that pays. They are executed
+/// serially where a try has shown that it does not pay.
 #[test]
 fn a_graph_is_for_what_is_dear_and_known_beforehand() {
     for (serial, graph, is_graph) in
@@ -187,7 +187,8 @@ fn a_graph_is_for_what_is_dear_and_known_beforehand() {
     }
 }
 
-/// Where most transactions write one row, a graph could only execute them one after the other: it is not even tried.
+/// A graph is not tried if most transactions write one row, because it could only execute them one
+/// after the other.
 #[test]
 fn a_graph_is_not_tried_for_one_row() {
     for (hottest, is_tried) in [(0.75, false), (0.1, true)] {
@@ -204,7 +205,7 @@ fn a_graph_is_not_tried_for_one_row() {
     }
 }
 
-/// Where planning takes longer than here, less is planned before anything is known.
+/// On a machine that plans slowly, less is planned before the first measurements.
 #[test]
 fn a_slow_machine_plans_less() {
     let took = Took { ns: 150.0, ..Took::default() };
@@ -218,7 +219,7 @@ fn a_slow_machine_plans_less() {
 
 #[test]
 fn what_waits_too_much_is_left_alone() {
-    // Rows that everybody wants: both take longer than the model says.
+    // All transactions use the same rows, and both take longer than the model says.
     let used = run(&mut Chooser::new(Arm::IN_PLACE, 1.0), 10_000, [200.0, 290.0, 260.0]);
     assert!(used[0] > 9_600, "{used:?}");
 }
