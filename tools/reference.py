@@ -151,7 +151,7 @@ def command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"## tidemill {name}"
     about = re.sub(rf"^`?tidemill {name}`?: ", "", sentence(parser.description))
     if about:
-        yield prose(about[0].upper() + about[1:])
+        yield prose(about[0].upper() + about[1:].rstrip(".") + ".")
     usage = re.sub(r"\s+", " ", parser.format_usage()).strip().removeprefix("usage: ")
     yield f"```text\n{usage}\n```"
     rows = ["| argument | meaning |", "| --- | --- |"]

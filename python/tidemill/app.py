@@ -5,19 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from tidemill import _native
+from tidemill import _native, owned, procedure
 from tidemill.config import apart, checked_settings, one_process, refuse_idle
-from tidemill.entity import Entity, Function
+from tidemill.entity import Entity
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External
-from tidemill.given import kept_of, parameters_of, span
-from tidemill.index import Index
-from tidemill.opaque import check_function
-from tidemill.owned import SLIDES_MAX, Aggregates, OwnedWindow, declared
-from tidemill.source import blocking, globals_changed, globals_written, here
+from tidemill.given import kept_of, parameters_of
+from tidemill.owned import Aggregates, OwnedWindow
+from tidemill.source import here
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.trigger import Trigger
@@ -27,10 +24,8 @@ from tidemill.types import (
     Column,
     Json,
     Schema,
-    any_value,
     declared_columns,
     duration_us,
-    optional,
 )
 
 if TYPE_CHECKING:
@@ -170,37 +165,6 @@ class App:
         self.tables[name] = table
         return table
 
-    def add_index(
-        self, table: Table, columns: Sequence[str], unique: bool, name: str | None, at: str
-    ) -> Index:
-        """Adds an index of a table to the app; :meth:`Table.index` calls it."""
-        owner = f"table {table.name}"
-        indexed = [table.schema.find(owner, column, at) for column in columns]
-        for place in indexed:
-            ty = table.schema.columns[place].ty
-            if ty.kind in ("list", "any"):
-                raise ProgramError(
-                    f"{owner}: '{table.schema.columns[place].name}' is {ty}, which can't be "
-                    "indexed",
-                    "",
-                    at,
-                )
-        if len(set(indexed)) < len(indexed):
-            raise ProgramError(f"{owner}: an index has each column once", "", at)
-        chosen = name or f"{table.name}.by_{'_'.join(columns)}"
-        self._name("table", chosen, self.tables, at)
-        both = [*indexed, *(c for c in table.key_columns if c not in indexed)]
-        made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
-        key = [column.name for column in (made[: len(indexed)] if unique else made)]
-        keeps = {"index": {"of": table.id, "columns": indexed}}
-        # Entries are in the partition of their rows where both keys begin with the same columns.
-        # Elsewhere entries with equal values share a partition.
-        prefix = table.partition_prefix
-        if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
-            prefix = len(indexed)
-        entries = self._kept(chosen, tuple(key), made, at, True, keeps, prefix)
-        return Index(table, tuple(columns), entries, unique)
-
     def _kept(
         self,
         name: str,
@@ -282,73 +246,7 @@ class App:
         at = here()
         self._name("window", name, [w.name for w in self.windows], at)
         made = self._columns(f"window {name}", schema, columns, at)
-        owner = f"window {name}"
-        if (rows is None) == (time is None):
-            raise ProgramError(
-                f"{owner} has either rows= or time=", 'say rows=100, or time="10s"', at
-            )
-        extent: Json
-        try:
-            if rows is not None:
-                step = rows if slide is None else slide
-                for what, count in (("rows", rows), ("slide", step)):
-                    if isinstance(count, bool) or not isinstance(count, int):
-                        raise ProgramError(f"{what}={count!r} is not a number of rows")
-                extent = {"rows": {"size": rows, "slide": step}}
-                size, by = rows, int(str(step))
-            else:
-                size = span(time, "time")
-                by = size if slide is None else span(slide, "slide")
-                extent = {"time": {"size_us": size, "slide_us": by}}
-            if not 1 <= by <= size:
-                raise ProgramError(
-                    f"its size is {size} and its slide {by}: a slide is at least 1, and at most "
-                    "the size"
-                )
-            if rows is None and -(-size // by) > SLIDES_MAX:
-                raise ProgramError(
-                    f"each row would slide it {-(-size // by)} times; at most {SLIDES_MAX} are "
-                    "allowed",
-                    "make slide= longer, or time= shorter",
-                )
-        except ProgramError as error:
-            raise ProgramError(f"{owner}: {error.what}", error.help, at) from None
-        found = declared(owner, made, group, sums, aggregates, at)
-        grouped = Column("#", INT)
-        if group is not None:
-            grouped = made.columns[made.find(owner, group, at)]
-            if grouped.nullable or grouped.ty.kind in ("list", "any"):
-                raise ProgramError(
-                    f"{owner}: its rows can't be grouped by '{group}', which is "
-                    f"{'nullable ' if grouped.nullable else ''}{grouped.ty}",
-                    "",
-                    at,
-                )
-        int_columns = [Column(part, INT) for part in ("#", "first", "end", "next")]
-        parts = {
-            "rows": [Column("#", INT), Column("#at", INT), *made.columns],
-            "state": [*int_columns, Column("edge", INT, True)],
-            "groups": [
-                Column(grouped.name, grouped.ty),
-                Column("#rows", INT),
-                *chain.from_iterable(one.held(nth) for nth, one in enumerate(found.values())),
-            ],
-            "queues": [
-                Column("#of", INT),
-                Column("#group", grouped.ty),
-                Column("#place", INT),
-                Column("#", INT),
-            ],
-        }
-        tables = []
-        for part, kept in parts.items():
-            key = tuple(column.name for column in kept[: 3 if part == "queues" else 1])
-            is_ordered = part == "groups"
-            tables.append(self._kept(f"{name}.{part}", key, kept, at, is_ordered, "window"))
-        window = OwnedWindow(self, name, extent, made, group, found, tuple(tables), at)
-        for what, given in (("time", time), ("slide", slide)):
-            if isinstance(given, str | dt.timedelta):
-                window.span = window.span or (what, given)
+        window = owned.declare(self, name, made, rows, time, slide, group, sums, aggregates, at)
         self.windows.append(window)
         return window
 
@@ -528,14 +426,15 @@ class App:
                 does something that no transaction may do.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("words")
-            >>> counts = app.table("counts", key="word", word=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", word=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.word].n += 1
-            >>> count.path
+            >>> app = App("shop")
+            >>> stock = app.table("stock", key="item", item=int, left=int)
+            >>> orders = app.stream("orders", item=int, n=int)
+            >>> @app.transaction(orders)
+            ... def order(tx, e):
+            ...     tx.require(stock[e.item].left >= e.n, "sold out")
+            ...     stock[e.item].left -= e.n
+            ...     return {"item": e.item, "left": stock[e.item].left}
+            >>> order.path
             'traced'
         """
         at = here()
@@ -625,89 +524,7 @@ class App:
             ...     mill.call(supply, item=7)
             {'left': 1}
         """
-        at = here()
-        if len(streams) == 1 and callable(streams[0]) and not isinstance(streams[0], Stream):
-            return self._called(streams[0], None, emits, owns, None, at)
-        if streams and role is not None:
-            raise ProgramError(
-                "only a procedure that is called needs a role",
-                "leave out role=: clients do not call a procedure that takes streams",
-                at,
-            )
-        if not all(isinstance(stream, Stream) for stream in streams):
-            raise ProgramError(
-                "@app.procedure takes streams, or nothing where it is called by clients",
-                "write @app.procedure(stream), or @app.procedure",
-                at,
-            )
-        for stream in streams:
-            if stream.app is not self:
-                raise ProgramError(f"stream {stream.name} belongs to another app", "", at)
-            if isinstance(stream, Handler):
-                stream._returns("taken")
-            if streams.count(stream) > 1:
-                raise ProgramError(f"stream {stream.name} is given twice", "", at)
-
-        def decorate(function: Callable[..., Any]) -> Handler:
-            if not streams:
-                if out is not None:
-                    raise ProgramError(
-                        "a procedure that is called replies with what it returns, of any type",
-                        "leave out the argument out=",
-                        at,
-                    )
-                return self._called(function, name, emits, owns, role, at)
-            chosen = str(name or getattr(function, "__name__", "procedure"))
-            self._name("handler", chosen, [h.name for h in self.handlers], at)
-            self._name("stream", chosen, [s.name for s in self.streams], at)
-            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
-            first, *more = streams
-            return Handler(self, function, first, chosen, at, True, made, emits, more, owns=owns)
-
-        return decorate
-
-    def _called(
-        self,
-        function: Callable[..., Any],
-        name: str | None,
-        emits: Iterable[Stream],
-        owns: object,
-        role: str | None,
-        at: str,
-    ) -> Handler:
-        """Declares a procedure that clients call."""
-        chosen = str(name or getattr(function, "__name__", "procedure"))
-        self._name("handler", chosen, [h.name for h in self.handlers], at)
-        self._name("stream", chosen, [s.name for s in self.streams], at)
-        given = parameters_of(function, chosen, at)
-        calls, _, reply = self._calls(f"procedure {chosen}", chosen, [], given, role, at)
-        return Handler(
-            self, function, calls, chosen, at, True, reply, emits, called=True, owns=owns
-        )
-
-    def _calls(
-        self,
-        owner: str,
-        called: str,
-        keys: Sequence[Column],
-        parameters: Mapping[str, object],
-        role: str | None,
-        at: str,
-    ) -> tuple[Stream, Schema, Schema]:
-        """Declares the stream of the calls of a procedure or function.
-
-        Returns the stream, whose columns are ``keys`` and the parameters, then the columns of the
-        parameters and of the reply.
-        """
-        if role is not None and (not isinstance(role, str) or not role):
-            raise ProgramError(f"{owner}: a role is a text, not {role!r}", "", at)
-        columns = self._columns(owner, parameters, {}, at) if parameters else Schema(())
-        reply = self._columns(f"reply of {called}", {"reply": optional(any_value)}, {}, at)
-        calls = Stream(self, f"{called}.calls", Schema((*keys, *columns.columns)), "input", at)
-        self.calls.append(calls)
-        if role is not None:
-            self.roles[called] = role
-        return calls, columns, reply
+        return procedure.declare(self, streams, name, out, emits, owns, role, here())
 
     def entity(
         self,
@@ -769,53 +586,6 @@ class App:
         more: dict[str, Any] = {"partition_prefix": partition_prefix, "ordered": ordered}
         table = self.table(name, key=key, schema=schema, **more, **columns)  # type: ignore[arg-type]
         return Entity(self, table)
-
-    def add_function(
-        self,
-        entity: Entity,
-        function: Callable[..., Any],
-        name: str,
-        creates: bool,
-        emits: Iterable[Stream],
-        role: str | None,
-        at: str,
-    ) -> Function:
-        """Adds a function of an entity to the app; :meth:`Entity.function` calls it."""
-        chosen, table = f"{entity.name}.{name}", entity.table
-        if name.startswith("_") or name in ("exists", "delete", "create", "scan", "function"):
-            raise ProgramError(f"function {chosen}: the name '{name}' is taken", "", at)
-        if name in table.schema.index:
-            raise ProgramError(f"function {chosen}: '{name}' is a column of {entity.name}", "", at)
-        self._name("handler", chosen, [h.name for h in self.handlers], at)
-        self._name("stream", chosen, [s.name for s in self.streams], at)
-        parameters = parameters_of(function, chosen, at, "function")
-        for parameter in parameters:
-            if parameter in table.key:
-                raise ProgramError(
-                    f"function {chosen}: '{parameter}' is the key of {entity.name}",
-                    f"read self.{parameter}: the caller gives the key",
-                    at,
-                )
-        check_function(function, chosen, at, ("ctx", *parameters), may_be_async=True)
-        for written in chain(globals_written(function), globals_changed(function)):
-            raise ProgramError(
-                f"function {chosen} writes the variable '{written}' outside of itself",
-                "store lasting state in an entity or a table: an abort does not undo variables, "
-                "and other processes do not see them",
-                at,
-            )
-        for waited in blocking(function):
-            raise ProgramError(
-                f"function {chosen} uses {waited}, which waits, and all other transactions with it",
-                "ask an outside service with ctx.lookup, which is logged, or request the work with "
-                "ctx.external, which does it once the transaction is durable",
-                at,
-            )
-        keys = [table.schema.columns[place] for place in table.key_columns]
-        calls, columns, reply = self._calls(
-            f"function {chosen}", chosen, keys, parameters, role, at
-        )
-        return Function(entity, function, chosen, calls, columns, reply, creates, emits, at)
 
     def every(
         self,
@@ -980,26 +750,7 @@ class App:
             ... def book_flight(tx, orders): ...
             >>> app.nested("trip", book_hotel, book_flight)
         """
-        at = here()
-        self._name("nested transaction", name, [n["name"] for n in self.nestings], at)
-        pairs = list(before)
-        for procedure in [*procedures, *(p for pair in pairs for p in pair)]:
-            if not isinstance(procedure, Handler) or not procedure.is_procedure:
-                raise ProgramError(
-                    f"nested transaction {name}: {procedure!r} is no procedure",
-                    "write app.nested(name, first, second, ...) with what @app.procedure gave",
-                    at,
-                )
-            if procedure.app is not self:
-                raise ProgramError(f"{procedure!r} belongs to another app", "", at)
-        self.nestings.append(
-            {
-                "name": name,
-                "procedures": [procedure.index for procedure in procedures],
-                "before": [[a.index, b.index] for a, b in pairs],
-                "at": at,
-            }
-        )
+        procedure.nest(self, name, procedures, list(before), here())
 
     def summary(self, function: Summary) -> Summary:
         """Adds fields to the summary that ``tidemill run`` prints at its end.

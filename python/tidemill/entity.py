@@ -12,6 +12,7 @@ import datetime as dt
 import decimal as dec
 import json
 from collections.abc import Callable, Generator, Iterable
+from itertools import chain
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast, overload
 
@@ -19,8 +20,10 @@ from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import Overdue
 from tidemill.errors import Abort, BadValue, ProgramError, Untraceable
-from tidemill.opaque import OpaqueCall, Running, Tx, verdict
-from tidemill.source import here, referenced
+from tidemill.given import parameters_of
+from tidemill.opaque import OpaqueCall, Running, Tx, check_function, verdict
+from tidemill.procedure import calls_of
+from tidemill.source import blocking, globals_changed, globals_written, here, referenced
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.types import MISSING, Schema
@@ -458,7 +461,7 @@ class Entity:
 
         def decorate(function: Callable[..., Any]) -> Function:
             chosen = str(name or getattr(function, "__name__", "function"))
-            made = self.app.add_function(self, function, chosen, bool(creates), emits, role, at)
+            made = _declared(self, function, chosen, bool(creates), emits, role, at)
             self.functions[chosen] = made
             setattr(self._reference, chosen, method(made))
             return made
@@ -563,3 +566,50 @@ class OpaqueFunction(OpaqueCall):
         row = running.row(function.entity.table, given[: function.keys])
         running.graph = graph = Graph(running)
         return graph.call(function, row, given[function.keys :], None)
+
+
+def _declared(
+    entity: Entity,
+    function: Callable[..., Any],
+    name: str,
+    creates: bool,
+    emits: Iterable[Stream],
+    role: str | None,
+    at: str,
+) -> Function:
+    """Declares a function of an entity; :meth:`Entity.function` calls it."""
+    chosen, table = f"{entity.name}.{name}", entity.table
+    if name.startswith("_") or name in ("exists", "delete", "create", "scan", "function"):
+        raise ProgramError(f"function {chosen}: the name '{name}' is taken", "", at)
+    if name in table.schema.index:
+        raise ProgramError(f"function {chosen}: '{name}' is a column of {entity.name}", "", at)
+    entity.app._name("handler", chosen, [h.name for h in entity.app.handlers], at)
+    entity.app._name("stream", chosen, [s.name for s in entity.app.streams], at)
+    parameters = parameters_of(function, chosen, at, "function")
+    for parameter in parameters:
+        if parameter in table.key:
+            raise ProgramError(
+                f"function {chosen}: '{parameter}' is the key of {entity.name}",
+                f"read self.{parameter}: the caller gives the key",
+                at,
+            )
+    check_function(function, chosen, at, ("ctx", *parameters), may_be_async=True)
+    for written in chain(globals_written(function), globals_changed(function)):
+        raise ProgramError(
+            f"function {chosen} writes the variable '{written}' outside of itself",
+            "store lasting state in an entity or a table: an abort does not undo variables, "
+            "and other processes do not see them",
+            at,
+        )
+    for waited in blocking(function):
+        raise ProgramError(
+            f"function {chosen} uses {waited}, which waits, and all other transactions with it",
+            "ask an outside service with ctx.lookup, which is logged, or request the work with "
+            "ctx.external, which does it once the transaction is durable",
+            at,
+        )
+    keys = [table.schema.columns[place] for place in table.key_columns]
+    calls, columns, reply = calls_of(
+        entity.app, f"function {chosen}", chosen, keys, parameters, role, at
+    )
+    return Function(entity, function, chosen, calls, columns, reply, creates, emits, at)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
 from tidemill.limits import check_limit
 from tidemill.source import here
+from tidemill.types import Column
 
 if TYPE_CHECKING:
     from tidemill.table import Table
@@ -85,3 +87,32 @@ class Index:
 
     def __repr__(self) -> str:
         return f"<index {self.entries.name}>"
+
+
+def declare(table: Table, columns: Sequence[str], unique: bool, name: str | None, at: str) -> Index:
+    """Declares an index of a table; :meth:`Table.index` calls it."""
+    owner = f"table {table.name}"
+    indexed = [table.schema.find(owner, column, at) for column in columns]
+    for place in indexed:
+        ty = table.schema.columns[place].ty
+        if ty.kind in ("list", "any"):
+            raise ProgramError(
+                f"{owner}: '{table.schema.columns[place].name}' is {ty}, which can't be indexed",
+                "",
+                at,
+            )
+    if len(set(indexed)) < len(indexed):
+        raise ProgramError(f"{owner}: an index has each column once", "", at)
+    chosen = name or f"{table.name}.by_{'_'.join(columns)}"
+    table.app._name("table", chosen, table.app.tables, at)
+    both = [*indexed, *(c for c in table.key_columns if c not in indexed)]
+    made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
+    key = [column.name for column in (made[: len(indexed)] if unique else made)]
+    keeps = {"index": {"of": table.id, "columns": indexed}}
+    # Entries are in the partition of their rows where both keys begin with the same columns.
+    # Elsewhere entries with equal values share a partition.
+    prefix = table.partition_prefix
+    if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
+        prefix = len(indexed)
+    entries = table.app._kept(chosen, tuple(key), made, at, True, keeps, prefix)
+    return Index(table, tuple(columns), entries, unique)

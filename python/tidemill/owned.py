@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tidemill.context import current
 from tidemill.errors import ProgramError
+from tidemill.given import span
 from tidemill.names import check, of_events
 from tidemill.source import here
 from tidemill.types import INT, Column, Json, Schema
@@ -243,3 +246,83 @@ def claim(windows: object, handler: int, name: str, app: App) -> None:
                 f"window {window.name} belongs to {other}, so {name} can't own it", "", at
             )
         window.owner = handler
+
+
+def declare(
+    app: App,
+    name: str,
+    made: Schema,
+    rows: int | None,
+    time: str | int | dt.timedelta | None,
+    slide: str | int | dt.timedelta | None,
+    group: str | None,
+    sums: Iterable[str],
+    aggregates: Aggregates | None,
+    at: str,
+) -> OwnedWindow:
+    """Makes a window with columns ``made`` and its tables; see :meth:`App.window`."""
+    owner = f"window {name}"
+    if (rows is None) == (time is None):
+        raise ProgramError(f"{owner} has either rows= or time=", 'say rows=100, or time="10s"', at)
+    extent: Json
+    try:
+        if rows is not None:
+            step = rows if slide is None else slide
+            for what, count in (("rows", rows), ("slide", step)):
+                if isinstance(count, bool) or not isinstance(count, int):
+                    raise ProgramError(f"{what}={count!r} is not a number of rows")
+            extent = {"rows": {"size": rows, "slide": step}}
+            size, by = rows, int(str(step))
+        else:
+            size = span(time, "time")
+            by = size if slide is None else span(slide, "slide")
+            extent = {"time": {"size_us": size, "slide_us": by}}
+        if not 1 <= by <= size:
+            raise ProgramError(
+                f"its size is {size} and its slide {by}: a slide is at least 1, and at most "
+                "the size"
+            )
+        if rows is None and -(-size // by) > SLIDES_MAX:
+            raise ProgramError(
+                f"each row would slide it {-(-size // by)} times; at most {SLIDES_MAX} are allowed",
+                "make slide= longer, or time= shorter",
+            )
+    except ProgramError as error:
+        raise ProgramError(f"{owner}: {error.what}", error.help, at) from None
+    found = declared(owner, made, group, sums, aggregates, at)
+    grouped = Column("#", INT)
+    if group is not None:
+        grouped = made.columns[made.find(owner, group, at)]
+        if grouped.nullable or grouped.ty.kind in ("list", "any"):
+            raise ProgramError(
+                f"{owner}: its rows can't be grouped by '{group}', which is "
+                f"{'nullable ' if grouped.nullable else ''}{grouped.ty}",
+                "",
+                at,
+            )
+    int_columns = [Column(part, INT) for part in ("#", "first", "end", "next")]
+    parts = {
+        "rows": [Column("#", INT), Column("#at", INT), *made.columns],
+        "state": [*int_columns, Column("edge", INT, True)],
+        "groups": [
+            Column(grouped.name, grouped.ty),
+            Column("#rows", INT),
+            *chain.from_iterable(one.held(nth) for nth, one in enumerate(found.values())),
+        ],
+        "queues": [
+            Column("#of", INT),
+            Column("#group", grouped.ty),
+            Column("#place", INT),
+            Column("#", INT),
+        ],
+    }
+    tables = []
+    for part, kept in parts.items():
+        key = tuple(column.name for column in kept[: 3 if part == "queues" else 1])
+        is_ordered = part == "groups"
+        tables.append(app._kept(f"{name}.{part}", key, kept, at, is_ordered, "window"))
+    window = OwnedWindow(app, name, extent, made, group, found, tuple(tables), at)
+    for what, given in (("time", time), ("slide", slide)):
+        if isinstance(given, str | dt.timedelta):
+            window.span = window.span or (what, given)
+    return window

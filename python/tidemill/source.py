@@ -16,6 +16,13 @@ from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: The app of ``tidemill demo``: it comes with the package, and is a user of it.
+DEMO = os.path.join(PACKAGE, "demo") + os.sep
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is part of this package, and not an app."""
+    return filename.startswith(PACKAGE) and not filename.startswith(DEMO)
 
 
 @lru_cache(maxsize=1024)
@@ -31,7 +38,7 @@ def shown(filename: str) -> str:
 def user_frame() -> FrameType | None:
     """Returns the innermost running frame outside of this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
@@ -85,7 +92,7 @@ def raised_at(error: BaseException) -> tuple[str, int] | None:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if not filename.startswith(PACKAGE):
+        if not is_own(filename):
             place = (filename, trace.tb_lineno)
             other = place
             if not is_library(filename):

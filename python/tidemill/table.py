@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
+from tidemill.index import Index
+from tidemill.index import declare as declare_index
 from tidemill.limits import check_limit
 from tidemill.names import check, of_rows
 from tidemill.source import here
@@ -14,7 +16,6 @@ from tidemill.types import Json, Schema
 
 if TYPE_CHECKING:
     from tidemill.app import App
-    from tidemill.index import Index
     from tidemill.stream import Stream
 
 
@@ -151,7 +152,7 @@ class Table:
             raise ProgramError(f"table {self.name}: an index needs at least one column", "", at)
         if self.keeps is not None:
             raise ProgramError(f"table {self.name} belongs to the engine", "", at)
-        return self.app.add_index(self, columns, unique, name, at)
+        return declare_index(self, columns, unique, name, at)
 
     def __iter__(self) -> NoReturn:
         raise ProgramError(
