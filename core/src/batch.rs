@@ -186,6 +186,14 @@ impl Batch {
         Batch { schema: self.schema.clone(), columns, len: rows.len() }
     }
 
+    /// Returns the rows of this batch, then those of another one of the same schema. The columns
+    /// take no more memory than they need.
+    pub fn joined_with(&self, other: &Batch) -> Batch {
+        let columns = self.columns.iter().zip(&other.columns);
+        let columns = columns.map(|(one, other)| Batch::joined(&[one, other])).collect();
+        Batch { schema: self.schema.clone(), columns, len: self.len + other.len }
+    }
+
     /// Returns rows of several batches of one schema. Each is given by its batch and its row there.
     pub fn interleave(batches: &[&Batch], rows: &[(u32, u32)]) -> Batch {
         let rows: Vec<(usize, usize)> = rows.iter().map(|r| (r.0 as usize, r.1 as usize)).collect();

@@ -67,6 +67,12 @@ pub trait App: Send + Sync {
     /// When no rows of the stream are retained.
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept>;
 
+    /// Whether it executes again what an earlier run has executed. Until then it does not know how
+    /// many rows its streams have.
+    fn is_recovering(&self) -> bool {
+        false
+    }
+
     /// Whether changes of tables can be followed.
     fn follows_tables(&self) -> bool {
         true
@@ -172,6 +178,10 @@ impl App for Mill {
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {
         serve::ring(&self.view.shared.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
+    }
+
+    fn is_recovering(&self) -> bool {
+        self.view.shared.out.lock().is_recovering
     }
 
     fn changes(&self, table: &str, epoch: u64) -> Result<Changes> {

@@ -14,6 +14,11 @@ use crate::outlets::dead_schema;
 use crate::requests::is_hidden;
 use crate::settings::Settings;
 
+/// The largest number of rows in a batch of joined ones, and of bytes in one that is joined: what
+/// is too much is dropped by the batch.
+const JOINED_ROWS_MAX: usize = 1_024;
+const JOINED_BYTES_MAX: usize = 64 << 10;
+
 /// The last rows of a stream. They are numbered from 0, from the first start of the app on.
 pub(crate) struct Ring {
     pub(crate) schema: Arc<Schema>,
@@ -58,10 +63,8 @@ impl Ring {
         while batch.bytes() > self.bytes_max && batch.len() > 1 {
             batch = last(&batch, batch.len() / 2);
         }
-        let bytes = batch.bytes();
         self.rows += batch.len();
-        self.bytes += bytes;
-        self.batches.push_back((batch, bytes));
+        self.add(batch);
         while self.bytes > self.bytes_max && self.batches.len() > 1 {
             self.drop_front();
         }
@@ -75,6 +78,24 @@ impl Ring {
                 _ => self.drop_front(),
             }
         }
+    }
+
+    /// Adds a batch. Small ones are joined with those before them, each row a few times at most:
+    /// the columns of a batch of one row take many times the memory of the row.
+    fn add(&mut self, mut batch: Batch) {
+        while let Some((last, bytes)) = self.batches.back() {
+            let is_large = (*bytes).max(batch.bytes()) > JOINED_BYTES_MAX
+                || last.len() + batch.len() > JOINED_ROWS_MAX;
+            if is_large || last.len() > batch.len() {
+                break;
+            }
+            self.bytes -= bytes;
+            let (last, _) = self.batches.pop_back().expect("there is one");
+            batch = last.joined_with(&batch);
+        }
+        let bytes = batch.bytes();
+        self.bytes += bytes;
+        self.batches.push_back((batch, bytes));
     }
 
     fn drop_front(&mut self) {
@@ -244,6 +265,34 @@ mod tests {
         }
         rings.push("s.late", &batch(next, 1 << 20));
         assert!(rings.by_name["s.late"].bytes < 4096, "no large batch is held by its end");
+    }
+
+    /// A batch of one row takes kilobytes, and so would thousands of them.
+    #[test]
+    fn small_batches_take_the_memory_of_their_rows() {
+        let schema = vec![Column::new("n", DataType::Int), Column::new("who", DataType::Str)];
+        let schema = Schema::new(schema);
+        let mut ring = Ring {
+            schema: schema.clone().into(),
+            is_dlq: false,
+            rows_max: 10_000,
+            bytes_max: 1 << 20,
+            next: 0,
+            batches: VecDeque::new(),
+            rows: 0,
+            bytes: 0,
+        };
+        for n in 0..12_000 {
+            let row = [Value::Int(n), Value::Str("ann".into())];
+            ring.push(Batch::from_rows(schema.clone().into(), [&row[..]]));
+        }
+        assert_eq!((ring.first(), ring.next()), (2_000, 12_000));
+        assert!(ring.bytes < 500_000, "{}", ring.bytes);
+        for (first, batch) in ring.rows(2_000, 10_000) {
+            for row in 0..batch.len() {
+                assert_eq!(batch.value(0, row), Value::Int((first + row as u64) as i64));
+            }
+        }
     }
 
     #[test]

@@ -36,6 +36,10 @@ pub(crate) async fn follow(
     let known = face.app.kept(&stream, 0, 0).map_err(Refusal::missing)?;
     face.access.permit(&client, &format!("streams/{stream}"))?;
     face.open()?;
+    if face.app.is_recovering() {
+        let error = Error::resource("the app is recovering, and does not know its last rows yet");
+        return Err(Refusal::later(error.help("try again when it has recovered: see /health")));
+    }
     let from = from(query, &headers)?.unwrap_or(known.next);
     if from > known.next {
         let what = format!("row {from} of {stream} does not exist yet");

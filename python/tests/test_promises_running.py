@@ -762,6 +762,29 @@ def test_who_reads_too_slowly_is_told_what_is_gone() -> None:
         assert len(sent) < said["first"] < said["next"] <= count
 
 
+def test_who_follows_during_a_recovery_is_asked_to_wait(tmp_path: Path) -> None:
+    """Until the recovery has ended the app does not know its last rows, and refuses none."""
+    app = tm.App("long")
+    given = app.stream("given", n=int)
+
+    @app.transaction(given, opaque=True, out=dict(n=int))
+    def keep(tx, e):
+        return dict(n=e.n)
+
+    count = 30_000
+    with app.start(data_dir=tmp_path, durable="log", rerun_every=0) as mill:
+        mill.send(given, {"n": list(range(count))}, wait=True)
+    with app.start(data_dir=tmp_path, durable="log", http_port=0, rerun_every=0) as mill:
+        said = []
+        while True:
+            with httpx.stream("GET", f"{mill.url}/streams/keep?from={count - 1}") as answer:
+                said.append(answer.status_code)
+                if answer.status_code != 503:
+                    break
+        assert set(said[:-1]) <= {503}
+        assert said[-1] == 200
+
+
 def test_a_row_is_asked_for_by_a_key_for_each_key_column() -> None:
     app = tm.App("pairs")
     pairs = app.table("pairs", key=("a", "b"), a=int, b=str, n=int)

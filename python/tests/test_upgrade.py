@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_the_diff_says_what_an_upgrade_does_and_the_run_does_it(folder: Folder) 
     code, said = folder.tidemill("schema", "diff", "app.py", *RENAME)
     assert code == 0
     assert "column widened" in said
-    assert said.endswith("an upgrade is possible: tidemill run --upgrade\n")
+    # The command is complete: without the names it would drop what has another name now.
+    upgrade = shlex.join(["tidemill", "run", "app.py", "--upgrade", *RENAME])
+    assert said.endswith(f"an upgrade is possible: {upgrade}\n")
     folder.deposit(3, "Cem", 1)
     folder.deposit(1, "Ann", -1)
     found = folder.json("run", "app.py", "--upgrade", *RENAME)
@@ -159,7 +162,7 @@ def test_what_would_be_lost_is_kept_until_somebody_says_so(folder: Folder) -> No
     code, said = folder.tidemill("schema", "diff", "app.py")
     assert code == 0
     assert "its values in 2 rows are dropped" in said
-    assert said.endswith("loses data: tidemill run --upgrade --lossy\n")
+    assert said.endswith("loses data: tidemill run app.py --upgrade --lossy\n")
     code, said = folder.tidemill("run", "app.py", "--upgrade")
     assert code == 1
     assert "an upgrade would lose data: column accounts.balance" in said

@@ -31,6 +31,7 @@ pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
         let error = Error::setting(format!("no events of stream {stream} are retained"));
         match nearest(stream, names()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
+            None if rings.by_name.is_empty() => error.help("no stream of the app retains events"),
             None => {
                 error.help(format!("such streams are {}", names().collect::<Vec<_>>().join(", ")))
             }
@@ -54,11 +55,19 @@ impl Tail {
         reply: &mut Reply<'_>,
     ) -> Answer {
         let shared = &view.shared;
+        let is_recovering = shared.out.lock().is_recovering;
         let (schema, mut at) = {
             let rings = shared.rings.lock();
             let ring = ring(&rings, &self.stream)?;
             let (first, next) = (ring.first(), ring.next());
             let from = self.from.unwrap_or(next);
+            if is_recovering && from >= next {
+                let error = Error::resource(
+                    "the engine is recovering, and does not know its last rows yet",
+                );
+                let error = error.help("try again when it has recovered: see 'tidemill status'");
+                return Err(Stop::Failed(error, json!({"first": first, "next": next})));
+            }
             if from < first || from > next {
                 let error = match from < first {
                     true => {

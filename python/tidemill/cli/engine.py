@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -461,10 +462,24 @@ def _schema_diff(args: argparse.Namespace) -> int:
         if not found["possible"]:
             print("\n".join(["no upgrade is possible:", *(f"  {why}" for why in found["why"])]))
         elif all(change.get("lossless", True) for change in found["changes"]):
-            print("an upgrade is possible: tidemill run --upgrade")
+            print(f"an upgrade is possible: {_upgrade(args)}")
         else:
-            print("an upgrade is possible, and loses data: tidemill run --upgrade --lossy")
+            print(f"an upgrade is possible, and loses data: {_upgrade(args)} --lossy")
     return 0 if found["possible"] else 1
+
+
+def _upgrade(args: argparse.Namespace) -> str:
+    """Returns the command of the upgrade that the differences are of."""
+    command = ["tidemill", "run", str(args.app), "--upgrade"]
+    for flag, values in (
+        ("--rename", args.rename),
+        ("--config", [args.config] if args.config else []),
+        ("--data-dir", [args.data_dir] if args.data_dir else []),
+        ("--set", args.set),
+    ):
+        for value in values:
+            command.extend([flag, str(value)])
+    return shlex.join(command)
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
