@@ -1,5 +1,6 @@
 //! The process of a worker.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -41,6 +42,7 @@ pub struct WorkerProcess {
     told: Arc<Told>,
     threads: Mutex<Vec<Handle>>,
     outboxes: Option<Arc<dyn Outboxes>>,
+    coordinator: Addr,
     lease_us: u64,
 }
 
@@ -55,6 +57,9 @@ struct Told {
     end: Condvar,
     status: Mutex<String>,
     trouble: Trouble,
+    clock: Arc<dyn Clock>,
+    /// The time since when the coordinator has not been connected, in nanoseconds; 0 when it is.
+    unconnected_since_ns: AtomicU64,
 }
 
 impl WorkerProcess {
@@ -86,6 +91,8 @@ impl WorkerProcess {
             end: Condvar::new(),
             status: Mutex::default(),
             trouble: Trouble::default(),
+            clock: env.clock.clone(),
+            unconnected_since_ns: AtomicU64::new(env.clock.monotonic_ns().max(1)),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
         let mesh = Arc::new(mesh);
@@ -107,6 +114,7 @@ impl WorkerProcess {
         let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
         let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
         let beats = doors.busy.clone();
+        let joined = coordinator.clone();
         let own = told.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
@@ -132,7 +140,7 @@ impl WorkerProcess {
         let lives = move || own.beat(&at, &*clock, &beats, beat_us);
         let lives = env.threads.spawn("worker-beat", Box::new(lives)).map_err(failed)?;
         let threads = Mutex::new(vec![executes, lives]);
-        Ok(WorkerProcess { mesh, told, threads, outboxes, lease_us })
+        Ok(WorkerProcess { mesh, told, threads, outboxes, coordinator: joined, lease_us })
     }
 
     /// Returns its number.
@@ -150,9 +158,14 @@ impl WorkerProcess {
         self.told.status.lock().clone()
     }
 
-    /// Returns what holds it up, as text.
+    /// Returns what holds it up, as text: a log or a store that does not answer, or a coordinator
+    /// that has not been there for a lease.
     pub fn trouble(&self) -> Option<String> {
-        self.told.trouble.now()
+        let since_ns = self.told.unconnected_since_ns.load(Ordering::Acquire);
+        let unconnected_us = self.told.clock.monotonic_ns().saturating_sub(since_ns) / 1_000;
+        let is_unconnected = since_ns > 0 && unconnected_us > self.lease_us;
+        let why = || format!("no coordinator answers at {}; it tries again", self.coordinator);
+        self.told.trouble.now().or_else(|| is_unconnected.then(why))
     }
 
     /// Asks the others to continue without it, waits until they do, but not for long, and ends it.
@@ -249,6 +262,9 @@ impl Sink for Told {
     fn take(&self, event: Event) {
         let mesh = self.mesh.get().and_then(Weak::upgrade);
         match event {
+            Event::Up { peer: COORDINATOR, .. } => {
+                self.unconnected_since_ns.store(0, Ordering::Release)
+            }
             Event::Up { .. } => {}
             Event::Message { peer, bytes } => {
                 let word = Word::of(&bytes);
@@ -273,6 +289,10 @@ impl Sink for Told {
                 }
             }
             Event::Down { peer, .. } => {
+                if peer == COORDINATOR {
+                    let now_ns = self.clock.monotonic_ns().max(1);
+                    self.unconnected_since_ns.store(now_ns, Ordering::Release);
+                }
                 if let Some(remote) = self.remote.get().filter(|_| peer == COORDINATOR) {
                     remote.broken();
                 }

@@ -90,6 +90,26 @@ def until(what: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def test_a_worker_says_that_no_coordinator_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        at = f"127.0.0.1:{server.getsockname()[1]}"
+    common = {
+        "data_dir": str(tmp_path),
+        "cluster_snapshots": str(tmp_path / "snapshots"),
+        "cluster_lease_us": 500_000,
+        "cluster_beat_us": 50_000,
+    }
+    worker = Worker(bank(), common, SECRET, at)
+    until(lambda: f"no coordinator answers at {at}" in (worker.trouble() or ""))
+    coordinator = Coordinator(bank(), {**common, "cluster_listen": at}, SECRET)
+    until(lambda: worker.trouble() is None)
+    coordinator.stop()
+    # Its connections end with it.
+    del coordinator
+    until(lambda: f"no coordinator answers at {at}" in (worker.trouble() or ""))
+    worker.stop()
+
+
 def refused(data: Path, app: tm.App, **settings: object) -> str:
     """Why a coordinator does not start."""
     with pytest.raises(tm.Error) as caught:
