@@ -102,8 +102,8 @@ impl Card {
         if other.app != self.app {
             return Some(format!(
                 "{who} runs another program, or has other settings (fingerprint {:032x}, not \
-                 {:032x}): start all processes of a cluster with the same app, number of sources, \
-                 log and store of snapshots",
+                 {:032x}): start all processes of a cluster with the same app and Python, number of \
+                 sources, log and store of snapshots",
                 other.app, self.app
             ));
         }

@@ -15,7 +15,7 @@ use tidemill_host::{Ended, WorkerProcess};
 
 use crate::errors::{detached, to_python};
 use crate::remote::app_functions;
-use crate::waits::{aside, Unlocked};
+use crate::waits::{aside, end, Unlocked};
 
 fn settings(py: Python<'_>, json: &str) -> PyResult<ClusterSettings> {
     serde_json::from_str(json)
@@ -188,7 +188,7 @@ impl NativeWorker {
 
 impl Drop for NativeWorker {
     fn drop(&mut self) {
-        // The caller holds the interpreter lock, and the worker's thread may wait for it.
-        Python::try_attach(|py| py.detach(|| self.worker.end()));
+        let worker = self.worker.clone();
+        end(move || worker.end());
     }
 }

@@ -22,7 +22,7 @@ use crate::errors::{detached, to_python};
 use crate::external::PyOutside;
 use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
-use crate::waits::{alone, aside, patiently};
+use crate::waits::{alone, aside, end, patiently};
 
 /// A running app, which the package's `Mill` wraps.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
@@ -294,10 +294,8 @@ impl Drop for NativeMill {
             std::mem::forget(running);
             return;
         }
-        // The threads that end may need the interpreter lock. If the interpreter has ended, they
-        // don't.
-        let end = move || drop(running.end(Mill::stop));
-        let _ = Python::try_attach(|py| py.detach(end));
+        // Nobody is left for the summary or an error.
+        end(move || drop(running.end(Mill::stop)));
     }
 }
 

@@ -58,18 +58,38 @@ pub fn alone(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<(
     thread.map(drop).map_err(error)
 }
 
+/// Ends something on behalf of a destructor, and waits for it. Python calls destructors where it
+/// can't raise: if a signal's handler raises, the work continues alone, and the error is printed.
+pub fn end(work: impl FnOnce() + Send + 'static) {
+    // If the interpreter has ended, nobody is left who could wait.
+    Python::try_attach(|py| {
+        // Handlers of signals run during the wait, and must not see an error that is under way.
+        let raised = PyErr::take(py);
+        let waited = aside(py, move || {
+            work();
+            Ok(())
+        });
+        if let Err(error) = waited {
+            error.write_unraisable(py, None);
+        }
+        if let Some(raised) = raised {
+            raised.restore(py);
+        }
+    });
+}
+
 /// A value that is dropped without the interpreter lock, because threads that end with it may need
 /// the lock.
-pub struct Unlocked<T: Send>(Option<T>);
+pub struct Unlocked<T: Send + 'static>(Option<T>);
 
-impl<T: Send> Unlocked<T> {
+impl<T: Send + 'static> Unlocked<T> {
     /// Wraps a value.
     pub fn new(held: T) -> Unlocked<T> {
         Unlocked(Some(held))
     }
 }
 
-impl<T: Send> Deref for Unlocked<T> {
+impl<T: Send + 'static> Deref for Unlocked<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -77,10 +97,9 @@ impl<T: Send> Deref for Unlocked<T> {
     }
 }
 
-impl<T: Send> Drop for Unlocked<T> {
+impl<T: Send + 'static> Drop for Unlocked<T> {
     fn drop(&mut self) {
         let held = self.0.take();
-        // If the interpreter has ended, it has no lock.
-        let _ = Python::try_attach(|py| py.detach(move || drop(held)));
+        end(move || drop(held));
     }
 }

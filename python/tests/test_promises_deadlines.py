@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,6 +134,51 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     assert process.wait(timeout=0.3) in (130, -signal.SIGINT)
                     break
+            assert process.poll() is not None
+        finally:
+            process.kill()
+
+
+INTERRUPTED_START = """
+import os, signal, sys, time
+from tidemill import _native
+from tidemill.cli import main
+
+start = _native.Mill
+
+
+def interrupted(*arguments):
+    mill = start(*arguments)
+    while not os.path.exists("turning"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    return mill
+
+
+_native.Mill = interrupted
+sys.exit(main())
+"""
+
+
+def test_a_start_that_is_interrupted_late_can_be_ended_too(tmp_path: Path) -> None:
+    """The first Ctrl-C comes when the engine executes already, but its owner has not got it."""
+    app = ENDLESS.replace('print("turning", flush=True)', 'open("turning", "w").close()')
+    assert app != ENDLESS
+    (tmp_path / "app.py").write_text(app)
+    (tmp_path / "in.csv").write_text("n\n1\n")
+    (tmp_path / "start.py").write_text(INTERRUPTED_START)
+    command = [sys.executable, "start.py", "run", "app.py", "--set", "deadline_us=0"]
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
+        try:
+            while not (tmp_path / "turning").exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            for _ in range(100):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    assert process.wait(timeout=0.3) in (130, -signal.SIGINT)
+                    break
+                process.send_signal(signal.SIGINT)
             assert process.poll() is not None
         finally:
             process.kill()

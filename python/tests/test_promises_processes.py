@@ -110,6 +110,32 @@ def test_a_worker_says_that_no_coordinator_answers(tmp_path: Path) -> None:
     worker.stop()
 
 
+def test_a_worker_with_other_code_is_turned_away(tmp_path: Path) -> None:
+    def other() -> tm.App:
+        app = tm.App("bank")
+        accounts = app.table("accounts", key="id", id=int, n=tm.column(int, default=0))
+        app.stream("payments", id=int)
+
+        @app.procedure
+        def add(tx, id: int, text: str = ""):
+            accounts[id].n += 2
+            return accounts[id].n
+
+        return app
+
+    common = {"data_dir": str(tmp_path), "cluster_snapshots": str(tmp_path / "snapshots")}
+    coordinator = Coordinator(bank(), common, SECRET)
+    same = Worker(bank(), common, SECRET, coordinator.address)
+    until(lambda: coordinator.status()["generation"] > 0)
+    worker = Worker(other(), common, SECRET, coordinator.address)
+    ended: list[Any] = []
+    until(lambda: ended.append(worker.wait(0.1)) or ended[-1])
+    assert ended[-1][0] == "refused"
+    assert "runs another program" in ended[-1][1]
+    for process in (worker, same, coordinator):
+        process.stop()
+
+
 def refused(data: Path, app: tm.App, **settings: object) -> str:
     """Why a coordinator does not start."""
     with pytest.raises(tm.Error) as caught:

@@ -208,7 +208,7 @@ impl ClusterSettings {
             cluster: name,
             secret: Secret::new(secret),
             tls: self.tls(env)?,
-            app: self.shared(program),
+            app: self.shared(spec, program),
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
@@ -241,12 +241,17 @@ impl ClusterSettings {
 }
 
 impl ClusterSettings {
-    /// A hash of everything that all processes must have in common: the program, and the places
-    /// that they share. A process with another store would write its part of a snapshot where
-    /// recoveries can't find it.
-    fn shared(&self, fingerprint: u128) -> u128 {
+    /// A hash of everything that all processes must have in common: the program, the code of its
+    /// functions, and the places that they share. With other code a function that runs again
+    /// elsewhere could give another result. A process with another store would write its part of a
+    /// snapshot where recoveries can't find it.
+    fn shared(&self, spec: &AppSpec, fingerprint: u128) -> u128 {
         let mut bytes = Vec::new();
         put_u128(fingerprint, &mut bytes);
+        for (function, code) in &spec.codes {
+            put_bytes(function.as_bytes(), &mut bytes);
+            put_bytes(code.as_bytes(), &mut bytes);
+        }
         put_u32(self.sources, &mut bytes);
         bytes.push(self.log.is_some().into());
         // Brokers and directories may have other names on other machines.
