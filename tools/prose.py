@@ -1,8 +1,9 @@
 """Checks the prose of the project: pages, comments and messages. `make lint` runs it.
 
 Pages are checked for the length of sentences and lines, for turns and openings that the style
-refuses, and for links that lead nowhere. Comments of code, docstrings and texts of errors are
-checked for turns and openings. The rules are in `tools/prose.toml`, the reasons in CONTRIBUTING.md.
+refuses, and for links that lead nowhere. Comments and texts of code, docstrings, and comments of
+build files and configurations are checked for turns and openings. The rules are in
+`tools/prose.toml`, the reasons in CONTRIBUTING.md.
 
     python tools/prose.py                 # everything; exits with 1 where something is found
     python tools/prose.py --figures       # words and sentences of each page, as a table
@@ -23,6 +24,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 RULES = tomllib.loads((ROOT / "tools/prose.toml").read_text())
 LIMITS = RULES["limits"]
+
+#: Files with comments: code, and the files that build and configure it.
+CODE = ("*.rs", "*.py")
+CONFIGURATION = (
+    "*.toml",
+    "*.sh",
+    "*.yml",
+    "*.yaml",
+    "*Makefile",
+    "*Dockerfile",
+    ".ci/*",
+    ".*ignore",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +85,8 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[int, str]]:
     Code, tables and headings are left out.
     """
     fence: str | None = None
-    begun, held = 0, []
+    begun = 0
+    held: list[str] = []
     for number, line in enumerate([*lines, ""], 1):
         text = line.strip()
         if fence is not None:
@@ -190,8 +205,8 @@ def page(path: Path) -> Iterator[Found]:
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """The comments, docstrings and longer texts of a file of code, by paragraph."""
-    is_rust = path.suffix == ".rs"
+    """The comments, docstrings and longer texts of a file, by paragraph."""
+    is_rust, is_python = path.suffix == ".rs", path.suffix == ".py"
     marks = r"\s*(?://[/!]?) ?(.*)" if is_rust else r"\s*# ?(.*)"
     held: list[str] = []
     begun = 0
@@ -209,17 +224,21 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             for text in re.finditer(r'"((?:[^"\\]|\\.)*)"', line):
                 if len(text[1].split()) > 2:
                     yield number, text[1]
-    if not is_rust:
-        text = path.read_text()
-        for found in re.finditer(r'"""(.*?)"""', text, re.DOTALL):
-            first = text[: found.start()].count("\n") + 1
-            for number, part in paragraphs(found[1].splitlines()):
+            if not is_rust and (
+                after := re.fullmatch(r"[^#\"']*(?:\"[^\"]*\"[^#\"']*)*\s# (.+)", line)
+            ):
+                yield number, after[1]
+    if is_python:
+        whole = path.read_text()
+        for string in re.finditer(r'"""(.*?)"""', whole, re.DOTALL):
+            first = whole[: string.start()].count("\n") + 1
+            for number, part in paragraphs(string[1].splitlines()):
                 if not part.startswith((">>>", "...")):
                     yield first + number - 1, part
 
 
 def code(path: Path) -> Iterator[Found]:
-    """The findings in comments and messages of a file of code."""
+    """The findings in comments and messages of a file."""
     for number, text in comments(path):
         for sentence in sentences(text, number):
             for what in [*openings(sentence.text), *turns(sentence.text)]:
@@ -259,9 +278,9 @@ def main() -> int:
     if given.figures:
         figures(pages)
         return 0
-    sources = [path for path in named if path.suffix in (".rs", ".py")]
+    sources = [path for path in named if any(map(path.match, (*CODE, *CONFIGURATION)))]
     if not named:
-        sources = tracked("*.rs", "*.py")
+        sources = tracked(*CODE, *CONFIGURATION)
     found: list[Found] = []
     for path in pages:
         found.extend(links(path))

@@ -72,12 +72,46 @@ def prose(text: str) -> str:
 # -- settings
 
 
-def values(setting: config.Setting) -> str:
+def bytes_(value: int) -> str:
+    """A number of bytes in the largest unit that gives a whole number."""
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = 0
+    while value and value % 1024 == 0 and power < len(units) - 1:
+        value //= 1024
+        power += 1
+    return f"{value:,} {units[power] if value != 1 or power else 'byte'}"
+
+
+#: Microseconds of a unit of time, the largest first; a year is what the settings count as one.
+TIMES = {
+    "years": 31_557_600_000_000,
+    "days": 86_400_000_000,
+    "h": 3_600_000_000,
+    "min": 60_000_000,
+    "s": 1_000_000,
+    "ms": 1_000,
+    "µs": 1,
+}
+
+
+def span(value: int) -> str:
+    """A number of microseconds in the largest unit that gives a whole number."""
+    for unit, size in TIMES.items():
+        if value and value % size == 0:
+            return f"{value // size:,}\N{NO-BREAK SPACE}{unit}"
+    return str(value)
+
+
+def values(name: str, setting: config.Setting) -> str:
     """The values that a setting takes."""
     kind = setting.kind
+    if name == "strategy":
+        return "a [strategy](../internals/parallel.md#the-strategies)"
     if kind is int:
+        words = name.split("_")
+        shown = span if "us" in words else bytes_ if "bytes" in words else "{:,}".format
         low, high = setting.range
-        return f"{low:,} to {high:,}"
+        return f"{shown(low)} to {shown(high)}"
     if kind is config.LOSSY:
         return "`true`, `false`, `lossy`"
     if isinstance(kind, tuple):
@@ -116,11 +150,11 @@ def settings() -> Iterator[str]:
     assert placed == set(config.ALL), placed ^ set(config.ALL)
     for title, names in SECTIONS.items():
         yield f"## {title}"
-        rows = ["| setting | default | values | in | meaning |", "| --- | --- | --- | --- | --- |"]
+        rows = ["| setting | default | meaning | values | in |", "| --- | --- | --- | --- | --- |"]
         for name in names:
             setting = config.ALL[name]
             help = setting.help + (f" Needs `{setting.needs}`." if setting.needs else "")
-            cells = [f"`{name}`", setting.default, values(setting), where(setting), help]
+            cells = [f"`{name}`", setting.default, help, values(name, setting), where(setting)]
             rows.append("| " + " | ".join(cells) + " |")
         yield "\n".join(rows)
 
@@ -141,19 +175,33 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Ar
 
 
 def sentence(text: str | None) -> str:
-    """The text of a help, without reStructuredText's marks."""
+    """The text of a help, with its flags and commands as code."""
     text = re.sub(r"\s+", " ", (text or "").replace("%%", "%")).replace("``", "`").strip()
-    return text.replace("|", "\\|").replace("<", "\\<")
+    text = re.sub(r"'(tidemill [^']*)'", r"`\1`", text)
+    parts = re.split(r"(`[^`]*`)", text.replace("|", "\\|"))
+    for at in range(0, len(parts), 2):
+        parts[at] = re.sub(r"(?<![\w-])--[a-z][a-z-]*", r"`\g<0>`", parts[at]).replace("<", "\\<")
+    return "".join(parts)
+
+
+def usage(parser: argparse.ArgumentParser) -> str:
+    """The usage of a command, in lines that fit a page."""
+    text = re.sub(r"\s+", " ", parser.format_usage()).strip().removeprefix("usage: ")
+    # A line ends between arguments, and not inside of one.
+    text = re.sub(r"\[[^\]]*(?:\[[^\]]*\][^\]]*)*\]", lambda at: at[0].replace(" ", "\0"), text)
+    text = textwrap.fill(
+        text, 76, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    return text.replace("\0", " ")
 
 
 def command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     """The section of a command."""
     yield f"## tidemill {name}"
-    about = re.sub(rf"^`?tidemill {name}`?: ", "", sentence(parser.description))
+    about = re.sub(r"^(`?tidemill [a-z ]+`?( and )?)+: ", "", sentence(parser.description))
     if about:
         yield prose(about[0].upper() + about[1:].rstrip(".") + ".")
-    usage = re.sub(r"\s+", " ", parser.format_usage()).strip().removeprefix("usage: ")
-    yield f"```text\n{usage}\n```"
+    yield f"```text\n{usage(parser)}\n```"
     rows = ["| argument | meaning |", "| --- | --- |"]
     for action in parser._actions:
         if action.dest in ("help", "json", "debug") or action.help == argparse.SUPPRESS:
@@ -184,12 +232,62 @@ def command_line() -> Iterator[str]:
 GROUPS = {
     "Apps": ["App", "Stream", "Table", "Handler", "Index", "Trigger", "OwnedWindow"],
     "Running apps": ["Mill", "TableView", "OutputView", "Cut"],
-    "Entities and functions": ["Entity", "Function", "Context", "Reply"],
+    "Transactions and entities": ["Context", "Entity", "Function", "Reply"],
     "Clients": ["Client", "AsyncClient", "Event", "Change", "Reset"],
     "Sources and sinks": ["files", "Files", "kafka", "Kafka"],
     "Types": ["column", "decimal", "timestamp", "optional", "list", "any"],
     "Windows": ["sliding", "tumbling", "session", "last", "Window"],
 }
+
+
+#: What introduces a group, where its names do not.
+INTRODUCTIONS = {
+    "Transactions and entities": (
+        "The first argument of a handler or procedure, `tx`, is the transaction. It has the methods"
+        " of `Context`, except for `gather`. In a traced function it has `require`, `emit` and"
+        " `when`: see [expressions](expressions.md#the-transaction)."
+    ),
+}
+
+#: Classes that users create objects of. Others have no signature in the reference.
+CREATED = {"App", "Client", "AsyncClient"}
+
+#: Members that only other modules of the package use, and `when`, which is for traced functions.
+INTERNAL = {
+    *("add_stream", "bound", "called", "calls", "check", "check_emittable", "check_unit", "counts"),
+    *("emitted", "empty", "entries", "filled", "stop_now", "handler_json", "has_sides", "json"),
+    *("keeps", "key_values", "more", "named_emits", "names", "needs_us", "needs_value"),
+    *("needs_versions", "owner", "places", "refuse_reply", "roles", "row_values", "settable"),
+    *("sink_json", "source_json", "span", "spec", "text", "timers", "unknown", "when"),
+}
+
+
+def is_ours(cls: type) -> bool:
+    """Whether a class is one of the package that is written in Python."""
+    return cls.__module__.startswith("tidemill.") and "_native" not in cls.__module__
+
+
+def documented(name: str, cls: type, public: list[str]) -> Iterator[str]:
+    """The directive of a class, with the members that users meet."""
+    is_error = issubclass(cls, Exception)
+    signature = "" if name in CREATED or is_error else "()"
+    yield f".. autoclass:: tidemill.{name}{signature}"
+    if cls.__mro__[1].__name__ in public:
+        yield "   :show-inheritance:"
+    if is_error:
+        return
+    # A member is in the class, or its `__init__` sets it.
+    source = "".join(inspect.getsource(base) for base in cls.__mro__ if is_ours(base))
+    members = set(dir(cls)) | set(re.findall(r"self\.([a-z]\w*)\b", source))
+    internal = sorted(INTERNAL & members)
+    if internal:
+        yield f"   :exclude-members: {', '.join(internal)}"
+    # Members of private bases are those of the class.
+    for base in cls.__mro__[1:]:
+        if base.__name__ in public or not is_ours(base):
+            if base is not cls.__mro__[1]:
+                yield f"   :inherited-members: {base.__name__}"
+            return
 
 
 def api() -> Iterator[str]:
@@ -215,11 +313,14 @@ def api() -> Iterator[str]:
     assert {name for names in groups.values() for name in names} == set(public)
     for title, names in groups.items():
         yield f"## {title}"
+        if title in INTRODUCTIONS:
+            yield prose(INTRODUCTIONS[title])
         for name in names:
-            kind = "autoclass" if inspect.isclass(getattr(tidemill, name)) else "autofunction"
-            if not callable(getattr(tidemill, name)):
-                kind = "autodata"
-            yield f"```{{eval-rst}}\n.. {kind}:: tidemill.{name}\n```"
+            given = getattr(tidemill, name)
+            lines = [f".. {'autofunction' if callable(given) else 'autodata'}:: tidemill.{name}"]
+            if inspect.isclass(given):
+                lines = list(documented(name, given, public))
+            yield "```{eval-rst}\n" + "\n".join(lines) + "\n```"
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ pub(crate) fn case<C: Case>(args: &Args, opaques: Vec<Arc<dyn Opaque>>) -> C {
 
 /// Asserts that programs of these kinds, in epochs of any length, are right and give one state and
 /// the same outputs. Returns their reports.
-pub(crate) fn all_come_to_the_same(
+pub(crate) fn all_agree(
     workload: &str,
     programs: &[&str],
     options: &str,

@@ -17,25 +17,29 @@ use crate::outputs::OutputHash;
 
 /// The way in which a run is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct How {
+pub(crate) struct Execution {
     pub(crate) strategy: Strategy,
     pub(crate) threads: usize,
     pub(crate) prefetches: bool,
 }
 
-impl How {
+impl Execution {
     /// Execution by the engine's own serial executor, for comparisons.
-    pub(crate) const SERIAL: How = How { strategy: Strategy::Serial, threads: 1, prefetches: true };
+    pub(crate) const SERIAL: Execution =
+        Execution { strategy: Strategy::Serial, threads: 1, prefetches: true };
 
     /// Returns the execution that the options ask for.
-    pub(crate) fn of(args: &Args) -> Result<How> {
-        Ok(How { prefetches: args.prefetches(), ..How::by(args.strategy()?, args.threads) })
+    pub(crate) fn of(args: &Args) -> Result<Execution> {
+        Ok(Execution {
+            prefetches: args.prefetches(),
+            ..Execution::by(args.strategy()?, args.threads)
+        })
     }
 
     /// Returns the execution by a strategy on this many threads. The serial executor has one.
-    pub(crate) fn by(strategy: Strategy, threads: usize) -> How {
+    pub(crate) fn by(strategy: Strategy, threads: usize) -> Execution {
         let threads = if strategy == Strategy::Serial { 1 } else { threads };
-        How { strategy, threads, prefetches: true }
+        Execution { strategy, threads, prefetches: true }
     }
 }
 
@@ -87,7 +91,7 @@ pub(crate) fn execute(
     program: &Arc<Program>,
     cuts: impl Iterator<Item = CutInput>,
     mut tables: Vec<Table>,
-    how: How,
+    how: Execution,
 ) -> Result<Done> {
     let mut sequencer = Sequencer::new(program.clone())?;
     let groups = Groups::of(program)?;

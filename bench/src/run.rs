@@ -13,7 +13,7 @@ use tidemill_txn::schedule::Strategy;
 use crate::args::Args;
 use crate::between::round_trip_ns;
 use crate::events::{epochs, Arrivals, Events};
-use crate::execute::{empty_tables, execute, state_hash, Done, EpochDone, How, Verdicts};
+use crate::execute::{empty_tables, execute, state_hash, Done, EpochDone, Execution, Verdicts};
 use crate::measure::{median, median_ratio};
 use crate::report::{Measured, Phase, Report};
 use crate::shape::Parts;
@@ -167,10 +167,11 @@ pub(crate) fn run<C: Case>(
     case: &C,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report> {
-    let how = How::of(args)?;
-    let mut others: Vec<How> = Vec::new();
-    for other in args.compared()?.into_iter().map(|strategy| How::by(strategy, args.threads)) {
-        if ![How::SERIAL, how].contains(&other) && !others.contains(&other) {
+    let how = Execution::of(args)?;
+    let mut others: Vec<Execution> = Vec::new();
+    for other in args.compared()?.into_iter().map(|strategy| Execution::by(strategy, args.threads))
+    {
+        if ![Execution::SERIAL, how].contains(&other) && !others.contains(&other) {
             others.push(other);
         }
     }
@@ -199,7 +200,7 @@ pub(crate) fn run<C: Case>(
         let baseline_rate = rate(count, env.clock.monotonic_ns() - begun);
         measured.baseline_rates.push(baseline_rate);
 
-        let mut once = |how: How| -> Result<Done> {
+        let mut once = |how: Execution| -> Result<Done> {
             let mut done = execute(env, &parts.program, arrivals.cuts(), tables.clone(), how)?;
             done.epochs.drain(..cold);
             measured.valid &= is_right(case, &done, verdicts, &after);
@@ -213,8 +214,8 @@ pub(crate) fn run<C: Case>(
             measured.valid &= measured.output_hash == done.output_hash;
             Ok(done)
         };
-        if how != How::SERIAL {
-            let done = once(How::SERIAL)?;
+        if how != Execution::SERIAL {
+            let done = once(Execution::SERIAL)?;
             measured.serial_rates.push(rate(timed, total_ns(&done.epochs)));
             serial_runs.push(done.epochs);
         }

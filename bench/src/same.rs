@@ -7,7 +7,7 @@ use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::Program;
 
 use crate::events::{cuts, epochs, Events};
-use crate::execute::{execute, How};
+use crate::execute::{execute, Execution};
 use crate::run::{Case, Made};
 
 /// The initial rows for the reference, whose tables start empty. It has the workload's program with
@@ -23,7 +23,8 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
     let inputs = &parts.inputs;
     let epochs = epochs(&[events.count()], epoch);
     let cuts = cuts(events, &epochs, inputs);
-    let done = execute(&Env::real(), &parts.program, cuts, case.tables(), How::SERIAL).unwrap();
+    let done =
+        execute(&Env::real(), &parts.program, cuts, case.tables(), Execution::SERIAL).unwrap();
 
     let mut sources: Vec<Vec<InputRow>> = vec![Vec::new(); inputs.len()];
     for at in 0..events.count() {

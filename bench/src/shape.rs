@@ -19,7 +19,7 @@ pub(crate) struct Parts {
 }
 
 /// Finds the [`parts`] of a program that has only handlers on its input streams.
-pub(crate) fn find(title: &str, program: Program, frame: &Program) -> Result<Parts> {
+pub(crate) fn find_only(title: &str, program: Program, frame: &Program) -> Result<Parts> {
     let parts = parts(title, program, frame)?;
     if parts.program.handlers.len() != parts.inputs.len() {
         return wrong(title, "its handlers must be those on its input streams, and no others");

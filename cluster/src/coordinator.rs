@@ -3,34 +3,34 @@
 //! All of its state is in the log. A coordinator that starts reads the cuts, fences them with the
 //! next number, and forms a generation of all workers that are alive. The modules by phase:
 //! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
-//! [`prepare`] has new workers read the snapshot before they join. [`quarrel`] knows which members
+//! [`prepare`] has new workers read the snapshot before they join. [`unreachable`] knows which members
 //! can't reach each other.
 
 mod available;
 mod cut;
 mod form;
 mod prepare;
-mod quarrel;
+mod unreachable;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::Fault;
+use tidemill_function::InjectedDefect;
 
 use self::cut::Running;
 pub use self::cut::WrongClock;
 use self::form::Forming;
 use self::prepare::Preparing;
-pub use self::quarrel::LeftOut;
-use self::quarrel::Quarrels;
+pub use self::unreachable::LeftOut;
+use self::unreachable::LostPairs;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
 use crate::event_time::LateEvent;
 use crate::records::{Buffered, CutRecord, Left, Manifest, Member, Record, Times, Topic, Written};
 use crate::Settings;
 
 /// The purpose of a request, by which its answer is handled.
-enum Wish {
+enum Pending {
     /// A read of the cuts, from where the last one ended.
     Log,
     /// The fence of a topic.
@@ -107,7 +107,7 @@ pub struct Progress {
 pub struct Coordinator {
     settings: Settings,
     stage: Stage,
-    wishes: HashMap<Token, Wish, FixedState>,
+    wishes: HashMap<Token, Pending, FixedState>,
     tokens: u64,
     now_us: u64,
     clock_us: i64,
@@ -116,7 +116,7 @@ pub struct Coordinator {
     patience: u64,
     /// The workers that are alive: the time of the last beat, and the generation in it.
     seen: BTreeMap<Member, (u64, u64)>,
-    quarrels: Quarrels,
+    quarrels: LostPairs,
     preparing: Preparing,
     /// The workers that want to end.
     leaving: BTreeSet<Member>,
@@ -143,7 +143,7 @@ impl Coordinator {
     /// Creates a coordinator that has not read anything yet.
     pub fn new(settings: Settings) -> Coordinator {
         let nothing = vec![0; settings.sources as usize];
-        let kept = if settings.tells_left { nothing.clone() } else { Vec::new() };
+        let kept = if settings.copies_outputs { nothing.clone() } else { Vec::new() };
         let manifest = Manifest {
             inputs: nothing.clone(),
             outputs: nothing,
@@ -160,7 +160,7 @@ impl Coordinator {
             started_us: None,
             patience: 1,
             seen: BTreeMap::new(),
-            quarrels: Quarrels::default(),
+            quarrels: LostPairs::default(),
             preparing: Preparing::default(),
             leaving: BTreeSet::new(),
             is_ending: false,
@@ -208,14 +208,16 @@ impl Coordinator {
                 running.epoch == self.manifest.epoch && self.has_left(running)
             }
             // Without a snapshot it is unknown whether all outputs have left.
-            _ => self.cuts.is_empty() && (!self.settings.tells_left || self.manifest.epoch == 0),
+            _ => {
+                self.cuts.is_empty() && (!self.settings.copies_outputs || self.manifest.epoch == 0)
+            }
         }
     }
 
     /// Whether all outputs up to the snapshot have left, if outputs are written elsewhere.
     fn has_left(&self, running: &Running) -> bool {
         let left = || running.left().is_some_and(|left| left.base >= self.manifest.base);
-        !self.settings.tells_left || left()
+        !self.settings.copies_outputs || left()
     }
 
     /// Returns what is wrong with the clock, as far as that can be known, and its time.
@@ -277,12 +279,12 @@ impl Coordinator {
                 }
             }
             Input::Records { token, records } => {
-                if let Some(Wish::Log) = self.wishes.remove(&token) {
+                if let Some(Pending::Log) = self.wishes.remove(&token) {
                     self.was_read(records, effects);
                 }
             }
             Input::Stored { token, is_stored } => {
-                if let Some(Wish::Manifest(manifest)) = self.wishes.remove(&token) {
+                if let Some(Pending::Manifest(manifest)) = self.wishes.remove(&token) {
                     self.manifest_put(manifest, is_stored, effects);
                 }
             }
@@ -449,7 +451,7 @@ impl Coordinator {
 
     /// Returns the workers that are alive but left out of the next generation.
     fn left_out(&self) -> Vec<LeftOut> {
-        if self.is_spoiled_by(Fault::LeaveNobodyOut) {
+        if self.is_spoiled_by(InjectedDefect::LeaveNobodyOut) {
             return Vec::new();
         }
         let stays = |member: &&Member| !self.leaving.contains(*member);
@@ -467,25 +469,25 @@ impl Coordinator {
     }
 
     /// Sends a packet to all members.
-    fn tell(&self, packet: &Packet, effects: &mut Vec<Effect>) {
+    fn send(&self, packet: &Packet, effects: &mut Vec<Effect>) {
         for member in self.members() {
             effects.push(Effect::Send { to: Address::Worker(*member), packet: packet.clone() });
         }
     }
 
-    fn token(&mut self, wish: Wish) -> Token {
+    fn token(&mut self, wish: Pending) -> Token {
         self.tokens += 1;
         self.wishes.insert(Token(self.tokens), wish);
         Token(self.tokens)
     }
 
-    fn append(&mut self, wish: Wish, topic: Topic, record: Record, effects: &mut Vec<Effect>) {
+    fn append(&mut self, wish: Pending, topic: Topic, record: Record, effects: &mut Vec<Effect>) {
         let generation = self.generation();
         let token = self.token(wish);
         effects.push(Effect::Append { token, topic, generation, record });
     }
 
-    fn is_spoiled_by(&self, fault: Fault) -> bool {
+    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
         self.settings.function.fault == Some(fault)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{Message, NodeId, Stored};
-use tidemill_txn::program::Ask;
+use tidemill_txn::program::Asker;
 
 use crate::event_time::Ranked;
 use crate::records::{
@@ -150,7 +150,7 @@ pub enum Effect {
         /// The identity for the answer.
         token: Token,
         /// The question.
-        ask: Ask,
+        ask: Asker,
     },
     /// Rows of outboxes that are durable. Each asks for work outside, or, if it has been removed,
     /// no longer does. The result of the work comes as a request.

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Late, LateRow, Position, SourceId, StreamId};
-use tidemill_txn::order::{come_to, common, Come, Holds, Newest};
+use tidemill_txn::order::{common, watermarks, Newest, SourceProgress, WatermarkEffect};
 
 use crate::effect::{Piece, Span};
 use crate::records::Times;
@@ -200,7 +200,7 @@ impl EventTime {
     pub(crate) fn newest(&self, times: &Times) -> Vec<Newest> {
         let newest = times.newest.iter().copied().chain(std::iter::repeat(None));
         let all = self.sources.iter().zip(newest);
-        all.map(|(of, newest_us)| Newest::behind(newest_us, of.out_of_orderness_us)).collect()
+        all.map(|(of, newest_us)| Newest::after(newest_us, of.out_of_orderness_us)).collect()
     }
 
     /// Returns the spans that mark the end of the event sources of a source.
@@ -211,17 +211,21 @@ impl EventTime {
 
     /// Returns the event sources as they are at a cut that has all records of each source up to
     /// `upto`.
-    fn come<'a>(&'a self, times: &'a Times, upto: &'a [u64]) -> impl Iterator<Item = Come> + 'a {
-        (0..).zip(&self.sources).map(|(nth, source)| Come {
+    fn come<'a>(
+        &'a self,
+        times: &'a Times,
+        upto: &'a [u64],
+    ) -> impl Iterator<Item = SourceProgress> + 'a {
+        (0..).zip(&self.sources).map(|(nth, source)| SourceProgress {
             source: SourceId(nth),
             group: source.group,
             newest_us: times.newest[nth as usize],
             offset: upto[source.source as usize],
             out_of_orderness_us: source.out_of_orderness_us,
             holds: match times.ended.contains(&nth) {
-                true => Holds::Ended,
-                false if times.idle.contains(&nth) => Holds::Idle,
-                false => Holds::Back,
+                true => WatermarkEffect::Ended,
+                false if times.idle.contains(&nth) => WatermarkEffect::Idle,
+                false => WatermarkEffect::Back,
             },
         })
     }
@@ -229,7 +233,7 @@ impl EventTime {
     /// Sets the watermarks after a cut that has all records of each source up to `upto`. The newest
     /// times, the idle sources, and the ended ones must be set before.
     pub(crate) fn advance(&self, times: &mut Times, upto: &[u64]) {
-        let marks = come_to(&self.units_us, self.come(times, upto));
+        let marks = watermarks(&self.units_us, self.come(times, upto));
         for (watermark, mark) in times.watermarks.iter_mut().zip(marks) {
             *watermark = mark.map_or(*watermark, |mark| mark.max(*watermark));
         }
@@ -276,7 +280,7 @@ impl EventTime {
     pub(crate) fn are_behind(&self, times: &Times, upto: &[u64]) -> Vec<bool> {
         let mut behind: Vec<Option<(Position, u32)>> = vec![None; self.units_us.len()];
         for come in self.come(times, upto) {
-            if come.holds == Holds::Back {
+            if come.holds == WatermarkEffect::Back {
                 let source = &self.sources[come.source.index()];
                 let (bound, first) = ((come.bound(), source.source), &mut behind[come.group]);
                 *first = Some(first.map_or(bound, |first| first.min(bound)));

@@ -29,7 +29,7 @@
 mod coordinator;
 mod effect;
 mod event_time;
-mod leaving;
+mod output_reader;
 mod records;
 mod state;
 pub mod wire;
@@ -40,7 +40,7 @@ pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, 
 pub use event_time::{
     EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
 };
-pub use leaving::Leaving;
+pub use output_reader::OutputReader;
 pub use records::{
     behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Object, Output,
     PartRows, Record, Request, RequestId, Times, Topic, Waiting, Written,
@@ -72,9 +72,9 @@ pub struct Settings {
     /// The maximum number of outputs in one record.
     pub outputs_max: usize,
     /// Whether outputs are also written elsewhere. Then the coordinator learns which epochs have
-    /// left completely, and [`told`](tidemill_function::Functions::told) gives the results of
+    /// left completely, and [`result_event`](tidemill_function::Functions::result_event) gives the results of
     /// requests.
-    pub tells_left: bool,
+    pub copies_outputs: bool,
     /// The number of epochs between the beginnings of two snapshots,
     pub snapshot_every: u64,
     /// and the minimum time between them, in microseconds.
@@ -86,7 +86,7 @@ pub struct Settings {
     pub event_time: Arc<EventTime>,
     /// Sources that had ended and continue, each with its first new record. Until that is read,
     /// others wait for the source.
-    pub goes_on: Arc<[(u32, u64)]>,
+    pub resumed: Arc<[(u32, u64)]>,
     /// The maximum bytes of buffered events of all workers together. Above it, no more events are
     /// taken from sources that are ahead of others.
     pub buffered_bytes_max: u64,

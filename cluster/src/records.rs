@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Key, Position, Row, StreamId, TableId, Value};
 use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
-use tidemill_txn::program::{Abort, Asked};
+use tidemill_txn::program::{Abort, QuestionId};
 
 use crate::state::SnapshotId;
 use crate::Settings;
@@ -64,7 +64,7 @@ pub enum Record {
         /// The transaction.
         tid: Tid,
         /// The identity of the question within its transaction.
-        asked: Asked,
+        asked: QuestionId,
         /// The answer.
         answer: Arc<[u8]>,
     },

@@ -13,7 +13,7 @@ pub type SnapshotId = (u64, u64);
 
 /// The changes since a snapshot, until the next one.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Layer {
+struct UndoLayer {
     since: SnapshotId,
     /// The changed rows as they were then.
     before: HashMap<(TableId, Key), Stored, FixedState>,
@@ -27,13 +27,13 @@ pub struct State {
     pub rows: Rows,
     /// The changes by snapshot, the oldest first. There is always one, except for the default state
     /// without an owner.
-    layers: Vec<Layer>,
+    layers: Vec<UndoLayer>,
 }
 
 impl State {
     /// Creates a state with the rows of a snapshot.
     pub fn new(rows: Rows, since: SnapshotId) -> State {
-        State { rows, layers: vec![Layer { since, ..Layer::default() }] }
+        State { rows, layers: vec![UndoLayer { since, ..UndoLayer::default() }] }
     }
 
     /// Takes the rows that have changed since the last snapshot, or all rows, for the next one.
@@ -54,7 +54,7 @@ impl State {
             };
             taken.extend(self.rows.iter().map(row));
         }
-        self.layers.push(Layer { since: of, ..Layer::default() });
+        self.layers.push(UndoLayer { since: of, ..UndoLayer::default() });
         taken
     }
 

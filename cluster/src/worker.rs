@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Call, Fault, Functions, Question};
+use tidemill_function::{Call, Functions, InjectedDefect, Question};
 
 use self::load::{Kept, Loading};
 use self::prepare::Prepared;
@@ -32,7 +32,7 @@ const AHEAD_EPOCHS_MAX: u64 = 8;
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// The purpose of a request, by which its answer is handled.
-enum Wish {
+enum Pending {
     /// An object of the snapshot, by its place in the manifest.
     Object(usize),
     /// An object of a snapshot, read before it is needed.
@@ -80,7 +80,7 @@ pub struct Worker {
     /// Whether it must end. `has_left` says whether it may.
     is_leaving: bool,
     has_left: bool,
-    wishes: HashMap<Token, Wish, FixedState>,
+    wishes: HashMap<Token, Pending, FixedState>,
     tokens: u64,
     now_us: u64,
     beaten_us: Option<u64>,
@@ -183,7 +183,7 @@ impl Worker {
             Input::Broken { to: Address::Worker(member) } => {
                 let generation = self.generation;
                 if !matches!(self.stage, Stage::Idle) {
-                    self.tell(Packet::Lost { generation, member }, effects);
+                    self.send(Packet::Lost { generation, member }, effects);
                 }
             }
             // Only coordinators handle this.
@@ -199,14 +199,14 @@ impl Worker {
                 self.is_leaving = true;
                 match self.stage {
                     Stage::Idle => self.has_left = true,
-                    _ => self.tell(Packet::Leaving, effects),
+                    _ => self.send(Packet::Leaving, effects),
                 }
             }
             Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
-                (Some(Wish::Leaving { epoch, source, count }), Ok(offset)) => {
+                (Some(Pending::Leaving { epoch, source, count }), Ok(offset)) => {
                     self.left(epoch, source, count, offset, effects);
                 }
-                (Some(Wish::Answer(question, answer)), Ok(offset)) => {
+                (Some(Pending::Answer(question, answer)), Ok(offset)) => {
                     self.answer_durable(&question, answer, offset, effects);
                 }
                 (Some(_), Ok(_)) | (None, _) => {}
@@ -215,23 +215,23 @@ impl Worker {
                 (Some(_), Err(Refused::Fenced | Refused::Unknown)) => self.forget(effects),
             },
             Input::Records { token, records } => match self.wishes.remove(&token) {
-                Some(Wish::Outputs(source)) => self.known(source, records, effects),
-                Some(Wish::Requests(source)) => self.requests(source, records, effects),
-                Some(Wish::Buffered(source)) => self.buffered(source, records, effects),
+                Some(Pending::Outputs(source)) => self.known(source, records, effects),
+                Some(Pending::Requests(source)) => self.requests(source, records, effects),
+                Some(Pending::Buffered(source)) => self.buffered(source, records, effects),
                 _ => {}
             },
             Input::Got { token, object } => match self.wishes.remove(&token) {
-                Some(Wish::Object(nth)) => self.loaded(nth, object, effects),
-                Some(Wish::Prepare(name)) => self.prepare_with(&name, object, effects),
+                Some(Pending::Object(nth)) => self.loaded(nth, object, effects),
+                Some(Pending::Prepare(name)) => self.prepare_with(&name, object, effects),
                 _ => {}
             },
             Input::Answered { token, answer } => {
-                if let Some(Wish::Outside(question)) = self.wishes.remove(&token) {
+                if let Some(Pending::Outside(question)) = self.wishes.remove(&token) {
                     self.answered(question, answer, effects);
                 }
             }
             Input::Stored { token, is_stored } => {
-                if let Some(Wish::Part(epoch)) = self.wishes.remove(&token) {
+                if let Some(Pending::Part(epoch)) = self.wishes.remove(&token) {
                     self.part_stored(epoch, is_stored, effects);
                 }
             }
@@ -242,10 +242,10 @@ impl Worker {
         self.now_us = now_us;
         if self.beaten_us.is_none_or(|at| now_us >= at + self.settings.beat_us) {
             self.beaten_us = Some(now_us);
-            self.tell(Packet::Beat { generation: self.generation() }, effects);
-            self.tell_again(effects);
+            self.send(Packet::Beat { generation: self.generation() }, effects);
+            self.send_again(effects);
             if self.is_leaving {
-                self.tell(Packet::Leaving, effects);
+                self.send(Packet::Leaving, effects);
             }
         }
         self.ask(effects);
@@ -256,7 +256,7 @@ impl Worker {
     fn packet(&mut self, packet: Packet, effects: &mut Vec<Effect>) {
         let is_of = |generation: u64| {
             generation == self.generation
-                || self.settings.function.fault == Some(Fault::ForgetFence)
+                || self.settings.function.fault == Some(InjectedDefect::ForgetFence)
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
@@ -280,7 +280,7 @@ impl Worker {
                     running.durable = running.durable.max(epoch);
                     self.let_out(effects);
                     self.ask_outside(effects);
-                    self.tell_outbox(effects);
+                    self.report_outbox(effects);
                 }
             }
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
@@ -288,7 +288,7 @@ impl Worker {
             }
             Packet::Ranks { generation, from, epoch, ranks } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
-                    running.ranks.iter_mut().for_each(|of| of.told(epoch, from, ranks.clone()));
+                    running.ranks.iter_mut().for_each(|of| of.receive(epoch, from, ranks.clone()));
                     self.go_on(effects);
                 }
             }
@@ -312,29 +312,29 @@ impl Worker {
         self.beaten_us = None;
     }
 
-    fn tell(&self, packet: Packet, effects: &mut Vec<Effect>) {
+    fn send(&self, packet: Packet, effects: &mut Vec<Effect>) {
         effects.push(Effect::Send { to: Address::Coordinator, packet });
     }
 
-    fn token(&mut self, wish: Wish) -> Token {
+    fn token(&mut self, wish: Pending) -> Token {
         self.tokens += 1;
         self.wishes.insert(Token(self.tokens), wish);
         Token(self.tokens)
     }
 
-    fn is_spoiled_by(&self, fault: Fault) -> bool {
+    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
         self.settings.function.fault == Some(fault)
     }
 
     /// Reports again what can be read and is in no epoch, because packets may have been lost.
-    fn tell_again(&self, effects: &mut Vec<Effect>) {
+    fn send_again(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
         for (&source, input) in &running.inputs {
             if let Some((from, pieces)) = input.open(&self.settings) {
-                self.tell(Packet::Available { generation, source, from, pieces }, effects);
+                self.send(Packet::Available { generation, source, from, pieces }, effects);
             }
         }
-        self.tell_left_again(effects);
+        self.repeat_outputs(effects);
     }
 
     /// Returns the maximum number of requests of a source that are read ahead. Requests that can't
@@ -356,7 +356,7 @@ impl Worker {
             }
         }
         for (source, from) in reads {
-            let (token, topic) = (self.token(Wish::Requests(source)), Topic::Input(source));
+            let (token, topic) = (self.token(Pending::Requests(source)), Topic::Input(source));
             effects.push(Effect::Read { token, topic, from, limit: Some(ahead_max) });
         }
     }
@@ -370,7 +370,7 @@ impl Worker {
         if upto > input.upto {
             let (from, generation) = (input.upto, self.generation);
             let pieces = input.take(records, upto, &*self.functions, &self.settings);
-            self.tell(Packet::Available { generation, source, from, pieces }, effects);
+            self.send(Packet::Available { generation, source, from, pieces }, effects);
             self.go_on(effects);
             self.ask(effects);
         }

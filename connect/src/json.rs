@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use serde_json::value::RawValue;
-use tidemill_core::value::{dated, format_decimal, format_timestamp};
+use tidemill_core::value::{check_years, format_decimal, format_timestamp};
 use tidemill_core::{DataType, Value};
 
 use crate::msgpack;
@@ -142,7 +142,7 @@ fn timestamp(raw: &str, time: &TimeFormat) -> Result<i64, String> {
     match time {
         // The column's own unit applies, if it has one.
         TimeFormat::Unix(_) => time.read(number),
-        _ => dated(int(number)?),
+        _ => check_years(int(number)?),
     }
 }
 

@@ -22,7 +22,7 @@
 //! JSON becomes msgpack in an `any` column: integers in the shortest form, all other numbers as
 //! 64-bit floats, keys in their order. The way back is for people, and not lossless: times and
 //! decimals become their text, and bytes and other extensions `0x…` strings. Keys that are not
-//! strings become their text.
+//! strings become their text, or `0x…` if that text has escapes.
 
 mod checksum;
 mod csv;

@@ -16,12 +16,12 @@ use crate::row::{rules, Rule, Scratch, Slot};
 use crate::sink::jsonl::JsonlEncode;
 
 mod avro;
-mod beside;
+mod metadata;
 mod pack;
 mod unpack;
 
 use avro::AvroRows;
-use beside::Beside;
+use metadata::Metadata;
 use pack::Pack;
 use unpack::Unpack;
 
@@ -85,7 +85,7 @@ pub struct MessageSettings {
 /// Decodes messages.
 pub struct MessageRows {
     body: Body,
-    meta: Vec<(Beside, Rule)>,
+    meta: Vec<(Metadata, Rule)>,
     /// The rules of all columns, in their order.
     rules: Vec<Rule>,
     /// The slot of each column, among those of the value followed by those beside it.
@@ -127,7 +127,7 @@ impl MessageRows {
             match settings.meta.get(&*column.name) {
                 Some(from) => {
                     places.push(in_body + meta.len());
-                    meta.push((Beside::parse(from, &rule)?, rule));
+                    meta.push((Metadata::parse(from, &rule)?, rule));
                 }
                 None => {
                     places.push(body.len());
@@ -265,7 +265,7 @@ impl MessageValues {
     pub fn key(&self, batch: &Batch, row: usize, out: &mut Vec<u8>) -> bool {
         match &self.key[..] {
             [] => false,
-            [column] => beside::key_text(&batch.value(*column, row), &self.types[0], out),
+            [column] => metadata::key_text(&batch.value(*column, row), &self.types[0], out),
             columns => {
                 for (i, column) in columns.iter().enumerate() {
                     out.push(if i == 0 { b'[' } else { b',' });

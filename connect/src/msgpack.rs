@@ -274,12 +274,16 @@ fn write_map(input: &mut &[u8], len: usize, out: &mut Vec<u8>, depth: usize) -> 
         if i > 0 {
             out.push(b',');
         }
-        let start = out.len();
+        let (before, start) = (*input, out.len());
         write_one(input, out, depth - 1)?;
-        // A key that is not a string becomes the text of its JSON.
+        // A key that is not a string becomes the text of its JSON, or its bytes if that has escapes
+        // already. Escapes of escapes would double with each level of keys.
         if out.get(start) != Some(&b'"') {
             let key = String::from_utf8(out.split_off(start)).ok()?;
-            json::write_string(&key, out);
+            match key.contains('\\') {
+                true => write_bytes(&before[..before.len() - input.len()], out),
+                false => json::write_string(&key, out),
+            }
         }
         out.push(b':');
         write_one(input, out, depth - 1)?;
@@ -326,6 +330,8 @@ mod tests {
         }
         assert_eq!(json(&[0xc4, 1, 7]), "\"0x07\"");
         assert_eq!(json(&[0x81, 1, 2]), r#"{"1":2}"#);
+        assert_eq!(json(&[0x81, 0x91, 0xa1, b'a', 2]), r#"{"[\"a\"]":2}"#);
+        assert_eq!(json(&[0x81, 0x91, 0xa1, b'"', 2]), r#"{"0x91a122":2}"#);
         assert_eq!(json(&[0x92, 1]), "\"0x9201\"", "damaged");
         assert_eq!(json(&[0xdf, 255, 255, 255, 255]), "\"0xdfffffffff\"", "a wild length");
     }
@@ -341,6 +347,15 @@ mod tests {
         for text in ["", "[", "[1", "{", "{\"a\"", "{\"a\":", "\"a", "x", "[1 2]", "1 1", "é"] {
             assert!(msgpack(text).is_err(), "{text}");
         }
+    }
+
+    /// The text of a key was escaped once for each level of keys around it.
+    #[test]
+    fn keys_of_keys_do_not_grow_beyond_measure() {
+        let mut bytes = vec![0x81; DEPTH_MAX - 1];
+        bytes.extend_from_slice(&[7; DEPTH_MAX]);
+        let text = json(&bytes);
+        assert!(text.starts_with("{\"0x81") && text.len() < 10 * bytes.len(), "{text}");
     }
 
     proptest! {

@@ -10,19 +10,19 @@ use tidemill_env::Env;
 use crate::checksum::Checksum;
 use crate::files::{delimiter_of, FileFormat};
 
-mod apart;
 pub mod contract;
 mod csv;
 mod file;
 pub(crate) mod jsonl;
 mod memory;
+mod overlap;
 mod parquet;
 mod target;
 
 use target::Start;
 
-pub use apart::{check_apart, Read, Written};
 pub use memory::{memory, MemoryRows, MemorySink};
+pub use overlap::{check_overlap, Read, Written};
 
 /// Takes the rows of finished epochs, in order. Implementations call [`contract::check`] and
 /// [`contract::check_recovery`] in their tests.

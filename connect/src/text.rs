@@ -104,7 +104,7 @@ fn short_decimal(text: &[u8], scale: u8) -> Option<i64> {
     let mut fraction = None;
     for &byte in digits {
         match byte {
-            b'0'..=b'9' => {
+            b'0'..=b'9' if seen < 18 => {
                 units = units * 10 + i64::from(byte - b'0');
                 seen += 1;
             }

@@ -1,6 +1,6 @@
 //! Timestamps from text.
 
-use tidemill_core::value::dated;
+use tidemill_core::value::check_years;
 
 use crate::text::{decimal, quoted};
 
@@ -49,7 +49,7 @@ impl TimeFormat {
                 pattern.read(text).map_err(|why| format!("{}: {why}", quoted(text)))
             }
         };
-        dated(us?)
+        check_years(us?)
     }
 }
 

@@ -24,7 +24,7 @@ struct Inner {
 
 impl Troubles {
     /// Reports a trouble, in place of an earlier one of the same name.
-    pub fn tell(&self, who: &str, what: &str) {
+    pub fn report(&self, who: &str, what: &str) {
         let mut by_name = self.inner.by_name.lock();
         if by_name.get(who).is_none_or(|before| before != what) {
             by_name.insert(who.to_owned(), what.to_owned());
@@ -47,7 +47,7 @@ impl Troubles {
     }
 
     /// Whether the run ends.
-    pub fn gives_up(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.inner.is_over.load(Ordering::Acquire)
     }
 }
@@ -59,13 +59,13 @@ mod tests {
     #[test]
     fn each_says_one_thing() {
         let troubles = Troubles::default();
-        troubles.tell("a", "one");
-        troubles.clone().tell("a", "two");
-        troubles.tell("b", "three");
+        troubles.report("a", "one");
+        troubles.clone().report("a", "two");
+        troubles.report("b", "three");
         troubles.clear("b");
         assert_eq!(troubles.all(), BTreeMap::from([("a".to_owned(), "two".to_owned())]));
-        assert!(!troubles.gives_up());
+        assert!(!troubles.is_over());
         troubles.clone().give_up();
-        assert!(troubles.gives_up());
+        assert!(troubles.is_over());
     }
 }

@@ -575,6 +575,16 @@ mod tests {
         }
     }
 
+    /// The microseconds of this day, in 64 bits, are those of the last day of 1969.
+    #[test]
+    fn days_without_a_timestamp_are_refused() {
+        let days: ArrayRef = Arc::new(arrow_array::Date32Array::from(vec![213_503_982]));
+        let field = Field::new("t", ArrowType::Date32, false);
+        let column = Column::new("t", DataType::Timestamp);
+        let error = Batch::column_from_arrow(&days, &field, &column, 0).unwrap_err();
+        assert!(error.contains("outside of the years"), "{error}");
+    }
+
     #[test]
     fn arrow_that_does_not_fit_is_refused() {
         let narrow = Arc::new(Schema::new(vec![Column::new("d", DataType::Decimal(1))]));

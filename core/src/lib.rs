@@ -24,7 +24,7 @@ pub use cut::{Cut, LateRow};
 pub use error::{Error, Kind, Result};
 pub use ids::{HandlerId, SourceId, StreamId, TableId};
 pub use schema::{
-    Column, History, Keeps, Late, Schema, SourceSpec, StreamSpec, StreamTime, TableSpec,
+    Column, EngineUse, History, Late, Schema, SourceSpec, StreamSpec, StreamTime, TableSpec,
 };
 pub use stamp::{Path, Position, Stamp};
 pub use types::DataType;

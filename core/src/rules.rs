@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema::Column;
 use crate::types::DataType;
-use crate::value::{dated, format_decimal, format_timestamp, Value};
+use crate::value::{check_years, format_decimal, format_timestamp, Value};
 
 mod decimal;
 
@@ -696,26 +696,26 @@ pub fn rescale(units: i64, from: u8, to: u8) -> Result<Value, Fault> {
 /// Converts a value from outside to a value of a column, if nothing is lost.
 ///
 /// An integer becomes a timestamp in microseconds. A decimal is never rounded.
-pub fn take(v: Value, column: &Column) -> Result<Value, String> {
+pub fn convert(v: Value, column: &Column) -> Result<Value, String> {
     Ok(match (v, &column.ty) {
         (Value::Int(us) | Value::Timestamp(us), DataType::Timestamp) => {
-            Value::Timestamp(dated(us)?)
+            Value::Timestamp(check_years(us)?)
         }
         (Value::Decimal(units, from), DataType::Decimal(to)) => {
             let exactly = decimal::units(units < 0, digits(units), -i64::from(from), *to);
             let shown = || format!("'{}'", format_decimal(units, from));
-            Value::Decimal(exactly.map_err(|why| why.said(&shown(), *to))?, *to)
+            Value::Decimal(exactly.map_err(|why| why.message(&shown(), *to))?, *to)
         }
         (Value::Int(int), DataType::Decimal(to)) => {
             let exactly = decimal::units(int < 0, digits(int), 0, *to);
-            Value::Decimal(exactly.map_err(|why| why.said(&format!("'{int}'"), *to))?, *to)
+            Value::Decimal(exactly.map_err(|why| why.message(&format!("'{int}'"), *to))?, *to)
         }
         (Value::List(items), DataType::List(inner)) => {
             let item = Column { nullable: true, ..Column::new(&column.name, (**inner).clone()) };
             let taken = items
                 .iter()
                 .enumerate()
-                .map(|(i, v)| take(v.clone(), &item).map_err(|why| format!("item {i}: {why}")));
+                .map(|(i, v)| convert(v.clone(), &item).map_err(|why| format!("item {i}: {why}")));
             Value::List(taken.collect::<Result<_, _>>()?)
         }
         (v, _) => store(&v, column).map_err(|fault| fault.to_string())?,

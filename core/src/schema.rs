@@ -204,7 +204,7 @@ impl History {
 
     /// Returns the time of the oldest version that is retained by time, if nothing older than
     /// `frontier_us` can arrive any more.
-    pub fn kept_from(&self, frontier_us: i64) -> Option<i64> {
+    pub fn retained_from(&self, frontier_us: i64) -> Option<i64> {
         self.time_us.map(|time_us| frontier_us.saturating_sub(time_us - 1))
     }
 
@@ -228,7 +228,7 @@ impl History {
 /// The use of a table that the engine maintains itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
-pub enum Keeps {
+pub enum EngineUse {
     /// An index: the rows of another table by some of its columns.
     ///
     /// Its columns are these columns, then the key of the other table. All of them are its key, or
@@ -265,7 +265,7 @@ pub struct TableSpec {
     pub ordered: bool,
     /// The engine's own use of the table. If present, programs may not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub keeps: Option<Keeps>,
+    pub keeps: Option<EngineUse>,
     /// The user's line, as `file:line`.
     #[serde(default)]
     pub at: String,

@@ -197,7 +197,7 @@ pub const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800_000_000..=253_4
 ///
 /// A time beyond them has a wrong unit, and most readers could not read it later.
 #[inline]
-pub fn dated(us: i64) -> Result<i64, String> {
+pub fn check_years(us: i64) -> Result<i64, String> {
     match YEARS.contains(&us) {
         true => Ok(us),
         false => Err(undated(us)),
@@ -234,7 +234,7 @@ impl Key {
 
     /// Returns a bound after all keys that begin with this one. It ends with a byte above the tag
     /// that begins every value.
-    pub fn behind_all(&self) -> Key {
+    pub fn prefix_end(&self) -> Key {
         Key(self.0.iter().copied().chain([u8::MAX]).collect())
     }
 }

@@ -6,12 +6,12 @@
 //!
 //! This crate must not know the meaning of records, their encoding, or the callers.
 
-mod apart;
 mod dir;
+mod split_log;
 mod trouble;
 
-pub use apart::Apart;
 pub use dir::DirStore;
+pub use split_log::SplitLog;
 pub use tidemill_cluster::Records;
 pub use trouble::Trouble;
 

@@ -18,7 +18,7 @@ const LOOKS: u64 = 3;
 const SURE_OF_TOPICS_NS: u64 = 10_000_000_000;
 
 /// The value of `reached` when all rows have arrived.
-const STANDS: u64 = u64::MAX;
+const ALL_ARRIVED: u64 = u64::MAX;
 
 /// The present wait.
 #[derive(Default)]
@@ -35,7 +35,7 @@ struct Wait {
 }
 
 /// A source that has not given all wanted rows.
-pub(crate) struct Behind<'a> {
+pub(crate) struct Missing<'a> {
     pub(crate) source: &'a str,
     pub(crate) reached: u64,
     pub(crate) wanted: u64,
@@ -50,8 +50,13 @@ impl Awaited {
     ///
     /// # Errors
     /// When the rows will not arrive.
-    pub(crate) fn wait(&mut self, of: &Behind<'_>, now_ns: u64, troubles: &Troubles) -> Result<()> {
-        let Behind { source, reached, wanted, looks, .. } = *of;
+    pub(crate) fn wait(
+        &mut self,
+        of: &Missing<'_>,
+        now_ns: u64,
+        troubles: &Troubles,
+    ) -> Result<()> {
+        let Missing { source, reached, wanted, looks, .. } = *of;
         let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == reached;
         let Some(wait) = self.0.as_mut().filter(is_same) else {
             self.over(troubles);
@@ -70,25 +75,30 @@ impl Awaited {
             let what = format!(
                 "recovering: waiting for rows {reached} to {wanted}, which were read before"
             );
-            troubles.tell(source, &what);
+            troubles.report(source, &what);
         }
         Ok(())
     }
 
     /// Notes that a read does not return, for example on a disk that does not answer. All rows of
     /// the recorded cut have arrived.
-    pub(crate) fn stands(&mut self, source: &str, now_ns: u64, troubles: &Troubles) {
-        let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == STANDS;
+    pub(crate) fn read_blocked(&mut self, source: &str, now_ns: u64, troubles: &Troubles) {
+        let is_same = |wait: &&mut Wait| wait.source == source && wait.reached == ALL_ARRIVED;
         let Some(wait) = self.0.as_mut().filter(is_same) else {
             self.over(troubles);
             let source = source.to_owned();
-            self.0 =
-                Some(Wait { source, reached: STANDS, since_ns: now_ns, looks: 0, is_told: false });
+            self.0 = Some(Wait {
+                source,
+                reached: ALL_ARRIVED,
+                since_ns: now_ns,
+                looks: 0,
+                is_told: false,
+            });
             return;
         };
         if now_ns.saturating_sub(wait.since_ns) >= QUIET_NS && !wait.is_told {
             wait.is_told = true;
-            troubles.tell(source, "recovering: waiting for a read that does not return");
+            troubles.report(source, "recovering: waiting for a read that does not return");
         }
     }
 
@@ -117,8 +127,8 @@ pub(crate) fn ended(source: &str, reached: u64, wanted: u64) -> Error {
 mod tests {
     use super::*;
 
-    fn behind(reached: u64, looks: u64, is_topic: bool, is_followed: bool) -> Behind<'static> {
-        Behind { source: "s/f", reached, wanted: 9, looks, is_topic, is_followed }
+    fn behind(reached: u64, looks: u64, is_topic: bool, is_followed: bool) -> Missing<'static> {
+        Missing { source: "s/f", reached, wanted: 9, looks, is_topic, is_followed }
     }
 
     #[test]
@@ -154,7 +164,7 @@ mod tests {
         assert!(troubles.all().is_empty() && !awaited.is_long());
         // A read that does not return.
         for second in 0..3 {
-            awaited.stands("s/f", second * QUIET_NS, &troubles);
+            awaited.read_blocked("s/f", second * QUIET_NS, &troubles);
             assert_eq!(awaited.is_long(), second > 0);
         }
         assert!(troubles.all()["s/f"].contains("does not return"));

@@ -22,23 +22,23 @@ const BEGINS: &str = "BEGINS";
 /// The positions of sources by name, and of sinks by stream and name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Begins {
+pub(crate) struct StartPositions {
     sources: BTreeMap<String, Place>,
     sinks: Vec<SinkFacts>,
     #[serde(skip)]
     has_changed: bool,
 }
 
-impl Begins {
+impl StartPositions {
     /// Reads the file. The positions are empty when there is none.
     ///
     /// # Errors
     /// When it can't be read.
-    pub(crate) fn read(disk: &dyn Disk, dir: &Path) -> Result<Begins> {
+    pub(crate) fn read(disk: &dyn Disk, dir: &Path) -> Result<StartPositions> {
         let path: PathBuf = dir.join(BEGINS);
         let io = |e: std::io::Error| Error::io(format!("reading {}", path.display()), &e);
         if !disk.exists(&path).map_err(io)? {
-            return Ok(Begins::default());
+            return Ok(StartPositions::default());
         }
         let mut text = Vec::new();
         disk.open_read(&path).and_then(|mut file| file.read_to_end(&mut text)).map_err(io)?;
@@ -66,9 +66,9 @@ impl Begins {
     /// # Errors
     /// When the disk fails.
     pub(crate) fn copy(disk: &dyn Disk, from: &Path, to: &Path) -> Result<()> {
-        let begins = Begins::read(disk, from)?;
+        let begins = StartPositions::read(disk, from)?;
         let has_changed = !begins.sources.is_empty() || !begins.sinks.is_empty();
-        Begins { has_changed, ..begins }.write(disk, to)
+        StartPositions { has_changed, ..begins }.write(disk, to)
     }
 
     /// Returns where a source begins: its known position, or else the present one, which becomes
@@ -108,13 +108,13 @@ mod tests {
         let env = tidemill_sim::SimEnv::new(1).env();
         let dir = Path::new("/data");
         env.disk.create_dir_all(dir).unwrap();
-        let mut begins = Begins::read(&*env.disk, dir).unwrap();
+        let mut begins = StartPositions::read(&*env.disk, dir).unwrap();
         let at = |begin| Place { begin: Some(begin), ..Place::start() };
         assert_eq!(begins.source("a", at(7)), at(7));
         assert_eq!(begins.source("file", Place::start()), Place::start());
         begins.set_sink("s", "kafka:t", SinkPlace { ends: vec![3], ..SinkPlace::default() });
         begins.write(&*env.disk, dir).unwrap();
-        let mut again = Begins::read(&*env.disk, dir).unwrap();
+        let mut again = StartPositions::read(&*env.disk, dir).unwrap();
         assert_eq!(again.source("a", at(9)), at(7));
         assert_eq!(again.sink("s", "kafka:t").unwrap().ends, [3]);
         assert!(again.sink("s", "kafka:other").is_none());

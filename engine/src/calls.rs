@@ -49,7 +49,7 @@ impl Reply {
     }
 
     /// The reply of a transaction whose abort event has this reason.
-    pub(crate) fn told(reason: String) -> Reply {
+    pub(crate) fn aborted(reason: String) -> Reply {
         match reason.strip_prefix(FAULT) {
             Some(what) => Reply::Faulted { what: what.to_owned(), at: None },
             None => Reply::Aborted(reason),

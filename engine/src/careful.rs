@@ -1,6 +1,6 @@
 //! Executes an epoch; after a death, one transaction at a time: events, and slides of windows. Each
 //! is noted before. Before the event at which the process died, the engine waits: see
-//! [`crate::trial`].
+//! [`crate::crash_guard`].
 
 use tidemill_core::{Result, SourceId};
 use tidemill_table::Table;
@@ -9,7 +9,7 @@ use tidemill_txn::order::{Epoch, Ranked};
 use tidemill_txn::program::{event_of_slide, Program, Until};
 
 use crate::calls::{self, Answer};
-use crate::conduct::Driver;
+use crate::driver::Driver;
 use crate::workers::Workers;
 
 /// The name of careful execution among troubles.
@@ -52,7 +52,7 @@ impl Driver {
         answers: &mut Vec<Answer>,
     ) -> Result<Outcome> {
         if let Some(trial) = &mut self.trial {
-            let durable = self.shared.left();
+            let durable = self.shared.delivered_epoch();
             self.on_their_way.retain(|(epoch, _)| *epoch > durable);
             self.on_their_way.push_back((at, epoch.order.len() as u64));
             if trial.is_careful() {
@@ -135,7 +135,7 @@ impl Driver {
                 self.program.event_named(event),
                 wait_us / 1000
             );
-            self.shared.troubles.tell(CAREFUL, &what);
+            self.shared.troubles.report(CAREFUL, &what);
             let waited = || (self.env.clock.monotonic_ns() - begun_ns) / 1000;
             while waited() < wait_us && !self.shared.stop_wanted() && !self.shared.is_over() {
                 self.env.clock.sleep_us((wait_us - waited().min(wait_us)).clamp(1, STEP_US));

@@ -25,7 +25,7 @@ pub struct Health {
 
 /// The retained rows of a stream.
 #[derive(Clone, Debug)]
-pub struct Kept {
+pub struct RetainedRows {
     /// The number of the first retained row.
     pub first: u64,
     /// The number after the last row.
@@ -36,7 +36,7 @@ pub struct Kept {
 
 /// The progress of an app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct StreamProgress {
     /// The last epoch, which is durable if there is a data directory.
     pub epoch: u64,
     /// Whether nothing more will come.
@@ -65,7 +65,7 @@ pub trait App: Send + Sync {
     ///
     /// # Errors
     /// When no rows of the stream are retained.
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept>;
+    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
 
     /// Whether it executes again what an earlier run has executed. Until then it does not know how
     /// many rows its streams have.
@@ -86,7 +86,7 @@ pub trait App: Send + Sync {
     fn changes(&self, table: &str, epoch: u64) -> Result<Changes>;
 
     /// Waits for progress beyond `seen`, at most `timeout_us` microseconds.
-    fn news(&self, seen: News, timeout_us: u64) -> News;
+    fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress;
 
     /// Returns the health of the app.
     fn health(&self) -> Health;
@@ -176,7 +176,7 @@ impl App for Mill {
         self.view.shared.rings.lock().streams()
     }
 
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {
+    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         serve::ring(&self.view.shared.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
 
@@ -187,14 +187,14 @@ impl App for Mill {
     fn changes(&self, table: &str, epoch: u64) -> Result<Changes> {
         let index = self.view.table_index(table)?;
         let mut followed = self.view.shared.followed.lock();
-        followed.follow(index, self.view.shared.left());
+        followed.follow(index, self.view.shared.delivered_epoch());
         Ok(followed.since(index, epoch))
     }
 
-    fn news(&self, seen: News, timeout_us: u64) -> News {
+    fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
         let shared = &self.view.shared;
         let mut out = shared.out.lock();
-        let now = |epoch| News { epoch, over: shared.is_over() };
+        let now = |epoch| StreamProgress { epoch, over: shared.is_over() };
         if now(out.epoch) == seen {
             shared.delivered.wait_for(&mut out, Duration::from_micros(timeout_us));
         }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{json, Value};
-use tidemill_core::{encode, Error, Keeps, Kind, Result, Row, TableId, TableSpec};
+use tidemill_core::{encode, EngineUse, Error, Kind, Result, Row, TableId, TableSpec};
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, Manifest, Store};
@@ -201,13 +201,14 @@ impl<'a> Comparison<'a> {
     /// Returns all differences, and the reasons that prevent an upgrade.
     pub(crate) fn found(&self) -> Found {
         let mut found = Found::default();
-        let is_made = |plan: &&TablePlan<'_>| matches!(plan.from.keeps, Some(Keeps::Index { .. }));
+        let is_made =
+            |plan: &&TablePlan<'_>| matches!(plan.from.keeps, Some(EngineUse::Index { .. }));
         for plan in self.tables.iter().filter(|plan| !is_made(plan)) {
             plan.found(&mut found);
         }
         for table in &self.added {
             let upgrade = match table.keeps {
-                Some(Keeps::Index { .. }) => "made of the rows of its table",
+                Some(EngineUse::Index { .. }) => "made of the rows of its table",
                 _ => "empty",
             };
             found.push(Change::new("table", "added", &*table.name, upgrade));
@@ -223,8 +224,8 @@ fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
     let id = TableId(table as u16);
     match from.tables[table].keeps {
         None => true,
-        Some(Keeps::Index { .. }) => false,
-        Some(Keeps::Window) => {
+        Some(EngineUse::Index { .. }) => false,
+        Some(EngineUse::Window) => {
             let mut windows = from.windows.iter();
             let has = |w: &&OwnedWindow| w.kept().contains(&id);
             let shape = |w: &OwnedWindow| {

@@ -11,7 +11,7 @@ use tidemill_log::{LogKind, LogSpec};
 use tidemill_snapshot::{DirStore, Store};
 
 use crate::emptied::{foreign, is_passing, Emptied, Purpose};
-use crate::sides;
+use crate::process_mode;
 
 /// The time for a running engine to accept a connection, in microseconds.
 const CONNECT_US: u64 = 2_000_000;
@@ -60,7 +60,7 @@ impl DataDir {
         let disk = env.disk.clone();
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
-        sides::for_one(&*disk, path)?;
+        process_mode::for_one(&*disk, path)?;
         disk.keep_private(path);
         disk.create_dir_all(path).map_err(io)?;
         // The lock comes first, so that a process that runs there is not disturbed.
@@ -167,7 +167,7 @@ impl Site {
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
         if !disk.exists(&path.join("APP")).map_err(io)? {
-            if let Some(error) = sides::of_several(&**disk, path)? {
+            if let Some(error) = process_mode::of_several(&**disk, path)? {
                 return Err(error);
             }
             return Err(Error::setting(format!(

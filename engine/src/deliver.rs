@@ -17,13 +17,13 @@ use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
 use tidemill_env::Env;
 use tidemill_log::Log;
 use tidemill_txn::execute::{AbortedSlide, Faulted, Overdue};
-use tidemill_txn::program::{Asked, Program};
+use tidemill_txn::program::{Program, QuestionId};
 
 use crate::calls::Answer;
 use crate::counts::Counts;
 use crate::followed::Noted;
+use crate::full_disk::FULL_US;
 use crate::outlets::Outlets;
-use crate::patient::FULL_US;
 use crate::reasons::Reasons;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
@@ -66,7 +66,7 @@ pub(crate) struct Done {
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
     /// The answers from outside that transactions received.
-    pub(crate) told: Vec<(Asked, Arc<[u8]>)>,
+    pub(crate) told: Vec<(QuestionId, Arc<[u8]>)>,
     /// The changed positions of sources.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// The number of the drain request that it answers.
@@ -158,7 +158,7 @@ impl Delivery {
             shared.fail(error);
         }
         shared.delivered.notify_all();
-        shared.ring_come.notify_all();
+        shared.rings_changed.notify_all();
     }
 
     fn serve(&mut self) -> Result<()> {
@@ -243,7 +243,7 @@ impl Delivery {
                     answers: std::mem::take(&mut done.told),
                 };
                 // Appended rows are committed before the cut is.
-                let bytes = records::put_cut_behind(logs.input.next(), &record);
+                let bytes = records::put_cut_after(logs.input.next(), &record);
                 logs.cuts.append(records::CUT_BEHIND, &bytes)?
             }
             Some(recorded) => {
@@ -253,7 +253,7 @@ impl Delivery {
                     }
                     let what = format!("{}; accept_replay=True accepts that", error.what);
                     self.shared.life.tell("accepted", json!({"what": what}));
-                    self.shared.troubles.tell("recovery", &what);
+                    self.shared.troubles.report("recovery", &what);
                     // The next start should begin after it.
                     self.shared.force.store(true, Ordering::Release);
                 }
@@ -356,13 +356,13 @@ impl Delivery {
                 out.cuts.push(cut);
             }
             // This comes before `out` shows that rows are safe, because they must be visible then.
-            shared.left.store(epoch, Ordering::Release);
+            shared.delivered_epoch.store(epoch, Ordering::Release);
             // A reader that sees this epoch finds its changes, and its rows in the tables.
             shared.followed.lock().push(epoch, noted, self.tail.0, self.tail.1);
             drop(out);
             shared.calls.answer(answers);
             shared.delivered.notify_all();
-            shared.ring_come.notify_all();
+            shared.rings_changed.notify_all();
             if let Some(number) = drained {
                 shared.drained(number);
             }

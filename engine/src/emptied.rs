@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Disk, Env, Lock, NodeKind};
 
+use crate::crash_guard;
 use crate::data_dir::replace;
-use crate::trial;
 
 /// The file that marks a start from scratch.
 const FRESH: &str = "FRESH";
@@ -25,7 +25,7 @@ const CLUSTER: &str = "cluster";
 ///
 /// # Errors
 /// When the directory has something that the engine has not made.
-pub fn would_go(env: &Env, path: &Path, is_coordinator: bool) -> Result<Vec<String>> {
+pub fn fresh_deletes(env: &Env, path: &Path, is_coordinator: bool) -> Result<Vec<String>> {
     let purpose = if is_coordinator { Purpose::Coordinator } else { Purpose::Data };
     Emptied { disk: &*env.disk, path, purpose }.contents()
 }
@@ -140,7 +140,7 @@ impl Emptied<'_> {
     fn is_left(&self, path: &Path, name: &str) -> bool {
         let whole = name.trim_end_matches(".new");
         match (self.purpose, whole) {
-            (Purpose::Data, "trial" | "deaths") => trial::is_note(self.disk, path, whole),
+            (Purpose::Data, "trial" | "deaths") => crash_guard::is_note(self.disk, path, whole),
             (Purpose::Data, CLUSTER) => {
                 let inner = Emptied { path, purpose: Purpose::Coordinator, ..*self };
                 self.disk.node(path).is_ok_and(|node| node == NodeKind::Dir)

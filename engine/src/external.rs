@@ -75,7 +75,7 @@ pub(crate) fn ask(
 }
 
 /// An outbox with its work; its workers share it.
-struct Desk {
+struct OutboxWorker {
     table: usize,
     /// The column of the outbox that is its key.
     key: usize,
@@ -111,7 +111,7 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
         let answers = decl.answers.clone();
         let schema = view.pushed(&answers).map_err(|e| e.at(decl.at.clone()))?.handle.schema();
         let outside = who(&decl, &view.program.tables[table], schema)?;
-        let desk = Arc::new(Desk {
+        let desk = Arc::new(OutboxWorker {
             table,
             key: view.program.tables[table].key[0],
             answers,
@@ -158,13 +158,13 @@ fn wait_out(view: &View) {
     view.env.clock.sleep_us(WAIT.as_micros() as u64);
 }
 
-fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
+fn run(view: &Weak<View>, desk: &OutboxWorker, all: &[usize]) {
     loop {
         let Some(here) = view.upgrade() else { return };
         if is_over(&here) {
             return;
         }
-        let seen = here.shared.left();
+        let seen = here.shared.delivered_epoch();
         let Some(asked) = desk.next(&here) else {
             end_with_others(&here, all);
             desk.idle(here, seen);
@@ -188,7 +188,7 @@ fn run(view: &Weak<View>, desk: &Desk, all: &[usize]) {
     }
 }
 
-impl Desk {
+impl OutboxWorker {
     /// Returns a row whose work has not begun, if there is one.
     fn next(&self, view: &View) -> Option<Row> {
         let mut work = self.work.lock();
@@ -197,7 +197,7 @@ impl Desk {
         }
         while let Some(key) = work.waiting.pop_front() {
             let state = view.shared.state.lock();
-            let seq = state.as_of(view.shared.left()).seq;
+            let seq = state.as_of(view.shared.delivered_epoch()).seq;
             let table = state.tables[self.table].as_of(seq);
             let row = table.ok().and_then(|table| table.get(std::slice::from_ref(&key)));
             drop(state);
@@ -240,7 +240,7 @@ impl Desk {
             if view.shared.out.lock().is_recovering {
                 return;
             }
-            view.shared.followed.lock().follow(self.table, view.shared.left());
+            view.shared.followed.lock().follow(self.table, view.shared.delivered_epoch());
         }
         let since = work.epoch.unwrap_or(u64::MAX);
         let changes = view.shared.followed.lock().since(self.table, since);
@@ -257,7 +257,7 @@ impl Desk {
             }
             Changes::Unknown(last) => {
                 let state = view.shared.state.lock();
-                let at = state.as_of(view.shared.left());
+                let at = state.as_of(view.shared.delivered_epoch());
                 // If a later epoch has left meanwhile, its changes are found once more.
                 let Ok(table) = state.tables[self.table].as_of(at.seq) else { return };
                 let rows = table.rows();
@@ -288,7 +288,7 @@ impl Desk {
                 Ok(TrySend::Full(back)) => batch = back,
                 Err(_) => return,
             }
-            wait(view, view.shared.left());
+            wait(view, view.shared.delivered_epoch());
         }
     }
 }
@@ -303,7 +303,8 @@ impl Work {
 
 /// Ends the streams of answers after all other sources have ended and no question is open.
 fn end_with_others(view: &View, outboxes: &[usize]) {
-    let (epoch, left) = (view.shared.asked_all.load(Ordering::Acquire), view.shared.left());
+    let (epoch, left) =
+        (view.shared.asked_all.load(Ordering::Acquire), view.shared.delivered_epoch());
     if epoch == 0 || left < epoch {
         return;
     }

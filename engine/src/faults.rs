@@ -14,7 +14,7 @@ use tidemill_txn::program::{slide_of, Program};
 use crate::life::Life;
 
 /// Logs the first fault of each handler in an epoch.
-pub(crate) fn tell(life: &Life, program: &Program, faults: &[Faulted]) {
+pub(crate) fn report(life: &Life, program: &Program, faults: &[Faulted]) {
     let mut told = BTreeSet::new();
     for fault in faults.iter().filter(|fault| told.insert(fault.handler)) {
         let (what, at) = fault.abort.parts();
@@ -53,7 +53,7 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
 }
 
 /// Logs slides whose triggers aborted, because no event reports them.
-pub(crate) fn tell_slides(life: &Life, program: &Program, slides: &[AbortedSlide]) {
+pub(crate) fn report_slides(life: &Life, program: &Program, slides: &[AbortedSlide]) {
     for AbortedSlide { window, ends_us, abort } in slides {
         let window = &program.windows[window.index()].name;
         let (what, at) = abort.parts();

@@ -57,7 +57,7 @@ impl RowVersions {
         mut take: impl FnMut(KeptVersion<'_>) -> Result<()>,
     ) -> Result<()> {
         let end = self.versions.last().map_or(0, |(number, ..)| number + 1);
-        let from_us = history.kept_from(frontier_us);
+        let from_us = history.retained_from(frontier_us);
         let (mut from, mut first) = (0, None);
         for (number, time_us, to) in self.versions.drain(..) {
             let row = &self.bytes[std::mem::replace(&mut from, to)..to];

@@ -100,9 +100,9 @@ pub(crate) fn describe(
         })
         .collect();
     let sources: Vec<Value> =
-        (sources.iter()).map(|s| said(&s.stream, &s.files, &s.kafka, Some(&s.at))).collect();
+        (sources.iter()).map(|s| description(&s.stream, &s.files, &s.kafka, Some(&s.at))).collect();
     let sinks: Vec<Value> =
-        (sinks.iter()).map(|s| said(&s.stream, &s.files, &s.kafka, None)).collect();
+        (sinks.iter()).map(|s| description(&s.stream, &s.files, &s.kafka, None)).collect();
     Ok(json!({
         "app": program.name, "handlers": handlers, "tables": tables, "streams": streams,
         "sources": sources, "sinks": sinks,
@@ -110,7 +110,12 @@ pub(crate) fn describe(
 }
 
 /// Describes a source or a sink, without secrets.
-fn said(stream: &str, files: &Option<Value>, kafka: &Option<Value>, at: Option<&str>) -> Value {
+fn description(
+    stream: &str,
+    files: &Option<Value>,
+    kafka: &Option<Value>,
+    at: Option<&str>,
+) -> Value {
     let mut said = json!({"stream": stream, "files": files});
     if let Some(topic) = kafka {
         let mut topic = topic.clone();

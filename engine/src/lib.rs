@@ -5,15 +5,15 @@
 //! | `spec`, `settings` | an app as data |
 //! | `open` | makes all running parts of an app: sources, branches, sinks, tables |
 //! | `feed`, `stages` | a source, and a map or filter, as the flow sees them |
-//! | `conduct` | the driver of the sequencer: closes epochs, makes cuts, executes |
+//! | `driver` | the driver of the sequencer: closes epochs, makes cuts, executes |
 //! | `deliver` | holds the results of epochs until their cuts are durable |
 //! | `outlets` | outputs: retained in memory, written to sinks, hashed |
 //! | `data_dir`, `records`, `internal`, `fingerprint` | the contents of a data directory |
 //! | `snapshots` | takes snapshots in the background |
 //! | `recover` | reads a data directory when the engine starts |
-//! | `trial`, `clocks` | the crash guard; wrong clocks |
+//! | `crash_guard`, `clocks` | the crash guard; wrong clocks |
 //! | `mill`, `view` | the handle of a running app, and all queries to it |
-//! | `aside` | late events, and rows that could not be decoded or computed |
+//! | `quarantine` | late events, and rows that could not be decoded or computed |
 //! | `timers`, `external` | events that the clock sends; work outside, and its answers |
 //! | `calls`, `requests` | calls of procedures, and calls that clients may repeat |
 //! | `functions` | the app's functions as nodes run them |
@@ -21,7 +21,7 @@
 //! | `rings` | the last rows of streams |
 //! | `workers`, `recent` | threads that execute an epoch together; figures of recent epochs |
 //! | `needed`, `awaited` | the input that recorded cuts need; the input that a recovery awaits |
-//! | `patient`, `counts` | writes that wait for disk space; counters |
+//! | `full_disk`, `counts` | writes that wait for disk space; counters |
 //! | `serve` | answers on a socket; health and metrics |
 //! | `clients`, `followed` | the queries of clients, and the streams and tables they follow |
 //! | `ask`, `stopped` | queries to a running engine, and to the files of a stopped one |
@@ -33,8 +33,6 @@
 //!
 //! The engine must not know Python.
 
-mod apart;
-mod aside;
 mod ask;
 mod awaited;
 mod begins;
@@ -46,18 +44,23 @@ mod clients;
 mod clocks;
 mod cluster;
 mod compare;
-mod conduct;
 mod convert;
 mod counts;
+mod crash_guard;
 mod data_dir;
 mod deliver;
+mod driver;
 mod emptied;
 mod external;
 mod faults;
 mod feed;
+mod file_conflicts;
 mod fingerprint;
 mod followed;
+mod full_disk;
 mod functions;
+#[doc(hidden)]
+pub mod fuzz;
 mod histories;
 mod inspect;
 mod internal;
@@ -68,7 +71,8 @@ mod objects;
 mod open;
 mod outlets;
 mod past;
-mod patient;
+mod process_mode;
+mod quarantine;
 mod reasons;
 mod recent;
 mod records;
@@ -81,26 +85,24 @@ mod schema;
 mod serve;
 mod settings;
 mod shared;
-mod sides;
 mod snapshots;
 mod spec;
 mod stages;
 mod stopped;
 mod stored;
 mod timers;
-mod trial;
 mod upgrade;
 mod view;
 mod workers;
 
 pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply, Then};
-pub use clients::{App, Health, Kept, News};
+pub use clients::{App, Health, RetainedRows, StreamProgress};
 pub use cluster::{join, Cluster, ClusterSettings};
-pub use emptied::would_go;
+pub use emptied::fresh_deletes;
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
-pub use functions::{inner, AppFunctions, Begins};
+pub use functions::{inner, AppFunctions, StartFunction};
 pub use life::LifeSink;
 pub use mill::Mill;
 pub use report::{HandlerReport, ReasonReport, Status, Summary, TableReport, UnstableReport};

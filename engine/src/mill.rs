@@ -15,19 +15,20 @@ use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::{slide_of, Program};
 
-use crate::apart;
 use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
 use crate::clocks;
-use crate::conduct::{come_so_far, Driver, SnapshotPlan};
 use crate::counts::Counts;
+use crate::crash_guard::{CrashGuard, Suspect};
 use crate::deliver::{self, Delivery, Item, Logs};
+use crate::driver::{present_input, Driver, SnapshotPlan};
 use crate::external;
 use crate::feed::stopped;
+use crate::file_conflicts;
+use crate::full_disk::SpaceWaiter;
 use crate::inspect::path_words;
 use crate::life::{self, Life, LifeSink};
 use crate::open::{open, Opened, Opening};
-use crate::patient::Waiting;
 use crate::reasons::{self, Reasons};
 use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
@@ -37,11 +38,10 @@ use crate::requests::{self, Request};
 use crate::rings::Rings;
 use crate::serve::Server;
 use crate::settings::{Durable, Recovery};
-use crate::shared::{Out, Shared, State};
+use crate::shared::{Delivered, Shared, State};
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
 use crate::timers;
-use crate::trial::{Suspect, Trial};
 use crate::view::{Before, Pushed, View};
 use crate::workers::Workers;
 
@@ -99,7 +99,7 @@ impl Mill {
         let sink = match &spec.settings.log_to {
             Some(path) => {
                 // The check comes first, because the log is written from its first line on.
-                apart::check(&spec, &[], &env)?;
+                file_conflicts::check(&spec, &[], &env)?;
                 Some(life::sink(&env, path)?)
             }
             None => None,
@@ -149,7 +149,7 @@ impl Mill {
             None => Sequencer::new(program.clone())?,
         };
         let is_held =
-            internal.is_some() && last.is_none() && sequencer.is_held(&come_so_far(&sources));
+            internal.is_some() && last.is_none() && sequencer.is_held(&present_input(&sources));
         let has_ended = internal.is_some() && sources.iter().all(|source| source.ended);
         let was_over = has_ended && last.is_none() && !is_held;
         let over: Vec<SourceId> = match last {
@@ -188,7 +188,7 @@ impl Mill {
                     "{} files are readable by other users, and this process can't change that: another user owns them",
                     closed.open
                 );
-                troubles.tell(&format!("data directory {shown}"), &what);
+                troubles.report(&format!("data directory {shown}"), &what);
             }
             if let Some(upgraded) = &opening.upgraded {
                 life.tell("upgrade", upgraded.clone());
@@ -196,7 +196,7 @@ impl Mill {
             life.recovering(&opening.recovered);
         }
         let is_recovering = last.is_some();
-        let out = Out {
+        let out = Delivered {
             epoch,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
             counts: counts.clone(),
@@ -206,7 +206,7 @@ impl Mill {
             snapshot_epoch: epoch,
             // The process that ended the run may have stopped before it completed the sinks.
             is_last: was_over,
-            ..Out::default()
+            ..Delivered::default()
         };
         let groups = Groups::of(&program)?;
         let at = (epoch, clock_us, seq);
@@ -214,7 +214,7 @@ impl Mill {
             state: Mutex::new(State::new(tables, groups, durable.is_some(), at)),
             out: Mutex::new(out),
             delivered: Condvar::new(),
-            left: AtomicU64::new(epoch),
+            delivered_epoch: AtomicU64::new(epoch),
             is_full: AtomicBool::new(false),
             troubles,
             calls: Calls::default(),
@@ -222,7 +222,7 @@ impl Mill {
                 internal.as_ref().map_or_else(Reasons::default, |i| i.facts.reasons.clone()),
             ),
             rings: Mutex::new(rings),
-            ring_come: Condvar::new(),
+            rings_changed: Condvar::new(),
             followed: Mutex::default(),
             recent: Recent::default(),
             life,
@@ -232,7 +232,7 @@ impl Mill {
             snapshot: Mutex::new(false),
             snapshot_done: Condvar::new(),
             stop: AtomicBool::new(false),
-            gives_way: AtomicBool::new(false),
+            stops_now: AtomicBool::new(false),
             others_ended: AtomicBool::new(false),
             asked_all: AtomicU64::new(0),
             drains: Mutex::default(),
@@ -240,7 +240,7 @@ impl Mill {
             end: Mutex::default(),
             ended: Condvar::new(),
         });
-        let waiting: Arc<dyn Waiting> = shared.clone();
+        let waiting: Arc<dyn SpaceWaiter> = shared.clone();
         // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let gate = Gate::new(settings.epoch_bytes_max as u64);
@@ -304,7 +304,7 @@ impl Mill {
                 logged: recovered.logged,
             });
             (replay, verdicts) = (recovered.cuts, recovered.verdicts);
-            let (mut tried, suspect) = Trial::open(&env.disk, &held.path)?;
+            let (mut tried, suspect) = CrashGuard::open(&env.disk, &held.path)?;
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
             let limit = settings.poison_after;
             if let Some(event) = tried.spared {
@@ -340,7 +340,7 @@ impl Mill {
         }
         // Events that a dead process executed go into a snapshot soon, in case this process dies,
         // too.
-        let is_careful = trial.as_ref().is_some_and(Trial::is_careful);
+        let is_careful = trial.as_ref().is_some_and(CrashGuard::is_careful);
         snapshots.iter_mut().for_each(|plan| plan.is_due = is_careful);
         let last_clock_us =
             replay.back().map_or(clock_us, |last: &Recorded| last.record.cut.clock_us);
@@ -450,7 +450,7 @@ impl Mill {
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
                 shared.life.stopped(&end.error);
                 drop(end);
-                shared.ring_come.notify_all();
+                shared.rings_changed.notify_all();
                 if let Some(timers) = timers {
                     // The timers end by themselves, because the run has ended.
                     let _ = timers.join();
@@ -463,7 +463,7 @@ impl Mill {
                     shared.end.lock().error.as_ref().map(|e| e.kind) == Some(Kind::Internal);
                 let has_recovered = !shared.out.lock().is_recovering;
                 if let Some(dir) = dir.filter(|_| !panicked && has_recovered) {
-                    Trial::close(&*env.disk, &dir.path);
+                    CrashGuard::close(&*env.disk, &dir.path);
                 }
                 let error = {
                     let mut end = shared.end.lock();
@@ -707,8 +707,8 @@ impl Mill {
     ///
     /// # Errors
     /// The error that ended the run, if there is one.
-    pub fn give_way(&self) -> Result<Summary> {
-        self.view.shared.gives_way.store(true, Ordering::Release);
+    pub fn stop_now(&self) -> Result<Summary> {
+        self.view.shared.stops_now.store(true, Ordering::Release);
         self.stop()
     }
 
@@ -760,7 +760,7 @@ impl Mill {
         let index = self.view.table_index(name)?;
         self.view.shared.wait_for_recovery()?;
         let state = self.view.shared.state.lock();
-        let seq = state.as_of(self.view.shared.left()).seq;
+        let seq = state.as_of(self.view.shared.delivered_epoch()).seq;
         Ok(state.tables[index].as_of(seq)?.to_batch())
     }
 
@@ -790,7 +790,7 @@ impl Mill {
             })
             .collect::<Result<_>>()?;
         let state = self.view.shared.state.lock();
-        let seq = state.as_of(self.view.shared.left()).seq;
+        let seq = state.as_of(self.view.shared.delivered_epoch()).seq;
         Ok(state.tables[index].as_of(seq)?.get(&key))
     }
 

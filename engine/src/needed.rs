@@ -86,7 +86,7 @@ impl Needed {
 const RESTORE: &str = "the log was not changed; restore the whole data directory from a backup";
 
 /// The error for a log that existed before.
-pub(crate) fn gone(log: &LogSpec) -> Error {
+pub(crate) fn missing(log: &LogSpec) -> Error {
     let name = match log.kind {
         LogKind::Input => "input",
         LogKind::Cuts => "cut",
@@ -104,7 +104,7 @@ pub(crate) fn ends(site: &Site, (input, cuts): (u64, u64)) -> Result<(u64, u64)>
     let (cut_log, input_log) = (site.log(LogKind::Cuts), site.log(LogKind::Input));
     let has_input = is_begun(&*site.disk, &input_log)?;
     if has_input && !is_begun(&*site.disk, &cut_log)? {
-        return Err(gone(&cut_log));
+        return Err(missing(&cut_log));
     }
     let mut needed = Needed::default();
     let mut reader = tidemill_log::read(site.disk.clone(), &cut_log, cuts)?.needing(cuts);
@@ -114,7 +114,7 @@ pub(crate) fn ends(site: &Site, (input, cuts): (u64, u64)) -> Result<(u64, u64)>
     }
     let cuts = reader.next_number();
     if !has_input && cuts > 0 {
-        return Err(gone(&input_log));
+        return Err(missing(&input_log));
     }
     let mut reader = tidemill_log::read(site.disk.clone(), &input_log, input)?
         .needing(needed.records.max(input));

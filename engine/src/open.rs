@@ -19,14 +19,14 @@ use tidemill_txn::execute::tables;
 use tidemill_txn::order::Newest;
 use tidemill_txn::program::{Origin, Program, Stage};
 
-use crate::apart;
-use crate::begins::Begins;
-use crate::conduct::SourceState;
+use crate::begins::StartPositions;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
+use crate::driver::SourceState;
 use crate::feed::{Feed, Pace, Places, ToLog};
+use crate::file_conflicts;
+use crate::full_disk::{patient, SpaceWaits};
 use crate::outlets::{NamedSink, Outlets};
-use crate::patient::{patient, Waits};
 use crate::recover::{recover, Recovered};
 use crate::requests;
 use crate::schema::Left;
@@ -51,7 +51,7 @@ pub(crate) struct Opened {
     pub(crate) tables: Vec<Table>,
     pub(crate) outlets: Outlets,
     /// The target of reports about outputs that wait for disk space.
-    pub(crate) waits: Waits,
+    pub(crate) waits: SpaceWaits,
     pub(crate) failed: FailedList,
     /// The reports of blocked sources and sinks.
     pub(crate) troubles: Troubles,
@@ -108,7 +108,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let troubles = Troubles::default();
     let partitions = partitions(&program, &spec.sources, env, &troubles)?;
     // The check comes before anything is emptied or opened for writing.
-    apart::check(&spec, &[], env)?;
+    file_conflicts::check(&spec, &[], env)?;
     let AppSpec { sources, sinks, keep, codes, settings, .. } = spec;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
@@ -116,8 +116,8 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone(), codes };
     let durable = durable(&stored, &settings, env)?;
     let mut begins = match &durable {
-        Some(opening) => Begins::read(&*env.disk, &opening.dir.path)?,
-        None => Begins::default(),
+        Some(opening) => StartPositions::read(&*env.disk, &opening.dir.path)?,
+        None => StartPositions::default(),
     };
     let internal = durable.as_ref().and_then(|d| d.recovered.internal.as_ref());
     let has_snapshots = settings.durable == Durable::LogAndSnapshots;
@@ -162,7 +162,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
             (state.ended, state.end_seen) = (facts.ended, facts.ended && state.is_push);
             state.place = facts.place.clone();
         }
-        let newest = Newest::behind(state.time_max, partition.spec.out_of_orderness_us);
+        let newest = Newest::after(state.time_max, partition.spec.out_of_orderness_us);
         let mut reader = partition.source;
         let mut log = None;
         if let Some(Opening { dir, recovered, .. }) = &durable {
@@ -219,7 +219,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         }
         durable.recovered.load(&mut tables)?;
     }
-    let waits = Waits::default();
+    let waits = SpaceWaits::default();
     let patient = patient(env, &waits);
     let opening = durable.as_ref();
     let fresh = opening.map_or(settings.fresh, |opening| opening.dir.fresh);
@@ -462,7 +462,12 @@ struct Opener<'a> {
 }
 
 impl Opener<'_> {
-    fn outlets(&self, sinks: &[SinkDecl], keep: &[String], begins: &mut Begins) -> Result<Outlets> {
+    fn outlets(
+        &self,
+        sinks: &[SinkDecl],
+        keep: &[String],
+        begins: &mut StartPositions,
+    ) -> Result<Outlets> {
         let internal = self.opening.and_then(|d| d.recovered.internal.as_ref());
         let has_cuts = self.opening.is_some_and(|d| !d.recovered.cuts.is_empty());
         let mut outlets = Outlets::of(self.program);
@@ -525,7 +530,7 @@ impl Opener<'_> {
         target: &Target,
         schema: &Arc<Schema>,
         resume: Option<SinkPlace>,
-        begins: &mut Begins,
+        begins: &mut StartPositions,
     ) -> Result<Box<dyn Sink>> {
         let settings = match target {
             Target::File(settings) => {

@@ -84,7 +84,7 @@ pub(crate) struct Outlets {
 
 /// Events in memory, by stream.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct RetainedBatches {
     pub(crate) batches: BTreeMap<String, Vec<Batch>>,
     pub(crate) bytes: usize,
 }
@@ -131,7 +131,7 @@ impl Outlets {
     }
 
     /// Retains such events in memory, where they are needed.
-    pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut Kept) {
+    pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut RetainedBatches) {
         if let Some(outlet) = self.by_name.get(stream).filter(|outlet| outlet.keep) {
             let batch = outlet.shown(&batch).into_owned();
             kept.bytes += batch.bytes();

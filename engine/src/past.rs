@@ -13,17 +13,17 @@ use tidemill_snapshot::{epochs, open_at, Manifest, Store};
 use tidemill_table::Table;
 use tidemill_txn::execute::{tables, Serial};
 use tidemill_txn::order::{CutInput, Groups, Newest, Run, Sequencer};
-use tidemill_txn::pool::Alone;
+use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::Program;
 
-use crate::aside;
-use crate::begins::Begins;
+use crate::begins::StartPositions;
 use crate::counts::Counts;
 use crate::data_dir::Site;
 use crate::internal::{Facts, Internal};
 use crate::needed::Needed;
 use crate::open::{branches, partitions, Reader};
 use crate::outlets::Outlets;
+use crate::quarantine;
 use crate::records::{self, CutRecord, Verdict};
 use crate::recover::{load, rows_of, Written};
 use crate::rings::Rings;
@@ -148,7 +148,7 @@ impl Basis<'_> {
     }
 
     /// The error when there is no snapshot to begin with, and the first cuts are gone.
-    fn gone(&self, store: &dyn Store) -> Error {
+    fn missing(&self, store: &dyn Store) -> Error {
         let oldest = epochs(store).ok().and_then(|epochs| epochs.first().copied());
         let error = Error::setting("the state before the oldest snapshot is no longer retained");
         match oldest {
@@ -223,7 +223,7 @@ impl<'a> Replay<'a> {
         let cuts =
             tidemill_log::read(basis.site.disk.clone(), &basis.site.log(LogKind::Cuts), from)
                 .map_err(|error| match (&manifest, error.kind) {
-                    (None, Kind::Input) => basis.gone(&**store),
+                    (None, Kind::Input) => basis.missing(&**store),
                     _ => error,
                 })?;
         let written = Written::by(manifest.as_ref(), basis.fingerprint)?;
@@ -262,7 +262,7 @@ impl<'a> Replay<'a> {
             }
         }
         let partitions = partitions(program, self.basis.decls, env, &Troubles::default())?;
-        let mut begins = Begins::read(&*site.disk, &site.path)?;
+        let mut begins = StartPositions::read(&*site.disk, &site.path)?;
         let same = partitions.len() == program.sources.len()
             && partitions.iter().zip(&program.sources).all(|(p, s)| p.spec.name == s.name);
         if !same {
@@ -307,7 +307,7 @@ impl<'a> Replay<'a> {
                     StreamTime::Event { column } => Some(column),
                     StreamTime::Arrival => None,
                 },
-                newest: Newest::behind(
+                newest: Newest::after(
                     facts.and_then(|f| f.time_max),
                     partition.spec.out_of_orderness_us,
                 ),
@@ -363,20 +363,20 @@ impl<'a> Replay<'a> {
             Error::internal(format!("epoch {} was replayed, and {what}", cut.epoch))
                 .help("the input has changed: restore the files")
         };
-        let sequenced = works.sequencer.cut(&Alone, input)?;
+        let sequenced = works.sequencer.cut(&SingleThread, input)?;
         if sequenced.cut != cut {
             return Err(other("the cut differs from the recorded one"));
         }
         let (mut epoch, late) = (sequenced.epoch, sequenced.late);
         let undecoded = bad.len();
-        aside::set_aside(&works.verdicts, cut.epoch, &mut epoch, &mut bad);
+        quarantine::set_aside(&works.verdicts, cut.epoch, &mut epoch, &mut bad);
         let outcome = works.serial.run(&mut self.tables, &epoch)?;
         let frontiers_us = works.groups.frontiers_us(&cut.watermarks, cut.clock_us);
         for (table, frontier_us) in self.tables.iter_mut().zip(frontiers_us) {
             table.frontier(frontier_us);
             table.commit(outcome.seq);
         }
-        let dead = aside::dead(program, &works.failed, &cut.offsets, bad);
+        let dead = quarantine::dead(program, &works.failed, &cut.offsets, bad);
         let dead_rows = dead.iter().map(|(_, batch)| batch.len()).sum();
         self.facts.counts.add(program, &epoch, &outcome, &late, undecoded, dead_rows);
         self.facts.counts.buffered = works.sequencer.buffered_rows() as u64;
@@ -384,7 +384,9 @@ impl<'a> Replay<'a> {
             .outputs
             .into_iter()
             .map(|output| (program.streams[output.stream.index()].spec.name.clone(), output.batch));
-        for (stream, batch) in dead.into_iter().chain(aside::late(program, late)).chain(outputs) {
+        for (stream, batch) in
+            dead.into_iter().chain(quarantine::late(program, late)).chain(outputs)
+        {
             works.outlets.count(&stream, &batch);
             self.rings.push(&stream, &batch);
         }

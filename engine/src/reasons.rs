@@ -18,7 +18,7 @@ const REASONS_MAX: usize = 256;
 /// The retained length of a reason, in bytes.
 const BYTES_MAX: usize = 256;
 /// The number of reported reasons.
-pub(crate) const TOLD_MAX: usize = 5;
+pub(crate) const REPORTED_MAX: usize = 5;
 
 /// The reasons of aborts, by handler.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ impl Reasons {
     pub(crate) fn slide(&mut self, program: &Program, slide: &AbortedSlide) {
         let owner = program.windows[slide.window.index()].owner;
         let handler = program.handlers[owner.index()].name.to_string();
-        self.add(&handler, &slide.abort.told(), 1);
+        self.add(&handler, &slide.abort.public_reason(), 1);
     }
 
     fn add(&mut self, handler: &str, reason: &str, count: u64) {
@@ -119,7 +119,7 @@ impl Reasons {
         for fault in faults {
             let (_, Some(at)) = fault.abort.parts() else { continue };
             let name = &program.handlers[fault.handler].name;
-            let key = (name.to_string(), without_numbers(&fault.abort.told()));
+            let key = (name.to_string(), without_numbers(&fault.abort.public_reason()));
             if let Some(place) = self.places.get(&key) {
                 self.counted[*place].at.get_or_insert_with(|| at.to_owned());
             }
@@ -127,10 +127,10 @@ impl Reasons {
     }
 
     /// Returns the most frequent reasons.
-    pub(crate) fn told(&self) -> Vec<ReasonReport> {
+    pub(crate) fn report(&self) -> Vec<ReasonReport> {
         let mut counted: Vec<&Counted> = self.counted.iter().collect();
         counted.sort_by_key(|reason| std::cmp::Reverse(reason.count));
-        let told = counted.iter().take(TOLD_MAX).map(|one| ReasonReport {
+        let told = counted.iter().take(REPORTED_MAX).map(|one| ReasonReport {
             handler: one.handler.clone(),
             reason: one.of_all.as_ref().unwrap_or(&one.reason).clone(),
             count: one.count,
@@ -176,21 +176,21 @@ mod tests {
         reasons.count("pay", &batch);
     }
 
-    fn told(reasons: &Reasons) -> Vec<(String, u64)> {
-        reasons.told().into_iter().map(|one| (one.reason, one.count)).collect()
+    fn report(reasons: &Reasons) -> Vec<(String, u64)> {
+        reasons.report().into_iter().map(|one| (one.reason, one.count)).collect()
     }
 
     #[test]
     fn reasons_are_counted_and_numbers_do_not_tell_them_apart() {
         let mut reasons = Reasons::default();
         counted(&mut reasons, &["a[1] is missing", "no", "no", "a[22] is missing", "no"]);
-        assert_eq!(told(&reasons), [("no".into(), 3), ("a[#] is missing".into(), 2)]);
+        assert_eq!(report(&reasons), [("no".into(), 3), ("a[#] is missing".into(), 2)]);
         // The reasons survive an encoding, and counting continues.
         let text = serde_json::to_string(&reasons).unwrap();
         let mut reasons: Reasons = serde_json::from_str(&text).unwrap();
         counted(&mut reasons, &["a[3] is missing", "a[3] is missing", "only 7"]);
         let wanted = [("a[#] is missing".into(), 4), ("no".into(), 3), ("only 7".into(), 1)];
-        assert_eq!(told(&reasons), wanted);
+        assert_eq!(report(&reasons), wanted);
     }
 
     #[test]
@@ -205,6 +205,6 @@ mod tests {
         assert_eq!(reasons.counted.len(), REASONS_MAX);
         assert_eq!(reasons.others, 26 * 26 - REASONS_MAX as u64);
         assert!(reasons.counted.iter().all(|one| one.reason.len() <= BYTES_MAX));
-        assert_eq!(told(&reasons).len(), TOLD_MAX);
+        assert_eq!(report(&reasons).len(), REPORTED_MAX);
     }
 }

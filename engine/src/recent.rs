@@ -34,7 +34,7 @@ impl Recent {
     }
 
     /// Describes the epochs, newest last. Times are nanoseconds a transaction.
-    pub(crate) fn told(&self) -> Vec<Value> {
+    pub(crate) fn report(&self) -> Vec<Value> {
         let told = |epoch: &Epoch| {
             let Epoch { number, transactions, ns, ran } = epoch;
             let mut told = json!({

@@ -36,7 +36,7 @@ use tidemill_core::wire::{
 use tidemill_core::{Cut, Error, Position, Result, Schema, SourceId};
 use tidemill_log::Record;
 use tidemill_txn::execute::Overdue;
-use tidemill_txn::program::Asked;
+use tidemill_txn::program::QuestionId;
 
 /// The kinds of records.
 pub(crate) const ROWS: u8 = 1;
@@ -124,7 +124,7 @@ pub(crate) struct CutRecord {
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
     /// The answers from outside that transactions received.
-    pub(crate) answers: Vec<(Asked, Arc<[u8]>)>,
+    pub(crate) answers: Vec<(QuestionId, Arc<[u8]>)>,
 }
 
 impl CutRecord {
@@ -273,7 +273,7 @@ fn take_cut(bytes: &[u8]) -> Result<CutRecord> {
 }
 
 /// Encodes a cut after so many records of the input log.
-pub(crate) fn put_cut_behind(inputs: u64, record: &CutRecord) -> Vec<u8> {
+pub(crate) fn put_cut_after(inputs: u64, record: &CutRecord) -> Vec<u8> {
     let mut out = Vec::new();
     put_u64(inputs, &mut out);
     out.extend(put_cut(record));
@@ -391,7 +391,7 @@ mod tests {
             (0..bytes.len()).for_each(|cut| assert!(take_cut(&bytes[..cut]).is_err()));
             let as_was = Record { number: 0, kind: CUT, bytes };
             assert_eq!(cut(&as_was).unwrap(), (record.clone(), None));
-            let bytes = put_cut_behind(more as u64, &record);
+            let bytes = put_cut_after(more as u64, &record);
             let behind = Record { number: 0, kind: CUT_BEHIND, bytes };
             assert_eq!(cut(&behind).unwrap(), (record.clone(), Some(more as u64)));
             let short = Record { bytes: behind.bytes[..7].into(), ..behind };

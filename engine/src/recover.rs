@@ -73,7 +73,7 @@ pub(crate) fn recover(
     let (has_cuts, has_input) = (is_begun(&**disk, &cut_spec)?, is_begun(&**disk, &input_spec)?);
     // The cut log is created first, and both exist before anything is recorded.
     if !has_cuts && (has_input || manifest.is_some()) {
-        return Err(needed::gone(&cut_spec));
+        return Err(needed::missing(&cut_spec));
     }
     let (mut cuts, mut cut_next, mut needed) = (VecDeque::new(), cut_from, Needed::default());
     if has_cuts {
@@ -90,7 +90,7 @@ pub(crate) fn recover(
         cut_next = reader.next_number();
     }
     if !has_input && (!cuts.is_empty() || manifest.is_some()) {
-        return Err(needed::gone(&input_spec));
+        return Err(needed::missing(&input_spec));
     }
     let (mut logged, mut verdicts, mut input_next) = (VecDeque::new(), Vec::new(), input_from);
     if has_input {

@@ -24,7 +24,7 @@ use tidemill_core::{
     StreamTime, TableId, TableSpec, Value,
 };
 use tidemill_txn::program::{
-    Abort, Aggregate, Ask, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
+    Abort, Aggregate, Asker, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
 };
 
 /// The prefix of all names that the engine adds to a program. No other names have it.
@@ -442,7 +442,7 @@ impl Tx for Watched<'_> {
         self.tx.has_deadline()
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> std::result::Result<Arc<[u8]>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> std::result::Result<Arc<[u8]>, Abort> {
         self.tx.lookup(question, ask)
     }
 }

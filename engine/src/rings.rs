@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tidemill_core::{Batch, Schema};
 use tidemill_txn::program::{Origin, Program};
 
-use crate::clients::Kept;
+use crate::clients::RetainedRows;
 use crate::internal::{Internal, RingFacts};
 use crate::outlets::dead_schema;
 use crate::requests::is_hidden;
@@ -106,13 +106,13 @@ impl Ring {
     }
 
     /// Returns at most `rows_max` rows from number `from` on; none if that row is not there.
-    pub(crate) fn kept(&self, from: u64, rows_max: usize) -> Kept {
+    pub(crate) fn kept(&self, from: u64, rows_max: usize) -> RetainedRows {
         let (first, next) = (self.first(), self.next());
         let rows = match (first..next).contains(&from) {
             true => self.rows(from, rows_max),
             false => Vec::new(),
         };
-        Kept { first, next, rows }
+        RetainedRows { first, next, rows }
     }
 
     /// Returns at most `rows_max` rows from number `from` on, each batch with its number. The row
@@ -313,7 +313,7 @@ mod tests {
             rings.push("s.late", &batch(from, rows));
         }
         let rows = |rings: &Rings, stream: &str| -> (u64, u64, Vec<Value>) {
-            let Kept { first, next, rows } =
+            let RetainedRows { first, next, rows } =
                 rings.by_name[stream].kept(rings.by_name[stream].first(), 100);
             let rows =
                 rows.iter().flat_map(|(_, batch)| (0..batch.len()).map(|n| batch.value(0, n)));

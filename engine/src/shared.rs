@@ -15,7 +15,7 @@ use crate::calls::Calls;
 use crate::counts::Counts;
 use crate::followed::Followed;
 use crate::life::Life;
-use crate::outlets::Kept;
+use crate::outlets::RetainedBatches;
 use crate::reasons::Reasons;
 use crate::recent::Recent;
 use crate::report::LogReport;
@@ -27,11 +27,11 @@ const LOOK_US: u64 = 10_000;
 /// The state that the engine's threads and the handle share.
 pub(crate) struct Shared {
     pub(crate) state: Mutex<State>,
-    pub(crate) out: Mutex<Out>,
+    pub(crate) out: Mutex<Delivered>,
     /// Notified when `out` has changed, or the run has ended.
     pub(crate) delivered: Condvar,
     /// The last epoch in `out`, for readers that must not wait for its lock.
-    pub(crate) left: AtomicU64,
+    pub(crate) delivered_epoch: AtomicU64,
     /// Whether a write waits for disk space. `out` has the reason.
     pub(crate) is_full: AtomicBool,
     /// The reports of blocked sources and sinks.
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     /// The last rows of streams.
     pub(crate) rings: Mutex<Rings>,
     /// Notified when `rings` has changed, or the run has ended.
-    pub(crate) ring_come: Condvar,
+    pub(crate) rings_changed: Condvar,
     /// The changes of tables that clients follow.
     pub(crate) followed: Mutex<Followed>,
     /// The execution of the last epochs.
@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     pub(crate) is_durable: bool,
     pub(crate) stop: AtomicBool,
     /// Whether a stop does not wait for the end of a recovery.
-    pub(crate) gives_way: AtomicBool,
+    pub(crate) stops_now: AtomicBool,
     /// Whether all sources except timers have ended, and there are others.
     pub(crate) others_ended: AtomicBool,
     /// The epoch with which all sources have ended except the answers from outside; 0 before.
@@ -152,14 +152,14 @@ impl State {
 
 /// The results that have left the engine; they are durable if there is a data directory.
 #[derive(Default)]
-pub(crate) struct Out {
+pub(crate) struct Delivered {
     pub(crate) epoch: u64,
     /// For each source, the number of rows that are in a cut.
     pub(crate) offsets: Vec<u64>,
     pub(crate) counts: Counts,
     pub(crate) outputs: BTreeMap<String, u64>,
     pub(crate) output_hash: u128,
-    pub(crate) kept: Kept,
+    pub(crate) kept: RetainedBatches,
     pub(crate) cuts: Vec<Cut>,
     /// Whether nothing more will come, ever.
     pub(crate) is_last: bool,
@@ -199,8 +199,8 @@ pub(crate) struct End {
 
 impl Shared {
     /// The last epoch that has left the engine.
-    pub(crate) fn left(&self) -> u64 {
-        self.left.load(Ordering::Acquire)
+    pub(crate) fn delivered_epoch(&self) -> u64 {
+        self.delivered_epoch.load(Ordering::Acquire)
     }
 
     /// Whether a snapshot should be taken, and can begin now.
@@ -238,7 +238,7 @@ impl Shared {
         self.life.error(&error);
         self.end.lock().error.get_or_insert(error);
         self.delivered.notify_all();
-        self.ring_come.notify_all();
+        self.rings_changed.notify_all();
         // A snapshot that will not complete must not block waiting threads.
         *self.snapshot.lock() = false;
         self.snapshot_done.notify_all();

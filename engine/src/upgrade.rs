@@ -13,13 +13,13 @@ use tidemill_snapshot::{Delta, Snapshots};
 
 use crate::changes::Found;
 use crate::compare::Comparison;
+use crate::crash_guard::CrashGuard;
 use crate::data_dir::DataDir;
 use crate::fingerprint;
 use crate::records;
 use crate::schema::{behind, Left};
 use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
-use crate::trial::Trial;
 
 /// Converts a held directory to this version of the program, if it belongs to another one. Returns
 /// the changes, for the log of the engine's life.
@@ -51,7 +51,7 @@ pub(crate) fn upgrade(
     })?;
     check(&comparison.found(), settings.upgrade)?;
     // Its notes name rows by the numbers of their sources, which may have changed.
-    Trial::close(&*env.disk, &dir.path);
+    CrashGuard::close(&*env.disk, &dir.path);
     let mut head = left.manifest.head.clone();
     (head.epoch, head.fingerprint) = (comparison.internal.facts.epoch, fingerprint);
     head.program = app.bytes();

@@ -18,7 +18,7 @@ use crate::data_dir::Site;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::requests::{is_hidden, shown};
 use crate::settings::Settings;
-use crate::shared::{Out, Shared};
+use crate::shared::{Delivered, Shared};
 use crate::spec::SourceDecl;
 
 /// A running app as it is seen from outside.
@@ -99,7 +99,7 @@ impl View {
     }
 
     /// Returns the status as of the results that have left the engine.
-    pub(crate) fn status_at(&self, out: &Out, seconds: f64, ended: bool) -> Status {
+    pub(crate) fn status_at(&self, out: &Delivered, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
         let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
         let (aborted, faults) = (sum(|h| h.aborted - h.faults), sum(|h| h.faults));
@@ -221,7 +221,7 @@ impl View {
             handlers,
             tables: tables.collect(),
             outputs: shown(out.outputs.clone()),
-            reasons: self.shared.reasons.lock().told(),
+            reasons: self.shared.reasons.lock().report(),
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),

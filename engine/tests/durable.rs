@@ -13,7 +13,7 @@ use random::{Dice, Shape};
 use serde_json::json;
 use tidemill_core::{Batch, Error, Kind, Row, Schema, StreamId, Value};
 use tidemill_engine::{
-    App, AppSpec, Kept, Mill, Recovery, Settings, SinkDecl, SourceDecl, Summary,
+    App, AppSpec, Mill, Recovery, RetainedRows, Settings, SinkDecl, SourceDecl, Summary,
 };
 use tidemill_env::Env;
 use tidemill_sim::{SimDisk, SimEnv};
@@ -182,7 +182,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
     let streams = mill.streams().into_iter().filter(|(name, _)| !name.ends_with(".dead"));
     let kept = streams.map(|(stream, _)| {
         let first = mill.kept(&stream, 0, 0).unwrap().first;
-        let Kept { first, next, rows } = mill.kept(&stream, first, usize::MAX).unwrap();
+        let RetainedRows { first, next, rows } = mill.kept(&stream, first, usize::MAX).unwrap();
         let mut rows: Vec<Row> = rows.iter().flat_map(|(_, batch)| batch.rows()).collect();
         assert_eq!(rows.len() as u64, next - first, "{stream}");
         if stream.strip_suffix(".late").is_some_and(is_mixed) {

@@ -10,7 +10,7 @@ use timely::worker::Worker;
 use timely::Bincode;
 
 use crate::gate::{Gate, Steering};
-use crate::run::Fault;
+use crate::run::FirstError;
 
 /// A message between the first workers of processes.
 #[derive(Clone, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ impl Post {
     }
 
     /// Reads the notes that have arrived, and acts on them.
-    pub(crate) fn read(&mut self, gate: &Gate, fault: &Arc<Fault>) {
+    pub(crate) fn read(&mut self, gate: &Gate, fault: &Arc<FirstError>) {
         while let Some(note) = self.puller.recv() {
             match note.payload {
                 Note::Steer { steering, taken } => {

@@ -46,9 +46,9 @@ pub fn follow(spec: Spec, gate: Arc<Gate>) -> Result<()> {
 
 /// The first error of the run.
 #[derive(Debug, Default)]
-pub(crate) struct Fault(Mutex<Option<Error>>);
+pub(crate) struct FirstError(Mutex<Option<Error>>);
 
-impl Fault {
+impl FirstError {
     /// Retains `error` if it is the first one.
     pub(crate) fn set(&self, error: Error) {
         self.0.lock().get_or_insert(error);
@@ -63,7 +63,7 @@ impl Fault {
 /// other workers.
 enum Seat {
     /// The only worker.
-    Alone,
+    Single,
     /// One of several in one process. Values move between threads without encoding.
     Process(ProcessBuilder),
     /// One of a mesh.
@@ -73,7 +73,7 @@ enum Seat {
 impl Seat {
     fn allocator(self) -> Allocator {
         match self {
-            Seat::Alone => Allocator::Thread(Thread::default()),
+            Seat::Single => Allocator::Thread(Thread::default()),
             Seat::Process(builder) => Allocator::Process(builder.build()),
             Seat::Mesh(builder) => Allocator::Tcp(builder.build()),
         }
@@ -86,12 +86,12 @@ fn launch(spec: Spec, gate: Arc<Gate>, mut conductor: Option<Box<dyn Conductor>>
     check(&inputs, workers, rank, processes, rows_max)?;
     let (shapes, mut ingresses) = split(inputs, workers, rank);
     let shapes = Arc::new(shapes);
-    let fault = Arc::new(Fault::default());
+    let fault = Arc::new(FirstError::default());
     let process = rank as u32;
     let shared = Shared { gate: gate.clone(), fault: fault.clone(), process, rows_max };
 
     let (seats, wires) = match mesh {
-        None if workers == 1 => (vec![Seat::Alone], None),
+        None if workers == 1 => (vec![Seat::Single], None),
         None => (builders(workers).into_iter().map(Seat::Process).collect(), None),
         Some(mesh) => {
             let (seats, wires) = mesh.connect(&env, builders(workers))?;

@@ -16,7 +16,7 @@ use crate::gate::Gate;
 use crate::load::{Item, Load, What};
 use crate::map::map;
 use crate::post::Post;
-use crate::run::Fault;
+use crate::run::FirstError;
 use crate::source::{source, Tap};
 use crate::spec::{Branch, Conductor, Ingress, Stage, Turn};
 
@@ -48,7 +48,7 @@ pub(crate) struct Part {
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) gate: Arc<Gate>,
-    pub(crate) fault: Arc<Fault>,
+    pub(crate) fault: Arc<FirstError>,
     pub(crate) process: u32,
     pub(crate) rows_max: usize,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Hand {
     pub(crate) rows_max: usize,
     /// Set by sources that found rows. There may be more, so the worker does not park.
     pub(crate) busy: Rc<Cell<bool>>,
-    fault: Arc<Fault>,
+    fault: Arc<FirstError>,
     process: u32,
 }
 

@@ -15,7 +15,7 @@ use crate::order::{Path, Tid};
 
 /// Rows that are about to be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum Access {
     Row(TableId, Key),
     /// The rows from one key up to but without another.
     Range(TableId, Key, Key),
@@ -63,11 +63,11 @@ impl Gate {
 
     /// Returns an earlier transaction that is expected to write what is to be read, if there is
     /// one. Of the writers of a row, this is the last, which usually ends last.
-    pub fn in_the_way(&self, tid: Tid, wishes: &[Wish]) -> Option<Tid> {
+    pub fn in_the_way(&self, tid: Tid, wishes: &[Access]) -> Option<Tid> {
         wishes.iter().find_map(|wish| match wish {
-            Wish::Row(table, key) => self.writer_before(tid, *table, key),
-            Wish::Range(..) if self.rows == 0 => None,
-            Wish::Range(table, from, to) => {
+            Access::Row(table, key) => self.writer_before(tid, *table, key),
+            Access::Range(..) if self.rows == 0 => None,
+            Access::Range(table, from, to) => {
                 let mut range = self.writers.get(table.index())?.range(from, to);
                 range.find_map(|(_, writers)| last_before(tid, writers))
             }

@@ -53,8 +53,8 @@ mod size;
 mod store;
 mod versions;
 
-pub use message::{Body, Message, Mode, Spent, Verdict};
-pub use node::{Counters, Event, Fault, Node, NodeId, Outbox, Owners, Question, Settings};
+pub use message::{Body, Cost, Message, Mode, Verdict};
+pub use node::{Counters, Event, InjectedDefect, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,

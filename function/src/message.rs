@@ -22,18 +22,18 @@ pub struct Message {
 /// The cost of calls of functions, with all that they have called: the number of calls, and of uses
 /// of their contexts. It does not depend on where rows live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spent {
+pub struct Cost {
     /// Calls.
     pub calls: u32,
     /// Uses of rows, calls and events.
     pub uses: u32,
 }
 
-impl Spent {
+impl Cost {
     /// Returns the sum of both.
-    pub fn and(self, more: Spent) -> Spent {
+    pub fn and(self, more: Cost) -> Cost {
         let calls = self.calls.saturating_add(more.calls);
-        Spent { calls, uses: self.uses.saturating_add(more.uses) }
+        Cost { calls, uses: self.uses.saturating_add(more.uses) }
     }
 }
 
@@ -83,7 +83,7 @@ pub enum Body {
         mode: Mode,
         /// The cost of everything before the call, itself included, if calls run one after the
         /// other.
-        before: Spent,
+        before: Cost,
     },
     /// The result of a call.
     Reply {
@@ -94,11 +94,11 @@ pub enum Body {
         /// The returned value, or `None` if the call did not return.
         value: Option<Value>,
         /// The cost of the call, if calls run one after the other.
-        spent: Spent,
+        spent: Cost,
     },
     /// A question for rows that the receiver owns, as they are before this call. The call will
     /// probably use them.
-    Ahead {
+    Prefetch {
         /// The transaction.
         tid: Tid,
         /// The call's place in the transaction.
@@ -106,8 +106,8 @@ pub enum Body {
         /// The rows.
         rows: Vec<(TableId, Key)>,
     },
-    /// The answer to [`Body::Ahead`]: the rows as they are now.
-    AreAhead {
+    /// The answer to [`Body::Prefetch`]: the rows as they are now.
+    Prefetched {
         /// The transaction.
         tid: Tid,
         /// The call's place in the transaction.
@@ -124,7 +124,7 @@ pub enum Body {
         /// The number of calls that it has made. Each of them reports its own end.
         calls: u32,
         /// The cost of the call itself.
-        spent: Spent,
+        spent: Cost,
         /// The place and reason of the failure, if it failed.
         failure: Option<(Path, Abort)>,
         /// The mode in which it must run again, if it did not run to the end.

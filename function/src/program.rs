@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Ask};
+use tidemill_txn::program::{Abort, Asker};
 use tidemill_txn::Program;
 
 /// A call of a function of an entity.
@@ -146,7 +146,7 @@ pub trait Functions: Send + Sync {
 
     /// Returns the event that announces the result of a request, beside its reply, if a stream
     /// takes it.
-    fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
+    fn result_event(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let _ = (call, outcome);
         None
     }
@@ -271,7 +271,7 @@ pub trait Context {
     /// Returns the answer of somebody outside to a question. The answer is logged before the
     /// function continues by beginning again. Whenever the same call asks the same at the same
     /// place, it gets this answer without another question.
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop>;
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Stop>;
     /// Whether a clock may end the function. It may not if output of its transaction, or of a later
     /// one, has left. That output was computed as if the function did not take too long.
     fn has_deadline(&self) -> bool;

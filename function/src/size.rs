@@ -64,7 +64,7 @@ pub(crate) fn fits(
 }
 
 /// Shortens the reason of an abort, which may contain data that a client has sent.
-pub(crate) fn told(mut abort: Abort) -> Abort {
+pub(crate) fn shortened(mut abort: Abort) -> Abort {
     if abort.reason.len() > REASON_BYTES_MAX {
         let mut end = REASON_BYTES_MAX;
         while !abort.reason.is_char_boundary(end) {
@@ -83,11 +83,11 @@ mod tests {
     #[test]
     fn long_reasons_are_cut_between_characters() {
         for text in ["x".repeat(5000), "ä".repeat(5000), format!("x{}", "ä".repeat(5000))] {
-            let cut = told(Abort::refused(text.clone()));
+            let cut = shortened(Abort::refused(text.clone()));
             let start = cut.reason.strip_suffix(" ...").unwrap();
             assert!(text.starts_with(start) && (4095..=4096).contains(&start.len()));
         }
         let short = Abort::refused("no");
-        assert_eq!(told(short.clone()), short);
+        assert_eq!(shortened(short.clone()), short);
     }
 }

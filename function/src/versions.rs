@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 use tidemill_core::{Key, TableId};
 
-use crate::gate::Wish;
+use crate::gate::Access;
 use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
 use crate::store::Stored;
@@ -112,7 +112,7 @@ impl Versions {
     /// Finds the other transactions that have written what is read at a place.
     pub fn writers(
         &self,
-        what: &Wish,
+        what: &Access,
         place: (Tid, &[u32]),
         is_there: impl Fn(Tid) -> bool,
         found: &mut Vec<Tid>,
@@ -121,8 +121,8 @@ impl Versions {
             found.extend(version.map(|v| v.tid).filter(|tid| *tid != place.0));
         };
         match what {
-            Wish::Row(table, key) => take(self.before(*table, key, place, is_there)),
-            Wish::Range(table, from, to) => {
+            Access::Row(table, key) => take(self.before(*table, key, place, is_there)),
+            Access::Range(table, from, to) => {
                 let versions = self.range(*table, from, to, place, is_there);
                 versions.for_each(|(_, version)| take(Some(version)));
             }
@@ -130,12 +130,12 @@ impl Versions {
     }
 
     /// Whether a transaction has written, before a place in it, what is read there.
-    pub fn has_own(&self, what: &Wish, place: (Tid, &[u32])) -> bool {
+    pub fn has_own(&self, what: &Access, place: (Tid, &[u32])) -> bool {
         let has_own =
             |versions: &Row| versions.iter().any(|v| v.tid == place.0 && v.place() < place);
         match what {
-            Wish::Row(table, key) => self.tables[table.index()].get(key).is_some_and(has_own),
-            Wish::Range(table, from, to) => {
+            Access::Row(table, key) => self.tables[table.index()].get(key).is_some_and(has_own),
+            Access::Range(table, from, to) => {
                 self.tables[table.index()].range(from, to).any(|(_, v)| has_own(v))
             }
         }

@@ -19,8 +19,8 @@ use tokio::time::{timeout, timeout_at, Instant};
 
 use crate::access::Client;
 use crate::arguments::arguments;
-use crate::face::{Counted, Face};
 use crate::refusal::{json_response, Refusal};
+use crate::shared::{Counted, Shared};
 
 /// The headers of a call: the id of a request that may be repeated, and how long its client waits.
 pub(crate) const REQUEST_ID: &str = "idempotency-key";
@@ -31,7 +31,7 @@ pub(crate) const ID_BYTES_MAX: usize = 128;
 const REPLY: &str = "reply";
 
 pub(crate) async fn call(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Body,
@@ -95,7 +95,7 @@ fn without_place(reason: &str) -> &str {
 
 /// Sends a call into the engine.
 fn send(
-    face: &Face,
+    face: &Shared,
     client: &Client,
     procedure: &Procedure,
     arguments: Batch,
@@ -127,7 +127,7 @@ fn send(
 fn returned(procedure: &Procedure, row: Option<Row>) -> Response {
     let mut body = b"{\"reply\":".to_vec();
     match (&row, &procedure.reply) {
-        (Some(row), Some(schema)) if is_alone(schema) => values::write(&row[0], &mut body),
+        (Some(row), Some(schema)) if is_whole_reply(schema) => values::write(&row[0], &mut body),
         (Some(row), Some(schema)) => values::write_row(schema, row, &mut body),
         _ => body.extend_from_slice(b"null"),
     }
@@ -136,7 +136,7 @@ fn returned(procedure: &Procedure, row: Option<Row>) -> Response {
 }
 
 /// Whether the only column is the whole reply.
-pub(crate) fn is_alone(reply: &Schema) -> bool {
+pub(crate) fn is_whole_reply(reply: &Schema) -> bool {
     reply.len() == 1 && &*reply.columns[0].name == REPLY
 }
 
@@ -219,7 +219,11 @@ fn request_id(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
 }
 
 /// Returns the whole body, if it arrives in time and is not too large.
-async fn read(face: &Face, headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, Refusal> {
+async fn read(
+    face: &Shared,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<axum::body::Bytes, Refusal> {
     let max = face.limits.body_bytes;
     let too_large = || {
         let error = Error::input(format!("the body has more than {max} bytes"))

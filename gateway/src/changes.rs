@@ -15,12 +15,12 @@ use tidemill_connect::values;
 use tidemill_core::Schema;
 use tidemill_engine::{Changes, TableChange};
 
-use crate::face::Face;
 use crate::refusal::Refusal;
-use crate::sent::{event, last_id, sent, told, Found};
+use crate::sent::{event, last_id, named_event, sent, Found};
+use crate::shared::Shared;
 
 pub(crate) async fn changes(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     Path(table): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
@@ -45,7 +45,7 @@ pub(crate) async fn changes(
             at = epoch;
             let mut out = Vec::new();
             let data = json!({"epoch": epoch, "why": "read the table, and go on from here"});
-            told(&format!("{run}.{epoch}"), "reset", &data, &mut out);
+            named_event(&format!("{run}.{epoch}"), "reset", &data, &mut out);
             Found::Events(out)
         }
         Ok(Changes::Are(epochs, upto)) => {

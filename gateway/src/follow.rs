@@ -13,9 +13,9 @@ use serde_json::json;
 use tidemill_connect::values;
 use tidemill_core::Error;
 
-use crate::face::Face;
 use crate::refusal::Refusal;
-use crate::sent::{event, last_id, sent, told, Found};
+use crate::sent::{event, last_id, named_event, sent, Found};
+use crate::shared::Shared;
 
 /// The number of rows that are sent at a time.
 const ROWS: usize = 256;
@@ -27,7 +27,7 @@ pub(crate) struct From {
 }
 
 pub(crate) async fn follow(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     Path(stream): Path<String>,
     query: Result<Query<From>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
@@ -47,7 +47,7 @@ pub(crate) async fn follow(
         return Err(Refusal::wrong(what, &help).field("next", known.next));
     }
     if from < known.first {
-        return Err(Refusal::new(StatusCode::GONE, gone(&stream, from))
+        return Err(Refusal::new(StatusCode::GONE, missing(&stream, from))
             .field("first", known.first)
             .field("next", known.next));
     }
@@ -61,11 +61,11 @@ pub(crate) async fn follow(
         };
         let mut out = Vec::new();
         if at < kept.first {
-            let error = gone(&stream, at);
+            let error = missing(&stream, at);
             let data = json!({
                 "what": error.what, "help": error.help, "first": kept.first, "next": kept.next,
             });
-            told(&(at as i64 - 1).to_string(), "gone", &data, &mut out);
+            named_event(&(at as i64 - 1).to_string(), "gone", &data, &mut out);
             return Found::Last(out);
         }
         for (first, batch) in &kept.rows {
@@ -85,7 +85,7 @@ pub(crate) async fn follow(
     Ok(sent(&face, begin, look))
 }
 
-fn gone(stream: &str, from: u64) -> Error {
+fn missing(stream: &str, from: u64) -> Error {
     Error::resource(format!("rows of {stream} from {from} on are no longer retained"))
         .help("go on from the first retained row; read faster, or raise tail_rows and tail_bytes")
 }

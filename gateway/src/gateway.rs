@@ -13,9 +13,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::face::Face;
-use crate::news::Bell;
+use crate::notifier::Notifier;
 use crate::plan::Plan;
+use crate::shared::Shared;
 use crate::{routes, server};
 
 /// The largest number of threads that answer. Their work is short, and the cores are for the
@@ -28,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Answers the clients of a running app, until it is dropped.
 pub struct Gateway {
     address: SocketAddr,
-    face: Arc<Face>,
+    face: Arc<Shared>,
     closing: watch::Sender<bool>,
     running: Mutex<Option<(Runtime, Handle)>>,
 }
@@ -51,8 +51,8 @@ impl Gateway {
         let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
             listening.map_err(|e| Error::io(format!("listening on {address}"), &e))?;
-        let (bell, thread) = Bell::hang(env, app.clone())?;
-        let face = Face::new(app.clone(), access, bell.clone(), env.random.next_u64());
+        let (bell, thread) = Notifier::start(env, app.clone())?;
+        let face = Shared::new(app.clone(), access, bell.clone(), env.random.next_u64());
         let face = match face {
             Ok(face) => Arc::new(face),
             Err(error) => {

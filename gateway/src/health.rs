@@ -8,13 +8,13 @@ use axum::extract::State;
 use axum::http::{header, HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use crate::face::Face;
 use crate::refusal::{json_response, Refusal};
+use crate::shared::Shared;
 
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers a load balancer's check, without a token.
-pub(crate) async fn health(State(face): State<Arc<Face>>) -> Response {
+pub(crate) async fn health(State(face): State<Arc<Shared>>) -> Response {
     let health = face.app.health();
     let ready = health.ready && face.open().is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -24,7 +24,7 @@ pub(crate) async fn health(State(face): State<Arc<Face>>) -> Response {
 }
 
 pub(crate) async fn metrics(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     face.access.client(&headers)?;

@@ -6,18 +6,18 @@
 //! | `plan` | the settings, refused where strangers would have access |
 //! | `access`, `tls` | authentication, roles and certificates |
 //! | `gateway` | the threads: start and end |
-//! | `server`, `patience` | connections, with limits on their number and on silence |
+//! | `server`, `write_timeout` | connections, with limits on their number and on silence |
 //! | `seats` | places for connections, and which connection loses its place |
-//! | `manners` | requirements of every request |
+//! | `checks` | requirements of every request |
 //! | `routes` | the handlers by path |
-//! | `rest` | the unread rest of a request's body |
+//! | `unread_body` | the unread rest of a request's body |
 //! | `call`, `arguments` | a call, its parameters from JSON |
 //! | `follow`, `changes`, `sent` | events and changes as server-sent events |
 //! | `rows` | a row of a table |
 //! | `openapi` | the OpenAPI document, from which clients can be generated |
 //! | `health` | health and metrics |
-//! | `news` | notification of new events and changes |
-//! | `face`, `refusal` | the shared state; refusals |
+//! | `notifier` | notification of new events and changes |
+//! | `shared`, `refusal` | the shared state; refusals |
 //!
 //! This crate knows the engine by its [`App`](tidemill_engine::App) trait, and must not know
 //! transactions or Python. It is the only crate that knows axum and tokio. It uses their sockets,
@@ -29,23 +29,23 @@ mod access;
 mod arguments;
 mod call;
 mod changes;
-mod face;
+mod checks;
 mod follow;
 mod gateway;
 mod health;
-mod manners;
-mod news;
+mod notifier;
 mod openapi;
-mod patience;
 mod plan;
 mod refusal;
-mod rest;
 mod routes;
 mod rows;
 mod seats;
 mod sent;
 mod server;
+mod shared;
 mod tls;
+mod unread_body;
+mod write_timeout;
 
 pub use access::digest;
 pub use gateway::Gateway;

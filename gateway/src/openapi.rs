@@ -11,12 +11,12 @@ use tidemill_core::{Column, DataType, Schema};
 use tidemill_engine::{App, Procedure};
 
 use crate::access::Access;
-use crate::call::{is_alone, ID_BYTES_MAX};
-use crate::face::{Face, Limits};
+use crate::call::{is_whole_reply, ID_BYTES_MAX};
 use crate::refusal::{json_response, Refusal};
+use crate::shared::{Limits, Shared};
 
 pub(crate) async fn openapi(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     face.access.client(&headers)?;
@@ -137,7 +137,7 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
         }));
     }
     let reply = match &procedure.reply {
-        Some(schema) if is_alone(schema) => typed(&schema.columns[0]),
+        Some(schema) if is_whole_reply(schema) => typed(&schema.columns[0]),
         Some(schema) => or_null(row(schema)),
         None => json!({"type": "null"}),
     };

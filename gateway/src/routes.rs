@@ -10,9 +10,9 @@ use axum::Router;
 use tidemill_core::error::nearest;
 use tidemill_core::Error;
 
-use crate::face::Face;
 use crate::refusal::Refusal;
-use crate::{call, changes, follow, health, manners, openapi, rest, rows};
+use crate::shared::Shared;
+use crate::{call, changes, checks, follow, health, openapi, rows, unread_body};
 
 /// The path of the health check, which load balancers ask for.
 pub(crate) const HEALTH: &str = "/health";
@@ -36,15 +36,15 @@ pub(crate) struct Routes {
 }
 
 /// Creates the routes.
-pub(crate) fn of(face: &Arc<Face>) -> Routes {
-    let admitted = all().layer(from_fn_with_state(face.clone(), manners::admit));
-    let with = |routes: Router<Arc<Face>>| {
-        routes.layer(from_fn_with_state(face.clone(), rest::pass)).with_state(face.clone())
+pub(crate) fn of(face: &Arc<Shared>) -> Routes {
+    let admitted = all().layer(from_fn_with_state(face.clone(), checks::admit));
+    let with = |routes: Router<Arc<Shared>>| {
+        routes.layer(from_fn_with_state(face.clone(), unread_body::pass)).with_state(face.clone())
     };
     Routes { known: with(all()), others: with(admitted) }
 }
 
-fn all() -> Router<Arc<Face>> {
+fn all() -> Router<Arc<Shared>> {
     let [call, stream, changes, rows, openapi, health, metrics] = PATHS;
     Router::new()
         .route(call, post(call::call))
@@ -58,7 +58,7 @@ fn all() -> Router<Arc<Face>> {
         .fallback(nothing)
 }
 
-async fn nothing(State(face): State<Arc<Face>>, request: Request) -> Result<(), Refusal> {
+async fn nothing(State(face): State<Arc<Shared>>, request: Request) -> Result<(), Refusal> {
     face.access.client(request.headers())?;
     let path = request.uri().path();
     let error = Error::input(format!("there is no path {path}"));

@@ -10,11 +10,11 @@ use tidemill_connect::values;
 use tidemill_core::error::nearest;
 use tidemill_core::{Column, DataType, Error, TableSpec, Value};
 
-use crate::face::Face;
 use crate::refusal::{json_response, Refusal};
+use crate::shared::Shared;
 
 /// Returns the table of this name.
-pub(crate) fn table<'f>(face: &'f Face, name: &str) -> Result<&'f TableSpec, Refusal> {
+pub(crate) fn table<'f>(face: &'f Shared, name: &str) -> Result<&'f TableSpec, Refusal> {
     face.app.tables().into_iter().find(|table| *table.name == *name).ok_or_else(|| {
         let error = Error::setting(format!("there is no table {name}"));
         let names: Vec<&str> = face.app.tables().iter().map(|table| &*table.name).collect();
@@ -26,7 +26,7 @@ pub(crate) fn table<'f>(face: &'f Face, name: &str) -> Result<&'f TableSpec, Ref
 }
 
 pub(crate) async fn row(
-    State(face): State<Arc<Face>>,
+    State(face): State<Arc<Shared>>,
     Path(name): Path<String>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,

@@ -81,7 +81,7 @@ impl Seats {
         let mut strangers = self.strangers.lock();
         let is_full = strangers.there.len() >= self.strangers_max;
         if is_full {
-            strangers.turn_out();
+            strangers.evict_oldest();
         }
         let number = strangers.next;
         strangers.next += 1;
@@ -108,7 +108,7 @@ impl Strangers {
     }
 
     /// Removes the oldest stranger of the address that has most places.
-    fn turn_out(&mut self) {
+    fn evict_oldest(&mut self) {
         let most = self.by_address.values().max().copied().unwrap_or(0);
         let has_most = |stranger: &Stranger| self.by_address.get(&stranger.address) == Some(&most);
         let oldest = self.there.iter().find(|(_, stranger)| has_most(stranger));
@@ -122,7 +122,7 @@ impl Strangers {
 
 impl Seat {
     /// Makes the client known, when the first of its requests has been allowed.
-    pub(crate) fn let_in(&self) -> Result<(), Full> {
+    pub(crate) fn admit(&self) -> Result<(), Full> {
         if self.is_known() {
             return Ok(());
         }
@@ -146,7 +146,7 @@ impl Seat {
     }
 
     /// Waits until the client must leave. A known client never must.
-    pub(crate) async fn has_to_go(&self) {
+    pub(crate) async fn evicted(&self) {
         while !self.is_known() {
             let until = *self.until.lock();
             let told = timeout_at(until, self.leave.notified()).await;
@@ -204,9 +204,9 @@ mod tests {
         assert_eq!(there.len(), 16);
         // The first stranger and the one of the third address are still there.
         assert_eq!(there[..2], [0, 16]);
-        assert_eq!(honest.let_in(), Ok(()));
+        assert_eq!(honest.admit(), Ok(()));
         // A stranger that has lost its place can't become known.
-        assert_eq!(crowd[0].0.let_in(), Err(Full));
+        assert_eq!(crowd[0].0.admit(), Err(Full));
         drop((honest, crowd));
         assert!(seats.strangers.lock().by_address.is_empty());
     }
@@ -216,11 +216,11 @@ mod tests {
         let seats = seats();
         let take = || seats.take(address(1)).0;
         let (first, second, third) = (take(), take(), take());
-        assert_eq!([first.let_in(), first.let_in(), second.let_in()], [Ok(()), Ok(()), Ok(())]);
-        assert_eq!(third.let_in(), Err(Full));
+        assert_eq!([first.admit(), first.admit(), second.admit()], [Ok(()), Ok(()), Ok(())]);
+        assert_eq!(third.admit(), Err(Full));
         assert!(first.is_known() && !third.is_known());
         drop(first);
-        assert_eq!(third.let_in(), Ok(()));
+        assert_eq!(third.admit(), Ok(()));
         assert_eq!(there(&seats), Vec::<u64>::new());
     }
 
@@ -228,8 +228,8 @@ mod tests {
     fn where_all_are_let_in_all_may_connect_at_once() {
         let seats = Seats::new(40, Duration::from_secs(30), false);
         let all: Vec<_> = (0..40).map(|_| seats.take(address(1))).collect();
-        assert!(all.iter().all(|(seat, turned_out)| !turned_out && seat.let_in() == Ok(())));
-        assert_eq!(seats.take(address(1)).0.let_in(), Err(Full));
+        assert!(all.iter().all(|(seat, turned_out)| !turned_out && seat.admit() == Ok(())));
+        assert_eq!(seats.take(address(1)).0.admit(), Err(Full));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use futures_util::stream::unfold;
 use serde_json::{json, Value};
 use tokio::time::timeout;
 
-use crate::face::Face;
+use crate::shared::Shared;
 
 /// The time without an event after which a sign of life is sent. It is shorter than the timeouts of
 /// usual proxies.
@@ -49,17 +49,17 @@ pub(crate) fn event(id: &str, name: Option<&str>, data: &[u8], out: &mut Vec<u8>
 }
 
 /// Appends an event of a JSON value.
-pub(crate) fn told(id: &str, name: &str, data: &Value, out: &mut Vec<u8>) {
+pub(crate) fn named_event(id: &str, name: &str, data: &Value, out: &mut Vec<u8>) {
     event(id, Some(name), data.to_string().as_bytes(), out);
 }
 
 /// Sends `begin` and then the events that `look` finds, until there can be no more.
 pub(crate) fn sent(
-    face: &Face,
+    face: &Shared,
     begin: Vec<u8>,
     look: impl FnMut() -> Found + Send + 'static,
 ) -> Response {
-    let heard = face.bell.hear();
+    let heard = face.bell.subscribe();
     let events = unfold(Some((heard, look, begin)), |state| async {
         let (mut heard, mut look, begin) = state?;
         let some = |bytes: Vec<u8>| Ok::<Bytes, Infallible>(bytes.into());

@@ -19,11 +19,11 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::face::{Counted, Face};
-use crate::manners;
-use crate::patience::Patient;
+use crate::checks;
 use crate::routes::Routes;
 use crate::seats::{Seat, Seats};
+use crate::shared::{Counted, Shared};
+use crate::write_timeout::WriteTimeout;
 
 /// The largest size of a request's head, in bytes. As much is read ahead of a body.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -35,7 +35,7 @@ pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     routes: Routes,
-    face: Arc<Face>,
+    face: Arc<Shared>,
     closing: watch::Receiver<bool>,
 ) {
     // This is dropped before the socket is closed, because the last declared value is dropped
@@ -66,7 +66,7 @@ pub(crate) async fn serve(
             face.counted.connections.fetch_add(1, Ordering::Relaxed);
             let talk = connection(stream, tls, routes, &face, (seat.clone(), closing));
             // A client that must leave gets no message, because sending one could mean waiting.
-            select(pin!(talk), pin!(seat.has_to_go())).await;
+            select(pin!(talk), pin!(seat.evicted())).await;
             face.counted.connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
@@ -76,7 +76,7 @@ async fn connection(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     routes: Routes,
-    face: &Face,
+    face: &Shared,
     (seat, closing): (Arc<Seat>, watch::Receiver<bool>),
 ) {
     // Replies are small, and a client waits for each.
@@ -95,7 +95,7 @@ async fn connection(
 async fn talk<S>(
     stream: S,
     routes: Routes,
-    face: &Face,
+    face: &Shared,
     (seat, mut closing): (Arc<Seat>, watch::Receiver<bool>),
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -103,13 +103,13 @@ async fn talk<S>(
     let Routes { known, others } = routes;
     let (known, others) = (TowerToHyperService::new(known), TowerToHyperService::new(others));
     let answer = service_fn(move |mut request: Request<Incoming>| {
-        if seat.is_known() && manners::check(&request).is_ok() {
+        if seat.is_known() && checks::check(&request).is_ok() {
             return known.call(request);
         }
         request.extensions_mut().insert(seat.clone());
         others.call(request)
     });
-    let io = TokioIo::new(Patient::new(stream, face.limits.idle));
+    let io = TokioIo::new(WriteTimeout::new(stream, face.limits.idle));
     let talking = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(face.limits.idle)

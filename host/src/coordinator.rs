@@ -13,12 +13,12 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
-use crate::drive::{address, drive, Doors, Seen};
+use crate::drive::{address, drive, Resources, Seen};
 use crate::inbox::Inbox;
-use crate::marks::Marks;
+use crate::marks::LeftMarks;
 use crate::rates::Rates;
 use crate::served::{serve, Served};
-use crate::word::Word;
+use crate::word::Message;
 use crate::{Settings, Shared, COORDINATOR};
 
 /// The reason in the status of a coordinator that has ended as requested.
@@ -82,12 +82,12 @@ impl Status {
 /// A running coordinator.
 pub struct CoordinatorProcess {
     mesh: Arc<Mesh>,
-    told: Arc<Told>,
+    state: Arc<ProcessState>,
     thread: Mutex<Option<Handle>>,
 }
 
 /// The state that its threads share.
-struct Told {
+struct ProcessState {
     inbox: Arc<Inbox>,
     served: Served,
     mesh: OnceLock<Weak<Mesh>>,
@@ -96,7 +96,7 @@ struct Told {
     troubles: Mutex<BTreeMap<Peer, String>>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
-    marks: Marks,
+    marks: LeftMarks,
     /// Notified when the status says that it has ended.
     end: Condvar,
 }
@@ -114,7 +114,7 @@ impl CoordinatorProcess {
         served: Served,
     ) -> Result<CoordinatorProcess> {
         let inbox = Arc::new(Inbox::default());
-        let told = Arc::new(Told {
+        let state = Arc::new(ProcessState {
             inbox: inbox.clone(),
             served,
             mesh: OnceLock::new(),
@@ -123,15 +123,15 @@ impl CoordinatorProcess {
             troubles: Mutex::default(),
             status: Mutex::default(),
             rates: Mutex::default(),
-            marks: Marks::default(),
+            marks: LeftMarks::default(),
             end: Condvar::new(),
         });
-        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), told.clone())?;
+        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), state.clone())?;
         let mesh = Arc::new(mesh);
         // This is the only place that sets it.
-        let _ = told.mesh.set(Arc::downgrade(&mesh));
-        let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, None);
-        let own = told.clone();
+        let _ = state.mesh.set(Arc::downgrade(&mesh));
+        let doors = Resources::new(env, &mesh, shared, inbox, &settings.cluster, None);
+        let own = state.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
             let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
@@ -152,28 +152,28 @@ impl CoordinatorProcess {
         let thread = env.threads.spawn("coordinator", Box::new(body));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         let thread = Mutex::new(Some(thread));
-        Ok(CoordinatorProcess { mesh, told, thread })
+        Ok(CoordinatorProcess { mesh, state, thread })
     }
 
     /// Stops cutting new epochs, waits at most `wait_us` microseconds until everything executed is
     /// in a snapshot, and ends. Returns whether it is.
     pub fn leave(&self, wait_us: u64) -> bool {
-        self.told.inbox.push(Input::Leave);
-        let mut status = self.told.status.lock();
+        self.state.inbox.push(Input::Leave);
+        let mut status = self.state.status.lock();
         let wait = Duration::from_micros(wait_us);
-        self.told.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
+        self.state.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
         status.is_whole
     }
 
     /// Returns the epochs whose outputs have left completely, each time that there are more.
     /// Returns `None` if there are none within this time.
     pub fn left(&self, wait: Duration) -> Option<Left> {
-        self.told.marks.next(wait)
+        self.state.marks.next(wait)
     }
 
     /// Reports which outputs have been written elsewhere, so that the next snapshot records it.
     pub fn has_written(&self, written: Written) {
-        self.told.inbox.push(Input::Written(written.into()));
+        self.state.inbox.push(Input::Written(written.into()));
     }
 
     /// Returns the address at which workers reach it.
@@ -183,18 +183,18 @@ impl CoordinatorProcess {
 
     /// Returns its status.
     pub fn status(&self) -> Status {
-        let mut status = self.told.status.lock().clone();
-        let troubles = self.told.troubles.lock();
+        let mut status = self.state.status.lock().clone();
+        let troubles = self.state.troubles.lock();
         status.troubles = troubles.iter().map(|(who, what)| (*who, what.clone())).collect();
         drop(troubles);
-        status.refused = self.told.refused.lock().iter().cloned().collect();
+        status.refused = self.state.refused.lock().iter().cloned().collect();
         status
     }
 }
 
 impl Drop for CoordinatorProcess {
     fn drop(&mut self) {
-        self.told.inbox.close();
+        self.state.inbox.close();
         if let Some(thread) = self.thread.lock().take() {
             // A panic has been reported as the reason of its end.
             let _ = thread.join();
@@ -202,7 +202,7 @@ impl Drop for CoordinatorProcess {
     }
 }
 
-impl Told {
+impl ProcessState {
     /// Notes what holds a process up, or that nothing does.
     fn trouble(&self, who: Peer, what: Option<String>) {
         let mut troubles = self.troubles.lock();
@@ -212,15 +212,15 @@ impl Told {
         }
     }
 
-    fn seen(&self, machine: &Coordinator, doors: &Doors, seen: &Seen<'_>) {
-        let Doors { mesh, shared: Shared { log, .. }, .. } = doors;
+    fn seen(&self, machine: &Coordinator, doors: &Resources, seen: &Seen<'_>) {
+        let Resources { mesh, shared: Shared { log, .. }, .. } = doors;
         match seen {
             // A new member first receives the addresses of the others.
             Seen::Sends(to, Packet::Form(_)) => {
                 let peers = self.directory.lock().clone().into_iter().collect();
                 // The directory is not locked during the send, which may report at once that the
                 // link is down.
-                mesh.send(*to, Lane::Urgent, Word::Directory(peers).bytes());
+                mesh.send(*to, Lane::Urgent, Message::Directory(peers).bytes());
             }
             Seen::Sends(..) => {}
             Seen::Tick => {
@@ -259,7 +259,7 @@ impl Told {
     }
 }
 
-impl Sink for Told {
+impl Sink for ProcessState {
     fn take(&self, event: Event) {
         match event {
             Event::Up { peer, address } => {
@@ -268,7 +268,7 @@ impl Sink for Told {
             Event::Message { peer, bytes } => {
                 let nobody = Weak::new();
                 let mesh = self.mesh.get().unwrap_or(&nobody);
-                let word = Word::of(&bytes);
+                let word = Message::of(&bytes);
                 let word = match word {
                     Some(word) => serve(&self.served, mesh, peer, word),
                     None => {
@@ -280,13 +280,13 @@ impl Sink for Told {
                     }
                 };
                 match word {
-                    Some(Word::Packets(packets)) => {
+                    Some(Message::Packets(packets)) => {
                         let from = address(peer);
                         let inputs =
                             packets.into_iter().map(|packet| Input::Packet { from, packet });
                         self.inbox.push_all(inputs);
                     }
-                    Some(Word::Trouble(what)) => {
+                    Some(Message::Trouble(what)) => {
                         self.trouble(peer, Some(what).filter(|what| !what.is_empty()));
                     }
                     _ => {}

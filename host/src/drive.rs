@@ -15,7 +15,7 @@ use tidemill_mesh::{Lane, Mesh, Peer};
 
 use crate::inbox::Inbox;
 use crate::outside::{Outboxes, Outside};
-use crate::word::Word;
+use crate::word::Message;
 use crate::{Shared, COORDINATOR};
 
 /// The time for which a read waits for records, in microseconds.
@@ -78,7 +78,7 @@ impl Machine for Coordinator {
 }
 
 /// The resources that a state machine can reach.
-pub(crate) struct Doors {
+pub(crate) struct Resources {
     pub env: Env,
     pub mesh: Arc<Mesh>,
     pub shared: Shared,
@@ -93,7 +93,7 @@ pub(crate) struct Doors {
     pub reading: Arc<Trouble>,
 }
 
-impl Doors {
+impl Resources {
     /// Creates the resources of a process.
     pub fn new(
         env: &Env,
@@ -102,8 +102,8 @@ impl Doors {
         inbox: Arc<Inbox>,
         cluster: &str,
         outboxes: Option<Arc<dyn Outboxes>>,
-    ) -> Doors {
-        Doors {
+    ) -> Resources {
+        Resources {
             env: env.clone(),
             mesh: mesh.clone(),
             shared,
@@ -122,7 +122,7 @@ impl Doors {
 /// of the process.
 pub(crate) fn drive<M: Machine>(
     machine: &mut M,
-    doors: &Doors,
+    doors: &Resources,
     tick_us: u64,
     watcher: &mut impl FnMut(&mut M, Seen<'_>),
 ) -> Option<String> {
@@ -139,7 +139,7 @@ pub(crate) fn drive<M: Machine>(
 
 fn run<M: Machine>(
     machine: &mut M,
-    doors: &Doors,
+    doors: &Resources,
     tick_us: u64,
     watcher: &mut impl FnMut(&mut M, Seen<'_>),
 ) -> Option<&'static str> {
@@ -186,7 +186,7 @@ fn run<M: Machine>(
         // overtook an earlier call would belong to another state. A recovery's reads of the served
         // log use the other lane.
         for (to, packets) in packets {
-            doors.mesh.send(to, Lane::Urgent, Word::Packets(packets).bytes());
+            doors.mesh.send(to, Lane::Urgent, Message::Packets(packets).bytes());
         }
     }
 }
@@ -216,7 +216,7 @@ pub(crate) fn address(peer: Peer) -> Address {
 /// The appends of one turn. Those of one topic are appended together.
 type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
 
-impl Doors {
+impl Resources {
     /// Returns what holds the process up, as text.
     pub fn trouble(&self) -> Option<String> {
         let Shared { log, store } = &self.shared;

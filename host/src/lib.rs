@@ -13,7 +13,7 @@
 //! | `drive`, `inbox` | passes inputs to a state machine, and performs its effects |
 //! | `outside` | asks the questions of functions to the outside, and has work done there |
 //! | `worker`, `coordinator` | a process of either kind |
-//! | `desk` | the request server: requests of clients, and their replies |
+//! | `request_server` | the request server: requests of clients, and their replies |
 //! | `marks` | the epochs whose outputs have left, for writers that copy them elsewhere |
 //! | `served` | a log in the coordinator's files, with inputs that only the coordinator can read |
 //! | `word` | the messages between processes |
@@ -21,19 +21,21 @@
 //! It must not know Python, HTTP, or how functions run.
 
 mod coordinator;
-mod desk;
 mod drive;
+#[doc(hidden)]
+pub mod fuzz;
 mod inbox;
 mod marks;
 mod outside;
 mod rates;
+mod request_server;
 mod served;
 mod word;
 mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
-pub use desk::{source_of, Answer, Desk, Listener, Placed};
 pub use outside::Outboxes;
+pub use request_server::{source_of, Answer, Listener, Placed, RequestServer};
 pub use served::{hold, FileLog, Served};
 pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};

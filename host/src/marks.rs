@@ -20,7 +20,7 @@ struct Waiting {
 
 /// The waiting marks.
 #[derive(Default)]
-pub(crate) struct Marks {
+pub(crate) struct LeftMarks {
     waiting: Mutex<Waiting>,
     more: Condvar,
 }
@@ -29,7 +29,7 @@ fn records(left: &Left) -> u64 {
     left.ends.iter().sum()
 }
 
-impl Marks {
+impl LeftMarks {
     /// Adds a mark, unless it equals the last one.
     pub fn add(&self, left: Left) {
         let mut waiting = self.waiting.lock();
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn few_wait_and_each_is_no_large_step() {
-        let marks = Marks::default();
+        let marks = LeftMarks::default();
         let left = |generation, end| {
             let written = std::sync::Arc::default();
             Left { generation, base: end, ends: vec![end], recorded: 0, written }

@@ -11,7 +11,7 @@ use tidemill_core::{Key, Result, TableId};
 use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::Stored;
-use tidemill_txn::program::Ask;
+use tidemill_txn::program::Asker;
 
 use crate::drive::AGAIN_NS;
 use crate::inbox::Inbox;
@@ -46,7 +46,7 @@ pub(crate) struct Outside {
 
 #[derive(Default)]
 struct Work {
-    waiting: VecDeque<(Token, Ask)>,
+    waiting: VecDeque<(Token, Asker)>,
     threads: usize,
 }
 
@@ -57,7 +57,7 @@ impl Outside {
     }
 
     /// Asks a question on a thread.
-    pub fn ask(self: &Arc<Outside>, token: Token, ask: Ask) {
+    pub fn ask(self: &Arc<Outside>, token: Token, ask: Asker) {
         let mut work = self.work.lock();
         work.waiting.push_back((token, ask));
         if work.threads == AT_ONCE {

@@ -14,7 +14,7 @@ use crate::served::{put_topic, take_topic, Raw};
 
 /// A message.
 #[derive(Debug)]
-pub(crate) enum Word {
+pub(crate) enum Message {
     /// Packets between state machines.
     Packets(Vec<Packet>),
     /// To a worker: the addresses of the others.
@@ -33,30 +33,30 @@ pub(crate) enum Word {
     Trouble(String),
 }
 
-impl Word {
+impl Message {
     /// Returns the message as bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Word::Packets(packets) => {
+            Message::Packets(packets) => {
                 out.push(0);
                 packets.iter().for_each(|packet| put_packet(packet, &mut out));
             }
-            Word::Directory(peers) => {
+            Message::Directory(peers) => {
                 out.push(1);
                 for (Peer(peer), address) in peers {
                     put_u32(*peer, &mut out);
                     put_bytes(address.to_string().as_bytes(), &mut out);
                 }
             }
-            Word::Append { call, topic, generation, records } => {
+            Message::Append { call, topic, generation, records } => {
                 out.push(2);
                 put_u64(*call, &mut out);
                 put_topic(*topic, &mut out);
                 put_u64(*generation, &mut out);
                 records.iter().for_each(|bytes| put_bytes(bytes, &mut out));
             }
-            Word::Read { call, topic, from, limit, wait_us } => {
+            Message::Read { call, topic, from, limit, wait_us } => {
                 out.push(3);
                 put_u64(*call, &mut out);
                 put_topic(*topic, &mut out);
@@ -64,7 +64,7 @@ impl Word {
                 put_u64(limit.map_or(u64::MAX, |limit| limit.min(u64::MAX - 1)), &mut out);
                 put_u64(*wait_us, &mut out);
             }
-            Word::Appended { call, result } => {
+            Message::Appended { call, result } => {
                 out.push(4);
                 put_u64(*call, &mut out);
                 out.push(match result {
@@ -74,7 +74,7 @@ impl Word {
                 });
                 put_u64(result.unwrap_or_default(), &mut out);
             }
-            Word::Found { call, records, upto, is_all } => {
+            Message::Found { call, records, upto, is_all } => {
                 out.push(5);
                 put_u64(*call, &mut out);
                 put_u64(*upto, &mut out);
@@ -84,11 +84,11 @@ impl Word {
                     put_bytes(bytes, &mut out);
                 }
             }
-            Word::NotFound { call } => {
+            Message::NotFound { call } => {
                 out.push(6);
                 put_u64(*call, &mut out);
             }
-            Word::Trouble(what) => {
+            Message::Trouble(what) => {
                 out.push(7);
                 put_bytes(what.as_bytes(), &mut out);
             }
@@ -97,20 +97,20 @@ impl Word {
     }
 
     /// Returns the message of these bytes, if they are valid.
-    pub fn of(mut bytes: &[u8]) -> Option<Word> {
+    pub fn of(mut bytes: &[u8]) -> Option<Message> {
         let input = &mut bytes;
         let word = match take_u8(input)? {
-            0 => Word::Packets(all(input, take_packet)?),
-            1 => Word::Directory(all(input, |input| {
+            0 => Message::Packets(all(input, take_packet)?),
+            1 => Message::Directory(all(input, |input| {
                 Some((Peer(take_u32(input)?), take_text(input)?.parse().ok()?))
             })?),
-            2 => Word::Append {
+            2 => Message::Append {
                 call: take_u64(input)?,
                 topic: take_topic(input)?,
                 generation: take_u64(input)?,
                 records: all(input, |input| take_bytes(input).map(<[u8]>::to_vec))?,
             },
-            3 => Word::Read {
+            3 => Message::Read {
                 call: take_u64(input)?,
                 topic: take_topic(input)?,
                 from: take_u64(input)?,
@@ -125,17 +125,17 @@ impl Word {
                     2 => Err(Refused::Unknown),
                     _ => return None,
                 };
-                Word::Appended { call, result }
+                Message::Appended { call, result }
             }
             5 => {
                 let (call, upto, is_all) =
                     (take_u64(input)?, take_u64(input)?, take_u8(input)? == 1);
                 let record =
                     |input: &mut &[u8]| Some((take_u64(input)?, Arc::from(take_bytes(input)?)));
-                Word::Found { call, records: all(input, record)?, upto, is_all }
+                Message::Found { call, records: all(input, record)?, upto, is_all }
             }
-            6 => Word::NotFound { call: take_u64(input)? },
-            7 => Word::Trouble(take_text(input)?.to_string()),
+            6 => Message::NotFound { call: take_u64(input)? },
+            7 => Message::Trouble(take_text(input)?.to_string()),
             _ => return None,
         };
         input.is_empty().then_some(word)

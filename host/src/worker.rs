@@ -7,16 +7,16 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{Input, Member, Packet, Worker};
 use tidemill_core::{Error, Result};
-use tidemill_durable::{Apart, Log, Store, Trouble};
+use tidemill_durable::{Log, SplitLog, Store, Trouble};
 use tidemill_env::{Addr, Clock, Env, Handle};
 use tidemill_function::Functions;
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
-use crate::drive::{address, drive, Busy, Doors, Seen};
+use crate::drive::{address, drive, Busy, Resources, Seen};
 use crate::inbox::Inbox;
 use crate::outside::Outboxes;
 use crate::served::RemoteLog;
-use crate::word::Word;
+use crate::word::Message;
 use crate::{Settings, Shared, COORDINATOR};
 
 /// The time that a leaving worker waits for its release, in leases. The coordinator needs at most
@@ -39,7 +39,7 @@ pub enum Ended {
 /// A running worker.
 pub struct WorkerProcess {
     mesh: Arc<Mesh>,
-    told: Arc<Told>,
+    state: Arc<ProcessState>,
     threads: Mutex<Vec<Handle>>,
     outboxes: Option<Arc<dyn Outboxes>>,
     coordinator: Addr,
@@ -47,7 +47,7 @@ pub struct WorkerProcess {
 }
 
 /// The state that its threads share.
-struct Told {
+struct ProcessState {
     me: Peer,
     inbox: Arc<Inbox>,
     mesh: OnceLock<Weak<Mesh>>,
@@ -82,7 +82,7 @@ impl WorkerProcess {
         // A random number is very unlikely to be used by another process.
         let me = Peer(((env.random.next_u64() >> 33) as u32).max(1));
         let inbox = Arc::new(Inbox::default());
-        let told = Arc::new(Told {
+        let state = Arc::new(ProcessState {
             me,
             inbox: inbox.clone(),
             mesh: OnceLock::new(),
@@ -94,28 +94,28 @@ impl WorkerProcess {
             clock: env.clock.clone(),
             unconnected_since_ns: AtomicU64::new(env.clock.monotonic_ns().max(1)),
         });
-        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), told.clone())?;
+        let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), state.clone())?;
         let mesh = Arc::new(mesh);
         // This is the only place that sets it.
-        let _ = told.mesh.set(Arc::downgrade(&mesh));
+        let _ = state.mesh.set(Arc::downgrade(&mesh));
         let remote = || -> Arc<dyn Log> {
             let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
-            told.remote.get_or_init(remote).clone()
+            state.remote.get_or_init(remote).clone()
         };
         let log: Arc<dyn Log> = match (log, inputs_served) {
             (None, _) => remote(),
             (Some(log), None) => log,
-            (Some(log), Some(first)) => Arc::new(Apart::inputs(first, remote(), log)),
+            (Some(log), Some(first)) => Arc::new(SplitLog::inputs(first, remote(), log)),
         };
         if let Some(outboxes) = &outboxes {
             outboxes.begin(log.clone())?;
         }
         let shared = Shared { log, store };
         let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
-        let doors = Doors::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
+        let doors = Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
         let beats = doors.busy.clone();
         let joined = coordinator.clone();
-        let own = told.clone();
+        let own = state.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
             let mut told_at_ns = 0;
@@ -123,7 +123,7 @@ impl WorkerProcess {
                 if let Seen::Tick = seen {
                     doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     *own.status.lock() = machine.status();
-                    own.tell(&doors, &mut told_at_ns);
+                    own.report(&doors, &mut told_at_ns);
                     if machine.has_left() {
                         own.ended(Ended::Stopped);
                     }
@@ -136,16 +136,16 @@ impl WorkerProcess {
         };
         let failed = |e| Error::io("starting a thread", &e);
         let executes = env.threads.spawn("worker", Box::new(body)).map_err(failed)?;
-        let (own, at, clock) = (told.clone(), mesh.clone(), env.clock.clone());
+        let (own, at, clock) = (state.clone(), mesh.clone(), env.clock.clone());
         let lives = move || own.beat(&at, &*clock, &beats, beat_us);
         let lives = env.threads.spawn("worker-beat", Box::new(lives)).map_err(failed)?;
         let threads = Mutex::new(vec![executes, lives]);
-        Ok(WorkerProcess { mesh, told, threads, outboxes, coordinator: joined, lease_us })
+        Ok(WorkerProcess { mesh, state, threads, outboxes, coordinator: joined, lease_us })
     }
 
     /// Returns its number.
     pub fn number(&self) -> u32 {
-        self.told.me.0
+        self.state.me.0
     }
 
     /// Returns the address at which others reach it.
@@ -155,29 +155,29 @@ impl WorkerProcess {
 
     /// Returns its current activity as text.
     pub fn status(&self) -> String {
-        self.told.status.lock().clone()
+        self.state.status.lock().clone()
     }
 
     /// Returns what holds it up, as text: a log or a store that does not answer, or a coordinator
     /// that has not been there for a lease.
     pub fn trouble(&self) -> Option<String> {
-        let since_ns = self.told.unconnected_since_ns.load(Ordering::Acquire);
-        let unconnected_us = self.told.clock.monotonic_ns().saturating_sub(since_ns) / 1_000;
+        let since_ns = self.state.unconnected_since_ns.load(Ordering::Acquire);
+        let unconnected_us = self.state.clock.monotonic_ns().saturating_sub(since_ns) / 1_000;
         let is_unconnected = since_ns > 0 && unconnected_us > self.lease_us;
         let why = || format!("no coordinator answers at {}; it tries again", self.coordinator);
-        self.told.trouble.now().or_else(|| is_unconnected.then(why))
+        self.state.trouble.now().or_else(|| is_unconnected.then(why))
     }
 
     /// Asks the others to continue without it, waits until they do, but not for long, and ends it.
     pub fn leave(&self) {
-        self.told.inbox.push(Input::Leave);
+        self.state.inbox.push(Input::Leave);
         self.wait(LEASES * self.lease_us);
         self.end();
     }
 
     /// Ends it, and waits until its threads have ended.
     pub fn end(&self) {
-        self.told.inbox.close();
+        self.state.inbox.close();
         if let Some(outboxes) = &self.outboxes {
             outboxes.end();
         }
@@ -190,9 +190,9 @@ impl WorkerProcess {
 
     /// Waits at most this long for its end.
     pub fn wait(&self, wait_us: u64) -> Option<Ended> {
-        let mut ended = self.told.ended.lock();
+        let mut ended = self.state.ended.lock();
         if ended.is_none() {
-            self.told.end.wait_for(&mut ended, Duration::from_micros(wait_us));
+            self.state.end.wait_for(&mut ended, Duration::from_micros(wait_us));
         }
         ended.clone()
     }
@@ -204,7 +204,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-impl Told {
+impl ProcessState {
     fn ended(&self, how: Ended) {
         self.ended.lock().get_or_insert(how);
         self.inbox.close();
@@ -225,14 +225,14 @@ impl Told {
             // Nothing is locked during the send.
             drop(ended);
             if let Some(generation) = busy.for_long(clock.monotonic_ns(), beat_us) {
-                let word = Word::Packets(vec![Packet::Beat { generation }]);
+                let word = Message::Packets(vec![Packet::Beat { generation }]);
                 mesh.send(COORDINATOR, Lane::Urgent, word.bytes());
             }
         }
     }
 
     /// Reports to the coordinator what holds the worker up, repeatedly, and once that it is over.
-    fn tell(&self, doors: &Doors, told_at_ns: &mut u64) {
+    fn report(&self, doors: &Resources, told_at_ns: &mut u64) {
         let now_ns = doors.env.clock.monotonic_ns();
         let (had, has) = (self.trouble.now(), doors.trouble());
         let is_due = has.is_some() && now_ns >= *told_at_ns + TELL_NS;
@@ -245,7 +245,7 @@ impl Told {
             Some(what) => self.trouble.has(what),
             None => self.trouble.is_over(),
         }
-        doors.mesh.send(COORDINATOR, Lane::Urgent, Word::Trouble(what).bytes());
+        doors.mesh.send(COORDINATOR, Lane::Urgent, Message::Trouble(what).bytes());
     }
 
     /// Takes the addresses of the others. Of two workers, the one with the smaller number connects.
@@ -258,7 +258,7 @@ impl Told {
     }
 }
 
-impl Sink for Told {
+impl Sink for ProcessState {
     fn take(&self, event: Event) {
         let mesh = self.mesh.get().and_then(Weak::upgrade);
         match event {
@@ -267,20 +267,20 @@ impl Sink for Told {
             }
             Event::Up { .. } => {}
             Event::Message { peer, bytes } => {
-                let word = Word::of(&bytes);
+                let word = Message::of(&bytes);
                 let is_answer = |word| match self.remote.get().filter(|_| peer == COORDINATOR) {
                     Some(remote) => remote.answered(word),
                     None => Some(word),
                 };
                 match (word.map(is_answer), mesh) {
                     (Some(None), _) => {}
-                    (Some(Some(Word::Packets(packets))), _) => {
+                    (Some(Some(Message::Packets(packets))), _) => {
                         let from = address(peer);
                         let inputs =
                             packets.into_iter().map(|packet| Input::Packet { from, packet });
                         self.inbox.push_all(inputs);
                     }
-                    (Some(Some(Word::Directory(peers))), Some(mesh)) if peer == COORDINATOR => {
+                    (Some(Some(Message::Directory(peers))), Some(mesh)) if peer == COORDINATOR => {
                         self.directory(&mesh, peers);
                     }
                     // The peer knows the secret, but its message is invalid.

@@ -51,7 +51,7 @@ pub(crate) struct Reports {
 
 impl ClientContext for Reports {
     fn error(&self, error: KafkaError, reason: &str) {
-        self.core.heard(&error, reason);
+        self.core.note(&error, reason);
         if let KafkaError::Global(RDKafkaErrorCode::Fatal) = error {
             self.core.fail(self.id);
         }
@@ -75,11 +75,11 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             // If a repeated record was already in the log, the broker may not know its offset.
             Ok(message) => u64::try_from(message.offset()).ok(),
             Err((error, _)) => {
-                self.core.heard(error, "");
+                self.core.note(error, "");
                 if is_missing(error) {
                     self.core.suspect_missing(part);
                 }
-                self.core.heard_size(part, sent.bytes, error);
+                self.core.note_size(part, sent.bytes, error);
                 None
             }
         };
@@ -101,7 +101,7 @@ impl ProducerContext<NoCustomPartitioner> for Reports {
             then: sent.then.into_inner(),
         });
         fence.answers(&mut answers);
-        let is_alone = fence.is_alone();
+        let is_alone = fence.is_only_writer();
         drop(fence);
         if !is_alone {
             self.core.wake();
@@ -275,10 +275,10 @@ impl Appends {
         match running.producer.send::<Vec<u8>, Vec<u8>>(record) {
             Ok(()) => Tried::Sent,
             Err((error, record)) => {
-                self.core.heard(&error, "");
+                self.core.note(&error, "");
                 part.outstanding.fetch_sub(1, Ordering::Relaxed);
                 let sent = record.delivery_opaque;
-                self.core.heard_size(part, sent.bytes, &error);
+                self.core.note_size(part, sent.bytes, &error);
                 Tried::Not(sent.then.into_inner())
             }
         }
@@ -299,7 +299,7 @@ impl Appends {
         match Running::start(&self.core, &self.settings, inner.made) {
             Ok(running) => inner.running = Some(running),
             // The next append tries again.
-            Err(error) => self.core.heard_error(&error.to_string()),
+            Err(error) => self.core.note_error(&error.to_string()),
         }
     }
 

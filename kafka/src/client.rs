@@ -26,7 +26,7 @@ const FULL_US: u64 = 200;
 const FLUSH: Duration = Duration::from_secs(10);
 
 /// A callback for outputs, on the thread that reads them.
-pub type Heard = Box<dyn FnMut(&Message<'_>) + Send>;
+pub type OnMessage = Box<dyn FnMut(&Message<'_>) + Send>;
 
 /// A client.
 ///
@@ -49,7 +49,7 @@ impl Client {
     ///
     /// # Errors
     /// If no broker answers.
-    pub fn open(env: &Env, settings: &KafkaSettings, mut heard: Heard) -> Result<Client> {
+    pub fn open(env: &Env, settings: &KafkaSettings, mut heard: OnMessage) -> Result<Client> {
         settings.check()?;
         let producer = settings
             .client(&[

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 use tidemill_cluster::Refused;
 use tidemill_durable::Then;
 
-use crate::asks::Known;
 use crate::message::Mark;
+use crate::requests::Known;
 
 /// An append whose offset is known.
 pub(crate) struct Waiting {
@@ -43,7 +43,7 @@ pub(crate) struct Fence {
     /// All records below this offset have been seen.
     scanned: u64,
     /// Whether the last append was at the first unseen offset. Then no other process appends.
-    is_alone: bool,
+    is_only_writer: bool,
     /// The appends that wait, by offset.
     waiting: VecDeque<Waiting>,
 }
@@ -97,7 +97,7 @@ impl Fence {
     }
 
     /// Records that the newest generation has repeated its beginning at an offset.
-    pub(crate) fn said(&mut self, offset: u64, generation: u64) {
+    pub(crate) fn observe(&mut self, offset: u64, generation: u64) {
         if offset >= self.scanned && self.begins.last().is_none_or(|(last, _)| *last < offset) {
             self.begins.push((offset, generation));
         }
@@ -120,15 +120,15 @@ impl Fence {
 
     /// Whether no other process appends, as far as is known. Then there is nothing to see except
     /// the appends of this process.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.is_alone
+    pub(crate) fn is_only_writer(&self) -> bool {
+        self.is_only_writer
     }
 
     /// Adds an append whose offset is known. If all records before it have been seen, it has been
     /// seen, too.
     pub(crate) fn wait(&mut self, waiting: Waiting) {
-        self.is_alone = waiting.offset == self.scanned;
-        if self.is_alone {
+        self.is_only_writer = waiting.offset == self.scanned;
+        if self.is_only_writer {
             self.see(waiting.offset, waiting.mark);
         }
         // Reports arrive in the order of their offsets. This handles the case that they do not.
@@ -216,11 +216,11 @@ mod tests {
         fence.forget(14);
         assert_eq!((fence.base(), fence.before(14), fence.begun(14)), (14, 3, Some(12)));
         // An announced beginning counts until it is seen.
-        fence.said(30, 3);
+        fence.observe(30, 3);
         fence.skip(40);
-        fence.said(35, 3);
+        fence.observe(35, 3);
         assert_eq!((fence.before(40), fence.begun(40)), (3, Some(30)));
-        fence.said(50, 3);
+        fence.observe(50, 3);
         fence.see(40, begins(4));
         fence.see(50, begins(3));
         assert_eq!((fence.before(51), fence.begun(51)), (4, Some(40)));
@@ -242,7 +242,7 @@ mod tests {
         let mut answers = Vec::new();
         fence.answers(&mut answers);
         assert!(answers.is_empty());
-        assert!(!fence.is_alone());
+        assert!(!fence.is_only_writer());
         fence.see(0, of(1));
         fence.see(1, begins(2));
         fence.see(2, begins(2));
@@ -273,12 +273,12 @@ mod tests {
         };
         append(&mut fence, 5, 3, begins(3));
         append(&mut fence, 6, 3, of(3));
-        assert!(fence.is_alone());
+        assert!(fence.is_only_writer());
         assert_eq!(receive.try_iter().collect::<Vec<_>>(), [(5, Ok(5)), (6, Ok(6))]);
         assert_eq!((fence.before(7), fence.begun(7)), (3, Some(5)));
         // Another process has appended, and its records must be seen.
         append(&mut fence, 8, 3, of(3));
-        assert!(!fence.is_alone());
+        assert!(!fence.is_only_writer());
         assert_eq!(receive.try_iter().count(), 0);
         fence.see(7, begins(4));
         fence.see(8, of(3));

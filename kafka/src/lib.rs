@@ -34,7 +34,6 @@
 //! This crate must not know the form of requests and replies, nor what is done with them.
 
 mod append;
-mod asks;
 mod client;
 mod fence;
 mod hash;
@@ -42,12 +41,13 @@ mod log;
 mod message;
 mod read;
 mod registry;
+mod requests;
 mod security;
 mod settings;
 pub mod stream;
 mod topics;
 
-pub use client::{Client, Heard};
+pub use client::{Client, OnMessage};
 pub use hash::partition_of_key;
 pub use log::KafkaLog;
 pub use message::{Format, Outgoing};

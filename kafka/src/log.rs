@@ -16,10 +16,10 @@ use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
 
 use crate::append::{Appends, Failed};
-use crate::asks::{remembered, Asker};
 use crate::fence::Fence;
 use crate::message::{encode, Format};
 use crate::read::{Command, Driver, Read};
+use crate::requests::{remembered, Requester};
 use crate::settings::KafkaSettings;
 use crate::topics;
 
@@ -79,7 +79,7 @@ impl Part {
     }
 
     /// Returns the error that needed records have been deleted.
-    pub(crate) fn gone(&self, from: u64, low: u64) -> Error {
+    pub(crate) fn deleted(&self, from: u64, low: u64) -> Error {
         let place = self.place();
         Error::new(
             Kind::Io,
@@ -93,7 +93,7 @@ impl Part {
     }
 
     /// Returns the error that a part has fewer records than before.
-    pub(crate) fn anew(&self, from: u64, high: u64) -> Error {
+    pub(crate) fn truncated(&self, from: u64, high: u64) -> Error {
         let place = self.place();
         Error::new(
             Kind::Io,
@@ -186,7 +186,7 @@ impl Core {
         let grows = before.is_some_and(|before| before.end.is_some_and(|of| Some(of) < end));
         match grows || now_ns - since_ns > SURE_NS {
             true => self.lose(error),
-            false => self.heard_error(&error.what),
+            false => self.note_error(&error.what),
         }
     }
 
@@ -196,8 +196,8 @@ impl Core {
     }
 
     /// Notes that a part seems to end before records that have been read.
-    pub(crate) fn suspect_anew(&self, part: &Part, from: u64, high: u64) {
-        self.suspect(part, Some(high), part.anew(from, high));
+    pub(crate) fn suspect_truncated(&self, part: &Part, from: u64, high: u64) {
+        self.suspect(part, Some(high), part.truncated(from, high));
     }
 
     /// Notes that a part exists. It is unknown whether it is unchanged.
@@ -228,7 +228,7 @@ impl Core {
     }
 
     /// Stores the error for people if a message was too large for the brokers.
-    pub(crate) fn heard_size(&self, part: &Part, bytes: usize, error: &KafkaError) {
+    pub(crate) fn note_size(&self, part: &Part, bytes: usize, error: &KafkaError) {
         let is_large = error.rdkafka_error_code() == Some(RDKafkaErrorCode::MessageSizeTooLarge);
         // If a request is refused, only its sender waits for it.
         if is_large && part.is_fenced() {
@@ -253,7 +253,7 @@ impl Core {
         self.too_large.lock().as_ref().map(|(_, what)| what.clone())
     }
 
-    pub(crate) fn heard(&self, error: &KafkaError, reason: &str) {
+    pub(crate) fn note(&self, error: &KafkaError, reason: &str) {
         if matches!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::AllBrokersDown)) {
             self.is_away.store(true, Ordering::Relaxed);
             self.wake();
@@ -261,14 +261,14 @@ impl Core {
             return;
         }
         let text = if reason.is_empty() { error.to_string() } else { reason.to_owned() };
-        self.heard_error(&text);
+        self.note_error(&text);
     }
 
-    pub(crate) fn heard_error(&self, text: &str) {
+    pub(crate) fn note_error(&self, text: &str) {
         text.clone_into(&mut self.heard.lock());
     }
 
-    pub(crate) fn last_heard(&self) -> String {
+    pub(crate) fn last_error(&self) -> String {
         self.heard.lock().clone()
     }
 }
@@ -278,7 +278,7 @@ pub(crate) struct Listener(pub(crate) Arc<Core>);
 
 impl ClientContext for Listener {
     fn error(&self, error: KafkaError, reason: &str) {
-        self.0.heard(&error, reason);
+        self.0.note(&error, reason);
     }
 }
 
@@ -321,8 +321,8 @@ impl KafkaLog {
     }
 
     /// Returns the last error of brokers, for people. It is empty if there was none.
-    pub fn heard(&self) -> String {
-        self.core.last_heard()
+    pub fn last_error(&self) -> String {
+        self.core.last_error()
     }
 
     fn start(
@@ -338,7 +338,7 @@ impl KafkaLog {
         let room = 2 * core.parts.len() + 1 + COMMANDS;
         let (asks, asked) = bounded(room);
         let (answers, answered) = bounded(room);
-        let asker = Asker {
+        let asker = Requester {
             core: core.clone(),
             settings: settings.clone(),
             client,
@@ -487,7 +487,7 @@ impl Log for KafkaLog {
     }
 
     fn trouble(&self) -> Option<String> {
-        let (is_away, heard) = (self.core.is_away.load(Ordering::Relaxed), self.core.last_heard());
+        let (is_away, heard) = (self.core.is_away.load(Ordering::Relaxed), self.core.last_error());
         let brokers = &self.settings.brokers;
         match () {
             () if is_away && heard.is_empty() => Some(format!("no broker of {brokers} answers")),

@@ -18,10 +18,10 @@ use tidemill_core::Error;
 use tidemill_durable::Then;
 
 use crate::append::Appends;
-use crate::asks::{offset, Ask, Ends, Known, Why};
 use crate::fence::{Answer, Judge};
 use crate::log::{Core, Listener, Part};
 use crate::message::{decode, encode, incoming, mark, Format, Mark, Unread};
+use crate::requests::{offset, Ends, Known, Request, Why};
 use crate::settings::KafkaSettings;
 use crate::topics::is_missing;
 
@@ -132,7 +132,7 @@ pub(crate) struct Driver {
     appends: Arc<Appends>,
     tails: Arc<BaseConsumer<Listener>>,
     reads: Arc<BaseConsumer<Listener>>,
-    asks: Sender<Ask>,
+    asks: Sender<Request>,
     sides: Vec<Side>,
     ticked_ns: u64,
     /// The time of the next check for brokers; nothing while a check is in progress.
@@ -146,7 +146,7 @@ impl Driver {
         format: Arc<dyn Format>,
         appends: Arc<Appends>,
         consumers: [Arc<BaseConsumer<Listener>>; 2],
-        asks: Sender<Ask>,
+        asks: Sender<Request>,
     ) -> Driver {
         let sides = core.parts.iter().map(|_| Side::default()).collect();
         let [tails, reads] = consumers;
@@ -216,7 +216,7 @@ impl Driver {
     fn follow(&mut self, index: usize) -> bool {
         let (core, now_ns) = (&self.core, self.now_ns());
         let (part, side) = (&core.parts[index], &mut self.sides[index]);
-        let is_alone = part.topic == Topic::Cuts && part.fence.lock().is_alone();
+        let is_alone = part.topic == Topic::Cuts && part.fence.lock().is_only_writer();
         if core.is_lost() || !part.is_tailed() || is_alone {
             // Otherwise the broker would go on sending unneeded messages.
             side.tail.take().into_iter().for_each(|_| unassign(&self.tails, part));
@@ -225,7 +225,7 @@ impl Driver {
         let Some(cursor) = &mut side.tail else {
             if !side.is_tail_asked && now_ns >= side.ask_tail_at_ns {
                 let why = Why::Tail { from: part.fence.lock().scanned() };
-                side.is_tail_asked = self.asks.try_send(Ask::Ends { part: index, why }).is_ok();
+                side.is_tail_asked = self.asks.try_send(Request::Ends { part: index, why }).is_ok();
             }
             return false;
         };
@@ -268,7 +268,7 @@ impl Driver {
                 if !is_there {
                     if !side.is_read_asked && now_ns >= side.ask_read_at_ns {
                         let why = Why::Read { from: read.from };
-                        let ask = Ask::Ends { part: index, why };
+                        let ask = Request::Ends { part: index, why };
                         side.is_read_asked = self.asks.try_send(ask).is_ok();
                     }
                     return false;
@@ -338,7 +338,7 @@ impl Driver {
                 // Records seen since the request may lie beyond the end that it returned.
                 if asked > high {
                     drop(fence);
-                    return self.core.suspect_anew(part, asked, high);
+                    return self.core.suspect_truncated(part, asked, high);
                 }
                 self.core.trust(part);
                 fence.skip(low);
@@ -376,7 +376,7 @@ impl Driver {
             return side.answer(Some(high));
         }
         if from > high {
-            self.core.suspect_anew(part, from, high);
+            self.core.suspect_truncated(part, from, high);
             side.ask_read_at_ns = now_ns + AGAIN_NS;
             return;
         }
@@ -385,7 +385,7 @@ impl Driver {
         // their beginning wants what is left. All inputs must exist. Of a followed topic, reading
         // begins with the first message that exists.
         if from < low && !(from == 0 && (part.is_fenced() || part.is_followed)) {
-            return self.core.lose(part.gone(from, low));
+            return self.core.lose(part.deleted(from, low));
         }
         if read.limit.is_none() {
             read.end = Some(high);
@@ -437,7 +437,7 @@ impl Driver {
         self.ticked_ns = now_ns;
         let is_away = self.core.is_away.load(Ordering::Relaxed);
         if is_away && self.looks_at_ns.is_some_and(|at_ns| now_ns >= at_ns) {
-            let look = Ask::Ends { part: 0, why: Why::Look };
+            let look = Request::Ends { part: 0, why: Why::Look };
             self.looks_at_ns = self.asks.try_send(look).is_err().then_some(now_ns + LOOK_NS);
         }
         let timeout_ns = self.settings.timeout_us.saturating_mul(1000);
@@ -488,7 +488,7 @@ impl Driver {
         }
         side.trimmed = below;
         // If there is no room, the next trim repeats the request.
-        let _ = self.asks.try_send(Ask::Trim { part: index, known, delete });
+        let _ = self.asks.try_send(Request::Trim { part: index, known, delete });
         if let Some(generation) = say.filter(|say| *say == self.appends.highest(index)) {
             let record = Record::Generation { generation };
             let message = encode(&*self.format, part.topic, generation, &record);
@@ -496,7 +496,8 @@ impl Driver {
             // The answer does not say whether the record counts. If it does not, nothing after it
             // is trimmed.
             let then: Then<Result<u64, Refused>> = Box::new(move |said| {
-                said.into_iter().for_each(|at| core.parts[index].fence.lock().said(at, generation));
+                said.into_iter()
+                    .for_each(|at| core.parts[index].fence.lock().observe(at, generation));
             });
             self.appends.append(index, generation, false, &message, then);
         }
@@ -574,7 +575,7 @@ impl Cursor {
                 Next::Taken
             }
             Some(Err(error)) => {
-                core.heard(&error, "");
+                core.note(&error, "");
                 if is_missing(&error) {
                     core.suspect_missing(part);
                 }
@@ -687,7 +688,7 @@ fn assign(
         .add_partition_offset(&part.name, part.partition, offset(from))
         .and_then(|()| consumer.incremental_assign(&list));
     if let Err(error) = assigned {
-        return core.heard(&error, "");
+        return core.note(&error, "");
     }
     let judge = Judge { generation };
     *cursor =

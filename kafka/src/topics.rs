@@ -90,11 +90,11 @@ pub(crate) fn warm<C: ClientContext>(
 }
 
 /// Handles the events of a client, which nothing else does while a log is being opened.
-fn hear(core: &Core, client: &BaseConsumer<Listener>) {
+fn take_events(core: &Core, client: &BaseConsumer<Listener>) {
     for _ in 0..HEAR_TIMES {
         // An error here is one that the client has already recorded.
         let _ = client.poll(HEAR);
-        if !core.last_heard().is_empty() {
+        if !core.last_error().is_empty() {
             return;
         }
     }
@@ -108,7 +108,7 @@ fn partitions(
     name: &str,
 ) -> Result<Option<u32>> {
     let metadata = client.fetch_metadata(Some(name), settings.timeout()).map_err(|e| {
-        hear(core, client);
+        take_events(core, client);
         unreachable(core, settings, &e)
     })?;
     let Some(topic) = metadata.topics().iter().find(|topic| topic.name() == name) else {
@@ -170,7 +170,7 @@ fn wait(core: &Core, client: &BaseConsumer<Listener>, settings: &KafkaSettings) 
         if core.env.clock.monotonic_ns() - begun_ns > settings.timeout_us * 1000 {
             return Err(Error::new(
                 tidemill_core::Kind::Io,
-                format!("the created topics have no leaders: {}", core.last_heard()),
+                format!("the created topics have no leaders: {}", core.last_error()),
             )
             .help("see the brokers' logs"));
         }
@@ -230,7 +230,7 @@ pub(crate) fn is_missing(error: &KafkaError) -> bool {
 
 /// Returns the error that no broker has answered, or that brokers refuse to.
 pub(crate) fn unreachable(core: &Core, settings: &KafkaSettings, error: &KafkaError) -> Error {
-    let heard = core.last_heard();
+    let heard = core.last_error();
     let what = match heard.is_empty() {
         true => format!("no broker of {} answers: {error}", settings.brokers),
         false => format!("no broker of {} answers: {heard}", settings.brokers),
@@ -261,7 +261,7 @@ fn refused(core: &Core, what: &str, code: RDKafkaErrorCode) -> Error {
             error.help("names are letters, digits, '.', '_' and '-', 249 at most")
         }
         _ => {
-            let heard = core.last_heard();
+            let heard = core.last_error();
             match heard.is_empty() {
                 true => error,
                 false => error.help(format!("last heard of the brokers: {heard}")),

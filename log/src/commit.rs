@@ -4,8 +4,8 @@ use std::io;
 
 use tidemill_core::Result;
 
+use crate::errors;
 use crate::open::Log;
-use crate::refuse;
 
 impl Log {
     /// Makes all appended records durable: as one block, with one write and one sync. Very long
@@ -27,7 +27,7 @@ impl Log {
             // Nothing is written after content that may be missing, nor before its place is known.
             self.settle()?;
             self.make_room(first, size)?;
-            self.tell_last()?;
+            self.note_last()?;
             self.write_block()?;
         }
         Ok(self.durable)
@@ -42,21 +42,21 @@ impl Log {
         let size = block.bytes().len() as u64;
         match self.write(block.bytes()) {
             Ok(()) => {}
-            Err(e) if refuse::is_full(&e) => {
+            Err(e) if errors::is_full(&e) => {
                 // The block was not synced, so it is as if it had never been written. The next try
                 // begins at the same place with the same records. Without another try the rest is a
                 // torn end.
                 self.tail.close();
                 self.waiting.push_front(block);
-                return Err(refuse::full(&self.last_path(), size, &e));
+                return Err(errors::full(&self.last_path(), size, &e));
             }
             Err(e) => {
-                let error = refuse::io(&self.last_path(), "writing a block", &e);
+                let error = errors::io(&self.last_path(), "writing a block", &e);
                 return Err(self.stop(error));
             }
         }
         if let Err(e) = self.sync() {
-            let error = refuse::io(&self.last_path(), "syncing a block", &e);
+            let error = errors::io(&self.last_path(), "syncing a block", &e);
             return Err(self.stop(error));
         }
         self.tail.passed(size);

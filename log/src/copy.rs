@@ -7,8 +7,8 @@ use tidemill_core::Result;
 use tidemill_env::Disk;
 
 use crate::dir::{self, Segment};
+use crate::errors;
 use crate::last;
-use crate::refuse;
 use crate::segment::{Blocks, Next};
 use crate::LogSpec;
 
@@ -26,7 +26,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// # Errors
 /// If the log has fewer records or is damaged, or if the disk fails or is full.
 pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -> Result<u64> {
-    disk.create_dir_all(to).map_err(|e| refuse::io(to, "making the directory", &e))?;
+    disk.create_dir_all(to).map_err(|e| errors::io(to, "making the directory", &e))?;
     let mut segments = dir::list(disk, spec)?.segments;
     let behind = segments.partition_point(|segment| segment.header.first <= from);
     segments.drain(..behind.saturating_sub(1));
@@ -46,12 +46,12 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
     if end < until {
         let what =
             format_args!("the log has {end} records here, and {until} are known to be there");
-        return Err(refuse::damaged(&spec.dir, 0, what));
+        return Err(errors::damaged(&spec.dir, 0, what));
     }
-    disk.sync_dir(to).map_err(|e| refuse::io(to, "syncing the directory", &e))?;
+    disk.sync_dir(to).map_err(|e| errors::io(to, "syncing the directory", &e))?;
     if let Some(segment) = copied {
         let spec = LogSpec { dir: to.to_owned(), ..spec.clone() };
-        let io = |e| refuse::io(to, "writing which segment is the last", &e);
+        let io = |e| errors::io(to, "writing which segment is the last", &e);
         last::write(disk, &spec, &segment).map_err(io)?;
     }
     Ok(bytes)
@@ -72,10 +72,10 @@ fn blocks_until(disk: &dyn Disk, segment: &Segment, until: u64) -> Result<(u64, 
 fn copy_segment(disk: &dyn Disk, segment: &Segment, len: u64, to: &Path) -> Result<()> {
     let name = segment.path.file_name().unwrap_or_default();
     let path = to.join(name);
-    let reading = |e| refuse::io(&segment.path, "reading the segment", &e);
-    let writing = |e: std::io::Error| match refuse::is_full(&e) {
-        true => refuse::full(&path, segment.header.length, &e),
-        false => refuse::io(&path, "writing the copy", &e),
+    let reading = |e| errors::io(&segment.path, "reading the segment", &e);
+    let writing = |e: std::io::Error| match errors::is_full(&e) {
+        true => errors::full(&path, segment.header.length, &e),
+        false => errors::io(&path, "writing the copy", &e),
     };
     let mut source = disk.open_read(&segment.path).map_err(reading)?.take(len);
     let mut copy = disk.create(&path).map_err(writing)?;

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Disk;
 
+use crate::errors::{self, Damage};
 use crate::format::{Header, NotAHeader, HEADER_BYTES, VERSION};
 use crate::last::{self, Last};
-use crate::refuse::{self, Damage};
 use crate::{LogKind, LogSpec};
 
 /// A segment whose header is whole.
@@ -59,7 +59,7 @@ pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
     // This is read before the segments, because another process may go on writing.
     let last = last::read(disk, spec)?;
     let paths =
-        disk.list(&spec.dir).map_err(|e| refuse::io(&spec.dir, "reading the directory", &e))?;
+        disk.list(&spec.dir).map_err(|e| errors::io(&spec.dir, "reading the directory", &e))?;
     let mut found = Found { segments: Vec::new(), unfinished: Vec::new(), last };
     for path in paths {
         if path.ends_with(last::NEW) {
@@ -89,19 +89,19 @@ pub(crate) fn list(disk: &dyn Disk, spec: &LogSpec) -> Result<Found> {
 /// If a file is not a segment of this log or is damaged, or if a segment is missing between others
 /// or at the end.
 pub fn is_begun(disk: &dyn Disk, spec: &LogSpec) -> Result<bool> {
-    let io = |e| refuse::io(&spec.dir, "looking for the directory", &e);
+    let io = |e| errors::io(&spec.dir, "looking for the directory", &e);
     Ok(disk.exists(&spec.dir).map_err(io)? && !list(disk, spec)?.segments.is_empty())
 }
 
 /// Reads the header of one segment.
 fn open(disk: &dyn Disk, spec: &LogSpec, path: PathBuf, first: u64) -> Result<Segment> {
-    let io = |e| refuse::io(&path, "reading the header", &e);
+    let io = |e| errors::io(&path, "reading the header", &e);
     let mut file = disk.open_read(&path).map_err(io)?;
     let len = file.len().map_err(io)?;
     if len < spec.kind.blocks_at() {
         let what =
             format!("the file ends here, within its header of {} bytes", spec.kind.blocks_at());
-        return Err(refuse::damaged(&path, len, what));
+        return Err(errors::damaged(&path, len, what));
     }
     let mut copy = || {
         let mut bytes = [0; HEADER_BYTES];
@@ -121,9 +121,9 @@ fn open(disk: &dyn Disk, spec: &LogSpec, path: PathBuf, first: u64) -> Result<Se
 
 fn not_a_header(path: &Path, why: NotAHeader) -> Error {
     match why {
-        NotAHeader::Damaged => refuse::damaged(path, 0, "this is not the header of a log"),
+        NotAHeader::Damaged => errors::damaged(path, 0, "this is not the header of a log"),
         NotAHeader::UnknownKind(kind) => {
-            refuse::damaged(path, 10, format_args!("there is no log of kind {kind}"))
+            errors::damaged(path, 10, format_args!("there is no log of kind {kind}"))
         }
         NotAHeader::Newer(version) => Error::setting(format!(
             "{}: written in version {version} of the log's format; this Tidemill reads versions \
@@ -161,15 +161,15 @@ fn check(spec: &LogSpec, path: &Path, header: &Header, first: u64, len: u64) -> 
             "the segment begins with record {}, not with {first} as its name says",
             header.first
         );
-        return Err(refuse::damaged(path, 16, what));
+        return Err(errors::damaged(path, 16, what));
     }
     // This bound keeps the count of further records below the largest number.
     if header.first > u64::MAX / 2 {
-        return Err(refuse::damaged(path, 16, "no log has so many records"));
+        return Err(errors::damaged(path, 16, "no log has so many records"));
     }
     if header.length != len {
         let what = format_args!("the file has {len} bytes, and was made with {}", header.length);
-        return Err(refuse::damaged(path, len.min(header.length), what));
+        return Err(errors::damaged(path, len.min(header.length), what));
     }
     Ok(())
 }
@@ -187,5 +187,5 @@ fn check_order(before: &Segment, segment: &Segment) -> Result<()> {
         before.path.display(),
         before.header.ordinal
     );
-    Err(refuse::damaged(&segment.path, 12, what))
+    Err(errors::damaged(&segment.path, 12, what))
 }

@@ -24,9 +24,9 @@ use tidemill_env::Disk;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dir::{self, Segment};
+use crate::errors;
 use crate::format::{u16_at, u32_at, u64_at};
 use crate::open::Log;
-use crate::refuse;
 use crate::LogSpec;
 
 const NAME: &str = "LAST";
@@ -79,7 +79,7 @@ pub(crate) fn read(disk: &dyn Disk, spec: &LogSpec) -> Result<Option<Last>> {
     match read {
         Ok(_) => Ok(Last::parse(&bytes, spec.app)),
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(refuse::io(&path, "reading which segment is the last", &e)),
+        Err(e) => Err(errors::io(&path, "reading which segment is the last", &e)),
     }
 }
 
@@ -120,22 +120,24 @@ pub(crate) fn write(disk: &dyn Disk, spec: &LogSpec, segment: &Segment) -> io::R
 
 impl Log {
     /// Whether the file that was found names the last segment.
-    pub(crate) fn is_told(&self, found: Option<Last>) -> bool {
+    pub(crate) fn is_noted(&self, found: Option<Last>) -> bool {
         self.segments.back().map(Last::of) == found
     }
 
     /// Writes durably which segment is the last, if that is not written yet.
-    pub(crate) fn tell_last(&mut self) -> Result<()> {
-        let Some(segment) = self.segments.back().filter(|_| !self.has_told) else { return Ok(()) };
+    pub(crate) fn note_last(&mut self) -> Result<()> {
+        let Some(segment) = self.segments.back().filter(|_| !self.last_is_noted) else {
+            return Ok(());
+        };
         if let Err(e) = write(&*self.disk, &self.spec, segment) {
             let path = self.spec.dir.join(NAME);
-            if refuse::is_full(&e) {
-                return Err(refuse::full(&path, BYTES as u64, &e));
+            if errors::is_full(&e) {
+                return Err(errors::full(&path, BYTES as u64, &e));
             }
-            let error = refuse::io(&path, "writing which segment is the last", &e);
+            let error = errors::io(&path, "writing which segment is the last", &e);
             return Err(self.stop(error));
         }
-        self.has_told = true;
+        self.last_is_noted = true;
         Ok(())
     }
 }

@@ -19,17 +19,17 @@
 //! This crate does not know the meaning of records, when to commit, the needs of a snapshot, or the
 //! remedy for a refused log.
 
-mod again;
 mod append;
 mod block;
 mod commit;
 mod copy;
 mod dir;
+mod errors;
 mod format;
 mod last;
 mod open;
 mod read;
-mod refuse;
+mod rewrite;
 mod room;
 mod segment;
 #[cfg(test)]
@@ -42,9 +42,9 @@ use std::path::PathBuf;
 pub use append::RECORD_BYTES_MAX;
 pub use copy::copy;
 pub use dir::is_begun;
+pub use errors::Damage;
 pub use open::Log;
 pub use read::{read, Reader};
-pub use refuse::Damage;
 
 /// The description of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]

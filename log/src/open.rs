@@ -8,10 +8,10 @@ use std::sync::Arc;
 use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Disk;
 
-use crate::again::Again;
 use crate::block::Block;
 use crate::dir::{self, Segment};
-use crate::refuse::{self, Damage};
+use crate::errors::{self, Damage};
+use crate::rewrite::Rewrite;
 use crate::room::Tail;
 use crate::segment::{Blocks, Next, Place};
 use crate::LogSpec;
@@ -34,11 +34,11 @@ pub struct Log {
     pub(crate) failed: Option<Error>,
     pub(crate) damaged: Vec<Damage>,
     /// The writes that opening has yet to do.
-    pub(crate) again: Option<Again>,
+    pub(crate) rewrite: Option<Rewrite>,
     /// Whether the disk was full when room was needed.
     pub(crate) is_short: bool,
     /// Whether the note of the last segment is durable.
-    pub(crate) has_told: bool,
+    pub(crate) last_is_noted: bool,
 }
 
 /// The data about a segment's blocks that its writer needs.
@@ -68,13 +68,13 @@ impl Log {
     ///
     /// [`Kind::Resource`]: tidemill_core::Kind::Resource
     pub fn open(disk: Arc<dyn Disk>, spec: LogSpec, needed: u64) -> Result<Log> {
-        let io = |e| refuse::io(&spec.dir, "making the directory", &e);
+        let io = |e| errors::io(&spec.dir, "making the directory", &e);
         disk.create_dir_all(&spec.dir).map_err(io)?;
         let found = dir::list(&*disk, &spec)?;
         let last = found.segments.last().cloned();
         if last.is_none() && needed > 0 {
             let what = format_args!("{needed} records should be here, and there is no segment");
-            return Err(refuse::damaged(&spec.dir, 0, what));
+            return Err(errors::damaged(&spec.dir, 0, what));
         }
         let mut log = Log {
             disk,
@@ -86,11 +86,11 @@ impl Log {
             spare: Vec::new(),
             failed: None,
             damaged: Vec::new(),
-            again: None,
+            rewrite: None,
             is_short: false,
-            has_told: false,
+            last_is_noted: false,
         };
-        log.has_told = log.is_told(found.last);
+        log.last_is_noted = log.is_noted(found.last);
         let headers = log.segments.iter().filter_map(|segment| segment.damaged.clone());
         log.damaged = headers.collect();
         match last {
@@ -101,7 +101,7 @@ impl Log {
             // The first segment may just have been created under that name.
             match log.disk.remove(path) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(refuse::io(path, "removing an unfinished segment", &e));
+                    return Err(errors::io(path, "removing an unfinished segment", &e));
                 }
                 _ => {}
             }
@@ -115,11 +115,11 @@ impl Log {
         let walked = walk(&mut blocks)?;
         let (path, at) = (blocks.segment.path.clone(), blocks.at);
         if blocks.number < needed {
-            return Err(refuse::too_few(&path, at, blocks.number, needed));
+            return Err(errors::too_few(&path, at, blocks.number, needed));
         }
         let places = walked.damaged.iter().filter_map(|place| place.damaged_at);
         self.damaged.extend(places.map(|at| blocks.damage_at(at)));
-        self.again = Some(Again::of(&mut blocks, &walked)?);
+        self.rewrite = Some(Rewrite::of(&mut blocks, &walked)?);
         self.durable = blocks.number;
         let length = blocks.segment.header.length;
         (self.tail.at, self.tail.room) = (at, at);
@@ -128,7 +128,7 @@ impl Log {
         self.tail.header_checksum = blocks.segment.header.checksum();
         // A process may have died after a rename and before its sync. Such a name can still be
         // lost.
-        let io = |e| refuse::io(&self.spec.dir, "syncing the directory", &e);
+        let io = |e| errors::io(&self.spec.dir, "syncing the directory", &e);
         self.disk.sync_dir(&self.spec.dir).map_err(io)?;
         match self.settle() {
             Err(error) if error.kind == Kind::Resource => Ok(()),
@@ -169,7 +169,7 @@ impl Log {
 
     pub(crate) fn check_alive(&self) -> Result<()> {
         match &self.failed {
-            Some(earlier) => Err(refuse::stopped(&self.spec.dir, earlier)),
+            Some(earlier) => Err(errors::stopped(&self.spec.dir, earlier)),
             None => Ok(()),
         }
     }

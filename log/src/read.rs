@@ -8,9 +8,9 @@ use tidemill_core::{Error, Result};
 use tidemill_env::Disk;
 
 use crate::dir::{self, Segment};
+use crate::errors::{self, Damage};
 use crate::format::{u32_at, BLOCK_HEAD_BYTES, RECORD_HEAD_BYTES};
 use crate::open::Log;
-use crate::refuse::{self, Damage};
 use crate::segment::{Blocks, Next};
 use crate::{LogSpec, Record};
 
@@ -119,7 +119,7 @@ impl Reader {
         }
         match &self.blocks {
             Some(blocks) if self.next < self.needed => {
-                Err(refuse::too_few(&blocks.segment.path, blocks.at, self.next, self.needed))
+                Err(errors::too_few(&blocks.segment.path, blocks.at, self.next, self.needed))
             }
             _ => Err(too_few(&self.spec, self.next, self.needed.max(self.from))),
         }
@@ -172,7 +172,7 @@ impl Reader {
                          time",
                         blocks.segment.path.display()
                     );
-                    return Err(refuse::damaged(&following.path, 24, what));
+                    return Err(errors::damaged(&following.path, 24, what));
                 }
                 self.blocks = None;
                 return Ok(true);
@@ -189,7 +189,7 @@ impl Reader {
                     "the records from {} up to {} should be here, and are not",
                     self.next, following.header.first
                 );
-                return Err(refuse::damaged(&blocks.segment.path, at, what));
+                return Err(errors::damaged(&blocks.segment.path, at, what));
             }
         }
         let Some(place) = place else { return Ok(false) };
@@ -212,7 +212,7 @@ impl Reader {
         let (at, end) = (self.at, self.end);
         let wrong = |path| {
             // The checksum is right, so this was written in this form.
-            Err(refuse::damaged(path, at, "the block's records do not fill the block"))
+            Err(errors::damaged(path, at, "the block's records do not fill the block"))
         };
         if end - at < RECORD_HEAD_BYTES as u64 {
             return wrong(&blocks.segment.path);
@@ -235,7 +235,7 @@ impl Reader {
 fn too_few(spec: &LogSpec, end: u64, from: u64) -> Error {
     let what =
         format_args!("the log ends with {end} records, and {from} are known to have been stored");
-    refuse::damaged(&spec.dir, 0, what)
+    errors::damaged(&spec.dir, 0, what)
 }
 
 impl Iterator for Reader {

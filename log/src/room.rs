@@ -28,9 +28,9 @@ use tidemill_core::Result;
 use tidemill_env::WriteFile;
 
 use crate::dir::{self, Segment};
+use crate::errors;
 use crate::format::{Header, ALIGN};
 use crate::open::Log;
-use crate::refuse;
 
 /// How far ahead zeros are written, in bytes.
 pub(crate) const ZEROS_BYTES: u64 = 256 << 10;
@@ -112,17 +112,17 @@ impl Log {
     /// Returns the error for missing room. After a full disk the log can continue; any other
     /// failure stops it.
     fn no_room(&mut self, path: &Path, size: u64, error: &io::Error) -> tidemill_core::Error {
-        if refuse::is_full(error) {
-            return refuse::full(path, size, error);
+        if errors::is_full(error) {
+            return errors::full(path, size, error);
         }
-        let error = refuse::io(path, "making room for further blocks", error);
+        let error = errors::io(path, "making room for further blocks", error);
         self.stop(error)
     }
 
     /// Creates the first segment of a new log.
     pub(crate) fn make_first(&mut self) -> Result<()> {
         self.make_segment(0, 0)?;
-        self.tell_last()
+        self.note_last()
     }
 
     /// Creates a segment with room for a block of this size. It gets its name when it is complete.
@@ -151,7 +151,7 @@ impl Log {
         let file = match made {
             Ok(file) => file,
             Err(e) => {
-                if refuse::is_full(&e) {
+                if errors::is_full(&e) {
                     // The unfinished segment is removed to free space. If that fails, the next try
                     // or the next start overwrites it.
                     let _ = self.disk.remove(&unfinished);
@@ -160,14 +160,14 @@ impl Log {
             }
         };
         if let Err(e) = self.disk.sync_dir(&self.spec.dir) {
-            let error = refuse::io(&self.spec.dir, "syncing the directory", &e);
+            let error = errors::io(&self.spec.dir, "syncing the directory", &e);
             return Err(self.stop(error));
         }
         if last.is_some_and(|last| last.first == first) {
             self.segments.pop_back();
         }
         self.segments.push_back(Segment { path, header, damaged: None });
-        self.has_told = false;
+        self.last_is_noted = false;
         let header_checksum = header.checksum();
         self.tail = Tail {
             at: kind.blocks_at(),

@@ -6,8 +6,8 @@ use tidemill_core::Result;
 use tidemill_env::Disk;
 
 use crate::dir::Segment;
+use crate::errors::{self, Damage};
 use crate::format::{seed, u32_at, Head, ALIGN, BLOCK_HEAD_BYTES, BLOCK_MAGIC, BLOCK_MAGIC_AT};
-use crate::refuse::{self, Damage};
 use crate::window::Window;
 
 /// Walks over the blocks of a segment.
@@ -46,7 +46,7 @@ pub(crate) struct Place {
 }
 
 /// The result of a search after a place without a block.
-enum Behind {
+enum Following {
     /// The second copy of the block that should be here.
     Copy(Head),
     /// A whole block begins or has its second copy there.
@@ -61,7 +61,7 @@ const SEARCH_BYTES: u64 = 64 << 10;
 
 impl Blocks {
     pub(crate) fn open(disk: &dyn Disk, segment: Segment) -> Result<Blocks> {
-        let io = |e| refuse::io(&segment.path, "opening the segment", &e);
+        let io = |e| errors::io(&segment.path, "opening the segment", &e);
         let file = disk.open_read(&segment.path).map_err(io)?;
         let header_checksum = segment.header.checksum();
         Ok(Blocks {
@@ -83,20 +83,20 @@ impl Blocks {
         let place = match self.here()? {
             Some(place) => place,
             None => match self.behind()? {
-                Behind::Nothing { dirty_to } => return Ok(Next::End { dirty_to }),
-                Behind::Copy(head) => Place {
+                Following::Nothing { dirty_to } => return Ok(Next::End { dirty_to }),
+                Following::Copy(head) => Place {
                     head,
                     at: self.at,
                     whole_at: self.at + head.size(),
                     damaged_at: Some(self.at),
                 },
-                Behind::Block(at) => {
+                Following::Block(at) => {
                     let what = format_args!(
                         "record {} should be here, and is not, while there is another block at \
                          byte {at}",
                         self.number
                     );
-                    return Err(refuse::damaged(&self.segment.path, self.at, what));
+                    return Err(errors::damaged(&self.segment.path, self.at, what));
                 }
             },
         };
@@ -128,7 +128,7 @@ impl Blocks {
     }
 
     /// Looks for whole blocks at the present place and after it.
-    fn behind(&mut self) -> Result<Behind> {
+    fn behind(&mut self) -> Result<Following> {
         let length = self.segment.header.length;
         let mut dirty_to = self.at;
         let mut from = self.at;
@@ -153,15 +153,15 @@ impl Blocks {
                             && head.first == self.number
                             && head.prev == self.chain =>
                     {
-                        return Ok(Behind::Copy(head));
+                        return Ok(Following::Copy(head));
                     }
-                    Some(_) => return Ok(Behind::Block(at)),
+                    Some(_) => return Ok(Following::Block(at)),
                     None => {}
                 }
             }
             from += size;
         }
-        Ok(Behind::Nothing { dirty_to })
+        Ok(Following::Nothing { dirty_to })
     }
 
     /// Returns a whole block, as first or second copy, at a place, with the place of its first
@@ -191,7 +191,7 @@ impl Blocks {
 
     /// Returns bytes of the segment; fewer at its end.
     pub(crate) fn get(&mut self, at: u64, size: u64) -> Result<&[u8]> {
-        let io = |e| refuse::io(&self.segment.path, "reading the segment", &e);
+        let io = |e| errors::io(&self.segment.path, "reading the segment", &e);
         self.window.get(at, size).map_err(io)
     }
 

@@ -4,8 +4,8 @@ use std::io::ErrorKind;
 
 use tidemill_core::Result;
 
+use crate::errors;
 use crate::open::Log;
-use crate::refuse;
 
 impl Log {
     /// Removes the segments all of whose records have numbers below `below`. Returns their number.
@@ -22,14 +22,14 @@ impl Log {
             let Some(path) = self.segments.front().map(|first| first.path.clone()) else { break };
             match self.disk.remove(&path) {
                 Err(e) if e.kind() != ErrorKind::NotFound => {
-                    return Err(refuse::io(&path, "removing a segment", &e));
+                    return Err(errors::io(&path, "removing a segment", &e));
                 }
                 _ => {}
             }
             // They are removed one by one: a crash must not leave an older segment and lose a newer
             // one.
             if let Err(e) = self.disk.sync_dir(&self.spec.dir) {
-                let error = refuse::io(&self.spec.dir, "syncing the directory", &e);
+                let error = errors::io(&self.spec.dir, "syncing the directory", &e);
                 return Err(self.stop(error));
             }
             self.segments.pop_front();

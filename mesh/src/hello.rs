@@ -207,7 +207,7 @@ const NO_SECRET: &str =
     "it does not know the secret of the cluster: give all processes the same one";
 
 /// Greets the listening side.
-pub(crate) fn come(
+pub(crate) fn connect(
     stream: Stream<'_>,
     own: &Card,
     secret: &Secret,

@@ -28,6 +28,8 @@
 //! react when a link ends.
 
 mod frame;
+#[doc(hidden)]
+pub mod fuzz;
 mod hello;
 mod limited;
 mod link;

@@ -25,8 +25,8 @@ const PARTING_READS: usize = 64;
 /// A side of a connection.
 #[derive(Clone, Copy)]
 enum Side {
-    Comes,
-    There,
+    Connecting,
+    Listening,
 }
 
 /// Waits until the other side has closed, within the limit of the greeting. A connection that is
@@ -214,7 +214,7 @@ impl Shared {
                     continue;
                 }
             };
-            match self.greet(connection, Side::Comes) {
+            match self.greet(connection, Side::Connecting) {
                 Ok((card, connection)) if card.peer == peer => {
                     return self.up(card, connection, link);
                 }
@@ -253,10 +253,10 @@ impl Shared {
         }
         let shared = self.clone();
         let began = self.spawn("mesh-greet", move || {
-            let greeted = shared.greet(connection, Side::There);
+            let greeted = shared.greet(connection, Side::Listening);
             shared.greetings.fetch_sub(1, Ordering::AcqRel);
             match greeted {
-                Ok((card, connection)) => shared.came(card, connection),
+                Ok((card, connection)) => shared.connected(card, connection),
                 Err(failed) => shared.refuse(None, &failed),
             }
         });
@@ -267,7 +267,7 @@ impl Shared {
 
     /// Passes a new connection to the link that waits for it, or to a new link. If the peer's link
     /// is up, it has broken without this side's notice.
-    fn came(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>) {
+    fn connected(self: &Arc<Self>, card: Card, connection: Box<dyn Connection>) {
         let mut links = self.links.lock();
         if links.is_closed {
             return;
@@ -329,15 +329,15 @@ impl Shared {
             None => (connection, Channel::default()),
             Some(tls) => {
                 let (sealed, channel) = match side {
-                    Side::Comes => tls.come(connection)?,
-                    Side::There => tls.receive(connection)?,
+                    Side::Connecting => tls.connect(connection)?,
+                    Side::Listening => tls.receive(connection)?,
                 };
                 (Box::new(sealed) as Box<dyn Connection>, channel)
             }
         };
         let greet = match side {
-            Side::Comes => hello::come,
-            Side::There => hello::receive,
+            Side::Connecting => hello::connect,
+            Side::Listening => hello::receive,
         };
         let card = greet(&mut *connection, &self.card, secret, &channel, &*self.env.random)?;
         Ok((card, connection))

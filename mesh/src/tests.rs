@@ -40,9 +40,9 @@ over_both! {
     what_nobody_takes_ends_the_link_and_not_the_memory,
 }
 
-struct Told(Mutex<Sender<Event>>);
+struct Events(Mutex<Sender<Event>>);
 
-impl Sink for Told {
+impl Sink for Events {
     fn take(&self, event: Event) {
         let _ = self.0.lock().send(event);
     }
@@ -68,7 +68,7 @@ impl Process {
         settings.greeting_us = 500_000;
         change(&mut settings);
         let address: Addr = "127.0.0.1:0".parse().unwrap();
-        let sink = Arc::new(Told(Mutex::new(send)));
+        let sink = Arc::new(Events(Mutex::new(send)));
         Process { mesh: Mesh::listen(env, &address, settings, sink).unwrap(), events }
     }
 

@@ -67,8 +67,8 @@ impl Tls {
         let chain = certificates(env, certificate)?;
         let private =
             PrivateKeyDer::from_pem_slice(&read(env, key)?).map_err(|e| wrong(key, &e))?;
-        let believed = Believed::new(env, authority)?;
-        let Believed { roots, provider } = &believed;
+        let believed = Verifier::new(env, authority)?;
+        let Verifier { roots, provider } = &believed;
         let (roots, provider) = (roots.clone(), provider.clone());
         let internal = |e: rustls::Error| Error::internal(format!("TLS: {e}"));
         let time = Arc::new(Time(env.clock.clone()));
@@ -110,7 +110,7 @@ impl Tls {
     }
 
     /// Performs the handshake of the connecting side.
-    pub(crate) fn come(&self, socket: Box<dyn Connection>) -> Result<(Sealed, Channel), Failed> {
+    pub(crate) fn connect(&self, socket: Box<dyn Connection>) -> Result<(Sealed, Channel), Failed> {
         // The name is neither checked nor sent.
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
         let session = ClientConnection::new(self.client.clone(), name).map_err(|e| failed(&e))?;
@@ -251,19 +251,19 @@ impl TimeProvider for Time {
 
 /// Verifies the other side by its certificate, without its name.
 #[derive(Debug)]
-pub(crate) struct Believed {
+pub(crate) struct Verifier {
     roots: Arc<RootCertStore>,
     provider: Arc<CryptoProvider>,
 }
 
-impl Believed {
+impl Verifier {
     /// Creates it with the authorities in a file.
-    pub(crate) fn new(env: &Env, authority: &Path) -> Result<Believed> {
+    pub(crate) fn new(env: &Env, authority: &Path) -> Result<Verifier> {
         let mut roots = RootCertStore::empty();
         for root in certificates(env, authority)? {
             roots.add(root).map_err(|e| wrong(authority, &e))?;
         }
-        Ok(Believed { roots: Arc::new(roots), provider: Arc::new(default_provider()) })
+        Ok(Verifier { roots: Arc::new(roots), provider: Arc::new(default_provider()) })
     }
 
     fn check(
@@ -280,7 +280,7 @@ impl Believed {
     }
 }
 
-impl ServerCertVerifier for Believed {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,

@@ -11,11 +11,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// A thread state that was created for this thread.
-struct Kept;
+struct Attachment;
 
-impl Kept {
+impl Attachment {
     /// Creates a thread state, if the thread has none.
-    fn new() -> Option<Kept> {
+    fn new() -> Option<Attachment> {
         // SAFETY: the interpreter runs, because a function of it is about to be called. `Ensure`
         // creates the state and takes the lock. `SaveThread` releases the lock and leaves the state
         // for the next `Ensure`.
@@ -26,11 +26,11 @@ impl Kept {
             ffi::PyGILState_Ensure();
             ffi::PyEval_SaveThread();
         }
-        Some(Kept)
+        Some(Attachment)
     }
 }
 
-impl Drop for Kept {
+impl Drop for Attachment {
     fn drop(&mut self) {
         // SAFETY: `new` entered the state once, and it is entered here for the second time, with
         // the lock. The first release leaves it once without releasing the lock. The second one
@@ -47,9 +47,9 @@ impl Drop for Kept {
 
 /// Attaches to the interpreter like [`Python::attach`], for a thread that enters repeatedly.
 pub fn attached<T>(work: impl for<'py> FnOnce(Python<'py>) -> T) -> T {
-    thread_local!(static KEPT: OnceCell<Option<Kept>> = const { OnceCell::new() });
+    thread_local!(static KEPT: OnceCell<Option<Attachment>> = const { OnceCell::new() });
     KEPT.with(|kept| {
-        kept.get_or_init(Kept::new);
+        kept.get_or_init(Attachment::new);
     });
     Python::attach(work)
 }

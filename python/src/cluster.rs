@@ -68,19 +68,19 @@ impl NativeCluster {
 
     /// Returns the state of the cluster, as JSON.
     fn status(&self, py: Python<'_>) -> PyResult<String> {
-        detached(py, || Ok(self.cluster.said().to_string()))
+        detached(py, || Ok(self.cluster.status_json().to_string()))
     }
 
     /// Ends the cluster: first waiting clients are answered, then a snapshot is taken. Returns
     /// whether everything is in the snapshot. If no input except files that were read to their ends
-    /// can follow (`may_come` is false), sinks are complete then.
-    #[pyo3(signature = (may_come=true))]
-    fn stop(&self, py: Python<'_>, may_come: bool) -> PyResult<bool> {
+    /// can follow (`more_input` is false), sinks are complete then.
+    #[pyo3(signature = (more_input=true))]
+    fn stop(&self, py: Python<'_>, more_input: bool) -> PyResult<bool> {
         let (gateway, cluster) = (Option::clone(&self.gateway), Arc::clone(&self.cluster));
         aside(py, move || {
             gateway.iter().for_each(|gateway| gateway.drain());
             gateway.iter().for_each(|gateway| gateway.stop());
-            cluster.leave(may_come)
+            cluster.leave(more_input)
         })
     }
 }
@@ -103,7 +103,7 @@ pub fn offer(
 ) -> PyResult<String> {
     let (_, functions) = app_functions(py, spec, opaques)?;
     let way = match (cluster, kafka) {
-        (Some(cluster), _) => Way::Desk(Arc::clone(&cluster.get().cluster)),
+        (Some(cluster), _) => Way::RequestServer(Arc::clone(&cluster.get().cluster)),
         (None, Some((brokers, cluster, properties))) => Way::Kafka { brokers, cluster, properties },
         (None, None) => {
             return Err(to_python(py, &Error::internal("neither a coordinator nor Kafka is given")))

@@ -20,7 +20,7 @@ pub struct PyOutside {
 }
 
 impl PyOutside {
-    fn said(&self, py: Python<'_>, asked: &[Value], gives_up: GivesUp) -> PyResult<Vec<Value>> {
+    fn call(&self, py: Python<'_>, asked: &[Value], gives_up: GivesUp) -> PyResult<Vec<Value>> {
         let gives_up = PyCFunction::new_closure(py, None, None, move |_, _| gives_up())?;
         let said = self.function.bind(py).call1((to_tuple(py, asked)?, gives_up))?;
         let mut row = Vec::with_capacity(self.answers.len());
@@ -35,7 +35,7 @@ impl PyOutside {
 impl Outside for PyOutside {
     fn call(&self, asked: &[Value], gives_up: GivesUp) -> Vec<Value> {
         Python::attach(|py| {
-            self.said(py, asked, gives_up).unwrap_or_else(|error| {
+            self.call(py, asked, gives_up).unwrap_or_else(|error| {
                 // The last column is for the error.
                 let mut row = vec![Value::Null; self.answers.len() - 2];
                 row.push(Value::str(&error.to_string()));

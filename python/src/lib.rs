@@ -10,7 +10,6 @@ mod cluster;
 mod deadline;
 mod errors;
 mod external;
-mod kept;
 mod mill;
 mod msgpack;
 mod nodes;
@@ -22,6 +21,7 @@ mod rows;
 mod rules;
 mod running;
 mod shapes;
+mod suspended;
 mod transaction;
 mod values;
 mod waits;
@@ -61,7 +61,7 @@ mod _native {
     #[pymodule_export]
     use super::mill::{bench, forked, inspect, token_digest, NativeMill};
     #[pymodule_export]
-    use super::running::{ask, schema_diff, would_go, NativeReplies};
+    use super::running::{ask, fresh_deletes, schema_diff, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -22,7 +22,7 @@ use crate::errors::{detached, to_python};
 use crate::external::PyOutside;
 use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
-use crate::waits::{alone, aside, end, patiently};
+use crate::waits::{aside, detach, end, patiently};
 
 /// A running app, which the package's `Mill` wraps.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
@@ -201,12 +201,12 @@ impl NativeMill {
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running.clone();
         // No caller is left for the result.
-        alone(py, move || drop(running.end(Mill::stop)))
+        detach(py, move || drop(running.end(Mill::stop)))
     }
 
-    fn give_way(&self, py: Python<'_>) -> PyResult<String> {
+    fn stop_now(&self, py: Python<'_>) -> PyResult<String> {
         let running = self.running.clone();
-        aside(py, move || json(&running.end(Mill::give_way)?))
+        aside(py, move || json(&running.end(Mill::stop_now)?))
     }
 
     fn wait(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {

@@ -1,7 +1,7 @@
 //! Python functions on a node.
 //!
 //! Each call is an activation. It continues when the awaited row or result is there, and is started
-//! again if it can't keep its place ([`crate::kept`]). The package's half is `remote.py`.
+//! again if it can't keep its place ([`crate::suspended`]). The package's half is `remote.py`.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,18 +12,18 @@ use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString, PyTuple};
 use pyo3::{create_exception, ffi, intern};
 use tidemill_core::rules::Fault;
 use tidemill_core::{Row, StreamId, TableId, Value};
-use tidemill_engine::{inner, AppFunctions, AppSpec, Begins};
+use tidemill_engine::{inner, AppFunctions, AppSpec, StartFunction};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::deadline::{overdue, Timed};
 use crate::errors::to_python as raised;
-use crate::kept::kept;
 use crate::mill::app_spec;
 use crate::msgpack;
 use crate::opaque::{keep, kind, running, sent, spare, waits_outside};
 use crate::shapes::{FunctionShape, Shapes};
+use crate::suspended::suspended;
 use crate::transaction::NativeTx;
 use crate::values::{loose, stored, to_python, to_tuple};
 
@@ -144,7 +144,7 @@ impl Tx for OnNode<'_> {
         self.context.has_deadline()
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
         let answer = self.context.lookup(question, ask);
         self.done(answer)
     }
@@ -340,7 +340,7 @@ struct PyFunctions {
 
 /// A function as the package describes it: the handler, the handler for calls inside, the
 /// `Function` and its table, if it is one, and whether it takes an event.
-type Described<'py> =
+type NodeFunction<'py> =
     (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>, bool);
 
 /// Returns an app, and its functions for nodes, from the data of the package's `spec`.
@@ -376,7 +376,8 @@ pub fn app_functions(
     let mut functions = Vec::with_capacity(opaques.len());
     let package = Arc::new(Package::new(py)?);
     for described in remote.call1((opaques,))?.try_iter()? {
-        let (handler, inner, called, table, takes_event) = described?.extract::<Described<'_>>()?;
+        let (handler, inner, called, table, takes_event) =
+            described?.extract::<NodeFunction<'_>>()?;
         let table = match table.is_none() {
             true => None,
             false => Some((table.getattr("id")?.extract()?, table.unbind())),
@@ -401,7 +402,7 @@ pub fn app_functions(
     Ok((spec, functions))
 }
 
-impl Begins for PyFunctions {
+impl StartFunction for PyFunctions {
     fn begin(
         &self,
         function: usize,
@@ -415,7 +416,7 @@ impl Begins for PyFunctions {
     }
 
     fn keep(&self, activation: Box<dyn Activation>) -> Box<dyn Activation> {
-        kept(activation)
+        suspended(activation)
     }
 }
 

@@ -29,7 +29,7 @@ pub struct Held {
     /// Whether setting columns created the row.
     made: bool,
     /// Whether the engine knows that the function writes the row.
-    pub told: bool,
+    pub announced: bool,
     /// The one object that the function has for the row.
     pub object: Option<Py<Row>>,
 }
@@ -47,7 +47,7 @@ impl Held {
             loaded: false,
             dirty: false,
             made: false,
-            told: false,
+            announced: false,
             object: None,
         }
     }

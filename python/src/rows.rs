@@ -152,7 +152,7 @@ impl Rows {
     pub(crate) fn begins(&mut self, at: usize) -> Result<(), Abort> {
         self.active.insert(at);
         let held = &mut self.held[at];
-        if self.shapes.tables[held.table].watched && !std::mem::replace(&mut held.told, true) {
+        if self.shapes.tables[held.table].watched && !std::mem::replace(&mut held.announced, true) {
             engine(&mut self.tx).will_write(TableId(held.table as u16), &held.key)?;
         }
         Ok(())

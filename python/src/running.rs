@@ -49,8 +49,8 @@ pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeRepl
 
 /// Returns the files that `--fresh` would delete in a data directory, or in a coordinator's.
 #[pyfunction]
-pub fn would_go(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResult<Vec<String>> {
-    detached(py, || tidemill_engine::would_go(&Env::real(), Path::new(path), is_coordinator))
+pub fn fresh_deletes(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResult<Vec<String>> {
+    detached(py, || tidemill_engine::fresh_deletes(&Env::real(), Path::new(path), is_coordinator))
 }
 
 /// Returns the changes of an upgrade of a data directory to this app, as JSON.

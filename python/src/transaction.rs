@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
 use tidemill_core::{Schema, StreamId, TableId, Value};
 use tidemill_function::Handle;
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Ask, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::deadline::{overdue, Timed};
@@ -595,7 +595,7 @@ impl NativeTx {
         let deadline_us = self.shapes(py)?.deadline_us;
         let (function, fails) = (function.clone().unbind(), failed.clone());
         // On a node another thread asks, and perhaps after the end of this transaction.
-        let ask = Ask::new(move || {
+        let ask = Asker::new(move || {
             attached(|py| {
                 let timed = Timed::begin(py, deadline_us);
                 let answer = function.call0(py).and_then(|answer| answer.extract::<Vec<u8>>(py));

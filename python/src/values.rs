@@ -298,7 +298,7 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
         }
         (value, ty) => {
             let shown = value.to_string();
-            rules::take(value, column).map_err(|why| match why.contains("can't be stored") {
+            rules::convert(value, column).map_err(|why| match why.contains("can't be stored") {
                 true => format!("{shown} is a {}, and the column is {ty}", name()),
                 false => why,
             })

@@ -43,7 +43,7 @@ pub fn aside<T: Send + 'static>(
         // The caller may be gone.
         let _ = tell.send(guarded(work));
     };
-    alone(py, body)?;
+    detach(py, body)?;
     patiently(py, move |us| match told.recv_timeout(Duration::from_micros(us)) {
         Ok(done) => done.map(Some),
         Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -52,7 +52,7 @@ pub fn aside<T: Send + 'static>(
 }
 
 /// Runs something on a thread of its own, without waiting for it.
-pub fn alone(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<()> {
+pub fn detach(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<()> {
     let thread = Env::real().threads.spawn("tidemill-wait", Box::new(body));
     let error = |e| to_python(py, &Error::io("starting a thread", &e));
     thread.map(drop).map_err(error)

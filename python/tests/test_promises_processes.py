@@ -304,7 +304,7 @@ def test_parquet_stays_in_parts_until_all_input_has_ended(tmp_path: Path) -> Non
     assert (out.exists(), parts.is_dir()) == (False, True)
     with Cluster(app, tmp_path / "data") as cluster:
         ends(cluster)
-        assert cluster.coordinator.stop(may_come=False)
+        assert cluster.coordinator.stop(more_input=False)
     assert (out.is_file(), parts.exists()) == (True, False)
 
 
@@ -429,7 +429,7 @@ def test_streams_can_be_written_as_they_come_and_as_stages_leave_them(tmp_path: 
 
     with Cluster(bank(reads), tmp_path / "data") as cluster:
         until(lambda: cluster.status()["input_ended"])
-        assert cluster.coordinator.stop(may_come=False)
+        assert cluster.coordinator.stop(more_input=False)
     assert lines("payments.jsonl") == [{"id": id} for id in (3, 1, 2, 0)]
     assert lines("large.jsonl") == [{"id": id} for id in (3, 2)]
     assert lines("twice.jsonl") == [{"n": n} for n in (6, 4)]

@@ -72,17 +72,17 @@ class Coordinator:
         found: dict[str, Any] = json.loads(self.native.status())
         return found
 
-    def stop(self, may_come: bool = True) -> bool:
+    def stop(self, more_input: bool = True) -> bool:
         """Stops the coordinator.
 
         It waits a while for the replies of open requests, and then for a last snapshot. With
-        ``may_come`` False no more input can arrive, as all files were read to their ends. Written
+        ``more_input`` False no more input can arrive, as all files were read to their ends. Written
         files are complete then.
 
         Returns whether the snapshot has everything that was executed. If so, the next start has
         nothing to execute again.
         """
-        return self.native.stop(may_come)
+        return self.native.stop(more_input)
 
 
 class Worker:

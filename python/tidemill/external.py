@@ -89,7 +89,7 @@ class External(Stream):
         }
 
 
-class Outside:
+class OpaqueExternal:
     """An external function in the form that the engine calls.
 
     It takes a row of the outbox and returns the columns of the answer. The engine may call it

@@ -125,12 +125,12 @@ class Mill:
             if kind is None:
                 self._acknowledge_all()
         except BaseException:
-            self.give_way()
+            self.stop_now()
             raise
         if kind is None:
             self.stop()
         else:
-            self.give_way()
+            self.stop_now()
 
     def send(self, stream: Stream | str, rows: object, wait: bool = False) -> None:
         """Sends events into a stream.
@@ -289,7 +289,7 @@ class Mill:
         self._ending = False
         return self._summary(summary)
 
-    def give_way(self) -> dict[str, Any]:
+    def stop_now(self) -> dict[str, Any]:
         """Stops the app as :meth:`stop` does, and interrupts a recovery that is in progress.
 
         The next start begins that recovery again. Everything recorded stays durable.
@@ -297,7 +297,7 @@ class Mill:
         Returns:
             The summary of the run, as :meth:`summary` returns it.
         """
-        return self._end(self._open("give_way").give_way)
+        return self._end(self._open("stop_now").stop_now)
 
     def wait(self, seconds: float) -> bool:
         """Waits for the end of all input.

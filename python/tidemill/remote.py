@@ -128,7 +128,7 @@ class Calls:
 CALLS = Calls()
 
 
-class Described(NamedTuple):
+class NodeFunction(NamedTuple):
     """A function in the form that the native code reads."""
 
     handler: OpaqueHandler
@@ -140,17 +140,17 @@ class Described(NamedTuple):
     takes_event: bool
 
 
-def remote(opaques: Iterable[object]) -> list[Described]:
+def remote(opaques: Iterable[object]) -> list[NodeFunction]:
     """Returns the functions of an app's spec in the form that nodes read."""
     handlers = [opaque for opaque in opaques if isinstance(opaque, OpaqueHandler)]
     functions = [handler for handler in handlers if isinstance(handler, OpaqueFunction)]
     emits = {stream for function in functions for stream in function.emits}
-    made: list[Described] = []
+    made: list[NodeFunction] = []
     for handler in handlers:
         inner = copy.copy(handler)
         inner.emits = handler.emits | emits
         called = handler.called if isinstance(handler, OpaqueFunction) else None
         table = called.entity.table if called is not None else None
         takes_event = not isinstance(handler, OpaqueCall)
-        made.append(Described(handler, inner, called, table, takes_event))
+        made.append(NodeFunction(handler, inner, called, table, takes_event))
     return made

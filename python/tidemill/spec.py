@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill import units
 from tidemill.entity import Function, OpaqueFunction, calls_entities
-from tidemill.external import Outside
+from tidemill.external import OpaqueExternal
 from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
 from tidemill.source import code_hash
 from tidemill.types import Json
@@ -43,7 +43,7 @@ def spec(
     externals = []
     for external in app.externals:
         externals.append(external.external_json(len(opaques)))
-        opaques.append(Outside(external))
+        opaques.append(OpaqueExternal(external))
     sources = [s for s in app.sources if push or s["files"] is not None or "kafka" in s]
     served = "http_port" in settings
     # The streams of calls, timers and external answers: clients and the engine fill them.

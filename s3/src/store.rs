@@ -171,7 +171,7 @@ fn is_passing(error: &S3Error) -> bool {
 }
 
 /// Returns an error in one line.
-fn said(error: &S3Error) -> String {
+fn message_of(error: &S3Error) -> String {
     let mut text = error.to_string().replace('\n', " ");
     if let Some((end, _)) = text.char_indices().nth(SAID_MAX) {
         text.truncate(end);
@@ -200,7 +200,7 @@ impl Inner {
             loop {
                 match attempt().await {
                     Err(error) if is_passing(&error) => {
-                        self.trouble.has(format!("{} fails: {}", self.at, said(&error)));
+                        self.trouble.has(format!("{} fails: {}", self.at, message_of(&error)));
                         last = Some(Err(error));
                     }
                     done => {
@@ -216,7 +216,7 @@ impl Inner {
             Ok(done) => Some(done),
             Err(_) => {
                 let seconds = self.timeout.as_secs_f64();
-                let why = last.as_ref().and_then(|last| last.as_ref().err()).map(said);
+                let why = last.as_ref().and_then(|last| last.as_ref().err()).map(message_of);
                 let why = why.map_or_else(String::new, |why| format!(": {why}"));
                 let what = format!("{} has not answered for {seconds:.0} s{why}", self.at);
                 self.trouble.has(what);
@@ -229,7 +229,7 @@ impl Inner {
     fn judge<T>(&self, done: &object_store::Result<T>) {
         match done {
             Err(error @ (S3Error::PermissionDenied { .. } | S3Error::Unauthenticated { .. })) => {
-                self.trouble.has(format!("{} refuses the keys: {}", self.at, said(error)))
+                self.trouble.has(format!("{} refuses the keys: {}", self.at, message_of(error)))
             }
             _ => self.trouble.is_over(),
         }

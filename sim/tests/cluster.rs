@@ -1,11 +1,11 @@
 //! Runs of a simulated cluster with faults of all kinds: the outcome must always be the
 //! reference's.
 
-use tidemill_function::Fault;
+use tidemill_function::InjectedDefect;
 use tidemill_sim::cluster::{check, World};
 
 /// Runs the cluster of a seed and checks the outcome.
-fn run(seed: u64, fault: Option<Fault>, trace: bool) -> Result<(), String> {
+fn run(seed: u64, fault: Option<InjectedDefect>, trace: bool) -> Result<(), String> {
     let mut world = World::new(seed, fault);
     world.trace = trace;
     match world.run() {
@@ -30,8 +30,8 @@ fn whatever_happens_the_outcome_is_the_references() {
 }
 
 #[test]
-fn every_mistake_is_found() {
-    for fault in Fault::ALL {
+fn every_injected_bug_is_found() {
+    for fault in InjectedDefect::ALL {
         let finds = |seed: &u64| {
             let outcome = std::panic::catch_unwind(|| run(*seed, Some(fault), false));
             outcome.is_err() || outcome.is_ok_and(|outcome| outcome.is_err())

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use tidemill_core::Value;
 use tidemill_function::{
-    Call, Event, Fault, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows, Sequencing,
-    Settings, Tid,
+    Call, Event, InjectedDefect, Message, Node, NodeId, Outbox, Owners, Path, Question, Rows,
+    Sequencing, Settings, Tid,
 };
-use tidemill_sim::cluster::script::{asked, OnNodes, Script, Told, CALLS_MAX, DEPTH_MAX};
+use tidemill_sim::cluster::script::{asked, Answers, OnNodes, Script, CALLS_MAX, DEPTH_MAX};
 use tidemill_sim::cluster::{Dice, Epoch, Expected};
 
 /// The nodes and the messages between each two of them.
@@ -18,7 +18,7 @@ struct Net {
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
     /// The questions of nodes to the outside, and the answers so far.
     questions: Vec<(NodeId, Question)>,
-    told: Told,
+    told: Answers,
     events: Vec<(Tid, Path, Vec<Value>)>,
     found: Expected,
     committed: usize,
@@ -38,7 +38,7 @@ impl Net {
             nodes: (0..nodes).map(node).collect(),
             wires: BTreeMap::new(),
             questions: Vec::new(),
-            told: Told::new(),
+            told: Answers::new(),
             events: Vec::new(),
             found: Expected::default(),
             committed: 0,
@@ -126,7 +126,7 @@ impl Net {
 }
 
 /// Returns whether the run of a seed ended, its outcome, and the expected outcome.
-fn run(seed: u64, fault: Option<Fault>) -> (bool, Expected, Expected) {
+fn run(seed: u64, fault: Option<InjectedDefect>) -> (bool, Expected, Expected) {
     let mut dice = Dice::new(seed);
     let keys = 2 + dice.below(12) as i64;
     let script = Script::random(&mut dice, keys);
@@ -198,8 +198,8 @@ fn any_order_of_messages_comes_to_the_reference() {
 const OF_NODES: usize = 24;
 
 #[test]
-fn every_mistake_is_found() {
-    for fault in &Fault::ALL[..OF_NODES] {
+fn every_injected_bug_is_found() {
+    for fault in &InjectedDefect::ALL[..OF_NODES] {
         let finds = |seed: &u64| {
             let outcome = std::panic::catch_unwind(|| run(*seed, Some(*fault)));
             outcome.map_or(true, |(ended, found, wanted)| !ended || found != wanted)

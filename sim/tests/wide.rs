@@ -214,7 +214,7 @@ impl Activation for Running {
 
 /// The outcome of a request, and its cost.
 #[derive(Debug)]
-struct Came {
+struct Ran {
     reply: Result<Value, Abort>,
     begins: u64,
     steps: u64,
@@ -224,7 +224,7 @@ struct Came {
 }
 
 /// Runs a function on two nodes, and then a small one.
-fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Came {
+fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Ran {
     let mut builder = Builder::new("wide");
     let columns = ["id", "n"].map(|name| Column::new(name, DataType::Int)).to_vec();
     builder.table("cells", &["id"], columns);
@@ -270,7 +270,7 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Came {
     }
     assert_eq!(replies.pop(), Some(Ok(Value::Int(1))), "the small one");
     let rows = nodes.iter().flat_map(|node| node.store().iter());
-    Came {
+    Ran {
         reply: replies.pop().expect("it has a reply"),
         begins: counts.begins.load(Ordering::Relaxed),
         steps: counts.steps.load(Ordering::Relaxed),

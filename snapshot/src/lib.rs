@@ -63,7 +63,7 @@ pub use layout::DataObject;
 pub use load::{load, LoadedRow, Loader, Piece};
 pub use manifest::{epochs, manifest_at, Blob, Head, Manifest};
 pub use memory::MemoryStore;
-pub use retain::Kept;
+pub use retain::Retained;
 pub use shard::{shard_of, SHARDS};
 pub use snapshots::{discard_after, newest, open_at, Snapshots};
 pub use store::{Object, ObjectWriter, Store};

@@ -11,7 +11,7 @@ use crate::{DATA, INTERNAL};
 
 /// The retained snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct Retained {
     /// The epochs of the retained snapshots, oldest first.
     pub epochs: Vec<u64>,
     /// The first record of the input log that any of them needs.
@@ -29,7 +29,7 @@ impl Snapshots {
     /// # Errors
     /// If the store fails, or a retained snapshot has a damaged manifest. Nothing that is needed
     /// has been removed, and another call continues with the rest.
-    pub fn retain(&self, count: usize) -> Result<Option<Kept>> {
+    pub fn retain(&self, count: usize) -> Result<Option<Retained>> {
         let Some(newest) = &self.newest else { return Ok(None) };
         // There may be a manifest whose answer was lost, newer than the known ones. It stays, but
         // it displaces no other, because it may not survive a crash.
@@ -61,6 +61,6 @@ impl Snapshots {
                 }
             }
         }
-        Ok(Some(Kept { epochs: kept, input_next, cut_next }))
+        Ok(Some(Retained { epochs: kept, input_next, cut_next }))
     }
 }

@@ -39,7 +39,7 @@ pub struct Opened<'t> {
     logged: usize,
     /// The word of a slot up to which it is prefetched. It is 0 if the cache line of the first word
     /// has all that matters.
-    asked_to: usize,
+    prefetch_to: usize,
     slot_of: SlotOf,
     shift: u32,
     mask: usize,
@@ -92,7 +92,7 @@ const LINE: usize = 8;
 const ASKED_MAX: usize = 2 * LINE;
 
 /// Returns the field of the same name of [`Opened`].
-fn asked_to(slots: *const u64, stride: usize, logged: usize) -> usize {
+fn prefetch_to(slots: *const u64, stride: usize, logged: usize) -> usize {
     let are_aligned = (slots as usize).is_multiple_of(LINE * 8)
         && (LINE.is_multiple_of(stride) || (stride.is_multiple_of(LINE) && logged <= LINE));
     if are_aligned {
@@ -162,7 +162,7 @@ impl Table {
             begun: part.end,
             stride,
             logged,
-            asked_to: asked_to(slots, stride, logged),
+            prefetch_to: prefetch_to(slots, stride, logged),
             slot_of: SlotOf::new(stride),
             shift,
             mask,
@@ -199,8 +199,8 @@ impl Drop for Opened<'_> {
         let keys = placing.placed.iter().map(|slot| unsafe { *slot.add(KEY) }).collect();
         // SAFETY: as above.
         unsafe {
-            (*self.table).have_taken(placing.taken);
-            (*self.table).have_come(keys);
+            (*self.table).slots_taken(placing.taken);
+            (*self.table).rows_added(keys);
         }
     }
 }
@@ -234,7 +234,7 @@ impl Headers for Opened<'_> {
 
 impl Opened<'_> {
     /// Whether versions of its rows are retained. If so, [`Opened::at_time`] has to set the time.
-    pub fn keeps_versions(&self) -> bool {
+    pub fn retains_versions(&self) -> bool {
         !self.histories.is_null()
     }
 
@@ -275,9 +275,9 @@ impl Opened<'_> {
     #[inline(always)]
     fn each_line(&self, slot: *const u64, ask: impl Fn(*const u64)) {
         ask(slot);
-        if self.asked_to > 0 {
-            (LINE..self.asked_to).step_by(LINE).for_each(|word| ask(slot.wrapping_add(word)));
-            ask(slot.wrapping_add(self.asked_to));
+        if self.prefetch_to > 0 {
+            (LINE..self.prefetch_to).step_by(LINE).for_each(|word| ask(slot.wrapping_add(word)));
+            ask(slot.wrapping_add(self.prefetch_to));
         }
     }
 

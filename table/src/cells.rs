@@ -69,13 +69,13 @@ pub fn prefetch(words: &[u64], at: usize) {
 /// Asks the processor to bring the line at an address into its cache, if there is such a line.
 #[inline(always)]
 pub fn prefetch_address<T>(word: *const T) {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is a hint. It reads and writes nothing, and an unmapped address is
     // ignored.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(word.cast());
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = word;
 }
 
@@ -85,11 +85,11 @@ pub fn prefetch_address<T>(word: *const T) {
 pub fn prefetch_to_write<T>(word: *const T) {
     // The instruction is given by name. The compiler turns its own write hint into a read hint,
     // unless it may rely on a newer processor than the oldest 64-bit one.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: as above; a 64-bit processor that does not know the instruction does nothing.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) word, options(nostack, preserves_flags, readonly));
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     let _ = word;
 }

@@ -57,7 +57,7 @@ pub(crate) struct Shape {
 
 /// The aggregates of versions that a program's windows use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Aggregates {
     /// The columns whose sums are used.
     pub sums: BTreeSet<usize>,
     /// The columns whose smallest or largest value is used.
@@ -127,7 +127,7 @@ impl Shape {
     }
 
     /// Removes the sums and extremes that are not wanted.
-    pub(crate) fn only(mut self, wanted: &Wanted, layout: &Layout) -> Shape {
+    pub(crate) fn only(mut self, wanted: &Aggregates, layout: &Layout) -> Shape {
         let is_of = |columns: &BTreeSet<usize>, word: usize| {
             columns.iter().any(|column| layout.plain_word(*column) == Some(word))
         };

@@ -49,7 +49,7 @@ impl KeyIndex {
 
     pub(crate) fn insert_hashed(&mut self, key: Key, hash: u64) -> u32 {
         let slot = self.keys.len() as u32;
-        self.key_bytes += beside(&key);
+        self.key_bytes += extra_bytes(&key);
         self.keys.push(key);
         let (keys, hasher) = (&self.keys, &self.hasher);
         self.table.insert_unique(hash, slot, |&s| hasher.hash_one(&keys[s as usize]));
@@ -68,7 +68,7 @@ impl KeyIndex {
         let Entry::Vacant(entry) = entry else { return None };
         let slot = self.keys.len() as u32;
         entry.insert(slot);
-        self.key_bytes += beside(&key);
+        self.key_bytes += extra_bytes(&key);
         self.keys.push(key);
         Some(slot)
     }
@@ -96,7 +96,7 @@ impl KeyIndex {
 }
 
 /// Returns the bytes of a key on the heap.
-fn beside(key: &Key) -> usize {
+fn extra_bytes(key: &Key) -> usize {
     if key.0.spilled() {
         key.0.capacity()
     } else {

@@ -21,7 +21,7 @@ pub(crate) fn with_capacity<T>(items: usize) -> Vec<T> {
 }
 
 /// Asks the system for huge pages within this memory.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 fn ask(address: usize, bytes: usize) {
     use std::ffi::{c_int, c_void};
     extern "C" {
@@ -38,7 +38,7 @@ fn ask(address: usize, bytes: usize) {
     }
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", not(miri))))]
 fn ask(_: usize, _: usize) {}
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tidemill_place::{partition_in, Partition};
 
 use crate::cells::{prefetch, Cells};
 use crate::dirty::DirtyBlocks;
-use crate::history::{RowHistory, Shape, Wanted};
+use crate::history::{Aggregates, RowHistory, Shape};
 use crate::index::KeyIndex;
 use crate::layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
 use crate::version::{stamp_word, Seq, VersionLog, NO_LINK};
@@ -133,7 +133,7 @@ impl Table {
     ///
     /// # Panics
     /// If the table has had rows.
-    pub fn wanting(mut self, wanted: &Wanted) -> Table {
+    pub fn with_aggregates(mut self, wanted: &Aggregates) -> Table {
         assert_eq!(self.taken, 0, "versions have one shape");
         self.shape = self.shape.map(|shape| shape.only(wanted, &self.layout));
         self
@@ -147,7 +147,7 @@ impl Table {
     ///
     /// # Panics
     /// If the table has had rows.
-    pub fn writing(mut self, columns: &BTreeSet<usize>) -> Table {
+    pub fn with_written_columns(mut self, columns: &BTreeSet<usize>) -> Table {
         assert_eq!(self.taken, 0, "versions have one shape");
         let behind = |column: &usize| match self.layout.places[*column] {
             Place::Key => 0,
@@ -605,12 +605,12 @@ impl Table {
     }
 
     /// Records that slots have been taken.
-    pub(crate) fn have_taken(&mut self, slots: usize) {
+    pub(crate) fn slots_taken(&mut self, slots: usize) {
         self.taken += slots;
     }
 
     /// Records that rows with these keys exist from now on.
-    pub(crate) fn have_come(&mut self, keys: Vec<u64>) {
+    pub(crate) fn rows_added(&mut self, keys: Vec<u64>) {
         self.present += keys.len();
         if self.order.is_some() {
             keys.iter().for_each(|key| self.order_changes(self.key_of(*key), true));

@@ -25,7 +25,7 @@ pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
 ///
 /// An entry has its key, although it is known from elsewhere: a slot of four words is copied in two
 /// instructions, and leaving words out would take more. Words at a slot's end that no write changes
-/// are left out ([`Table::writing`](crate::Table::writing)). All entries of a table have the same
+/// are left out ([`Table::with_written_columns`](crate::Table::writing)). All entries of a table have the same
 /// number of words.
 ///
 /// The log is in parts, one for each thread that writes versions at a time. The entries of a part

@@ -30,9 +30,9 @@ pub trait Pool: Send + Sync {
 
 /// A pool of only the calling thread, without a clock.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Alone;
+pub struct SingleThread;
 
-impl Pool for Alone {
+impl Pool for SingleThread {
     fn threads(&self) -> usize {
         1
     }

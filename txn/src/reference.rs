@@ -20,12 +20,12 @@
 //! compiled programs, merging, buffering and batching. It can't find an error in a shared part;
 //! these have tests of their own.
 
-mod alone;
 mod batches;
 mod kept;
 mod open;
 mod round;
 mod rows;
+mod single_transaction;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,13 +36,13 @@ use tidemill_core::{
     Key, Late, Position, Row, SourceId, Stamp, StreamId, StreamTime, TableId, Value,
 };
 
-pub use self::alone::{alone, mentions, transact, uses, Done, Mentioned, When};
-pub(crate) use self::alone::{key_of, known, mentioned};
-pub use self::kept::Kept;
-pub use self::open::{by_arrival, by_event_time, Open};
+pub use self::kept::StoredVersions;
+pub use self::open::{by_arrival, by_event_time, OpenBatches};
 pub use self::round::{views, Rounds};
 use self::rows::Maps;
-pub use self::rows::{between, Behind, Rows};
+pub use self::rows::{between, IsUnneeded, Rows};
+pub(crate) use self::single_transaction::{key_of, known, mentioned};
+pub use self::single_transaction::{mentions, run_single, transact, uses, Done, Mentioned, When};
 pub(crate) use self::work::word_value;
 use self::work::Work;
 use crate::order::{slides, Groups};
@@ -114,11 +114,11 @@ struct Coming {
 
 /// Runs a program over its sources, with these cuts.
 pub fn run(program: &Program, sources: &[Vec<InputRow>], cuts: &[CutAt]) -> Outcome {
-    run_told(program, sources, cuts, &Answers::default())
+    run_with_answers(program, sources, cuts, &Answers::default())
 }
 
 /// Like [`run`], with known answers from outside.
-pub fn run_told(
+pub fn run_with_answers(
     program: &Program,
     sources: &[Vec<InputRow>],
     cuts: &[CutAt],
@@ -392,7 +392,7 @@ impl<'a> Machine<'a> {
     fn forget(&mut self, frontiers_us: &[i64]) {
         for (index, table) in self.program.tables.iter().enumerate() {
             let history = table.history.unwrap_or_default();
-            let from = history.kept_from(frontiers_us[index]);
+            let from = history.retained_from(frontiers_us[index]);
             self.outcome.histories[index].retain(|_, versions| {
                 let len = versions.len() as u64;
                 versions.retain(|(number, time, _)| {
@@ -504,7 +504,7 @@ impl<'a> Machine<'a> {
             None => self.append(written, stamp.at.time_us),
             Some(abort) => {
                 self.outcome.tables = before;
-                emitted = given.aborted(self.program, &turn, &abort.told());
+                emitted = given.aborted(self.program, &turn, &abort.public_reason());
                 self.outcome.aborts += emitted.len() as u64;
             }
         }
@@ -585,7 +585,7 @@ impl<'a> Machine<'a> {
             Err(abort) => {
                 self.outcome.tables = before;
                 self.outcome.aborts += 1;
-                let row = self.program.abort_event(index, event, &abort.told());
+                let row = self.program.abort_event(index, event, &abort.public_reason());
                 vec![(handler.aborted, row)]
             }
         };

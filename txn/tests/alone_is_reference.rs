@@ -9,7 +9,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use random::{Dice, Shape};
 use tidemill_core::{Key, TableId, Value};
-use tidemill_txn::execute::Alone;
+use tidemill_txn::execute::RemoteRows;
 use tidemill_txn::program::{Abort, Program};
 use tidemill_txn::reference;
 
@@ -19,7 +19,7 @@ type Written = Vec<((TableId, Key), Option<Vec<Value>>)>;
 /// Runs an event's transaction on the given rows, which it changes. Returns whether it is declared
 /// with known rows.
 fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> bool {
-    let Some(alone) = Alone::of(program, handler) else {
+    let Some(alone) = RemoteRows::of(program, handler) else {
         assert_eq!(reference::mentions(program, handler, event), None);
         return false;
     };
@@ -31,7 +31,7 @@ fn step(program: &Program, handler: usize, event: &[Value], held: &mut Held) -> 
     let came = alone.run(program, event, keys, &are);
     let given = mentions.iter().zip(&are);
     let given = given.map(|((table, key, _), row)| (*table, key.clone(), row.as_deref()));
-    let wanted = reference::alone(program, handler, event, given);
+    let wanted = reference::run_single(program, handler, event, given);
     // Compares rows in a fixed order, as debug text, because NaN equals no float.
     let shown = |rows: Written| format!("{:?}", rows.into_iter().collect::<BTreeMap<_, _>>());
     let row_of = |n: u32| (mentions[n as usize].0, mentions[n as usize].1.clone());

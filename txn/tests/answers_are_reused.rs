@@ -18,7 +18,7 @@ use tidemill_core::{Column, DataType, SourceId, TableId, Value};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::{Abort, Answers, Ask, Asked, Builder, Opaque, Program, Tx};
+use tidemill_txn::program::{Abort, Answers, Asker, Builder, Opaque, Program, QuestionId, Tx};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
@@ -39,7 +39,7 @@ impl Opaque for Asks {
         for _ in 0..*times {
             let clock = self.clock.clone();
             let ask = move || clock.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec();
-            let told = tx.lookup(&sum.to_le_bytes(), &Ask::new(ask))?;
+            let told = tx.lookup(&sum.to_le_bytes(), &Asker::new(ask))?;
             sum = sum.wrapping_add(i64::from_le_bytes(told[..].try_into().expect("a word")));
         }
         tx.put(TableId(0), &[key.clone(), Value::Int(sum)])
@@ -76,11 +76,11 @@ proptest! {
         for strategy in Strategy::all() {
             for threads in [1, 3] {
                 let pool = Threads::new(threads);
-                let run = |known: Vec<(Asked, Arc<[u8]>)>| {
+                let run = |known: Vec<(QuestionId, Arc<[u8]>)>| {
                     let all = RefCell::new(known);
                     let outcome = drive::run(&program, &sources, &cuts, &mut Dice(seed), |seq| {
                         let executor = Executor::new(program.clone(), strategy, 5);
-                        let mut executor = executor.planning_anything().after(seq);
+                        let mut executor = executor.with_small_limits().after(seq);
                         let (all, pool) = (&all, &pool);
                         move |tables: &mut [Table], epoch: &Epoch| {
                             let mut epoch = epoch.clone();
@@ -95,7 +95,7 @@ proptest! {
                 let (first, told) = run(Vec::new());
                 let answers = Arc::new(Answers::of(told.clone()));
                 let asked = asks.clock.load(Ordering::Relaxed);
-                let wanted = reference::run_told(&program, &sources, &cuts, &answers);
+                let wanted = reference::run_with_answers(&program, &sources, &cuts, &answers);
                 prop_assert_eq!(asks.clock.load(Ordering::Relaxed), asked, "{}", strategy);
                 same(&wanted, &first);
                 let (second, _) = run(told);

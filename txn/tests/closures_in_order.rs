@@ -102,7 +102,7 @@ fn closures_act_in_the_order_of_their_program() {
         let cuts = std::slice::from_ref(&cut);
         let found = drive::run(&program, &sources, cuts, &mut Dice(1), |seq| {
             let executor = Executor::new(program.clone(), strategy, 5);
-            let mut executor = executor.planning_anything().after(seq);
+            let mut executor = executor.with_small_limits().after(seq);
             let pool = &pool;
             move |tables: &mut [Table], epoch: &Epoch| executor.run(pool, tables, epoch).unwrap()
         });

@@ -20,7 +20,7 @@ use tidemill_core::{Batch, Column, DataType, Key, Late, Row, SourceId, StreamId,
 use tidemill_table::Table;
 use tidemill_txn::execute::{Executor, Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequencer};
-use tidemill_txn::pool::Alone;
+use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{Builder, HandlerBuilder, Program};
 use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
@@ -44,9 +44,10 @@ fn check(text: &str, expect: Expect) {
     let values = run(&program, &cuts, &mut |tables, epoch| serial.run(tables, epoch).unwrap());
     assert_eq!(wanted, values, "over values");
     for strategy in Strategy::all() {
-        let mut executor = Executor::new(program.clone(), strategy, 0).planning_anything();
-        let mut execute =
-            |tables: &mut [Table], epoch: &Epoch| executor.run(&Alone, tables, epoch).unwrap();
+        let mut executor = Executor::new(program.clone(), strategy, 0).with_small_limits();
+        let mut execute = |tables: &mut [Table], epoch: &Epoch| {
+            executor.run(&SingleThread, tables, epoch).unwrap()
+        };
         assert_eq!(wanted, run(&program, &cuts, &mut execute), "{strategy}");
     }
     expect.assert_eq(&wanted);
@@ -157,7 +158,7 @@ fn run(program: &Arc<Program>, cuts: &[CutAt], execute: &mut Execute<'_>) -> Str
             ..CutInput::default()
         };
         before.clone_from(&cut.offsets);
-        let epoch = sequencer.cut(&Alone, input).unwrap().epoch;
+        let epoch = sequencer.cut(&SingleThread, input).unwrap().epoch;
         let outcome = execute(&mut tables, &epoch);
         for output in outcome.outputs {
             outputs[output.stream.index()].extend(output.batch.rows());

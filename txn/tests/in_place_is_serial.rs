@@ -151,7 +151,7 @@ fn check(
     let executor = Executor::new(program.clone(), strategy, 0);
     // Then each option executes a part of each epoch in turn, and lists have little room.
     let plans_anything = strategy == Strategy::Adaptive || (seed / 4).is_multiple_of(2);
-    let mut executor = if plans_anything { executor.planning_anything() } else { executor };
+    let mut executor = if plans_anything { executor.with_small_limits() } else { executor };
     let mut in_place = 0;
     for number in 0..4 {
         let epoch = epoch(&program, &mut dice, events, keys, number * 1_000_000);

@@ -115,7 +115,7 @@ proptest! {
                 let pool = Threads::new(threads);
                 let found = drive::run(&program, &sources, &cuts, &mut Dice(seed), |seq| {
                     let executor = Executor::new(program.clone(), strategy, 5);
-                    let mut executor = executor.planning_anything().after(seq);
+                    let mut executor = executor.with_small_limits().after(seq);
                     let pool = &pool;
                     move |tables: &mut [Table], epoch: &Epoch| {
                         executor.run(pool, tables, epoch).unwrap()

@@ -21,7 +21,7 @@ use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Tx, Window};
 use tidemill_txn::reference::{self, InputRow};
-use tidemill_txn::schedule::{Arm, Strategy as Executed};
+use tidemill_txn::schedule::{ExecutionMode, Strategy as Executed};
 
 /// Returns pools of one to eight threads.
 fn pools() -> &'static [Threads] {
@@ -56,7 +56,7 @@ fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize
         let written = RefCell::new(BTreeMap::<usize, u64>::new());
         let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
             let executor = Executor::new(program.clone(), *strategy, 3);
-            let mut executor = executor.after(seq).planning_anything();
+            let mut executor = executor.after(seq).with_small_limits();
             if let Some(limit) = limit {
                 executor = executor.giving_up_after(limit);
             }
@@ -168,7 +168,7 @@ fn a_function_that_panics_aborts() {
     let mut first = None;
     for strategy in std::iter::once(Executed::Serial).chain(Executed::all()) {
         for pool in pools() {
-            let mut executor = Executor::new(program.clone(), strategy, 0).planning_anything();
+            let mut executor = Executor::new(program.clone(), strategy, 0).with_small_limits();
             let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
             let outcome = executor.run(pool, &mut tables, &epoch).unwrap();
             let outputs = outcome.outputs.iter().map(|output| &output.batch);
@@ -244,7 +244,7 @@ fn aborts_that_depend_on_aborts() {
         let in_parallel = std::cell::Cell::new(0);
         let got = drive::run(&program, &sources, &cuts, &mut dice, |seq| {
             let executor = Executor::new(program.clone(), strategy, 0).after(seq);
-            let mut executor = executor.planning_anything();
+            let mut executor = executor.with_small_limits();
             let in_parallel = &in_parallel;
             move |tables: &mut [Table], epoch: &Epoch| {
                 let outcome = executor.run(pool, tables, epoch).unwrap();
@@ -446,7 +446,7 @@ fn adaptive_has_graphs_for_functions() {
     let ran = |has_one_lock, is_trying: bool| {
         let (program, epoch) = three_hundred(adds(0, has_one_lock));
         let executor = Executor::new(program.clone(), Executed::Adaptive, 0);
-        let mut executor = if is_trying { executor.planning_anything() } else { executor };
+        let mut executor = if is_trying { executor.with_small_limits() } else { executor };
         let ran = |_| {
             let mut tables = vec![Table::new(Arc::new(program.tables[0].clone()), 1)];
             executor.run(pool, &mut tables, &epoch).unwrap();
@@ -458,7 +458,7 @@ fn adaptive_has_graphs_for_functions() {
     assert_eq!(tried[0].strategy, Executed::Serial);
     assert_eq!(tried[1].strategy.to_string(), "ns-op-eager");
     let (seen, expected, among) = tried[1].chosen.unwrap();
-    assert_eq!((seen.unknown, among), (1.0, Arm::ELSEWHERE));
+    assert_eq!((seen.unknown, among), (1.0, ExecutionMode::NOT_IN_PLACE));
     assert!(expected.graph_ns > 0.0);
     let locked = ran(true, false);
     assert_eq!(

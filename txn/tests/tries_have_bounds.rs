@@ -233,7 +233,7 @@ fn run(
     for epoch in epochs {
         let outcome = executor.run(pool, &mut tables, epoch).unwrap();
         let ran = executor.ran();
-        let (work, vain) = (executor.work(), executor.in_vain());
+        let (work, vain) = (executor.work(), executor.wasted_work());
         let (is_parallel, is_given_up) = (ran.in_parallel > 0, ran.why.contains("given up"));
         took.push(Took { work, vain, is_parallel, is_given_up });
         let until = epoch.runs[0].times.last().copied().unwrap_or(0);
@@ -272,7 +272,7 @@ fn check(seed: u64, seen: &mut Seen) {
     let adaptive = of(Strategy::Adaptive);
     let (chosen, got) = run(&program, &epochs, &pool, adaptive);
     assert_eq!(wanted, got, "seed {seed}");
-    let in_turn = of(Strategy::Adaptive).planning_anything();
+    let in_turn = of(Strategy::Adaptive).with_small_limits();
     let (in_turn, got) = run(&program, &epochs, &pool, in_turn);
     assert_eq!(wanted, got, "seed {seed}");
     for took in [&chosen, &in_turn] {

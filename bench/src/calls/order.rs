@@ -93,7 +93,7 @@ fn call(target: Target, table: TableId, key: &[i64], args: &[i64]) -> Call {
     Call { target, table, key: ints(key).into(), args: ints(args).into() }
 }
 
-fn held(context: &mut dyn Context, table: TableId, key: &[Value]) -> Result<Vec<Value>, Stop> {
+fn existing(context: &mut dyn Context, table: TableId, key: &[Value]) -> Result<Vec<Value>, Stop> {
     let row = context.get(table, key)?;
     Ok(row.ok_or_else(|| Abort::refused("there is no such row"))?.to_vec())
 }
@@ -112,7 +112,7 @@ impl Activation for Running {
             PAY => self.pay(context),
             TAKE => {
                 let [quantity, from] = [0, 1].map(|at| int(&self.call.args[at]));
-                let mut stock = held(context, STOCK, &self.call.key)?;
+                let mut stock = existing(context, STOCK, &self.call.key)?;
                 let left = int(&stock[2]) - quantity;
                 stock[2] = Value::Int(if left >= 10 { left } else { left + 91 });
                 let remote = i64::from(int(&stock[0]) != from);
@@ -121,7 +121,7 @@ impl Activation for Running {
                 Ok(Step::Done(Value::Null))
             }
             EARN => {
-                let mut district = held(context, DISTRICT, &self.call.key)?;
+                let mut district = existing(context, DISTRICT, &self.call.key)?;
                 add(&mut district, &[(3, int(&self.call.args[0]))]);
                 context.put(DISTRICT, &district)?;
                 Ok(Step::Done(Value::Null))
@@ -129,7 +129,7 @@ impl Activation for Running {
             _ => {
                 let [w, d, amount] = [0, 1, 2].map(|at| int(&self.call.args[at]));
                 let [cw, cd, c] = [0, 1, 2].map(|at| int(&self.call.key[at]));
-                let mut customer = held(context, CUSTOMER, &self.call.key)?;
+                let mut customer = existing(context, CUSTOMER, &self.call.key)?;
                 add(&mut customer, &[(7, -amount), (8, amount), (9, 1)]);
                 if customer[5] == Value::Bool(false) {
                     let Value::Str(before) = &customer[10] else { unreachable!("a text") };
@@ -162,9 +162,9 @@ impl Running {
                 _ => return Err(Abort::refused("item number is not valid").into()),
             }
         }
-        let tax = int(&held(context, WAREHOUSE, &ints(&[w]))?[1]);
-        let discount = int(&held(context, CUSTOMER, &ints(&[w, d, c]))?[6]);
-        let mut district = held(context, DISTRICT, key)?;
+        let tax = int(&existing(context, WAREHOUSE, &ints(&[w]))?[1]);
+        let discount = int(&existing(context, CUSTOMER, &ints(&[w, d, c]))?[6]);
+        let mut district = existing(context, DISTRICT, key)?;
         let (order, district_tax) = (int(&district[4]), int(&district[2]));
         add(&mut district, &[(4, 1)]);
         context.put(DISTRICT, &district)?;
@@ -191,7 +191,7 @@ impl Running {
         let [d, cw, cd, c] = [0, 1, 2, 3].map(|at| int(&self.call.args[at]));
         let [amount, id] = [5, 6].map(|at| int(&self.call.args[at]));
         let Some(&owes) = self.made.first() else {
-            let mut warehouse = held(context, WAREHOUSE, &self.call.key)?;
+            let mut warehouse = existing(context, WAREHOUSE, &self.call.key)?;
             add(&mut warehouse, &[(2, amount)]);
             context.put(WAREHOUSE, &warehouse)?;
             context.call(call(EARN, DISTRICT, &[w, d], &[amount]), false)?;

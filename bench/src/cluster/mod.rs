@@ -8,10 +8,10 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `load` | the interface of a workload |
-//! | `door` | the two ways in: the coordinator's request server, and topics of Kafka |
+//! | `endpoint` | the two ways in: the coordinator's request server, and topics of Kafka |
 //! | `offer` | requests at a rate, or up to a number in flight, and their replies |
 
-mod door;
+mod endpoint;
 mod load;
 mod offer;
 
@@ -32,8 +32,8 @@ use tidemill_txn::Program;
 
 pub(crate) use load::{Ended, Load, Wanted};
 
-use self::door::{Desk, Door, Topics};
-use self::offer::{offer, Asked, Pace, Replied};
+use self::endpoint::{Endpoint, RequestServer, Topics};
+use self::offer::{offer, Pace, Planned, Replied};
 use crate::args::Args;
 use crate::push::latency;
 use crate::report::Latency;
@@ -50,7 +50,7 @@ const CALLS: &str = ".calls";
 /// The way of a client into a cluster.
 pub enum Way {
     /// The request server in the coordinator's process.
-    Desk(Arc<Cluster>),
+    RequestServer(Arc<Cluster>),
     /// The topics of a cluster of this name.
     Kafka {
         /// Addresses `host:port`, separated by commas.
@@ -157,8 +157,10 @@ impl Runner<'_> {
         let is_text = matches!(way, Way::Kafka { .. });
         let opening = self.opening(is_text)?;
         let calls = self.calls(is_text)?;
-        let (mut door, client): (Box<dyn Door>, _) = match way {
-            Way::Desk(cluster) => (Box::new(Desk::new(cluster)), "in the coordinator's process"),
+        let (mut door, client): (Box<dyn Endpoint>, _) = match way {
+            Way::RequestServer(cluster) => {
+                (Box::new(RequestServer::new(cluster)), "in the coordinator's process")
+            }
             Way::Kafka { brokers, cluster, properties } => {
                 let mut settings = KafkaSettings::new(&brokers, &cluster, self.sources);
                 settings.properties = properties;
@@ -179,7 +181,7 @@ impl Runner<'_> {
             warm_up: 0,
         };
         let mut first = 0;
-        let mut all = |asked: &[Asked], pace: &Pace| -> Result<Replied> {
+        let mut all = |asked: &[Planned], pace: &Pace| -> Result<Replied> {
             let replied = offer(&self.env, &mut *door, first, asked, pace);
             first += asked.len() as u64;
             replied
@@ -245,7 +247,7 @@ impl Runner<'_> {
     }
 
     /// Returns the initial rows as events that fill tables.
-    fn opening(&self, is_text: bool) -> Result<Vec<Asked>> {
+    fn opening(&self, is_text: bool) -> Result<Vec<Planned>> {
         let parts = self.load.parts();
         let mut asked = Vec::new();
         for (at, id) in parts.tables.iter().enumerate() {
@@ -257,7 +259,7 @@ impl Runner<'_> {
         Ok(asked)
     }
 
-    fn calls(&self, is_text: bool) -> Result<Vec<Asked>> {
+    fn calls(&self, is_text: bool) -> Result<Vec<Planned>> {
         let parts = self.load.parts();
         let of = |(stream, row): (usize, Row)| {
             let id = parts.inputs[stream].0;
@@ -270,17 +272,17 @@ impl Runner<'_> {
         self.load.calls().into_iter().map(of).collect()
     }
 
-    fn gets(&self, wanted: &[Wanted]) -> Result<Vec<Asked>> {
+    fn gets(&self, wanted: &[Wanted]) -> Result<Vec<Planned>> {
         let parts = self.load.parts();
         let of = |Wanted { table, key, .. }: &Wanted| {
             let (table, args) = (parts.tables[*table], [].into());
             let call = Call { target: Target::Get, table, key: key.clone().into(), args };
-            self.asked(call, None)
+            self.planned(call, None)
         };
         wanted.iter().map(of).collect()
     }
 
-    fn call(&self, name: &str, row: &[Value], is_text: bool) -> Result<Asked> {
+    fn call(&self, name: &str, row: &[Value], is_text: bool) -> Result<Planned> {
         let text = is_text.then(|| -> Result<Vec<u8>> {
             let schema = self.functions.parameters(name)?;
             let mut text = format!("{{\"call\":\"{name}\",\"args\":").into_bytes();
@@ -288,10 +290,10 @@ impl Runner<'_> {
             text.push(b'}');
             Ok(text)
         });
-        self.asked(self.functions.call(name, row)?, text.transpose()?)
+        self.planned(self.functions.call(name, row)?, text.transpose()?)
     }
 
-    fn event(&self, name: &str, row: &[Value], is_text: bool) -> Result<Asked> {
+    fn event(&self, name: &str, row: &[Value], is_text: bool) -> Result<Planned> {
         let text = is_text.then(|| -> Result<Vec<u8>> {
             let schema = self.functions.columns(name)?;
             let mut text = format!("{{\"event\":\"{name}\",\"row\":").into_bytes();
@@ -299,14 +301,14 @@ impl Runner<'_> {
             text.push(b'}');
             Ok(text)
         });
-        self.asked(self.functions.only_event(name, row)?, text.transpose()?)
+        self.planned(self.functions.only_event(name, row)?, text.transpose()?)
     }
 
     /// Returns a request at a source whose reader owns its entity, if shares are equal.
     ///
     /// Some consecutive requests go to the same of these sources, as with clients of Kafka: for a
     /// broker, one message costs as much as many.
-    fn asked(&self, call: Call, text: Option<Vec<u8>>) -> Result<Asked> {
+    fn planned(&self, call: Call, text: Option<Vec<u8>>) -> Result<Planned> {
         let program = self.functions.program();
         let key = program.stored_key(call.table, &call.key);
         let key = key.map_err(|abort| Error::input(abort.reason))?;
@@ -317,7 +319,7 @@ impl Runner<'_> {
         let behind = ((owner + 1) * sources).div_ceil(processes);
         let own = behind.saturating_sub(first).max(1);
         let nth = self.asked.replace(self.asked.get() + 1);
-        Ok(Asked { source: (first + nth / STICKY % own) as u32, call, text })
+        Ok(Planned { source: (first + nth / STICKY % own) as u32, call, text })
     }
 
     fn state_hash(&self, tables: &mut [Vec<Row>]) -> String {

@@ -9,7 +9,7 @@ use tidemill_core::{Result, Value};
 use tidemill_env::Env;
 use tidemill_function::Call;
 
-use super::door::Door;
+use super::endpoint::Endpoint;
 
 /// The first nanoseconds of a run, whose latencies do not count in a much longer run: some
 /// resources are still being created.
@@ -18,8 +18,8 @@ const WARM_UP_NS: u64 = 1_000_000_000;
 /// as late.
 const NAP_US: u64 = 300;
 
-/// A request.
-pub(super) struct Asked {
+/// A request that the benchmark offers.
+pub(super) struct Planned {
     pub source: u32,
     pub call: Call,
     /// The text that a client of Kafka would write.
@@ -40,7 +40,7 @@ pub(super) struct Pace {
 
 /// The content of a reply.
 #[derive(Clone)]
-pub(super) enum Came {
+pub(super) enum ReplyContent {
     Returned,
     Value(Value),
     Aborted(String),
@@ -70,7 +70,7 @@ struct Page {
 
 impl Book {
     /// Records a reply.
-    pub fn take(&self, nth: u64, place: u64, came: Came) {
+    pub fn take(&self, nth: u64, place: u64, came: ReplyContent) {
         let Some(nth) = nth.checked_sub(self.first) else { return };
         let now_ns = self.env.clock.monotonic_ns();
         let mut page = self.page.lock();
@@ -85,9 +85,9 @@ impl Book {
         page.count += 1;
         page.last_ns = now_ns;
         match came {
-            Came::Returned => {}
-            Came::Value(value) => drop(page.values.insert(nth as usize, value)),
-            Came::Aborted(reason) => {
+            ReplyContent::Returned => {}
+            ReplyContent::Value(value) => drop(page.values.insert(nth as usize, value)),
+            ReplyContent::Aborted(reason) => {
                 page.aborted += 1;
                 page.reason.get_or_insert(reason);
             }
@@ -131,15 +131,15 @@ impl Replied {
 /// Sends requests, numbered from `first`, and waits for their replies.
 pub(super) fn offer(
     env: &Env,
-    door: &mut dyn Door,
+    door: &mut dyn Endpoint,
     first: u64,
-    asked: &[Asked],
+    asked: &[Planned],
     pace: &Pace,
 ) -> Result<Replied> {
     let page = Mutex::new(Page { came: vec![(0, 0); asked.len()], ..Page::default() });
     let keeps_values = pace.keeps_values;
     let book = Arc::new(Book { env: env.clone(), first, keeps_values, page });
-    door.tell(&book);
+    door.set_book(&book);
     let begun = env.clock.monotonic_ns();
     let until = pace.seconds.map_or(u64::MAX, |seconds| begun + (seconds * 1e9) as u64);
     let patience = (pace.patience_s * 1e9) as u64;
@@ -152,7 +152,7 @@ pub(super) fn offer(
             break;
         }
         while at.map_or_else(|| nth - book.count() >= pace.under_way, |at| at > now) {
-            door.rest(false)?;
+            door.flush_due(false)?;
             env.clock.sleep_us(NAP_US);
             now = env.clock.monotonic_ns();
             if is_over(now) {
@@ -165,7 +165,7 @@ pub(super) fn offer(
         due.push(at.unwrap_or(now));
         door.send(first + nth as u64, asked)?;
     }
-    door.rest(true)?;
+    door.flush_due(true)?;
     let (sent, stopped) = (due.len(), env.clock.monotonic_ns());
     while book.count() < sent {
         let now = env.clock.monotonic_ns();

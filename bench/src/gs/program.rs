@@ -47,7 +47,7 @@ pub(super) fn program(
             program
         }
     };
-    shape::find("GrepSum", program, &frame)
+    shape::find_only("GrepSum", program, &frame)
 }
 
 /// The parts that all forms share: the table and the input streams.

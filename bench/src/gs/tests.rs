@@ -102,7 +102,7 @@ fn all_programs_and_epochs_come_to_the_same() {
         let programs = if form.contains("computed") { &programs[1..] } else { &programs[..] };
         let options = format!(r#"{form},"events":2000,"keys":300,"abort":0.1,"repeat":1"#);
         let given = || opaques(Form::of(&args(&options)).unwrap());
-        check::all_come_to_the_same("gs", programs, &options, given);
+        check::all_agree("gs", programs, &options, given);
     }
 }
 

@@ -6,9 +6,9 @@ use super::straight::Straight;
 use super::tight::Tight;
 use super::votes::{Vote, Votes};
 use super::Show;
-use crate::check::{all_come_to_the_same, are_refused, args, case, report};
+use crate::check::{all_agree, are_refused, args, case, report};
 use crate::events::{cuts, epochs, Events};
-use crate::execute::{execute, How};
+use crate::execute::{execute, Execution};
 use crate::run::{is_right, Case};
 use crate::same::same_as_reference;
 
@@ -18,7 +18,7 @@ const SMALL: &str = r#""candidates":6,"phones":2000,"every":250,"repeat":1"#;
 #[test]
 fn executor_and_engine_come_to_the_same_however_votes_are_cut() {
     let options = format!(r#"{SMALL},"durable":"none""#);
-    let mut reports = all_come_to_the_same("leaderboard", &["rust"], &options, Vec::new);
+    let mut reports = all_agree("leaderboard", &["rust"], &options, Vec::new);
     let folder = tempfile::tempdir().unwrap();
     let sink = folder.path().display();
     for options in [
@@ -69,7 +69,8 @@ fn is_done_right(case: &Leaderboard) -> bool {
     let epochs = epochs(&[case.made.events.count()], 3);
     let parts = &case.made.parts;
     let cuts = cuts(&case.made.events, &epochs, &parts.inputs);
-    let done = execute(&Env::real(), &parts.program, cuts, case.tables(), How::SERIAL).unwrap();
+    let done =
+        execute(&Env::real(), &parts.program, cuts, case.tables(), Execution::SERIAL).unwrap();
     let mut tight = case.baseline();
     let verdicts = case.run_baseline(&mut tight);
     is_right(case, &done, verdicts, &tight)
@@ -148,7 +149,8 @@ fn what_is_wrong_is_found() {
     let parts = &case.made.parts;
     let epochs = epochs(&[case.made.events.count()], 100);
     let cuts = cuts(&case.made.events, &epochs, &parts.inputs);
-    let mut done = execute(&Env::real(), &parts.program, cuts, case.tables(), How::SERIAL).unwrap();
+    let mut done =
+        execute(&Env::real(), &parts.program, cuts, case.tables(), Execution::SERIAL).unwrap();
     let show = Show::of(&args("leaderboard", &format!(r#"{SMALL},"durable":"none""#))).unwrap();
     let mut tight = Tight::new(&show);
     let verdicts = tight.run(&case.made.events, show.every);

@@ -36,7 +36,7 @@ pub(super) fn program(
             program
         }
     };
-    shape::find("Stock Exchange Analysis", program, &Frame::new(size_us).builder.finish()?)
+    shape::find_only("Stock Exchange Analysis", program, &Frame::new(size_us).builder.finish()?)
 }
 
 /// The parts that all forms share: the tables and the input streams.

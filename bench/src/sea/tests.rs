@@ -67,7 +67,7 @@ fn all_programs_and_epochs_come_to_the_same() {
         let options = format!(r#"{form},"events":3000,"keys":50,"abort":0.1,"repeat":1"#);
         let given = || opaques(window_us(&args(&options)).unwrap());
         let programs = ["rust", "traced", "python"];
-        for report in check::all_come_to_the_same("sea", &programs, &options, given) {
+        for report in check::all_agree("sea", &programs, &options, given) {
             assert!(report["window_versions"].as_f64().unwrap() > 2.0, "{report}");
         }
     }

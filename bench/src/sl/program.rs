@@ -26,7 +26,7 @@ pub(crate) fn ledger(kind: ProgramKind, given: Given<'_>, work: Work) -> Result<
             program
         }
     };
-    shape::find("Streaming Ledger", program, &begin().0.finish()?)
+    shape::find_only("Streaming Ledger", program, &begin().0.finish()?)
 }
 
 /// The names and columns of the tables.

@@ -70,7 +70,7 @@ fn report(options: &str) -> serde_json::Value {
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
     let options = r#""events":4000,"keys":300,"skew":0.8,"abort":0.1,"repeat":2"#;
-    check::all_come_to_the_same("sl", &["rust", "traced", "python"], options, opaques);
+    check::all_agree("sl", &["rust", "traced", "python"], options, opaques);
 }
 
 #[test]

@@ -23,7 +23,7 @@ use super::tight::Tight;
 use super::BALANCE;
 use crate::args::Args;
 use crate::events::{cuts, epochs, Events, Side};
-use crate::execute::{execute, state_hash, How};
+use crate::execute::{execute, state_hash, Execution};
 use crate::report::{Measured, Report};
 use crate::run::{baseline_ns_max, is_right, total_ns, Case, Made, BASELINE};
 use crate::shape::Parts;
@@ -124,7 +124,7 @@ pub(crate) fn run(
     // baseline's.
     let epochs = epochs(&[count], args.epoch());
     let cuts = cuts(events, &epochs, &ledger.inputs);
-    let done = execute(env, &ledger.program, cuts, case.tables(), How::SERIAL)?;
+    let done = execute(env, &ledger.program, cuts, case.tables(), Execution::SERIAL)?;
     let mut measured = Measured::new(args.events(), BASELINE);
     measured.baseline_ns_max = baseline_ns_max(args, case);
     measured.valid = is_right(case, &done, verdicts, &after);

@@ -32,7 +32,7 @@ pub(super) fn program(kind: ProgramKind, given: Given<'_>, work: Work) -> Result
             program
         }
     };
-    shape::find("Toll Processing", program, &Frame::new().builder.finish()?)
+    shape::find_only("Toll Processing", program, &Frame::new().builder.finish()?)
 }
 
 /// The parts that all forms share: the tables and the input stream.

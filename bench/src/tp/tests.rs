@@ -51,7 +51,7 @@ fn opaques() -> Vec<Arc<dyn Opaque>> {
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
     let options = r#""events":4000,"keys":300,"skew":0.8,"overlap":0.2,"abort":0.1,"repeat":2"#;
-    check::all_come_to_the_same("tp", &["rust", "traced", "python"], options, opaques);
+    check::all_agree("tp", &["rust", "traced", "python"], options, opaques);
 }
 
 #[test]

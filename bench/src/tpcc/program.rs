@@ -166,7 +166,7 @@ fn functions() -> Result<Program> {
 }
 
 /// Reads a row of integers, which must exist.
-fn held<const N: usize>(
+fn existing<const N: usize>(
     tx: &mut dyn Tx,
     table: TableId,
     name: &str,
@@ -188,14 +188,14 @@ impl Opaque for TakesOrders {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> std::result::Result<(), Abort> {
         let [w, d, c] = [0, 1, 2].map(|at| int(&event[at]));
         let [items, suppliers, quantities] = [3, 4, 5].map(|at| list(&event[at]));
-        let [key, tax, paid, order] = held(tx, DISTRICT, "district", packed(1, &[w, d]))?;
+        let [key, tax, paid, order] = existing(tx, DISTRICT, "district", packed(1, &[w, d]))?;
         let mut prices = smallvec::SmallVec::<[i64; 15]>::new();
         for item in items {
             let price: Option<[i64; 2]> = tx.ints(ITEM, int(item))?;
             let [_, price] = price.ok_or_else(|| Abort::refused(NO_ITEM))?;
             prices.push(price);
         }
-        let [_, warehouse_tax, _] = held(tx, WAREHOUSE, "warehouse", w)?;
+        let [_, warehouse_tax, _] = existing(tx, WAREHOUSE, "warehouse", w)?;
         let discount = int(&customer_of(tx, [w, d, c])?[6]);
         tx.put_ints(DISTRICT, &[key, tax, paid, order + 1])?;
         let is_local = suppliers.iter().all(|supplier| int(supplier) == w);
@@ -208,7 +208,7 @@ impl Opaque for TakesOrders {
             let [i, supplier, quantity] =
                 [items, suppliers, quantities].map(|column| int(&column[n]));
             let [stock, left, sold, orders, remote] =
-                held(tx, STOCK, "stock", packed(3, &[supplier, i]))?;
+                existing(tx, STOCK, "stock", packed(3, &[supplier, i]))?;
             let left = if left - quantity >= 10 { left - quantity } else { left - quantity + 91 };
             let remote = remote + i64::from(supplier != w);
             tx.put_ints(STOCK, &[stock, left, sold + quantity, orders + 1, remote])?;
@@ -231,9 +231,9 @@ impl Opaque for TakesPayments {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> std::result::Result<(), Abort> {
         let [w, d, cw, cd, c] = [0, 1, 2, 3, 4].map(|at| int(&event[at]));
         let (amount, id) = (int(&event[6]), int(&event[7]));
-        let [_, tax, paid] = held(tx, WAREHOUSE, "warehouse", w)?;
+        let [_, tax, paid] = existing(tx, WAREHOUSE, "warehouse", w)?;
         tx.put_ints(WAREHOUSE, &[w, tax, paid + amount])?;
-        let [district, tax, paid, order] = held(tx, DISTRICT, "district", packed(1, &[w, d]))?;
+        let [district, tax, paid, order] = existing(tx, DISTRICT, "district", packed(1, &[w, d]))?;
         tx.put_ints(DISTRICT, &[district, tax, paid + amount, order])?;
         let mut c = c;
         if c == 0 {

@@ -7,7 +7,7 @@ use super::Transfers;
 #[test]
 fn all_programs_and_epochs_come_to_the_same() {
     let options = r#""events":4000,"keys":300,"skew":0.8,"abort":0.1,"repeat":2,"durable":"none""#;
-    check::all_come_to_the_same("ycsb-t", &["rust", "traced"], options, Vec::new);
+    check::all_agree("ycsb-t", &["rust", "traced"], options, Vec::new);
 }
 
 #[test]

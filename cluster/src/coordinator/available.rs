@@ -17,7 +17,7 @@ pub(super) struct Available {
 
 impl Available {
     /// Creates an empty queue that begins at an offset.
-    pub fn behind(upto: u64) -> Available {
+    pub fn after(upto: u64) -> Available {
         Available { upto, ..Available::default() }
     }
 
@@ -140,7 +140,7 @@ mod tests {
     /// Creates three records of one request, a gap of two, one record of five requests, and one of
     /// one.
     fn some() -> Available {
-        let mut found = Available::behind(10);
+        let mut found = Available::after(10);
         found.add(10, &[piece(13, 3), piece(15, 0), piece(16, 5), piece(17, 1)]);
         found
     }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn events_in_event_time_are_taken_with_their_times_and_not_where_they_must_wait() {
-        let mut found = Available::behind(10);
+        let mut found = Available::after(10);
         let timed = |behind, requests, times: &[(u32, i64)]| Piece {
             times: times.iter().map(|(of, at)| Span::of(*of, *at)).collect(),
             ..piece(behind, requests)

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_function::Fault;
+use tidemill_function::InjectedDefect;
 
 use super::available::Available;
-use super::{Coordinator, SourceProgress, Stage, Wish};
+use super::{Coordinator, Pending, SourceProgress, Stage};
 use crate::effect::{Effect, Packet, Piece, Span};
 use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
@@ -110,7 +110,7 @@ impl Running {
             let source = event_time.sources()[*event_source as usize].source;
             let has_more =
                 |(of, from): &(u32, u64)| *of == source && upto[source as usize] <= *from;
-            settings.goes_on.iter().any(has_more)
+            settings.resumed.iter().any(has_more)
         };
         times.ended.retain(|event_source| !goes_on(event_source));
         Running {
@@ -290,10 +290,10 @@ impl Coordinator {
         let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
         let (manifest, rows) = (self.manifest.clone(), self.rows);
-        let counts_records = self.is_spoiled_by(Fault::CountRecords);
-        let forgets_idle = self.is_spoiled_by(Fault::ForgetIdle);
-        let forgets_end = self.is_spoiled_by(Fault::ForgetEnd);
-        let pauses_all = self.is_spoiled_by(Fault::PauseAll);
+        let counts_records = self.is_spoiled_by(InjectedDefect::CountRecords);
+        let forgets_idle = self.is_spoiled_by(InjectedDefect::ForgetIdle);
+        let forgets_end = self.is_spoiled_by(InjectedDefect::ForgetEnd);
+        let pauses_all = self.is_spoiled_by(InjectedDefect::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
         if self.late_event.is_none() {
             // Everything executed before it must be in a snapshot, from which another version can
@@ -395,8 +395,8 @@ impl Coordinator {
         let generation = running.form.generation;
         let record = Record::Cut((*cut).clone());
         // Members execute the cut while it becomes durable.
-        self.tell(&Packet::Cut { generation, cut, snapshot }, effects);
-        self.append(Wish::Cut(epoch), Topic::Cuts, record, effects);
+        self.send(&Packet::Cut { generation, cut, snapshot }, effects);
+        self.append(Pending::Cut(epoch), Topic::Cuts, record, effects);
     }
 
     /// Notes that a cut is durable. Its outputs may leave.
@@ -407,7 +407,7 @@ impl Coordinator {
         }
         running.durable = running.durable.max(epoch);
         let (generation, epoch) = (running.form.generation, running.durable);
-        self.tell(&Packet::Durable { generation, epoch }, effects);
+        self.send(&Packet::Durable { generation, epoch }, effects);
         self.try_manifest(effects);
         self.try_cut(effects);
     }
@@ -421,7 +421,7 @@ impl Coordinator {
         (outputs, waiting): (&[u64], &[Waiting]),
         effects: &mut Vec<Effect>,
     ) {
-        let trims = self.is_spoiled_by(Fault::TrimBuffered);
+        let trims = self.is_spoiled_by(InjectedDefect::TrimBuffered);
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
         let Some(part) = part else { return self.give_up(epoch, effects) };
@@ -471,7 +471,7 @@ impl Coordinator {
             written,
         });
         let name = manifest.name();
-        let token = self.token(Wish::Manifest(manifest.clone()));
+        let token = self.token(Pending::Manifest(manifest.clone()));
         effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
     }
 
@@ -486,7 +486,7 @@ impl Coordinator {
         if !is_stored {
             return self.give_up(manifest.epoch, effects);
         }
-        let (wish, record) = (Wish::Snapshot(manifest.clone()), Record::Snapshot(manifest));
+        let (wish, record) = (Pending::Snapshot(manifest.clone()), Record::Snapshot(manifest));
         self.append(wish, Topic::Cuts, record, effects);
     }
 
@@ -510,7 +510,7 @@ impl Coordinator {
         self.cuts.retain(|cut| cut.epoch > epoch);
         self.manifest = manifest;
         let is_planned = running.planned_us.is_some();
-        self.tell(&Packet::Snapshot { generation, epoch, counts: true }, effects);
+        self.send(&Packet::Snapshot { generation, epoch, counts: true }, effects);
         if self.is_ending {
             return self.try_end(effects);
         }
@@ -565,7 +565,7 @@ impl Coordinator {
         let Stage::Running(running) = &mut self.stage else { return };
         running.taking = None;
         let (generation, is_planned) = (running.form.generation, running.planned_us.is_some());
-        self.tell(&Packet::Snapshot { generation, epoch, counts: false }, effects);
+        self.send(&Packet::Snapshot { generation, epoch, counts: false }, effects);
         if is_planned {
             self.begin(effects);
         }

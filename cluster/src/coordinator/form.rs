@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_function::Fault;
+use tidemill_function::InjectedDefect;
 
 use super::available::Available;
 use super::cut::Running;
-use super::{Coordinator, LeftOut, Stage, Wish};
+use super::{Coordinator, LeftOut, Pending, Stage};
 use crate::effect::{Address, Effect, Packet, Records};
 use crate::records::{Assignment, Buffered, Form, Member, Record, Topic};
 
@@ -31,10 +31,10 @@ impl Coordinator {
 
     /// Reads the cuts from where the last read ended.
     pub(super) fn read_on(&mut self, effects: &mut Vec<Effect>) {
-        if self.wishes.values().any(|wish| matches!(wish, Wish::Log)) {
+        if self.wishes.values().any(|wish| matches!(wish, Pending::Log)) {
             return;
         }
-        let (token, topic, from) = (self.token(Wish::Log), Topic::Cuts, self.read);
+        let (token, topic, from) = (self.token(Pending::Log), Topic::Cuts, self.read);
         effects.push(Effect::Read { token, topic, from, limit: None });
     }
 
@@ -89,7 +89,7 @@ impl Coordinator {
         self.stage = Stage::Fencing { generation, left };
         // Append to the cuts first. If two coordinators try the same number, one of them gets all
         // topics.
-        self.append(Wish::Fence, Topic::Cuts, Record::Generation { generation }, effects);
+        self.append(Pending::Fence, Topic::Cuts, Record::Generation { generation }, effects);
     }
 
     /// Stops, because another coordinator has begun a generation since this one started. So of two
@@ -105,15 +105,20 @@ impl Coordinator {
     }
 
     /// Handles a record that is durable.
-    pub(super) fn appended(&mut self, wish: Wish, offset: u64, effects: &mut Vec<Effect>) {
+    pub(super) fn appended(&mut self, wish: Pending, offset: u64, effects: &mut Vec<Effect>) {
         match wish {
-            Wish::Fence => {
+            Pending::Fence => {
                 let Stage::Fencing { generation, left } = &mut self.stage else { return };
                 let generation = *generation;
                 *left -= 1;
                 if *left == self.settings.sources as usize {
                     for topic in (0..self.settings.sources).map(Topic::Output) {
-                        self.append(Wish::Fence, topic, Record::Generation { generation }, effects);
+                        self.append(
+                            Pending::Fence,
+                            topic,
+                            Record::Generation { generation },
+                            effects,
+                        );
                     }
                 } else if *left == 0 {
                     // Records that others have appended before the fence count.
@@ -121,9 +126,9 @@ impl Coordinator {
                     self.read_on(effects);
                 }
             }
-            Wish::Cut(epoch) => self.cut_durable(epoch, offset, effects),
-            Wish::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
-            Wish::Log | Wish::Manifest(_) => {}
+            Pending::Cut(epoch) => self.cut_durable(epoch, offset, effects),
+            Pending::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
+            Pending::Log | Pending::Manifest(_) => {}
         }
     }
 
@@ -146,9 +151,9 @@ impl Coordinator {
         let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
         let form = Arc::new(Form { generation, assignment, manifest });
         let (since_us, formed) = (self.now_us, BTreeMap::new());
-        let available = form.manifest.inputs.iter().copied().map(Available::behind).collect();
+        let available = form.manifest.inputs.iter().copied().map(Available::after).collect();
         self.stage = Stage::Forming(Forming { form: form.clone(), since_us, formed, available });
-        self.tell(&Packet::Form(form), effects);
+        self.send(&Packet::Form(form), effects);
     }
 
     /// Notes that a member is ready. When all are, they execute the recorded cuts, and then new
@@ -171,23 +176,23 @@ impl Coordinator {
         let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
         let buffered = std::mem::take(&mut forming.formed);
         self.patience = 1;
-        if self.is_spoiled_by(Fault::CutAnew) {
+        if self.is_spoiled_by(InjectedDefect::NewCuts) {
             self.cuts.clear();
         }
         let cuts = std::mem::take(&mut self.cuts);
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
         running.buffered = buffered;
-        if self.is_spoiled_by(Fault::ForgetTimes) {
+        if self.is_spoiled_by(InjectedDefect::ForgetTimes) {
             running.times.newest.fill(None);
         }
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {
-            self.tell(&Packet::Cut { generation, cut: cut.clone(), snapshot: None }, effects);
+            self.send(&Packet::Cut { generation, cut: cut.clone(), snapshot: None }, effects);
         }
         // The cuts are needed again if this generation ends before its first snapshot.
         self.cuts = cuts;
-        self.tell(&Packet::Durable { generation, epoch }, effects);
+        self.send(&Packet::Durable { generation, epoch }, effects);
         self.try_cut(effects);
     }
 }

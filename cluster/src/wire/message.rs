@@ -4,7 +4,7 @@ use tidemill_core::wire::{
     put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64, take_u8,
 };
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Body, Message, Mode, NodeId, Spent, Verdict};
+use tidemill_function::{Body, Cost, Message, Mode, NodeId, Verdict};
 
 use super::record::{
     put_abort, put_call, put_outcome, put_stored, take_abort, take_call, take_outcome, take_stored,
@@ -31,13 +31,13 @@ fn take_mode(input: &mut &[u8]) -> Option<Mode> {
     }
 }
 
-fn put_spent(spent: Spent, out: &mut Vec<u8>) {
+fn put_spent(spent: Cost, out: &mut Vec<u8>) {
     put_u32(spent.calls, out);
     put_u32(spent.uses, out);
 }
 
-fn take_spent(input: &mut &[u8]) -> Option<Spent> {
-    Some(Spent { calls: take_u32(input)?, uses: take_u32(input)? })
+fn take_spent(input: &mut &[u8]) -> Option<Cost> {
+    Some(Cost { calls: take_u32(input)?, uses: take_u32(input)? })
 }
 
 pub(super) fn put_node(node: NodeId, out: &mut Vec<u8>) {
@@ -139,7 +139,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             put_tid(*tid, out);
             put_outcome(outcome, out);
         }
-        Body::Ahead { tid, path, rows } => {
+        Body::Prefetch { tid, path, rows } => {
             out.push(10);
             put_tid(*tid, out);
             put_path(path, out);
@@ -148,7 +148,7 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_bytes(&key.0, out);
             });
         }
-        Body::AreAhead { tid, path, rows } => {
+        Body::Prefetched { tid, path, rows } => {
             out.push(11);
             put_tid(*tid, out);
             put_path(path, out);
@@ -216,12 +216,12 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
         },
         8 => Body::AllDeclared { others: take_bool(input)? },
         9 => Body::Outcome { tid: take_tid(input)?, outcome: take_outcome(input)? },
-        10 => Body::Ahead {
+        10 => Body::Prefetch {
             tid: take_tid(input)?,
             path: take_path(input)?,
             rows: take_list(input, take_row)?,
         },
-        11 => Body::AreAhead {
+        11 => Body::Prefetched {
             tid: take_tid(input)?,
             path: take_path(input)?,
             rows: take_list(input, |input| {

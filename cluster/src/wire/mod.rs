@@ -44,13 +44,17 @@ fn put_list<T>(items: &[T], out: &mut Vec<u8>, mut put: impl FnMut(&T, &mut Vec<
     items.iter().for_each(|item| put(item, out));
 }
 
+/// Returns the number of items for which memory is reserved: of no more bytes than there are.
+fn room<T>(len: usize, input: &[u8]) -> usize {
+    len.min(input.len() / size_of::<T>().max(1))
+}
+
 fn take_list<T>(
     input: &mut &[u8],
     mut take: impl FnMut(&mut &[u8]) -> Option<T>,
 ) -> Option<Vec<T>> {
     let len = take_u32(input)? as usize;
-    // Every item takes at least one byte.
-    let mut items = Vec::with_capacity(len.min(input.len()));
+    let mut items = Vec::with_capacity(room::<T>(len, input));
     for _ in 0..len {
         items.push(take(input)?);
     }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
 use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
-use tidemill_function::{Body, Bounds, Call, Message, Mode, NodeId, Spent, Target, Verdict};
+use tidemill_function::{Body, Bounds, Call, Cost, Message, Mode, NodeId, Target, Verdict};
 use tidemill_txn::program::{Abort, AbortKind};
 
 use super::*;
@@ -120,7 +120,7 @@ fn records_of_earlier_versions_are_read() {
 
 fn packets() -> Vec<Packet> {
     let (tid, path, generation): (_, Path, _) = (Tid(77), smallvec![3], 5);
-    let spent = Spent { calls: 1, uses: 3 };
+    let spent = Cost { calls: 1, uses: 3 };
     let (home, key) = (NodeId(1), Key::of([&Value::Int(7)]));
     let call = |call| Body::Call {
         tid,
@@ -154,8 +154,8 @@ fn packets() -> Vec<Packet> {
         Body::Outcome { tid, outcome: Ok(Value::Int(1)) },
         Body::Outcome { tid, outcome: Err(Abort::refused("no")) },
         Body::Values { tid, rows: vec![(0, None), (1, Some(values().into()))] },
-        Body::Ahead { tid, path: path.clone(), rows: vec![(TableId(2), key.clone())] },
-        Body::AreAhead {
+        Body::Prefetch { tid, path: path.clone(), rows: vec![(TableId(2), key.clone())] },
+        Body::Prefetched {
             tid,
             path: path.clone(),
             rows: vec![(TableId(2), key.clone(), None), (TableId(0), key, Some(values().into()))],
@@ -291,6 +291,7 @@ fn lists_without_end_are_refused() {
     assert_eq!(take_value(&mut &bytes[..]), None);
     // No memory is taken for absent items.
     assert_eq!(take_value(&mut &[8, 255, 255, 255, 255][..]), None);
+    assert_eq!(room::<[u8; 100]>(usize::MAX, &[0; 1000]), 10);
 }
 
 proptest! {

@@ -9,13 +9,13 @@ use std::mem::take;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Fault, NodeId, Owners, Path, Rows, Store, Tid};
+use tidemill_function::{InjectedDefect, NodeId, Owners, Path, Rows, Store, Tid};
 use tidemill_place::{Partition, PARTITIONS};
-use tidemill_txn::program::Asked;
+use tidemill_txn::program::QuestionId;
 
 use super::ranks::{Ranks, Read};
 use super::run::Running;
-use super::{Stage, Wish, Worker};
+use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records};
 use crate::records::{
     behind as behind_of, Form, Manifest, Member, Object, Output, PartRows, Record, Topic,
@@ -37,7 +37,7 @@ pub(super) struct Loading {
     /// For each source that is read again for them, the progress and the end.
     again: BTreeMap<u32, (u64, u64)>,
     /// Past answers from outside.
-    answers: Vec<(Tid, Asked, Arc<[u8]>)>,
+    answers: Vec<(Tid, QuestionId, Arc<[u8]>)>,
 }
 
 /// The state of a worker's last generation.
@@ -82,15 +82,17 @@ impl Worker {
         let kept = self.kept.as_mut();
         if let Some(kept) = kept {
             match self.settings.function.fault {
-                Some(Fault::KeepState) => kept.state = State::new(take(&mut kept.state.rows), id),
-                Some(Fault::KeepLayers) => kept.state.spoil_layers(),
-                Some(Fault::KeepParts) => kept.since = 0,
+                Some(InjectedDefect::KeepState) => {
+                    kept.state = State::new(take(&mut kept.state.rows), id)
+                }
+                Some(InjectedDefect::KeepLayers) => kept.state.spoil_layers(),
+                Some(InjectedDefect::KeepParts) => kept.since = 0,
                 _ => {}
             }
         }
         let kept = self.kept.take_if(|kept| kept.leads_to(&form.manifest));
         let prepared = self.prepared.take().filter(|_| kept.is_none());
-        let keeps = self.is_spoiled_by(Fault::KeepPrepared);
+        let keeps = self.is_spoiled_by(InjectedDefect::KeepPrepared);
         let prepared =
             prepared.and_then(|had| Some((had.leads_to(&form.manifest, keeps)?, had.rows)));
         let has = prepared.as_ref().map_or(0, |(has, _)| *has);
@@ -114,11 +116,11 @@ impl Worker {
         let prepared = prepared.map(|(_, rows)| rows);
         let event_time = self.settings.event_time.clone();
         let ranks = (!event_time.is_empty())
-            .then(|| Ranks::behind(event_time, &manifest, self.settings.function.fault));
+            .then(|| Ranks::after(event_time, &manifest, self.settings.function.fault));
         let own = |source: u32| form.assignment.reader(source, &self.settings) == node;
         let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
         let again = again.filter(|(source, (at, upto))| {
-            own(*source) && at < upto && !self.is_spoiled_by(Fault::ForgetBuffered)
+            own(*source) && at < upto && !self.is_spoiled_by(InjectedDefect::ForgetBuffered)
         });
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
@@ -127,12 +129,12 @@ impl Worker {
         self.stage = Stage::Loading(Box::new(loading));
         sources.into_iter().for_each(|source| self.read_again(source, effects));
         for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
-            let token = self.token(Wish::Object(nth));
+            let token = self.token(Pending::Object(nth));
             effects.push(Effect::Get { token, name: name.clone() });
         }
         for source in 0..self.settings.sources {
             let from = manifest.outputs.get(source as usize).copied().unwrap_or(0);
-            let token = self.token(Wish::Outputs(source));
+            let token = self.token(Pending::Outputs(source));
             let (topic, limit) = (Topic::Output(source), None);
             effects.push(Effect::Read { token, topic, from, limit });
         }
@@ -149,7 +151,7 @@ impl Worker {
             }
             None => {
                 let name = loading.form.manifest.objects[nth].clone();
-                let token = self.token(Wish::Object(nth));
+                let token = self.token(Pending::Object(nth));
                 return effects.push(Effect::Get { token, name });
             }
         }
@@ -163,13 +165,13 @@ impl Worker {
         records: Option<Records>,
         effects: &mut Vec<Effect>,
     ) {
-        let forgets = self.is_spoiled_by(Fault::ReplyAgain);
-        let forgets_answers = self.is_spoiled_by(Fault::ForgetAnswers);
-        let known_max = if self.is_spoiled_by(Fault::KnowFirst) { 1 } else { usize::MAX };
+        let forgets = self.is_spoiled_by(InjectedDefect::ReplyAgain);
+        let forgets_answers = self.is_spoiled_by(InjectedDefect::ForgetAnswers);
+        let known_max = if self.is_spoiled_by(InjectedDefect::KnowFirst) { 1 } else { usize::MAX };
         let Stage::Loading(loading) = &mut self.stage else { return };
         let Some(Records { records, upto }) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
-            let token = self.token(Wish::Outputs(source));
+            let token = self.token(Pending::Outputs(source));
             let (topic, limit) = (Topic::Output(source), None);
             return effects.push(Effect::Read { token, topic, from, limit });
         };
@@ -195,7 +197,7 @@ impl Worker {
         let limit = Some(self.ahead_max());
         let Stage::Loading(loading) = &self.stage else { return };
         let (from, _) = loading.again[&source];
-        let (token, topic) = (self.token(Wish::Buffered(source)), Topic::Input(source));
+        let (token, topic) = (self.token(Pending::Buffered(source)), Topic::Input(source));
         effects.push(Effect::Read { token, topic, from, limit });
     }
 
@@ -279,8 +281,8 @@ impl Worker {
         running.behind = behind;
         running.ranks = ranks;
         let left = running.known.iter().map(|(tid, _)| *tid).max();
-        if let Some(left) = left.filter(|_| !self.is_spoiled_by(Fault::JudgeAgain)) {
-            running.node.has_left(left);
+        if let Some(left) = left.filter(|_| !self.is_spoiled_by(InjectedDefect::JudgeAgain)) {
+            running.node.output_left(left);
         }
         let base = running.form.manifest.base;
         for (tid, asked, answer) in answers {
@@ -288,13 +290,13 @@ impl Worker {
                 running.node.know(tid, asked, answer);
             }
         }
-        if self.is_spoiled_by(Fault::SkipRequest) {
+        if self.is_spoiled_by(InjectedDefect::SkipRequest) {
             running.skip();
         }
         let (generation, buffered) = (self.generation, running.buffered());
         self.stage = Stage::Running(Box::new(running));
-        self.tell(Packet::Formed { generation, buffered }, effects);
-        self.tell_left(effects);
+        self.send(Packet::Formed { generation, buffered }, effects);
+        self.report_outputs(effects);
         self.ask(effects);
     }
 }

@@ -11,16 +11,16 @@ use std::mem::{replace, take};
 use std::sync::Arc;
 
 use tidemill_core::Key;
-use tidemill_function::{Fault, Outbox, Question, Store as _};
+use tidemill_function::{InjectedDefect, Outbox, Question, Store as _};
 
-use super::{Stage, Wish, Worker};
+use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Record, Topic};
 
 impl Worker {
     /// Asks all questions whose cuts are durable.
     pub(super) fn ask_outside(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(Fault::AskEarly);
+        let early = self.is_spoiled_by(InjectedDefect::AskEarly);
         let Stage::Running(running) = &mut self.stage else { return };
         let durable = if early { u64::MAX } else { running.durable };
         let mut asking = Vec::new();
@@ -31,7 +31,7 @@ impl Worker {
         }
         for question in asking {
             let ask = question.ask.clone();
-            let token = self.token(Wish::Outside(question));
+            let token = self.token(Pending::Outside(question));
             effects.push(Effect::Ask { token, ask });
         }
     }
@@ -45,7 +45,7 @@ impl Worker {
     ) {
         let Some(mut answer) = answer else {
             let ask = question.ask.clone();
-            let token = self.token(Wish::Outside(question));
+            let token = self.token(Pending::Outside(question));
             return effects.push(Effect::Ask { token, ask });
         };
         // The function refuses a longer answer, and this bounds the log.
@@ -54,12 +54,12 @@ impl Worker {
         let (tid, asked, generation) = (question.tid, question.asked, self.generation);
         let source = ((tid.0 - 1) % u64::from(self.settings.sources)) as u32;
         let record = Record::Answer { tid, asked, answer: answer.clone() };
-        let early = self.is_spoiled_by(Fault::TellEarly);
+        let early = self.is_spoiled_by(InjectedDefect::TellEarly);
         let told = early.then(|| (question.clone(), answer.clone()));
-        let (token, topic) = (self.token(Wish::Answer(question, answer)), Topic::Output(source));
+        let (token, topic) = (self.token(Pending::Answer(question, answer)), Topic::Output(source));
         effects.push(Effect::Append { token, topic, generation, record });
         if let Some((question, answer)) = told {
-            self.tell_answer(&question, answer, effects);
+            self.report_answer(&question, answer, effects);
         }
     }
 
@@ -75,15 +75,15 @@ impl Worker {
         let source = (question.tid.0 - 1) % u64::from(self.settings.sources);
         let end = &mut running.ends[source as usize];
         *end = (*end).max(at + 1);
-        self.tell_answer(question, answer, effects);
+        self.report_answer(question, answer, effects);
     }
 
     /// Reports changes in the outboxes, and at first all of their rows. It does so when everything
     /// recorded has been executed, and everything executed is recorded. Work of epochs that a
     /// recovery repeats may already be done and answered.
-    pub(super) fn tell_outbox(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(Fault::WorkEarly);
-        let forgets = self.is_spoiled_by(Fault::ForgetWork);
+    pub(super) fn report_outbox(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(InjectedDefect::WorkEarly);
+        let forgets = self.is_spoiled_by(InjectedDefect::ForgetWork);
         let outboxes = self.functions.outboxes();
         let Stage::Running(running) = &mut self.stage else { return };
         let is_due = running.executed == running.durable || early;
@@ -94,7 +94,7 @@ impl Worker {
         let all = !replace(&mut running.tells_outbox, true);
         let mut rows = Vec::new();
         if all && !forgets {
-            let (from, to) = (Key::of([]), Key::of([]).behind_all());
+            let (from, to) = (Key::of([]), Key::of([]).prefix_end());
             for &table in outboxes {
                 running.node.store().range(table, &from, &to, &mut |key, row| {
                     rows.push((table, key.clone(), Some(row.clone())));
@@ -116,11 +116,11 @@ impl Worker {
             effects.push(Effect::Outbox { all, rows });
         }
         let generation = self.generation;
-        self.tell(Packet::Outside { generation, epoch, rows: count }, effects);
+        self.send(Packet::Outside { generation, epoch, rows: count }, effects);
     }
 
     /// Passes the answer to the function, which continues.
-    fn tell_answer(&mut self, question: &Question, answer: Arc<[u8]>, effects: &mut Vec<Effect>) {
+    fn report_answer(&mut self, question: &Question, answer: Arc<[u8]>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut out = Outbox::default();
         running.node.answered(question, answer, &mut out);

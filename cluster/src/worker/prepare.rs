@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidemill_function::{Rows, Store as _, Tid};
 
-use super::{Stage, Wish, Worker};
+use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Manifest, Object};
 
@@ -33,7 +33,7 @@ impl Worker {
             return;
         }
         if self.kept.as_ref().is_some_and(|kept| kept.leads_to(&manifest)) {
-            return self.tell(Packet::Prepared, effects);
+            return self.send(Packet::Prepared, effects);
         }
         self.kept = None;
         match &mut self.prepared {
@@ -45,7 +45,7 @@ impl Worker {
                 self.prepared = Some(Prepared { manifest, has: 0, rows });
             }
         }
-        let is_asked = self.wishes.values().any(|wish| matches!(wish, Wish::Prepare(..)));
+        let is_asked = self.wishes.values().any(|wish| matches!(wish, Pending::Prepare(..)));
         if !is_asked {
             self.prepare_next(effects);
         }
@@ -55,9 +55,9 @@ impl Worker {
     fn prepare_next(&mut self, effects: &mut Vec<Effect>) {
         let Some(prepared) = &self.prepared else { return };
         match prepared.manifest.objects.get(prepared.has).cloned() {
-            None => self.tell(Packet::Prepared, effects),
+            None => self.send(Packet::Prepared, effects),
             Some(name) => {
-                let token = self.token(Wish::Prepare(name.clone()));
+                let token = self.token(Pending::Prepare(name.clone()));
                 effects.push(Effect::Get { token, name });
             }
         }
@@ -72,7 +72,7 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let Some(prepared) = &mut self.prepared else { return };
-        let Some(Object::Part(rows)) = object else { return self.tell(Packet::Prepared, effects) };
+        let Some(Object::Part(rows)) = object else { return self.send(Packet::Prepared, effects) };
         if prepared.manifest.objects.get(prepared.has).is_some_and(|next| next == name) {
             for (table, key, row) in rows.iter() {
                 prepared.rows.apply(Tid(0), *table, key, row.clone());

@@ -11,7 +11,7 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use tidemill_core::{Late, Position, StreamId};
-use tidemill_function::{output_bytes, Call, Fault, Functions, NodeId, Sequencing};
+use tidemill_function::{output_bytes, Call, Functions, InjectedDefect, NodeId, Sequencing};
 use tidemill_txn::order::Newest;
 
 use super::run::Parts;
@@ -123,17 +123,21 @@ pub(super) struct Ranks {
     own: Option<Vec<Placed>>,
     /// The reports of others for epochs that have not begun here.
     told: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
-    fault: Option<Fault>,
+    fault: Option<InjectedDefect>,
 }
 
 impl Ranks {
     /// Creates the state after a snapshot, without buffered events.
-    pub fn behind(event_time: Arc<EventTime>, manifest: &Manifest, fault: Option<Fault>) -> Ranks {
+    pub fn after(
+        event_time: Arc<EventTime>,
+        manifest: &Manifest,
+        fault: Option<InjectedDefect>,
+    ) -> Ranks {
         let times = &manifest.times;
         let again = event_time.sources().iter().zip(0..).map(|(of, nth)| {
             let waiting = manifest.waiting.iter().flatten();
             let own = waiting.into_iter().find(|waiting| waiting.event_source == nth)?;
-            Some((own.record, Before::new(Newest::behind(own.newest_us, of.out_of_orderness_us))))
+            Some((own.record, Before::new(Newest::after(own.newest_us, of.out_of_orderness_us))))
         });
         let again = again.collect();
         let watermarks = match times.watermarks.is_empty() {
@@ -184,12 +188,12 @@ impl Ranks {
         before.take(&mut read);
         let Some(stands_us) = self.stands((event_source, time_us), read.late_us) else { return };
         let (group, at) = self.place((event_source, stands_us), read.at);
-        if at.0 >= self.watermarks[group] || self.fault == Some(Fault::ParkAgain) {
-            self.park(group, at, read);
+        if at.0 >= self.watermarks[group] || self.fault == Some(InjectedDefect::BufferAgain) {
+            self.buffer(group, at, read);
         }
     }
 
-    fn park(&mut self, group: usize, at: At, read: Read) {
+    fn buffer(&mut self, group: usize, at: At, read: Read) {
         let Read { request, before_us, late_us, .. } = read;
         self.bytes += bytes(&request);
         let waits = Waits { request, before_us, is_late: late_us.is_some() };
@@ -231,7 +235,7 @@ impl Ranks {
     ) -> Vec<Ranked> {
         self.late_at = replace(&mut self.watermarks, cut.times.watermarks.clone());
         let late_before = match self.fault {
-            Some(Fault::LateByItsCut) => self.watermarks.clone(),
+            Some(InjectedDefect::LateByItsCut) => self.watermarks.clone(),
             _ => self.late_at.clone(),
         };
         self.late = 0;
@@ -252,7 +256,7 @@ impl Ranks {
                         (group, place, place.0 >= late_before[group])
                     });
                     if let Some((group, place, true)) = stands {
-                        self.park(group, place, read);
+                        self.buffer(group, place, read);
                         continue;
                     }
                     self.late += u64::from(read.late_us.is_none());
@@ -269,7 +273,7 @@ impl Ranks {
                 let event_source = position.source.0;
                 let source = self.event_time.sources()[event_source as usize].source;
                 let rank = match self.fault {
-                    Some(Fault::RankByArrival) => Rank::OnTime(0, event_source),
+                    Some(InjectedDefect::RankByArrival) => Rank::OnTime(0, event_source),
                     _ => Rank::OnTime(position.time_us, event_source),
                 };
                 let (at, on) = ((position.offset, nth), on(&request));
@@ -291,7 +295,7 @@ impl Ranks {
     }
 
     /// Takes the report of another worker.
-    pub fn told(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
+    pub fn receive(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
         self.told.entry(epoch).or_default().insert(from, ranks);
     }
 
@@ -308,7 +312,7 @@ impl Ranks {
         functions: &dyn Functions,
     ) -> Option<(Parts, u64)> {
         let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
-        if told < others && self.fault != Some(Fault::RankAlone) {
+        if told < others && self.fault != Some(InjectedDefect::RankAlone) {
             return None;
         }
         let mut own = self.own.take()?;
@@ -319,7 +323,7 @@ impl Ranks {
         let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();
         let total = own.len() as u64 + of_others;
         let mut parts = Vec::new();
-        let is_parted_alone = self.fault == Some(Fault::PartAlone);
+        let is_parted_alone = self.fault == Some(InjectedDefect::PartAlone);
         let of_part = if is_parted_alone { own.len() as u64 } else { total };
         parts.resize_with(of_part.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{
-    Call, Clock, Event, Fault, Functions, Message, Node, NodeId, Outbox, Path, Question,
+    Call, Clock, Event, Functions, InjectedDefect, Message, Node, NodeId, Outbox, Path, Question,
     Sequencing, Stored, Tid,
 };
 
 use super::ranks::{bytes, Before, Ranks, Read};
 use super::save::Saving;
-use super::{Stage, Wish, Worker};
+use super::{Pending, Stage, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
 use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Times, Topic};
@@ -234,7 +234,7 @@ impl Running {
         let source = |source| {
             let upto = of(&manifest.inputs, source);
             let requests = VecDeque::new();
-            let forgets = settings.function.fault == Some(Fault::ForgetNewest);
+            let forgets = settings.function.fault == Some(InjectedDefect::ForgetNewest);
             let times = if forgets { &Times::default() } else { &manifest.times };
             let newest = settings.event_time.newest(times);
             let before = newest.into_iter().map(Before::new).collect();
@@ -341,7 +341,7 @@ impl Running {
             }
         };
         for (tid, Request { id, call }) in parts.iter().flatten() {
-            let kept = settings.tells_left.then(|| call.clone());
+            let kept = settings.copies_outputs.then(|| call.clone());
             self.open.insert(*tid, (id.clone(), kept));
         }
         Coming::All(parts)
@@ -458,7 +458,7 @@ impl Worker {
             let output = match event {
                 Event::Replied { tid, outcome } => {
                     let (id, call) = running.open.remove(&tid).expect("it came in here");
-                    let told = call.and_then(|call| self.functions.told(&call, &outcome));
+                    let told = call.and_then(|call| self.functions.result_event(&call, &outcome));
                     if let Some((stream, row)) = told {
                         let path = LAST.as_slice().into();
                         running.held.push_back((epoch, Output::Event { tid, path, stream, row }));
@@ -499,7 +499,7 @@ impl Worker {
 
     /// Appends outputs whose cut is durable, and that have not left before.
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(Fault::ReplyEarly);
+        let early = self.is_spoiled_by(InjectedDefect::ReplyEarly);
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
         let mut leaving: BTreeMap<(u64, u32), Vec<Output>> = BTreeMap::new();
@@ -517,12 +517,12 @@ impl Worker {
         for ((epoch, source), outputs) in leaving {
             for outputs in together(outputs, self.settings.outputs_max) {
                 let count = outputs.len();
-                let token = self.token(Wish::Leaving { epoch, source, count });
+                let token = self.token(Pending::Leaving { epoch, source, count });
                 let (topic, record) = (Topic::Output(source), Record::Outputs(outputs));
                 effects.push(Effect::Append { token, topic, generation, record });
             }
         }
-        self.tell_left(effects);
+        self.report_outputs(effects);
         self.part_ready(effects);
     }
 
@@ -544,7 +544,7 @@ impl Worker {
                 running.appending.remove(&epoch);
             }
         }
-        self.tell_left(effects);
+        self.report_outputs(effects);
         self.part_ready(effects);
     }
 
@@ -558,16 +558,16 @@ impl Worker {
         if let Some((_, Some(all))) = current {
             self.save(epoch, all, effects);
         }
-        self.tell_outbox(effects);
-        self.tell(Packet::Executed { generation, epoch, buffered }, effects);
-        self.tell_left(effects);
+        self.report_outbox(effects);
+        self.send(Packet::Executed { generation, epoch, buffered }, effects);
+        self.report_outputs(effects);
     }
 
     /// Reports the epochs of which it has nothing more to append, if that has changed.
-    pub(super) fn tell_left(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(Fault::LeftEarly);
+    pub(super) fn report_outputs(&mut self, effects: &mut Vec<Effect>) {
+        let early = self.is_spoiled_by(InjectedDefect::LeftEarly);
         let Stage::Running(running) = &mut self.stage else { return };
-        if !self.settings.tells_left {
+        if !self.settings.copies_outputs {
             return;
         }
         // An epoch may still change as long as its cut is not durable.
@@ -582,15 +582,15 @@ impl Worker {
             base = of;
         }
         if running.told_base.replace(base) != Some(base) {
-            self.tell_left_again(effects);
+            self.repeat_outputs(effects);
         }
     }
 
     /// Repeats the report, because the coordinator ignores it before all members are ready.
-    pub(super) fn tell_left_again(&self, effects: &mut Vec<Effect>) {
+    pub(super) fn repeat_outputs(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
         let Some(base) = running.told_base else { return };
         let ends = running.ends.iter().zip(&running.behind).map(|(end, behind)| *end.max(behind));
-        self.tell(Packet::Left { generation, base, ends: ends.collect() }, effects);
+        self.send(Packet::Left { generation, base, ends: ends.collect() }, effects);
     }
 }

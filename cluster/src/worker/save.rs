@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tidemill_function::Fault;
+use tidemill_function::InjectedDefect;
 
 use super::ranks::Ranks;
-use super::{Stage, Wish, Worker};
+use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Object, PartRows, Waiting};
 
@@ -57,7 +57,7 @@ impl Worker {
 
     /// Stores the part, unless it is stored or being stored.
     pub(super) fn save_again(&mut self, effects: &mut Vec<Effect>) {
-        let is_late = self.is_spoiled_by(Fault::SnapshotLate);
+        let is_late = self.is_spoiled_by(InjectedDefect::SnapshotLate);
         let Stage::Running(running) = &mut self.stage else { return };
         let executed = running.executed;
         let Some(saving) = &mut running.saving else { return };
@@ -81,14 +81,14 @@ impl Worker {
         let name = format!("{}-{}", saving.name, saving.tries);
         let object = Object::Part(saving.rows.clone());
         let epoch = saving.epoch;
-        let token = self.token(Wish::Part(epoch));
+        let token = self.token(Pending::Part(epoch));
         effects.push(Effect::Put { token, name, object });
     }
 
     /// Notes that the part is stored, or is not.
     pub(super) fn part_stored(&mut self, epoch: u64, is_stored: bool, effects: &mut Vec<Effect>) {
         let generation = self.generation;
-        let counts = is_stored || self.is_spoiled_by(Fault::CountFailedPut);
+        let counts = is_stored || self.is_spoiled_by(InjectedDefect::CountFailedPut);
         let Stage::Running(running) = &mut self.stage else { return };
         let saving = running.saving.as_mut().filter(|saving| saving.epoch == epoch);
         let Some(saving) = saving else { return };
@@ -98,7 +98,7 @@ impl Worker {
             saving.is_told = true;
             let (epoch, rows, outputs, waiting) = (saving.epoch, 0, Vec::new(), Vec::new());
             let part = Packet::Part { generation, epoch, name: None, rows, outputs, waiting };
-            return self.tell(part, effects);
+            return self.send(part, effects);
         }
         self.part_ready(effects);
     }
@@ -119,7 +119,7 @@ impl Worker {
         let name = Some(format!("{}-{}", saving.name, saving.tries));
         let (rows, outputs) = (saving.rows.len() as u64, saving.outputs.clone());
         let waiting = saving.waiting.clone();
-        self.tell(Packet::Part { generation, epoch, name, rows, outputs, waiting }, effects);
+        self.send(Packet::Part { generation, epoch, name, rows, outputs, waiting }, effects);
     }
 
     /// Notes whether the snapshot counts. If it does not, its changes belong to the next one.

@@ -1,7 +1,7 @@
 //! Maps of msgpack as rows.
 
 use tidemill_core::msgpack::{check, timestamp};
-use tidemill_core::value::dated;
+use tidemill_core::value::check_years;
 use tidemill_core::{DataType, Value};
 
 use crate::files::UnknownFields;
@@ -171,11 +171,11 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
         (DataType::Str, Token::Str(found)) => Value::Str(string(found)?.as_str().into()),
         (DataType::Bytes, Token::Bin(found)) => Value::Bytes(found.into()),
         (DataType::Timestamp, Token::Ext(0xff, found)) => {
-            Value::Timestamp(dated(timestamp(found)?)?)
+            Value::Timestamp(check_years(timestamp(found)?)?)
         }
         (DataType::Timestamp, Token::Int(found)) => Value::Timestamp(match time {
             TimeFormat::Unix(_) => time.read(&found.to_string())?,
-            _ => dated(int(found)?)?,
+            _ => check_years(int(found)?)?,
         }),
         (DataType::Timestamp, Token::Str(found)) => Value::Timestamp(time.read(&string(found)?)?),
         (DataType::Decimal(scale), Token::Int(found)) => {
@@ -192,11 +192,11 @@ fn value(input: &mut &[u8], ty: &DataType, time: &TimeFormat) -> Result<Value, S
             let item = |i| value(input, item, time).map_err(|why| format!("item {i}: {why}"));
             Value::List((0..items).map(item).collect::<Result<_, _>>()?)
         }
-        (ty, token) => return Err(format!("expected {ty}, found {}", said(&token))),
+        (ty, token) => return Err(format!("expected {ty}, found {}", description(&token))),
     })
 }
 
-fn said(token: &Token<'_>) -> String {
+fn description(token: &Token<'_>) -> String {
     match token {
         Token::Nil => "null".into(),
         Token::Bool(found) => found.to_string(),

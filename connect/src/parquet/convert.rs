@@ -10,7 +10,7 @@ use arrow_buffer::i256;
 use arrow_schema::{DataType as ArrowType, TimeUnit};
 use tidemill_core::batch::{value_of, ColumnBuilder};
 use tidemill_core::rules::{self, Rescale};
-use tidemill_core::value::{canonical_f64, dated};
+use tidemill_core::value::{canonical_f64, check_years};
 use tidemill_core::{Column, DataType, Value};
 
 use crate::row::{too_long, Rule};
@@ -213,17 +213,17 @@ fn floats(array: &ArrayRef) -> ArrayRef {
 
 fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     let range = |v: i64| format!("{v} is out of range for timestamp");
-    let dated = |us: i64| dated(us).ok();
+    let in_years = |us: i64| check_years(us).ok();
     match array.data_type() {
         ArrowType::Timestamp(TimeUnit::Microsecond, _) => {
-            primitives::<TimestampMicrosecondType>(array, rule, bad, dated, range)
+            primitives::<TimestampMicrosecondType>(array, rule, bad, in_years, range)
         }
         ArrowType::Timestamp(TimeUnit::Second, _) => {
-            let us = |v: i64| v.checked_mul(1_000_000).and_then(dated);
+            let us = |v: i64| v.checked_mul(1_000_000).and_then(in_years);
             primitives::<TimestampSecondType>(array, rule, bad, us, range)
         }
         ArrowType::Timestamp(TimeUnit::Millisecond, _) => {
-            let us = |v: i64| v.checked_mul(1000).and_then(dated);
+            let us = |v: i64| v.checked_mul(1000).and_then(in_years);
             primitives::<TimestampMillisecondType>(array, rule, bad, us, range)
         }
         ArrowType::Timestamp(TimeUnit::Nanosecond, _) => {
@@ -233,7 +233,7 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
             primitives::<TimestampNanosecondType>(array, rule, bad, us, finer)
         }
         ArrowType::Date32 => {
-            let us = |days: i32| dated(i64::from(days) * 86_400_000_000);
+            let us = |days: i32| in_years(i64::from(days).saturating_mul(86_400_000_000));
             let range = |days: i32| format!("{days} days are out of range for timestamp");
             primitives::<Date32Type>(array, rule, bad, us, range)
         }
@@ -243,7 +243,7 @@ fn timestamps(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
                 TimeFormat::Unix(digits) => 10i64.pow(digits.into()),
                 _ => 1,
             };
-            integers(array, rule, bad, |v| v.checked_mul(factor).and_then(dated))
+            integers(array, rule, bad, |v| v.checked_mul(factor).and_then(in_years))
         }
         _ => one_by_one(array, rule, bad),
     }
@@ -260,7 +260,7 @@ fn decimals(array: &ArrayRef, scale: u8, rule: &Rule, bad: &mut Bad) -> ArrayRef
                 bad,
                 |v| exactly(v).ok(),
                 |v| match exactly(v) {
-                    Err(why) => rescale.said(&v.to_string(), why),
+                    Err(why) => rescale.message(&v.to_string(), why),
                     Ok(_) => unreachable!("it is exact"),
                 },
             )
@@ -325,7 +325,7 @@ fn fit(value: Value, ty: &DataType, time: &TimeFormat) -> Result<Value, String> 
                 true => format!("{} is no {ty}", quoted(&shown)),
                 false => why,
             };
-            rules::take(value, &column).map_err(why)?
+            rules::convert(value, &column).map_err(why)?
         }
     })
 }

@@ -111,6 +111,9 @@ fn timestamps() {
     assert_eq!(column(nanos, time()), [at(5), bad("5001 ns is finer than microseconds")]);
     let days = Arc::new(Date32Array::from(vec![1, -1]));
     assert_eq!(column(days, time()), [at(86_400_000_000), at(-86_400_000_000)]);
+    // The microseconds of this day, in 64 bits, are those of the last day of 1969.
+    let wild = Arc::new(Date32Array::from(vec![213_503_982]));
+    assert_eq!(column(wild, time()), [bad("213503982 days are out of range for timestamp")]);
     let texts = Arc::new(StringArray::from(vec!["1970-01-02", "x"]));
     assert_eq!(
         column(texts, time()),

@@ -17,7 +17,7 @@ use crate::msgpack;
 use crate::rules::{self, Rescale};
 use crate::schema::Column;
 use crate::types::DataType;
-use crate::value::{canonical_f64, dated, Value};
+use crate::value::{canonical_f64, check_years, Value};
 
 /// The metadata key with the name of the type that an array stands for, where that is not its own.
 const EXTENSION: &str = "ARROW:extension:name";
@@ -177,16 +177,16 @@ fn at_once(array: &ArrayRef, column: &Column) -> Option<AtOnce> {
             TimeUnit::Millisecond => {
                 each!(TimestampMillisecondType, |v| micros(v, TimeUnit::Millisecond))
             }
-            TimeUnit::Microsecond => each!(TimestampMicrosecondType, dated),
+            TimeUnit::Microsecond => each!(TimestampMicrosecondType, check_years),
             TimeUnit::Nanosecond => {
                 each!(TimestampNanosecondType, |v| micros(v, TimeUnit::Nanosecond))
             }
         },
-        (_, DataType::Timestamp) => ints(dated),
+        (_, DataType::Timestamp) => ints(check_years),
         (A::Decimal128(_, from), DataType::Decimal(to)) => {
             let rescale = Rescale::new(*from, *to);
             each!(Decimal128Type, |v: i128| {
-                rescale.exactly(v).map_err(|why| rescale.said(&v.to_string(), why))
+                rescale.exactly(v).map_err(|why| rescale.message(&v.to_string(), why))
             })
         }
         (from, ty)
@@ -238,7 +238,7 @@ fn micros(value: i64, unit: TimeUnit) -> Result<i64, String> {
             return Err(format!("{value}ns is not a whole number of microseconds"));
         }
     };
-    dated(us.ok_or_else(|| format!("{value} is out of range for a timestamp"))?)
+    check_years(us.ok_or_else(|| format!("{value} is out of range for a timestamp"))?)
 }
 
 /// Returns one value of a column.
@@ -268,12 +268,12 @@ fn one(array: &ArrayRef, row: usize, column: &Column) -> Result<Value, String> {
             let rescale = Rescale::new(*from, *to);
             let units = array.as_primitive::<Decimal256Type>().value(row).to_string();
             let exactly = rescale.by_digits(&units);
-            let units = exactly.map_err(|why| rescale.said(&units, why))?;
+            let units = exactly.map_err(|why| rescale.message(&units, why))?;
             return Ok(Value::Decimal(units, *to));
         }
         _ => value_of(&**array, row)?,
     };
-    rules::take(value, column)
+    rules::convert(value, column)
 }
 
 fn decimal(rescale: &Rescale, units: i128, to: u8, is_null: bool) -> Result<Value, String> {
@@ -281,7 +281,7 @@ fn decimal(rescale: &Rescale, units: i128, to: u8, is_null: bool) -> Result<Valu
         return Ok(Value::Null);
     }
     let exactly = rescale.exactly(units);
-    let units = exactly.map_err(|why| rescale.said(&units.to_string(), why))?;
+    let units = exactly.map_err(|why| rescale.message(&units.to_string(), why))?;
     Ok(Value::Decimal(units, to))
 }
 
@@ -357,7 +357,7 @@ pub fn value_of(array: &dyn Array, row: usize) -> Result<Value, String> {
         ArrowType::Timestamp(TimeUnit::Nanosecond, _) => time!(TimestampNanosecondType, Nanosecond),
         ArrowType::Date32 => {
             let days = i64::from(array.as_primitive::<Date32Type>().value(row));
-            Value::Timestamp(dated(days * 86_400_000_000)?)
+            Value::Timestamp(check_years(days.saturating_mul(86_400_000_000))?)
         }
         ArrowType::Date64 => time!(Date64Type, Millisecond),
         ArrowType::Decimal32(_, scale) => decimal!(Decimal32Type, scale),
@@ -394,7 +394,7 @@ fn of_decimal(units: &str, scale: i8) -> Result<Value, String> {
     let to = u8::try_from(scale).unwrap_or(0).min(DataType::SCALE_MAX);
     let rescale = Rescale::new(scale, to);
     let exactly = rescale.by_digits(units);
-    Ok(Value::Decimal(exactly.map_err(|why| rescale.said(units, why))?, to))
+    Ok(Value::Decimal(exactly.map_err(|why| rescale.message(units, why))?, to))
 }
 
 /// Appends a value as msgpack.

@@ -14,7 +14,7 @@ pub enum Inexact {
 
 impl Inexact {
     /// Returns the error text for the number that is displayed as `shown`.
-    pub fn said(self, shown: &str, scale: u8) -> String {
+    pub fn message(self, shown: &str, scale: u8) -> String {
         match self {
             Inexact::Digits => format!("{shown} has more than {scale} digits after the point"),
             Inexact::Range => format!("{shown} is out of range for decimal({scale})"),
@@ -130,7 +130,7 @@ fn parsed(text: &str, scale: u8, may_have_exponent: bool) -> Result<Value, Strin
     let written = written.ok_or_else(|| format!("'{text}' is not a decimal number"))?;
     match written.units(scale) {
         Ok(units) => Ok(Value::Decimal(units, scale)),
-        Err(why) => Err(why.said(&format!("'{text}'"), scale)),
+        Err(why) => Err(why.message(&format!("'{text}'"), scale)),
     }
 }
 
@@ -205,7 +205,7 @@ impl Rescale {
     }
 
     /// Returns the error text for units that are refused.
-    pub fn said(&self, units: &str, why: Inexact) -> String {
+    pub fn message(&self, units: &str, why: Inexact) -> String {
         let (negative, digits) = signed(units);
         let sign = if negative { "-" } else { "" };
         let shown = match usize::try_from(self.from) {
@@ -217,6 +217,6 @@ impl Rescale {
             }
             Err(_) => format!("{units}e{}", self.from.unsigned_abs()),
         };
-        why.said(&format!("'{shown}'"), self.to)
+        why.message(&format!("'{shown}'"), self.to)
     }
 }

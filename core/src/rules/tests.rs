@@ -120,7 +120,7 @@ fn scales_are_changed_exactly() {
     assert_eq!(Rescale::new(30, 2).exactly(10i128.pow(30)), Ok(100));
     assert_eq!(Rescale::new(-3, 2).exactly(7), Ok(700_000));
     assert_eq!(
-        Rescale::new(3, 2).said("-5", Inexact::Digits),
+        Rescale::new(3, 2).message("-5", Inexact::Digits),
         "'-0.005' has more than 2 digits after the point"
     );
 }
@@ -128,17 +128,22 @@ fn scales_are_changed_exactly() {
 #[test]
 fn what_comes_from_outside_loses_nothing() {
     let money = Column::new("m", DataType::Decimal(2));
-    assert_eq!(take(dec("1.500", 3), &money), Ok(dec("1.50", 2)));
-    assert!(take(dec("1.005", 3), &money).unwrap_err().contains("more than 2 digits"));
-    assert!(take(int(i64::MAX), &money).unwrap_err().contains("out of range"));
+    assert_eq!(convert(dec("1.500", 3), &money), Ok(dec("1.50", 2)));
+    assert!(convert(dec("1.005", 3), &money).unwrap_err().contains("more than 2 digits"));
+    assert!(convert(int(i64::MAX), &money).unwrap_err().contains("out of range"));
     let amounts = Column::new("l", DataType::List(Box::new(DataType::Decimal(2))));
     let list = |items: &[Value]| Value::List(items.into());
-    assert_eq!(take(list(&[int(1), Value::Null]), &amounts), Ok(list(&[dec("1", 2), Value::Null])));
-    assert!(take(list(&[int(1), dec("1.005", 3)]), &amounts).unwrap_err().starts_with("item 1: "));
+    assert_eq!(
+        convert(list(&[int(1), Value::Null]), &amounts),
+        Ok(list(&[dec("1", 2), Value::Null]))
+    );
+    assert!(convert(list(&[int(1), dec("1.005", 3)]), &amounts)
+        .unwrap_err()
+        .starts_with("item 1: "));
     let at = Column::new("at", DataType::Timestamp);
-    assert_eq!(take(int(5), &at), Ok(Value::Timestamp(5)));
+    assert_eq!(convert(int(5), &at), Ok(Value::Timestamp(5)));
     for far in [i64::MIN, i64::MAX, 253_402_300_800_000_000, -62_135_596_800_000_001] {
-        assert!(take(int(far), &at).unwrap_err().contains("years 1 to 9999"), "{far}");
+        assert!(convert(int(far), &at).unwrap_err().contains("years 1 to 9999"), "{far}");
     }
 }
 

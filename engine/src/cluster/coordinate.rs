@@ -14,33 +14,33 @@ use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times, Wron
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
-use tidemill_durable::{Apart, Log};
+use tidemill_durable::{Log, SplitLog};
 use tidemill_env::{Env, Lock};
 use tidemill_function::{output_bytes, Call, Functions as _, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, Desk, FileLog, LeftOut, Placed, Served, Shared, Status,
-    COORDINATOR,
+    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
+    Status, COORDINATOR,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::Peer;
 use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Origin, Program, FAULT};
 
-use super::doors::{self, log, store};
+use super::backends::{self, log, store};
 use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{shown, Cuts, TOGETHER};
-use super::sinks::{Sinks, Ways};
+use super::sinks::{DeclaredSinks, Sinks};
 use super::slow::slow;
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::Starting;
 use super::{cuts, fingerprint, log_of, ClusterSettings};
-use crate::apart;
 use crate::calls::{self, Procedure, Then};
-use crate::clients::{App, Health, Kept, News};
+use crate::clients::{App, Health, RetainedRows, StreamProgress};
 use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
+use crate::file_conflicts;
 use crate::followed::Changes;
 use crate::functions::slides::ABORTED;
 use crate::functions::AppFunctions;
@@ -48,7 +48,7 @@ use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
-use crate::{serve, sides};
+use crate::{process_mode, serve};
 
 /// The longest wait for a row.
 const ROW_WAIT: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ pub struct Cluster {
     timers: Timers,
     sinks: Sinks,
     // and the request server uses the coordinator.
-    desk: Arc<Desk>,
+    desk: Arc<RequestServer>,
     coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
     program: Program,
@@ -70,7 +70,7 @@ pub struct Cluster {
     env: Env,
     message_bytes_max: usize,
     procedures: BTreeMap<String, Procedure>,
-    told: Arc<Told>,
+    told: Arc<Delivered>,
     http: OnceLock<String>,
     /// The changes of an upgrade at the start, if there was one.
     upgraded: Option<serde_json::Value>,
@@ -86,7 +86,7 @@ pub struct Cluster {
 }
 
 /// The outputs that have left.
-struct Told {
+struct Delivered {
     rings: Mutex<Rings>,
     /// The number of outputs, and the condition for followers that wait for more.
     count: Mutex<u64>,
@@ -111,7 +111,7 @@ impl Cluster {
         env: &Env,
     ) -> Result<Cluster> {
         spec.settings.check()?;
-        doors::check(settings)?;
+        backends::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
         let mut host = settings.host(spec, &followed, secret, env)?;
@@ -120,16 +120,16 @@ impl Cluster {
         let sources = first + of_files;
         let program = spec.program.clone();
         let dir = &settings.dir;
-        sides::for_several(&*env.disk, dir)?;
+        process_mode::for_several(&*env.disk, dir)?;
         // The check comes before anything is emptied or opened for writing.
-        apart::check(spec, &directories(settings), env)?;
+        file_conflicts::check(spec, &directories(settings), env)?;
         let held = hold(env, dir)?;
         let emptied = Emptied { disk: &*env.disk, path: dir, purpose: Purpose::Coordinator };
         let was_begun = emptied.is_begun()?;
         let fresh = settings.fresh || was_begun;
-        let ways = Ways::open(spec, functions.program(), fresh, env)?;
+        let ways = DeclaredSinks::open(spec, functions.program(), fresh, env)?;
         let feeds = Feeds::open(spec, &functions, (first, dir, fresh), env)?;
-        host.machine.goes_on = feeds.goes_on.clone();
+        host.machine.resumed = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
         if let (true, Some(log)) = (settings.fresh, &settings.log) {
             return Err(Error::setting(format!("the log at {log} can't be emptied from here"))
@@ -151,7 +151,9 @@ impl Cluster {
             |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
             (Some(log), Cuts::Log) => (log, None, Some(held)),
-            (Some(log), Cuts::Coordinator) => (Arc::new(Apart::cuts(own(held)?, log)), None, None),
+            (Some(log), Cuts::Coordinator) => {
+                (Arc::new(SplitLog::cuts(own(held)?, log)), None, None)
+            }
             (None, _) => {
                 let own = own(held)?;
                 (own.clone(), Some(own), None)
@@ -160,7 +162,7 @@ impl Cluster {
         let rows: Arc<dyn Log> = Arc::new(Rows { feeds: feeds.clone(), env: env.clone() });
         let log: Arc<dyn Log> = match of_files {
             0 => log,
-            _ => Arc::new(Apart::inputs(first, rows.clone(), log)),
+            _ => Arc::new(SplitLog::inputs(first, rows.clone(), log)),
         };
         // The number of an event is never used again. So a follower of an ended coordinator learns
         // that it has missed rows. In the served log a record has at most `TOGETHER` outputs, which
@@ -209,7 +211,7 @@ impl Cluster {
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
         let sinks = Sinks::start(ways, program_on_nodes, &coordinator, outputs)?;
-        let told = Arc::new(Told {
+        let told = Arc::new(Delivered {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
@@ -220,7 +222,8 @@ impl Cluster {
         let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
         let asked = settings.sources;
         let is_here = settings.log.is_none();
-        let desk = Arc::new(Desk::open(env, log, (asked, sources), Some(Arc::new(listener))));
+        let desk =
+            Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
         if is_here && !program.opaques.is_empty() {
             // Faults are counted even while no client asks.
             desk.begin();
@@ -311,13 +314,13 @@ impl Cluster {
             status.ended.get_or_insert(error.to_string());
         }
         if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {
-            status.ended = Some(self.told_late(late));
+            status.ended = Some(self.late_message(late));
         }
         status
     }
 
     /// Describes a late event.
-    fn told_late(&self, late: &LateEvent) -> String {
+    fn late_message(&self, late: &LateEvent) -> String {
         let stream = &self.program.streams[late.stream.index()].spec.name;
         let from = self.topic(late.source).unwrap_or_else(|| format!("source {}", late.source));
         let LateEvent { offsets, time_us, watermark_us, .. } = late;
@@ -339,7 +342,7 @@ impl Cluster {
     /// Returns the status as JSON: members, epochs, and figures of each source. `lag` is the
     /// requests of a source in no cut yet. `skew` is its rate of requests, relative to the mean of
     /// all sources.
-    pub fn said(&self) -> serde_json::Value {
+    pub fn status_json(&self) -> serde_json::Value {
         let status = self.status();
         let (lag, skew) = (status.lag(), status.skew());
         let Status {
@@ -468,7 +471,7 @@ fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
     procedures
 }
 
-impl Told {
+impl Delivered {
     /// Counts a slide whose triggers aborted.
     fn note_slide(&self, stream: &str, row: &[Value]) {
         let (ABORTED, [Value::Str(window), Value::Int(end), Value::Str(why)]) = (stream, row)
@@ -537,7 +540,7 @@ impl App for Cluster {
         streams
     }
 
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<Kept> {
+    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         self.desk.begin();
         serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
@@ -553,17 +556,17 @@ impl App for Cluster {
         .help("let functions emit the changes as events of a stream"))
     }
 
-    fn news(&self, seen: News, timeout_us: u64) -> News {
+    fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
         self.desk.begin();
         let mut count = self.told.count.lock();
         if *count == seen.epoch {
             self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
         }
-        News { epoch: *count, over: self.status().ended.is_some() }
+        StreamProgress { epoch: *count, over: self.status().ended.is_some() }
     }
 
     fn health(&self) -> Health {
-        let mut said = self.said();
+        let mut said = self.status_json();
         let ready = said["ended"].is_null() && said["generation"] != 0;
         said["live"] = said["ended"].is_null().into();
         Health { ready, said }

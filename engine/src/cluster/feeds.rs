@@ -34,9 +34,9 @@ use tidemill_env::{Env, Handle};
 
 use self::feed::Feed;
 use self::marks::Marks;
-use super::caught::caught;
+use super::panics::catch_panic;
+use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
 use crate::functions::AppFunctions;
-use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SourceDecl};
 
 /// The pause of a waiting read before it checks again whether a file has grown.
@@ -85,7 +85,7 @@ struct Shared {
     trouble: Mutex<Option<String>>,
 }
 
-impl Waiting for Shared {
+impl SpaceWaiter for Shared {
     fn gives_up(&self) -> bool {
         self.is_over.load(Ordering::Acquire)
     }
@@ -149,8 +149,8 @@ impl Feeds {
         let ends = Mutex::new(feeds.iter().map(Feed::end).collect());
         let (failed, is_over, trouble) = Default::default();
         let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
-        let waits = Waits::default();
-        let waiting: Arc<dyn Waiting> = shared.clone();
+        let waits = SpaceWaits::default();
+        let waiting: Arc<dyn SpaceWaiter> = shared.clone();
         // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let env = &patient(env, &waits);
@@ -165,7 +165,7 @@ impl Feeds {
                 reader.run(&taken);
                 Ok(())
             };
-            if let Err(error) = caught("files", read) {
+            if let Err(error) = catch_panic("files", read) {
                 told.failed.lock().get_or_insert(error);
             }
         };

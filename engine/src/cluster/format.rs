@@ -181,7 +181,7 @@ fn write_outcome(outcome: &Result<Value, Abort>, out: &mut Vec<u8>) {
         }
         Err(abort) => {
             out.extend_from_slice(b"\"aborted\":");
-            values::write(&Value::str(&abort.told()), out);
+            values::write(&Value::str(&abort.public_reason()), out);
         }
     }
 }

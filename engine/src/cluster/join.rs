@@ -6,15 +6,15 @@ use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 
-use super::doors::{self, log, store};
+use super::backends::{self, log, store};
 use super::feeds;
 use super::format::Json;
-use super::outboxes::Desks;
+use super::outboxes::OutboxWorkers;
 use super::settings::address;
 use super::topics::Topics;
 use super::{fingerprint, ClusterSettings};
 use crate::functions::AppFunctions;
-use crate::sides;
+use crate::process_mode;
 use crate::spec::AppSpec;
 
 /// Joins the cluster whose coordinator is at an address, and executes its part of the app from then
@@ -31,8 +31,8 @@ pub fn join(
     env: &Env,
 ) -> Result<WorkerProcess> {
     spec.settings.check()?;
-    doors::check(settings)?;
-    sides::for_several(&*env.disk, &settings.dir)?;
+    backends::check(settings)?;
+    process_mode::for_several(&*env.disk, &settings.dir)?;
     let topics = Topics::open(spec, &functions, settings, env)?;
     let followed = topics.followed();
     let host = settings.host(spec, &followed, secret, env)?;
@@ -42,6 +42,6 @@ pub fn join(
     let log = log(settings, &host.cluster, None, (json, followed, feeds), env)?;
     // The coordinator reads the files.
     let log = (log, (feeds > 0).then_some(sources - feeds));
-    let outboxes = Desks::of(spec, &functions, settings.sources, env)?;
+    let outboxes = OutboxWorkers::of(spec, &functions, settings.sources, env)?;
     WorkerProcess::start(env, host, at, functions, log, store(settings, env)?, outboxes)
 }

@@ -4,7 +4,7 @@
 //! | file | purpose |
 //! | --- | --- |
 //! | `settings` | the settings of a cluster |
-//! | `doors` | the log and the store that the settings name |
+//! | `backends` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
 //! | `topics` | the app's own topics, as sources |
@@ -17,18 +17,18 @@
 //! | `slow` | features that are much slower than in one process |
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
-//! | `caught` | panics of threads as errors |
+//! | `panics` | panics of threads as errors |
 //! | `upgrade` | the program that the state belongs to, and upgrades to another version |
 
 mod ask;
-mod caught;
+mod backends;
 mod coordinate;
 mod cuts;
-mod doors;
 mod feeds;
 mod format;
 mod join;
 mod outboxes;
+mod panics;
 mod settings;
 mod sinks;
 mod slow;
@@ -41,14 +41,22 @@ pub use coordinate::Cluster;
 pub use join::join;
 pub use settings::ClusterSettings;
 
+use std::sync::Arc;
+
 use tidemill_cluster::{EventSource, EventTime};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::Result;
-use tidemill_kafka::Followed;
+use tidemill_kafka::{Followed, Format};
 
+use crate::functions::AppFunctions;
 use crate::outlets::sink_keys;
 use crate::spec::AppSpec;
+
+/// Creates the format of messages of an app that follows no topics, for fuzzing.
+pub(crate) fn messages(functions: Arc<AppFunctions>, fingerprint: u128) -> impl Format {
+    format::Json::new(functions, fingerprint, topics::Topics::default())
+}
 
 /// A hash of everything that determines how a log is executed. It has the program, the setting that
 /// causes aborts, and the topics that are read. With different ones, a replay of the recorded cuts

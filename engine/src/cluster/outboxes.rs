@@ -27,13 +27,13 @@ use crate::spec::AppSpec;
 const ANSWER: &str = "\u{1}external/";
 
 /// The work outside of an app on a worker.
-pub(super) struct Desks {
+pub(super) struct OutboxWorkers {
     env: Env,
-    desks: Vec<Arc<Desk>>,
+    desks: Vec<Arc<OutboxWorker>>,
 }
 
 /// An outbox with its work; its threads share it.
-struct Desk {
+struct OutboxWorker {
     functions: Arc<AppFunctions>,
     table: TableId,
     /// The stream of answers. Its events begin with the row's key.
@@ -62,7 +62,7 @@ struct Work {
     begun: BTreeMap<Key, bool>,
 }
 
-impl Desks {
+impl OutboxWorkers {
     /// Prepares the work outside of an app, if it has any.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ impl Desks {
             let columns = functions.columns(&decl.answers)?;
             let spec = &program.tables[table];
             let outside = who(decl, spec, &columns)?;
-            desks.push(Arc::new(Desk {
+            desks.push(Arc::new(OutboxWorker {
                 functions: functions.clone(),
                 table: TableId(table as u16),
                 answers,
@@ -98,12 +98,13 @@ impl Desks {
                 is_over: AtomicBool::new(false),
             }));
         }
-        let desks = (!desks.is_empty()).then(|| Arc::new(Desks { env: env.clone(), desks }));
+        let desks =
+            (!desks.is_empty()).then(|| Arc::new(OutboxWorkers { env: env.clone(), desks }));
         Ok(desks.map(|desks| desks as Arc<dyn Outboxes>))
     }
 }
 
-impl Outboxes for Desks {
+impl Outboxes for OutboxWorkers {
     fn begin(&self, log: Arc<dyn Log>) -> Result<()> {
         for desk in &self.desks {
             for _ in 0..desk.at_once {
@@ -136,7 +137,7 @@ impl Outboxes for Desks {
     }
 }
 
-impl Desk {
+impl OutboxWorker {
     fn changed<'a>(&self, all: bool, rows: impl Iterator<Item = (&'a Key, &'a Stored)>) {
         let work = &mut *self.work.lock();
         if all {
@@ -183,7 +184,7 @@ impl Desk {
         None
     }
 
-    fn run(self: &Arc<Desk>, env: &Env, log: &dyn Log) {
+    fn run(self: &Arc<OutboxWorker>, env: &Env, log: &dyn Log) {
         while let Some((key, row)) = self.next() {
             let desk = Arc::downgrade(self);
             let gives_up = Arc::new(move || desk.upgrade().is_none_or(|desk| desk.is_over()));

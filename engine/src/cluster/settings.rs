@@ -220,13 +220,13 @@ impl ClusterSettings {
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
                 // Only processes of the cluster read a log that the coordinator serves.
-                tells_left: !spec.sinks.is_empty(),
+                copies_outputs: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,
                 objects_max: self.snapshot_objects_max,
                 event_time: event_time.into(),
-                goes_on: [].into(),
+                resumed: [].into(),
                 buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
                 clock_jump_us_max: spec.settings.clock_jump_us_max,
                 function: tidemill_function::Settings {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tidemill_cluster::{Leaving, Manifest, Records, Topic, Written};
+use tidemill_cluster::{Manifest, OutputReader, Records, Topic, Written};
 use tidemill_connect::{sink, Sink, SinkPlace, SinkSettings, Troubles};
 use tidemill_core::{Batch, Error, Kind, Result, Row, Schema, StreamId};
 use tidemill_durable::Log;
@@ -23,9 +23,9 @@ use tidemill_kafka::stream::{open_sink, RowIds};
 use tidemill_txn::Program;
 
 use super::ask::answer;
-use super::caught::caught;
+use super::panics::catch_panic;
+use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
 use crate::internal::SinkFacts;
-use crate::patient::{patient, Waiting, Waits};
 use crate::spec::{AppSpec, SinkDecl, Target};
 
 /// The most records that are read at once, and the most rows that are written at once.
@@ -71,7 +71,7 @@ impl Note {
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
     }
 
-    fn place(&self, way: &Way) -> Option<&SinkPlace> {
+    fn place(&self, way: &DeclaredSink) -> Option<&SinkPlace> {
         let is_it = |of: &&SinkFacts| of.stream == way.stream && of.path == way.name;
         self.sinks.iter().find(is_it).map(|of| &of.place)
     }
@@ -83,7 +83,7 @@ impl Note {
 }
 
 /// A sink that the app declares.
-struct Way {
+struct DeclaredSink {
     stream: String,
     /// The name of the sink among those of its stream.
     name: String,
@@ -94,26 +94,31 @@ struct Way {
 }
 
 /// The sinks that an app declares.
-pub(super) struct Ways {
+pub(super) struct DeclaredSinks {
     env: Env,
     app: String,
-    all: Vec<Way>,
+    all: Vec<DeclaredSink>,
     fresh: bool,
     troubles: Troubles,
     /// The target of reports about files that wait for disk space.
-    waits: Waits,
+    waits: SpaceWaits,
 }
 
-impl Ways {
+impl DeclaredSinks {
     /// Opens the sinks of an app. Their topics exist and can be written.
     ///
     /// # Errors
     /// When one can't be written, with the user's line.
-    pub fn open(spec: &AppSpec, program: &Program, fresh: bool, env: &Env) -> Result<Ways> {
+    pub fn open(
+        spec: &AppSpec,
+        program: &Program,
+        fresh: bool,
+        env: &Env,
+    ) -> Result<DeclaredSinks> {
         let (app, troubles) = (program.name.to_string(), Troubles::default());
-        let waits = Waits::default();
+        let waits = SpaceWaits::default();
         let env = patient(env, &waits);
-        let mut ways = Ways { env, app, all: Vec::new(), fresh, troubles, waits };
+        let mut ways = DeclaredSinks { env, app, all: Vec::new(), fresh, troubles, waits };
         for decl in &spec.sinks {
             let (SinkDecl { stream, at, .. }, target) = (decl.clone(), decl.target()?);
             let name = target.name();
@@ -121,7 +126,7 @@ impl Ways {
                 let what = format!("stream {stream} is written to {name} twice");
                 return Err(Error::program(what).at(at));
             }
-            ways.all.push(Way { stream, name, target, at, begins: SinkPlace::default() });
+            ways.all.push(DeclaredSink { stream, name, target, at, begins: SinkPlace::default() });
         }
         for nth in 0..ways.all.len() {
             if let Target::Topic(_) = ways.all[nth].target {
@@ -137,7 +142,7 @@ impl Ways {
     }
 
     /// The number and the columns of a sink's stream in a version of the program.
-    fn stream(&self, program: &Program, way: &Way) -> Result<(StreamId, Arc<Schema>)> {
+    fn stream(&self, program: &Program, way: &DeclaredSink) -> Result<(StreamId, Arc<Schema>)> {
         let is_it = |stream: &tidemill_txn::program::Stream| *stream.spec.name == *way.stream;
         let found = program.streams.iter().position(is_it);
         let found = found.ok_or_else(|| {
@@ -150,7 +155,7 @@ impl Ways {
     /// Opens a sink: as a new one, or at a position.
     fn sink(
         &self,
-        way: &Way,
+        way: &DeclaredSink,
         schema: &Arc<Schema>,
         run: u128,
         resume: Option<&SinkPlace>,
@@ -251,14 +256,14 @@ struct Writer {
     env: Env,
     run: String,
     sinks: Vec<(StreamId, Open)>,
-    leaving: Leaving,
+    leaving: OutputReader,
     is_settled: bool,
 }
 
 impl Writer {
     /// Opens all sinks at their positions. Sinks without a position are an error, or are left out
     /// with `skips`.
-    fn open(ways: &Ways, program: &Program, left: &Left, skips: bool) -> Result<Writer> {
+    fn open(ways: &DeclaredSinks, program: &Program, left: &Left, skips: bool) -> Result<Writer> {
         let note = Note::of(&left.written)?;
         let mut sinks = Vec::new();
         for way in &ways.all {
@@ -280,7 +285,7 @@ impl Writer {
             sinks.push((id, Open { stream, name, schema, sink, at }));
         }
         let wanted: BTreeSet<StreamId> = sinks.iter().map(|(id, _)| *id).collect();
-        let leaving = Leaving::behind(&left.written, left.ends.len() as u32, wanted);
+        let leaving = OutputReader::after(&left.written, left.ends.len() as u32, wanted);
         let env = ways.env.clone();
         Ok(Writer { env, run: note.run, sinks, leaving, is_settled: false })
     }
@@ -355,7 +360,7 @@ fn read(log: &dyn Log, source: u32, from: u64) -> Option<Records> {
 
 /// The state that the thread shares.
 #[derive(Default)]
-struct Told {
+struct SinkState {
     is_ending: AtomicBool,
     /// Whether the thread should end even with unwritten rows.
     gives_up: AtomicBool,
@@ -369,20 +374,20 @@ struct Told {
 
 /// Reports files that wait for disk space.
 struct Room {
-    told: Arc<Told>,
+    told: Arc<SinkState>,
     troubles: Troubles,
 }
 
 /// The name of this report among the troubles of sinks.
 const ROOM: &str = "sinks";
 
-impl Waiting for Room {
+impl SpaceWaiter for Room {
     fn gives_up(&self) -> bool {
-        self.told.gives_up.load(Ordering::Acquire) || self.troubles.gives_up()
+        self.told.gives_up.load(Ordering::Acquire) || self.troubles.is_over()
     }
 
     fn stall(&self, error: Error) {
-        self.troubles.tell(ROOM, &error.what);
+        self.troubles.report(ROOM, &error.what);
     }
 
     fn has_room(&self) {
@@ -392,10 +397,10 @@ impl Waiting for Room {
 
 /// The sinks of an app, which are written until this is dropped.
 pub(super) struct Sinks {
-    told: Arc<Told>,
+    told: Arc<SinkState>,
     troubles: Troubles,
     /// Files wait for disk space as long as this exists.
-    _room: Arc<dyn Waiting>,
+    _room: Arc<dyn SpaceWaiter>,
     // The lock is there only because a handle can't be shared between threads.
     thread: Mutex<Option<Handle>>,
 }
@@ -406,13 +411,13 @@ impl Sinks {
     /// # Errors
     /// When the thread can't be started.
     pub fn start(
-        ways: Ways,
+        ways: DeclaredSinks,
         program: Arc<Program>,
         coordinator: &Arc<CoordinatorProcess>,
         log: Arc<dyn Log>,
     ) -> Result<Sinks> {
-        let (told, troubles) = (Arc::<Told>::default(), ways.troubles.clone());
-        let room: Arc<dyn Waiting> =
+        let (told, troubles) = (Arc::<SinkState>::default(), ways.troubles.clone());
+        let room: Arc<dyn SpaceWaiter> =
             Arc::new(Room { told: told.clone(), troubles: troubles.clone() });
         if ways.is_empty() {
             told.has_ended.store(true, Ordering::Release);
@@ -422,7 +427,7 @@ impl Sinks {
         let _ = ways.waits.set(Arc::downgrade(&room));
         let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
         let run = move || {
-            let done = caught("sinks", || run(&ways, &program, &coordinator, &*log, &own));
+            let done = catch_panic("sinks", || run(&ways, &program, &coordinator, &*log, &own));
             *own.failed.lock() = done.err();
             own.has_ended.store(true, Ordering::Release);
         };
@@ -488,11 +493,11 @@ impl Drop for Sinks {
 
 /// Writes until it should end and all outputs are written.
 fn run(
-    ways: &Ways,
+    ways: &DeclaredSinks,
     program: &Program,
     coordinator: &CoordinatorProcess,
     log: &dyn Log,
-    told: &Told,
+    told: &SinkState,
 ) -> Result<()> {
     let mut writer: Option<Writer> = None;
     let (mut told_ns, mut is_news, mut unwritten) = (0, false, None);

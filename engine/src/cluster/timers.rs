@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use tidemill_core::{encode, Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
 use tidemill_function::{Call, Functions as _};
-use tidemill_host::{Answer, Desk, Placed};
+use tidemill_host::{Answer, Placed, RequestServer};
 
-use super::caught::caught;
+use super::panics::catch_panic;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -55,7 +55,7 @@ struct Timer {
 /// The thread's own parts.
 struct Clockwork {
     env: Env,
-    desk: Arc<Desk>,
+    desk: Arc<RequestServer>,
     functions: Arc<AppFunctions>,
     state: Arc<State>,
 }
@@ -65,7 +65,11 @@ impl Timers {
     ///
     /// # Errors
     /// When their thread can't be started.
-    pub fn start(env: &Env, desk: &Arc<Desk>, functions: &Arc<AppFunctions>) -> Result<Timers> {
+    pub fn start(
+        env: &Env,
+        desk: &Arc<RequestServer>,
+        functions: &Arc<AppFunctions>,
+    ) -> Result<Timers> {
         let now_us = env.clock.now_us();
         let timers = functions.timers().iter().map(|timer| {
             let period_us = timer.period_us;
@@ -84,7 +88,7 @@ impl Timers {
                 clockwork.run(timers);
                 Ok(())
             };
-            *clockwork.state.failed.lock() = caught("timers", fire).err();
+            *clockwork.state.failed.lock() = catch_panic("timers", fire).err();
             clockwork.state.has_ended.store(true, Ordering::Release);
         };
         let thread = env.threads.spawn("tidemill-timers", Box::new(run));

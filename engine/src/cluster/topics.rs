@@ -63,7 +63,7 @@ impl Topics {
         let json = decl.kafka.as_ref().expect("it reads a topic");
         let stream = functions.taken(name)?;
         let mut topic = TopicSource::from_json(&json.to_string())?;
-        let brokers = settings.log.as_deref().and_then(super::doors::brokers);
+        let brokers = settings.log.as_deref().and_then(super::backends::brokers);
         if brokers != Some(topic.brokers.trim()) {
             let (topic, at) = (&topic.topic, topic.brokers.trim());
             let what = format!("topic {topic} is at {at}, and the log is elsewhere");

@@ -24,7 +24,7 @@ use tidemill_place::partition_of_bytes;
 use tidemill_snapshot::{Delta, Head, MemoryStore, Snapshots};
 
 use super::ask::{answer, read};
-use super::sinks::Ways;
+use super::sinks::DeclaredSinks;
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::data_dir::replace;
@@ -116,7 +116,7 @@ pub(super) struct Starting<'a> {
     /// yet.
     pub feeds: u32,
     /// The sinks.
-    pub ways: &'a Ways,
+    pub ways: &'a DeclaredSinks,
     /// Whether requests in the log are in this program's encoding. Requests of people have names,
     /// and any version reads them.
     pub has_own_requests: bool,

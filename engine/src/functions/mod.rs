@@ -10,12 +10,12 @@ mod batches;
 mod dead;
 mod likely;
 mod once;
+mod results;
 mod rows;
 pub(crate) mod slides;
 #[cfg(test)]
 pub(crate) mod tests;
 mod times;
-mod told;
 mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,10 +28,10 @@ use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
-use tidemill_txn::execute::Alone;
+use tidemill_txn::execute::RemoteRows;
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Stream, Timer};
-use tidemill_txn::reference::{self, by_event_time, views, Kept, Open, Rounds};
+use tidemill_txn::reference::{self, by_event_time, views, OpenBatches, Rounds, StoredVersions};
 
 use self::batches::{Batches, Last};
 use self::dead::Letters;
@@ -46,7 +46,7 @@ use crate::settings::OnFault;
 use crate::spec::AppSpec;
 
 /// Begins functions that find their accesses by running.
-pub trait Begins: Send + Sync {
+pub trait StartFunction: Send + Sync {
     /// Begins a function, by its place among [`Program::opaques`]. For a request, it returns the
     /// reply: the one value of the row, or null. Other calls return any value that their callers
     /// understand.
@@ -76,12 +76,12 @@ pub struct AppFunctions {
     /// For each handler, the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
     /// For each handler, how its transactions run if their rows are known from the event.
-    alone: Vec<Option<Alone>>,
+    alone: Vec<Option<RemoteRows>>,
     /// For each handler, whether a handler takes the calls of it that abort.
     takes_aborts: Vec<bool>,
     /// The handlers that clients call, by name.
     called: BTreeMap<String, usize>,
-    begins: Arc<dyn Begins>,
+    begins: Arc<dyn StartFunction>,
     requests: Requests,
     letters: Letters,
     batches: Batches,
@@ -115,9 +115,9 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
     let program = &spec.program;
     let is_one = |(number, handler): (usize, &Handler)| {
         program.streams[handler.input.index()].origin == Origin::Input
-            && Alone::of(program, number).is_some()
+            && RemoteRows::of(program, number).is_some()
     };
-    told::passed_on(program, &spec.sinks).is_empty()
+    results::passed_on(program, &spec.sinks).is_empty()
         && program.handlers.iter().enumerate().all(is_one)
 }
 
@@ -145,7 +145,7 @@ impl AppFunctions {
     /// # Errors
     /// A program error for a part of the app that does not run on several nodes yet, with the
     /// user's line.
-    pub fn new(spec: &AppSpec, begins: Arc<dyn Begins>) -> Result<Arc<AppFunctions>> {
+    pub fn new(spec: &AppSpec, begins: Arc<dyn StartFunction>) -> Result<Arc<AppFunctions>> {
         let program = &spec.program;
         program.check()?;
         refused(spec)?;
@@ -179,17 +179,17 @@ impl AppFunctions {
         let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
         let functions: Vec<usize> = functions.collect();
         let mut program = program.clone();
-        let (open, kept) = (Open::add(&mut program), Kept::add(&mut program));
-        let passed_on = told::passed_on(&spec.program, &spec.sinks);
+        let (open, kept) = (OpenBatches::add(&mut program), StoredVersions::add(&mut program));
+        let passed_on = results::passed_on(&spec.program, &spec.sinks);
         let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
         let rounds = Rounds::of(&spec.program, &functions, open, kept, passed_on)?;
-        let rounds = Arc::new(rounds.telling(slides.aborted));
+        let rounds = Arc::new(rounds.report_slides_on(slides.aborted));
         let batches = Batches::add(&mut program);
         let intervals = by_event_time(&program).map(|(stream, _)| stream).collect();
         let letters = Letters::add(&mut program, &spec.sources);
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));
-        told::check(&program, &spec.sinks)?;
+        results::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
         for window in &whole.windows {
@@ -202,7 +202,7 @@ impl AppFunctions {
         // On nodes the versions of histories are rows.
         program.tables.iter_mut().for_each(|table| table.history = None);
         program.forget();
-        let written = spec.sinks.iter().filter_map(|decl| told::stream(&program, &decl.stream));
+        let written = spec.sinks.iter().filter_map(|decl| results::stream(&program, &decl.stream));
         let written = written.collect();
         let by_name = |name: &String| {
             let is_it = |s: &tidemill_txn::program::Stream| *s.spec.name == **name;
@@ -225,11 +225,11 @@ impl AppFunctions {
             {
                 None
             }
-            false => Alone::of(&program, number),
+            false => RemoteRows::of(&program, number),
         };
         let alone = program.handlers.iter().enumerate().map(of).collect();
         let handlers = 0..program.handlers.len();
-        let takes_aborts = handlers.map(|number| told::takes_aborts(&program, number)).collect();
+        let takes_aborts = handlers.map(|number| results::takes_aborts(&program, number)).collect();
         let program = Arc::new(program);
         Ok(Arc::new(AppFunctions {
             program,
@@ -544,7 +544,7 @@ impl AppFunctions {
         if let Some(stream) = self.round_of(call.target) {
             let Err(abort) = outcome else { return (Reply::Returned(None), None) };
             let event = self.rounds.only(&self.program, stream).map(|only| {
-                let event = self.program.abort_event(only, &call.args, &abort.told());
+                let event = self.program.abort_event(only, &call.args, &abort.public_reason());
                 (self.program.handlers[only].aborted, event.into())
             });
             return (Reply::of(&abort), event);
@@ -556,9 +556,9 @@ impl AppFunctions {
         let is_taken = self.takes_aborts[number];
         let outcome = match outcome {
             // The call aborted, and the events of its abort have left with it.
-            Ok(value) if is_taken => match told::settled(value) {
+            Ok(value) if is_taken => match results::settled(value) {
                 Ok(value) => Ok(value),
-                Err(reason) => return (Reply::told(reason), None),
+                Err(reason) => return (Reply::aborted(reason), None),
             },
             // The abort was not taken by a handler, because nothing of the call was executed.
             Err(abort) if is_taken => return (Reply::of(&abort), None),
@@ -567,7 +567,7 @@ impl AppFunctions {
         match outcome {
             Err(abort) => {
                 let row = self.row(number, call);
-                let event = self.program.abort_event(number, &row, &abort.told());
+                let event = self.program.abort_event(number, &row, &abort.public_reason());
                 (Reply::of(&abort), Some((handler.aborted, event.into())))
             }
             Ok(Value::Null) => (Reply::Returned(None), None),
@@ -738,7 +738,7 @@ impl Functions for AppFunctions {
         own.len() + json.len()
     }
 
-    fn told(
+    fn result_event(
         &self,
         call: &Call,
         outcome: &std::result::Result<Value, Abort>,

@@ -11,7 +11,7 @@ use tidemill_core::{encode, Column, DataType, Schema, StreamId, TableId, TableSp
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
 use tidemill_txn::program::{Abort, AbortKind, Program};
 
-use super::told;
+use super::results;
 use crate::requests::{Request, EXPIRIES, REQUESTS};
 
 /// The number of buckets of ids. It must never change in the life of a log.
@@ -146,12 +146,12 @@ impl Once {
         if let [ABORTED, reason @ ..] = reply {
             let reason = String::from_utf8_lossy(reason);
             return match self.wanted.takes_aborts {
-                true => Ok(Step::Done(told::aborted(Value::str(&reason)))),
+                true => Ok(Step::Done(results::aborted(Value::str(&reason)))),
                 false => Err(Abort::refused(reason).into()),
             };
         }
         let value = take_value(&mut reply).unwrap_or(Value::Null);
-        Ok(Step::Done(if self.wanted.takes_aborts { told::returned(value) } else { value }))
+        Ok(Step::Done(if self.wanted.takes_aborts { results::returned(value) } else { value }))
     }
 
     /// Checks whether the request is known, and calls the function if it is not.
@@ -188,7 +188,8 @@ impl Activation for Once {
         let Some(handle) = self.called else { return self.ask(context) };
         let reply = context.settled(handle)?.clone();
         let Wanted { returned, takes_aborts } = self.wanted;
-        let outcome = if takes_aborts { told::settled(reply.clone()) } else { Ok(reply.clone()) };
+        let outcome =
+            if takes_aborts { results::settled(reply.clone()) } else { Ok(reply.clone()) };
         let mut bytes = Vec::new();
         match &outcome {
             Ok(value) => put_value(value, &mut bytes),

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{Context, Stop};
-use tidemill_txn::program::{Abort, AbortKind, Ask, Program};
-use tidemill_txn::reference::{between, Behind, Kept, Rows, Version};
+use tidemill_txn::program::{Abort, AbortKind, Asker, Program};
+use tidemill_txn::reference::{between, IsUnneeded, Rows, StoredVersions, Version};
 
 use super::likely::{Likely, EVENTS};
 
 /// The rows that a function on a node reaches.
 pub(super) struct OnNodes<'c> {
     context: &'c mut dyn Context,
-    kept: &'c Kept,
+    kept: &'c StoredVersions,
     likely: &'c Likely,
     /// The executed events, of streams whose uses of rows are still observed.
     learns: Vec<(StreamId, Vec<Row>)>,
@@ -28,7 +28,7 @@ pub(super) struct OnNodes<'c> {
 impl<'c> OnNodes<'c> {
     pub(super) fn new(
         context: &'c mut dyn Context,
-        kept: &'c Kept,
+        kept: &'c StoredVersions,
         likely: &'c Likely,
     ) -> OnNodes<'c> {
         let (learns, partial) = (Vec::new(), BTreeMap::new());
@@ -125,7 +125,7 @@ impl Rows for OnNodes<'_> {
         Ok(self.done(row)?.map(|row| row.as_ref().into()))
     }
 
-    fn comes(&mut self, _: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
+    fn prefetch(&mut self, _: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
         self.learns.clear();
         for (stream, event) in events {
             match self.learns.iter_mut().find(|(of, _)| of == stream) {
@@ -201,12 +201,12 @@ impl Rows for OnNodes<'_> {
         program: &Program,
         table: TableId,
         key: &[Value],
-        is_behind: Behind<'_>,
+        is_behind: IsUnneeded<'_>,
     ) -> Result<Vec<Version>, Abort> {
         self.kept.versions(program, table, key, is_behind, self)
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Option<Arc<[u8]>>, Abort> {
         let answer = self.context.lookup(question, ask);
         self.done(answer).map(Some)
     }
@@ -227,7 +227,7 @@ impl Rows for OnNodes<'_> {
         let _ = self.done(verdict);
     }
 
-    fn are_gone(&self) -> bool {
+    fn are_unavailable(&self) -> bool {
         self.is_unwound
     }
 }

@@ -48,7 +48,7 @@ fn rows_are_known_where_nothing_sets_off_more() {
 /// An implementation for programs without opaque functions.
 pub(crate) struct Nobody;
 
-impl Begins for Nobody {
+impl StartFunction for Nobody {
     fn begin(
         &self,
         _: usize,

@@ -145,14 +145,14 @@ impl Times {
             let (_, late) = sides.iter().find(|(of, _)| *of == stream)?;
             Some((*late, row.into()))
         };
-        Ok(Box::new(Told(views.into_iter().filter_map(side).collect())))
+        Ok(Box::new(Reported(views.into_iter().filter_map(side).collect())))
     }
 }
 
 /// Passes on a late event, to the late streams of all streams that it is on.
-struct Told(Vec<(StreamId, Row)>);
+struct Reported(Vec<(StreamId, Row)>);
 
-impl Activation for Told {
+impl Activation for Reported {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         for (stream, row) in &self.0 {
             context.emit(*stream, row)?;

@@ -11,9 +11,9 @@ use tidemill_txn::reference::{self, Rounds, When};
 
 use super::batches::Last;
 use super::likely::Likely;
+use super::results;
 use super::rows::OnNodes;
 use super::times::Times;
-use super::told;
 
 /// The work to execute.
 pub(super) enum What {
@@ -127,18 +127,18 @@ impl Activation for Whole {
 }
 
 /// Returns the return value of a handler's call, whose round has these events. Where a handler
-/// takes its aborts, [`told::settled`] splits the value. The caller emits the returned value
+/// takes its aborts, [`results::settled`] splits the value. The caller emits the returned value
 /// itself.
 fn settle(handler: &Handler, takes_aborts: bool, events: &mut Vec<(StreamId, Row)>) -> Value {
     let Handler { aborted, output, .. } = handler;
     if let Some((_, event)) = events.iter().find(|(stream, _)| takes_aborts && stream == aborted) {
-        return told::aborted(event.last().cloned().unwrap_or(Value::Null));
+        return results::aborted(event.last().cloned().unwrap_or(Value::Null));
     }
     let place = events.iter().position(|(stream, _)| Some(*stream) == *output);
     let row = place.map(|place| events.remove(place).1);
     let value = row.and_then(|row| row.first().cloned()).unwrap_or(Value::Null);
     if takes_aborts {
-        told::returned(value)
+        results::returned(value)
     } else {
         value
     }

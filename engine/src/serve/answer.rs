@@ -193,7 +193,7 @@ fn present(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Row
     let before = view.env.clock.monotonic_ns();
     let state = shared.state.lock();
     // The epoch is read under the lock, so its versions are retained until the lock is released.
-    let left = shared.left();
+    let left = shared.delivered_epoch();
     match as_of {
         None | Some(Moment::Newest) => {}
         Some(Moment::Epoch(epoch)) if epoch > left => {

@@ -10,7 +10,7 @@ use tidemill_env::Disk;
 use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, load, newest, open_at, DirStore, Manifest, Store};
 
-use crate::begins::Begins;
+use crate::begins::StartPositions;
 use crate::data_dir::{taken, Site};
 use crate::needed;
 use crate::objects::Part;
@@ -152,7 +152,7 @@ fn copy(
             copy_object(&*source, &target, &name)?;
         }
     }
-    Begins::copy(&**disk, &site.path, to)?;
+    StartPositions::copy(&**disk, &site.path, to)?;
     // The identity comes at the end: a folder without one is no data directory.
     site.copy_identity(to)?;
     let copied = Site::look(disk, to)?;

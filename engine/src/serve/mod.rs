@@ -52,11 +52,11 @@ type Serve = Arc<dyn Fn(Box<dyn Connection>, &AtomicBool) + Send + Sync>;
 
 /// The request server of an engine with a data directory.
 pub(crate) struct Server {
-    doors: Vec<Door>,
+    doors: Vec<Endpoint>,
 }
 
 /// A listener with its connections.
-struct Door {
+struct Endpoint {
     listener: Arc<dyn Listener>,
     sessions: Arc<Sessions>,
     view: Arc<View>,
@@ -90,19 +90,19 @@ impl Server {
             let serve: Serve = Arc::new(move |connection, stopping| {
                 answer::serve(&of, connection, stopping);
             });
-            doors.push(Door::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
+            doors.push(Endpoint::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
         }
         Ok(Server { doors })
     }
 
     /// Ends all answers, and waits until they have ended.
     pub(crate) fn stop(self) {
-        self.doors.into_iter().for_each(Door::close);
+        self.doors.into_iter().for_each(Endpoint::close);
     }
 }
 
-impl Door {
-    fn open(view: &Arc<View>, addr: Addr, name: &str, serve: Serve) -> Result<Door> {
+impl Endpoint {
+    fn open(view: &Arc<View>, addr: Addr, name: &str, serve: Serve) -> Result<Endpoint> {
         let listener: Arc<dyn Listener> = view
             .env
             .net
@@ -119,12 +119,12 @@ impl Door {
             .threads
             .spawn(name, Box::new(accept))
             .map_err(|e| Error::io("starting the thread that answers", &e))?;
-        Ok(Door { listener, sessions, view: view.clone(), thread })
+        Ok(Endpoint { listener, sessions, view: view.clone(), thread })
     }
 
     fn close(self) {
         self.sessions.stopping.store(true, Ordering::Release);
-        self.view.shared.ring_come.notify_all();
+        self.view.shared.rings_changed.notify_all();
         self.listener.close();
         // The thread's result does not matter.
         let _ = self.thread.join();

@@ -46,7 +46,7 @@ pub(super) fn running(view: &View) -> Value {
 pub(super) fn inspect(view: &View) -> Result<Value> {
     let mut said = describe(&view.program, &view.decls, &[])?;
     let state = view.shared.state.lock();
-    let rows = state.as_of(view.shared.left()).rows.clone();
+    let rows = state.as_of(view.shared.delivered_epoch()).rows.clone();
     drop(state);
     let out = view.shared.out.lock();
     let (offsets, outputs) = (out.offsets.clone(), out.outputs.clone());
@@ -54,7 +54,7 @@ pub(super) fn inspect(view: &View) -> Result<Value> {
     add(&mut said, &view.program, &rows, &offsets, outputs);
     streams(&mut said, &view.shared.rings.lock());
     said["status"] = running(view);
-    said["epochs"] = view.shared.recent.told().into();
+    said["epochs"] = view.shared.recent.report().into();
     Ok(said)
 }
 

@@ -102,7 +102,7 @@ impl Tail {
                     drop(rings);
                     return reply.end(json!({"next": at}));
                 }
-                let waited = shared.ring_come.wait_for(&mut rings, LIFE);
+                let waited = shared.rings_changed.wait_for(&mut rings, LIFE);
                 drop(rings);
                 if waited.timed_out() {
                     reply.line(&json!({"next": at}))?;

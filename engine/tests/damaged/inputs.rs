@@ -149,7 +149,7 @@ fn a_recovery_gives_way() {
 
     for _ in 0..3 {
         let mill = open(&sim, "/in/a.jsonl", false).unwrap();
-        mill.give_way().unwrap();
+        mill.stop_now().unwrap();
     }
     let mill = open(&sim, "/in/a.jsonl", false).unwrap();
     assert_eq!(mill.table("seen").unwrap().len() as i64, rows);

@@ -22,8 +22,8 @@ use tidemill_core::{
     Batch, Column, DataType, Error, Key, Kind, Late, Row, Schema, StreamId, TableSpec, Value,
 };
 use tidemill_engine::{
-    ask, schema_diff, App as _, AppSpec, Durable, Kept, Mill, Settings, SinkDecl, SourceDecl,
-    Upgrade,
+    ask, schema_diff, App as _, AppSpec, Durable, Mill, RetainedRows, Settings, SinkDecl,
+    SourceDecl, Upgrade,
 };
 use tidemill_env::Disk as _;
 use tidemill_sim::{SimDisk, SimEnv};

@@ -2,8 +2,8 @@
 
 use super::part::Part;
 use super::run::look::{look, look_at};
-use super::{running, Fault, Node, Settings};
-use crate::gate::Wish;
+use super::{running, InjectedDefect, Node, Settings};
+use crate::gate::Access;
 use crate::message::{Mode, Verdict};
 use crate::order::Tid;
 use crate::program::RowAt;
@@ -38,8 +38,9 @@ impl<S: Store> Node<S> {
         }
         // When transactions run one at a time, speed does not matter.
         let is_slow = epoch.round + 1 >= rounds_max;
-        let is_spoiled = |f: Fault| fault == Some(f);
-        let is_there = |tid: Tid| is_spoiled(Fault::ReadUnfinished) || epoch.there.contains(&tid);
+        let is_spoiled = |f: InjectedDefect| fault == Some(f);
+        let is_there =
+            |tid: Tid| is_spoiled(InjectedDefect::ReadUnfinished) || epoch.there.contains(&tid);
         // All transactions before the first open one are final.
         let first = epoch.unsettled.first_key_value().map_or(Tid(0), |(&tid, _)| tid);
         let open = epoch.parts.iter().filter(|(&tid, _)| tid >= first);
@@ -47,7 +48,10 @@ impl<S: Store> Node<S> {
         open.sort_unstable_by_key(|(tid, _)| *tid);
         for (tid, part) in open {
             let is_again = part.mode != Mode::Fresh;
-            if is_again && (is_spoiled(Fault::LoseDependency) || is_spoiled(Fault::ChangeStamp)) {
+            if is_again
+                && (is_spoiled(InjectedDefect::LoseDependency)
+                    || is_spoiled(InjectedDefect::ChangeStamp))
+            {
                 continue;
             }
             let mut mode = None;
@@ -61,11 +65,11 @@ impl<S: Store> Node<S> {
                 part.runs.iter().flat_map(|(path, i)| i.reads.iter().map(move |r| (path, r)));
             for (path, read) in reads {
                 let is_touched = match &read.what {
-                    Wish::Row(table, key) => epoch.versions.touched(*table, key),
-                    Wish::Range(..) => !is_spoiled(Fault::ForgetRange),
+                    Access::Row(table, key) => epoch.versions.touched(*table, key),
+                    Access::Range(..) => !is_spoiled(InjectedDefect::ForgetRange),
                 };
                 let is_absent = read.saw.first().is_none_or(Option::is_none);
-                if !is_touched || (is_absent && is_spoiled(Fault::ForgetAbsence)) {
+                if !is_touched || (is_absent && is_spoiled(InjectedDefect::ForgetAbsence)) {
                     continue;
                 }
                 let mut place = path.clone();
@@ -79,7 +83,7 @@ impl<S: Store> Node<S> {
                 }
                 // If it has written there itself, one of its own calls was too late or too early.
                 let is_own = epoch.versions.has_own(what, place);
-                if is_own && is_spoiled(Fault::ForgetBranches) {
+                if is_own && is_spoiled(InjectedDefect::ForgetBranches) {
                     continue;
                 }
                 // Calls that were repeated all at once disturbed each other. A run that waits for
@@ -107,7 +111,7 @@ impl<S: Store> Node<S> {
                 let place = (part.tid, &[][..]);
                 is_so &=
                     look_at(&self.store, &epoch.versions, place, *table, key, &is_there) == *saw;
-                let what = Wish::Row(*table, key.clone());
+                let what = Access::Row(*table, key.clone());
                 epoch.versions.writers(&what, place, is_there, &mut writers);
             }
             match is_so {
@@ -118,7 +122,7 @@ impl<S: Store> Node<S> {
                 }
             }
         }
-        if is_spoiled(Fault::KeepConflicts) {
+        if is_spoiled(InjectedDefect::KeepConflicts) {
             // As if only the transactions that this node received mattered.
             again.retain(|(tid, _)| epoch.unreplied.contains(tid));
             read_from.clear();

@@ -1,7 +1,7 @@
 //! The end of an epoch: the writes of its transactions go to the store, and their events leave.
 
 use super::part::Part;
-use super::{Event, Fault, Node, Outbox};
+use super::{Event, InjectedDefect, Node, Outbox};
 use crate::message::Verdict;
 use crate::order::{Path, Tid};
 use crate::store::Store;
@@ -9,8 +9,8 @@ use crate::store::Store;
 impl<S: Store> Node<S> {
     /// Ends the epoch.
     pub(super) fn commit(&mut self, out: &mut Outbox) {
-        let apply_partly = self.spoiled_by(Fault::ApplyPartly);
-        let emit_twice = self.spoiled_by(Fault::EmitTwice);
+        let apply_partly = self.spoiled_by(InjectedDefect::ApplyPartly);
+        let emit_twice = self.spoiled_by(InjectedDefect::EmitTwice);
         let mut epoch = self.running.take().expect("an epoch runs");
         if let Some(last) = epoch.parts.keys().max().filter(|_| !self.answers.is_empty()) {
             // The questions of these transactions can't be asked again.

@@ -16,7 +16,7 @@ use tidemill_core::{Row, StreamId, Value};
 use tidemill_txn::program::Abort;
 
 use super::run::look::look_at;
-use super::{running, Epoch, Fault, Node, NodeId, Outbox};
+use super::{running, Epoch, InjectedDefect, Node, NodeId, Outbox};
 use crate::gate::{Gate, Waiter};
 use crate::message::Body;
 use crate::order::{Path, Tid};
@@ -100,7 +100,7 @@ impl Part {
     }
 
     /// Whether this node reports its result and its emitted events.
-    fn is_told_by(&self, me: NodeId) -> bool {
+    fn is_reported_by(&self, me: NodeId) -> bool {
         self.owners.first().is_none_or(|first| *first == me)
     }
 }
@@ -209,7 +209,7 @@ impl<S: Store> Node<S> {
                 _ => unreachable!("only these messages are stored"),
             }
         }
-        self.tell_done(out);
+        self.report_done(out);
     }
 
     /// Undoes this node's part of a transaction. Returns whether the node has such a part.
@@ -229,7 +229,7 @@ impl<S: Store> Node<S> {
 
     /// Reads this node's rows of a transaction and sends them, once no earlier one blocks it.
     pub(super) fn enter_declared(&mut self, at: usize, out: &mut Outbox) {
-        let (me, stale) = (self.me, self.spoiled_by(Fault::DecideAlone));
+        let (me, stale) = (self.me, self.spoiled_by(InjectedDefect::DecideAlone));
         let epoch = running!(self);
         let part = &mut epoch.declared.parts[at];
         let tid = part.tid;
@@ -325,11 +325,11 @@ impl<S: Store> Node<S> {
                     epoch.versions.put(*table, key.clone(), version);
                 }
             }
-            part.events = if part.is_told_by(me) { changes.events } else { Vec::new() };
+            part.events = if part.is_reported_by(me) { changes.events } else { Vec::new() };
             changes.value.unwrap_or(Value::Null)
         });
         let knows_itself = part.home == me || part.owners.contains(&part.home);
-        let tells = (part.is_told_by(me) && !knows_itself).then(|| outcome.clone());
+        let tells = (part.is_reported_by(me) && !knows_itself).then(|| outcome.clone());
         let home = part.home;
         part.outcome = Some(outcome);
         epoch.open -= 1;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use tidemill_core::Value;
 use tidemill_txn::program::Abort;
 
-use super::{run, running, Event, Fault, Node, NodeId, Outbox, Settings};
-use crate::message::{Body, Mode, Spent, Verdict};
+use super::{run, running, Event, InjectedDefect, Node, NodeId, Outbox, Settings};
+use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::share::Sum;
@@ -23,7 +23,7 @@ pub(super) struct Home {
     /// The nodes that have taken part, in any run.
     pub parts: BTreeSet<NodeId>,
     /// The cost of all of its calls.
-    pub spent: Spent,
+    pub spent: Cost,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
     pub judged: bool,
@@ -35,7 +35,7 @@ pub(super) struct Home {
 pub(super) struct Ended {
     pub share: u32,
     pub calls: u32,
-    pub spent: Spent,
+    pub spent: Cost,
     pub failure: Option<(Path, Abort)>,
     pub missed: Option<Mode>,
     pub judged: bool,
@@ -48,7 +48,7 @@ impl Home {
             to,
             sum: Sum::default(),
             parts: BTreeSet::new(),
-            spent: Spent::default(),
+            spent: Cost::default(),
             failure: None,
             missed: None,
             judged: false,
@@ -60,7 +60,7 @@ impl Home {
     /// Returns its result, for the client.
     fn outcome(&self) -> Result<Value, Abort> {
         match &self.failure {
-            Some((_, abort)) => Err(size::told(abort.clone())),
+            Some((_, abort)) => Err(size::shortened(abort.clone())),
             None => Ok(self.value.clone().unwrap_or(Value::Null)),
         }
     }
@@ -91,7 +91,7 @@ impl<S: Store> Node<S> {
         }
         let path = Path::new();
         // The request is the first call.
-        let (me, share, before) = (self.me, 0, Spent { calls: 1, uses: 0 });
+        let (me, share, before) = (self.me, 0, Cost { calls: 1, uses: 0 });
         // An invalid key is found when the function begins.
         let to = to.unwrap_or(me);
         let call = Body::Call { tid, path, call, share, home: me, caller: Some(me), mode, before };
@@ -100,8 +100,8 @@ impl<S: Store> Node<S> {
 
     /// Takes the rest of a call's share. The last one ends the transaction.
     pub(super) fn ended(&mut self, from: NodeId, tid: Tid, ended: Ended, out: &mut Outbox) {
-        let first_failure = self.spoiled_by(Fault::FirstFailure);
-        let lose_share = self.spoiled_by(Fault::LoseShare);
+        let first_failure = self.spoiled_by(InjectedDefect::FirstFailure);
+        let lose_share = self.spoiled_by(InjectedDefect::LoseShare);
         let home = running!(self).homes.get_mut(&tid).expect("it came in here");
         home.parts.insert(from);
         home.missed = home.missed.max(ended.missed);
@@ -141,7 +141,7 @@ impl<S: Store> Node<S> {
         for node in parts {
             self.send(node, Body::Finished { tid, verdict: verdict.clone() }, out);
         }
-        self.tell_done(out);
+        self.report_done(out);
     }
 
     /// Replies to the transactions whose results nothing can change any more: all before `open`.
@@ -153,7 +153,7 @@ impl<S: Store> Node<S> {
             }
             epoch.unreplied.pop_front();
             let outcome = match epoch.declared.outcome(tid) {
-                Some(outcome) => outcome.clone().map_err(size::told),
+                Some(outcome) => outcome.clone().map_err(size::shortened),
                 None => epoch.homes[&tid].outcome(),
             };
             out.events.push(Event::Replied { tid, outcome });

@@ -2,16 +2,16 @@
 //!
 //! The modules by phase: [`home`] begins transactions and knows when all of their calls have ended.
 //! [`run`] runs functions. [`declared`] runs transactions whose rows are known. [`round`] goes from
-//! round to round. [`check`] finds what must run again. [`commit`] ends the epoch. [`asked`] has
+//! round to round. [`check`] finds what must run again. [`commit`] ends the epoch. [`questions`] has
 //! the answers from outside.
 
-mod asked;
 mod check;
 mod commit;
 mod declared;
 mod fault;
 mod home;
 mod part;
+mod questions;
 mod round;
 mod run;
 
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
-use tidemill_txn::program::{Abort, Asked, OPERATIONS_MAX};
+use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
 
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
@@ -30,11 +30,11 @@ use crate::program::{Call, Clock, Functions, RowAt};
 use crate::store::{Store, Stored};
 use crate::versions::Versions;
 
-pub use self::asked::Question;
 use self::declared::Declared;
-pub use self::fault::Fault;
+pub use self::fault::InjectedDefect;
 use self::home::Home;
 use self::part::Part;
+pub use self::questions::Question;
 
 /// A node, by its place among the nodes of a generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,7 +118,7 @@ pub struct Settings {
     pub output_bytes_max: usize,
     /// A defect to inject, so that tests can show that they detect it.
     #[doc(hidden)]
-    pub fault: Option<Fault>,
+    pub fault: Option<InjectedDefect>,
 }
 
 impl Default for Settings {
@@ -233,7 +233,7 @@ pub struct Node<S> {
     woken: VecDeque<Waiter>,
     running: Option<Epoch>,
     /// Answers from outside to questions of transactions that are not in the store yet.
-    answers: BTreeMap<(Tid, Asked), Arc<[u8]>>,
+    answers: BTreeMap<(Tid, QuestionId), Arc<[u8]>>,
     /// The last transaction whose output had left before this node executed it.
     left: Tid,
     counters: Counters,
@@ -449,8 +449,8 @@ impl<S: Store> Node<S> {
                 self.called(tid, path, invocation, home, mode, out);
             }
             Body::Reply { tid, path, value, spent } => self.replied(tid, path, value, spent, out),
-            Body::Ahead { tid, path, rows } => self.tell_ahead(from, tid, path, rows, out),
-            Body::AreAhead { tid, path, rows } => self.told_ahead(tid, path, rows, out),
+            Body::Prefetch { tid, path, rows } => self.tell_ahead(from, tid, path, rows, out),
+            Body::Prefetched { tid, path, rows } => self.told_ahead(tid, path, rows, out),
             Body::Ended { tid, share, calls, spent, failure, missed, judged } => {
                 let ended = home::Ended { share, calls, spent, failure, missed, judged };
                 self.ended(from, tid, ended, out);
@@ -460,11 +460,11 @@ impl<S: Store> Node<S> {
             Body::AllDeclared { others } => self.all_declared(others, out),
             Body::Values { tid, rows } => {
                 self.values(tid, rows, out);
-                self.tell_done(out);
+                self.report_done(out);
             }
             Body::Outcome { tid, outcome } => {
                 self.outcome(tid, outcome);
-                self.tell_done(out);
+                self.report_done(out);
             }
             Body::Done => self.all_done(out),
             Body::Conflicts { again, reads, judged } => {
@@ -489,7 +489,7 @@ impl<S: Store> Node<S> {
         }
     }
 
-    fn spoiled_by(&self, fault: Fault) -> bool {
+    fn spoiled_by(&self, fault: InjectedDefect) -> bool {
         self.settings.fault == Some(fault)
     }
 }

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Asked};
+use tidemill_txn::program::{Abort, QuestionId};
 
-use super::run::ahead::Ahead;
+use super::run::prefetch::Ahead;
 use super::run::serial::Serial;
 use super::NodeId;
-use crate::gate::Wish;
-use crate::message::{Mode, Spent, Verdict};
+use crate::gate::Access;
+use crate::message::{Cost, Mode, Verdict};
 use crate::order::Path;
 use crate::program::{Activation, Call, Target};
 use crate::store::Stored;
@@ -29,7 +29,7 @@ pub(super) struct Part {
     /// The rows that this run has written here.
     pub written: Vec<(TableId, Key)>,
     /// The cost of this run here.
-    pub spent: Spent,
+    pub spent: Cost,
     /// Whether a repetition of the last run has failed. Then it is not tried again.
     pub has_missed: bool,
     /// The verdict of this run, once it is known.
@@ -44,7 +44,7 @@ impl Part {
             runs: BTreeMap::new(),
             before: BTreeMap::new(),
             written: Vec::new(),
-            spent: Spent::default(),
+            spent: Cost::default(),
             has_missed: false,
             verdict: None,
         }
@@ -66,10 +66,10 @@ pub(super) struct Invocation {
     pub most: u32,
     /// The number of accesses and calls that it has made.
     pub ordinal: u32,
-    /// Its reads, in their order. When it begins again, it gets the same results. `told` counts
+    /// Its reads, in their order. When it begins again, it gets the same results. `values` counts
     /// those that it has got.
     pub reads: Vec<Read>,
-    pub told: usize,
+    pub values: usize,
     pub writes: Vec<Write>,
     pub emits: Vec<(u32, StreamId, Row)>,
     /// The calls that it has made. When it begins again, `made` counts those that it has repeated.
@@ -83,13 +83,13 @@ pub(super) struct Invocation {
     returned: usize,
     pub awaited: BTreeSet<u32>,
     /// Its question to the outside, while it has no answer.
-    pub asks: Option<Asked>,
+    pub asks: Option<QuestionId>,
     /// Whether a clock has found that a part of it takes too long.
     pub is_judged: bool,
     /// Whether such a verdict is being recorded, so that its effects must be undone.
     pub misses: bool,
     /// The cost of everything before it, itself included, if calls run one after the other.
-    pub before: Spent,
+    pub before: Cost,
     /// The rows that it has requested before it uses them.
     pub ahead: Option<Box<Ahead>>,
     /// The number of replies that it used ahead and that are not confirmed yet.
@@ -112,14 +112,14 @@ pub(super) struct Mark {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Read {
     pub ordinal: u32,
-    pub what: Wish,
+    pub what: Access,
     /// The maximum number of rows of a range.
     pub limit: u32,
-    pub saw: Saw,
+    pub saw: ReadResult,
 }
 
 /// The result of a read: one row, which may be missing, or the rows of a range.
-pub(super) type Saw = SmallVec<[Stored; 1]>;
+pub(super) type ReadResult = SmallVec<[Stored; 1]>;
 
 /// A write.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,7 +142,7 @@ pub(super) struct Child {
     /// Whether `reply` was received ahead, and must be confirmed.
     pub is_ahead: bool,
     /// Its cost, if calls run one after the other.
-    pub spent: Spent,
+    pub spent: Cost,
 }
 
 /// The reply of a call, as far as it is known.
@@ -166,7 +166,7 @@ pub(super) enum Outcome {
 }
 
 impl Invocation {
-    pub fn new(call: Call, share: u32, caller: Option<NodeId>, before: Spent) -> Invocation {
+    pub fn new(call: Call, share: u32, caller: Option<NodeId>, before: Cost) -> Invocation {
         Invocation {
             call,
             share,
@@ -176,7 +176,7 @@ impl Invocation {
             most: 0,
             ordinal: 0,
             reads: Vec::new(),
-            told: 0,
+            values: 0,
             writes: Vec::new(),
             emits: Vec::new(),
             children: Vec::new(),
@@ -226,37 +226,37 @@ impl Invocation {
 
     /// Notes its position.
     pub fn mark(&mut self) {
-        let (told, made, writes) = (self.told, self.made, self.writes.len());
+        let (told, made, writes) = (self.values, self.made, self.writes.len());
         self.mark = Mark { ordinal: self.ordinal, told, made, writes };
     }
 
     /// Returns to the position before the use that was not possible.
     pub fn back(&mut self) {
         let Mark { ordinal, told, made, writes } = self.mark;
-        (self.ordinal, self.told, self.made) = (ordinal, told, made);
+        (self.ordinal, self.values, self.made) = (ordinal, told, made);
         self.writes.truncate(writes);
     }
 
     /// Creates the same call for another run.
     pub fn again(&self) -> Invocation {
-        Invocation::new(self.call.clone(), self.share, self.caller, Spent::default())
+        Invocation::new(self.call.clone(), self.share, self.caller, Cost::default())
     }
 
     /// Returns the rows and ranges that it has read.
-    pub fn wishes(&self) -> impl Iterator<Item = Wish> + '_ {
+    pub fn accesses(&self) -> impl Iterator<Item = Access> + '_ {
         self.reads.iter().map(|read| read.what.clone())
     }
 
     /// Returns its own cost. Uses of rows where they live belong to the function that used them.
-    pub fn own(&self) -> Spent {
+    pub fn own(&self) -> Cost {
         match self.call.target {
-            Target::Function(_) => Spent { calls: 1, uses: self.ordinal },
-            _ => Spent::default(),
+            Target::Function(_) => Cost { calls: 1, uses: self.ordinal },
+            _ => Cost::default(),
         }
     }
 
     /// Returns the cost of it and of the calls that it has made, if these run one after the other.
-    pub fn spent(&self) -> Spent {
+    pub fn spent(&self) -> Cost {
         self.children.iter().fold(self.own(), |spent, child| spent.and(child.spent))
     }
 

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::check::Checked;
-use super::{running, Fault, Node, Outbox};
+use super::{running, InjectedDefect, Node, Outbox};
 use crate::gate::Waiter;
-use crate::message::{Body, Mode, Spent, Verdict};
+use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::Tid;
 use crate::store::Store;
 
@@ -20,7 +20,7 @@ impl<S: Store> Node<S> {
     /// Begins a round, in which these transactions run.
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;
-        if self.spoiled_by(Fault::AskAgain) && running!(self).round > 0 {
+        if self.spoiled_by(InjectedDefect::AskAgain) && running!(self).round > 0 {
             self.answers.clear();
         }
         let epoch = running!(self);
@@ -34,7 +34,7 @@ impl<S: Store> Node<S> {
             }
             let epoch = running!(self);
             let Some(part) = epoch.parts.get_mut(&tid) else { continue };
-            (part.mode, part.verdict, part.spent) = (mode, None, Spent::default());
+            (part.mode, part.verdict, part.spent) = (mode, None, Cost::default());
             part.before = std::mem::take(&mut part.runs);
             epoch.there.remove(&tid);
             for (table, key) in std::mem::take(&mut part.written) {
@@ -53,12 +53,12 @@ impl<S: Store> Node<S> {
                 self.begin_home(tid, mode, out);
             }
         }
-        self.tell_done(out);
+        self.report_done(out);
     }
 
     /// Notes that all calls of a transaction have ended. Those that waited for it may continue.
     pub(super) fn finished(&mut self, tid: Tid, verdict: Verdict) {
-        let skip_undo = self.spoiled_by(Fault::SkipUndo);
+        let skip_undo = self.spoiled_by(InjectedDefect::SkipUndo);
         let epoch = running!(self);
         if let Some(part) = epoch.parts.get_mut(&tid) {
             if verdict == Verdict::Commit || (skip_undo && verdict == Verdict::Abort) {
@@ -78,7 +78,7 @@ impl<S: Store> Node<S> {
             None => match running!(self).declared.find(tid) {
                 Some(at) => {
                     self.enter_declared(at, out);
-                    self.tell_done(out);
+                    self.report_done(out);
                 }
                 None => self.enter_cached(tid, out),
             },
@@ -87,7 +87,7 @@ impl<S: Store> Node<S> {
 
     /// Tells the others, once, that all transactions that this node received and that run in this
     /// round have ended. If no node has anything to check, the epoch ends here.
-    pub(super) fn tell_done(&mut self, out: &mut Outbox) {
+    pub(super) fn report_done(&mut self, out: &mut Outbox) {
         let nodes = self.owners.nodes();
         let epoch = running!(self);
         if epoch.open > 0 || epoch.told_done || !epoch.has_all_declared(nodes) {

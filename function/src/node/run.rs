@@ -1,8 +1,8 @@
 //! Execution of functions.
 
-pub(super) mod ahead;
 mod context;
 pub(super) mod look;
+pub(super) mod prefetch;
 mod ranges;
 pub(super) mod serial;
 
@@ -10,17 +10,17 @@ use std::collections::HashSet;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Ask, Asked, Index};
+use tidemill_txn::program::{Abort, AbortKind, Asker, Index, QuestionId};
 use tidemill_txn::Program;
 
 use self::look::look;
 use self::ranges::OnRow;
 use self::serial::Settled;
-use super::asked::{self, Answers, Question};
-use super::part::{Answer, Child, Invocation, Outcome, Part, Read, Saw, Write};
-use super::{running, Event, Fault, Node, NodeId, Outbox, Owners, Settings};
-use crate::gate::{Waiter, Wish};
-use crate::message::{Body, Mode, Spent, Verdict};
+use super::part::{Answer, Child, Invocation, Outcome, Part, Read, ReadResult, Write};
+use super::questions::{self, Answers, Question};
+use super::{running, Event, InjectedDefect, Node, NodeId, Outbox, Owners, Settings};
+use crate::gate::{Access, Waiter};
+use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Activation, Call, Clock, Context, Functions, Step, Stop, Target};
 use crate::share;
@@ -59,11 +59,11 @@ impl<S: Store> Node<S> {
         let epoch = running!(self);
         let part = &epoch.parts[&tid];
         let wishes = match part.before.get(&path) {
-            Some(before) => before.wishes().collect::<Vec<Wish>>(),
+            Some(before) => before.accesses().collect::<Vec<Access>>(),
             None => {
                 let call = &part.runs[&path].call;
                 let key = stored_key(program, call);
-                key.iter().map(|key| Wish::Row(call.table, Key::of(key))).collect()
+                key.iter().map(|key| Access::Row(call.table, Key::of(key))).collect()
             }
         };
         match epoch.gate.in_the_way(tid, &wishes) {
@@ -77,7 +77,8 @@ impl<S: Store> Node<S> {
     pub(super) fn enter_cached(&mut self, tid: Tid, out: &mut Outbox) {
         let epoch = running!(self);
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
-        let wishes: Vec<Wish> = part.before.values().flat_map(|before| before.wishes()).collect();
+        let wishes: Vec<Access> =
+            part.before.values().flat_map(|before| before.accesses()).collect();
         if let Some(earlier) = epoch.gate.in_the_way(tid, &wishes) {
             return epoch.gate.wait(earlier, Waiter { tid, path: None });
         }
@@ -97,7 +98,7 @@ impl<S: Store> Node<S> {
         tid: Tid,
         path: Path,
         value: Option<Value>,
-        spent: Spent,
+        spent: Cost,
         out: &mut Outbox,
     ) {
         let epoch = running!(self);
@@ -118,7 +119,7 @@ impl<S: Store> Node<S> {
             serial.ended(spent);
         }
         if let Some(ahead) = &mut invocation.ahead {
-            ahead.is_wrong |= is_wrong && self.settings.fault != Some(Fault::TrustAhead);
+            ahead.is_wrong |= is_wrong && self.settings.fault != Some(InjectedDefect::TrustAhead);
         }
         if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
@@ -169,7 +170,7 @@ impl<S: Store> Node<S> {
             if part.before.get(&path).is_some_and(|before| before.contradicts(&invocation)) {
                 out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
             }
-            let trusts = self.settings.fault == Some(Fault::TrustCachedReplies);
+            let trusts = self.settings.fault == Some(InjectedDefect::TrustCachedReplies);
             ended = end(
                 tid,
                 &path,
@@ -262,7 +263,7 @@ struct Turn<'a, S> {
     has_missed: bool,
     written: &'a mut Vec<(TableId, Key)>,
     /// The cost of the transaction here.
-    spent: &'a mut Spent,
+    spent: &'a mut Cost,
     begins: &'a mut u64,
     /// The last run of the same call, if this run repeats it.
     cached: Option<&'a Invocation>,
@@ -280,7 +281,7 @@ impl<S: Store> Turn<'_, S> {
             return Some(Outcome::Missed(self.mode.max(Mode::Fresh)));
         }
         if self.invocation.ahead.is_some() {
-            if let Some(known) = self.invocation.held() {
+            if let Some(known) = self.invocation.outcome() {
                 return known;
             }
         }
@@ -312,7 +313,7 @@ impl<S: Store> Turn<'_, S> {
             match step {
                 Ok(Step::Done(value)) => outcome = Some(self.returned(value)),
                 Err(Stop::Abort(abort)) => outcome = Some(Outcome::Failed(self.here(), abort)),
-                Err(Stop::Overdue(reason)) if self.is_spoiled_by(Fault::JudgeEarly) => {
+                Err(Stop::Overdue(reason)) if self.is_spoiled_by(InjectedDefect::JudgeEarly) => {
                     let abort = Abort { kind: AbortKind::Overdue, reason };
                     return Some(Outcome::Failed(self.here(), abort));
                 }
@@ -354,7 +355,7 @@ impl<S: Store> Turn<'_, S> {
             }
             match outcome {
                 Some(outcome) if self.invocation.has_deferred() => {
-                    self.invocation.comes_to(outcome);
+                    self.invocation.finish(outcome);
                 }
                 Some(outcome) => return Some(self.within(outcome)),
                 None => self.invocation.activation = activation,
@@ -377,7 +378,7 @@ impl<S: Store> Turn<'_, S> {
     /// Begins the function, perhaps again. Then its reads give what they gave before.
     fn begin(&mut self) -> Result<Box<dyn Activation>, Abort> {
         let invocation = &mut *self.invocation;
-        (invocation.ordinal, invocation.told, invocation.made) = (0, 0, 0);
+        (invocation.ordinal, invocation.values, invocation.made) = (0, 0, 0);
         invocation.awaited.clear();
         invocation.writes.clear();
         invocation.emits.clear();
@@ -410,7 +411,7 @@ impl<S: Store> Turn<'_, S> {
         if self.answers.is_empty() {
             return None;
         }
-        let asked = asked::verdict(self.path, &self.invocation.call, part);
+        let asked = questions::verdict(self.path, &self.invocation.call, part);
         let reason = self.answers.get(&(self.tid, asked))?;
         self.invocation.is_judged = true;
         Some(String::from_utf8_lossy(reason).into_owned())
@@ -420,12 +421,12 @@ impl<S: Store> Turn<'_, S> {
     /// when it is.
     fn judge(&mut self, part: u32, reason: String) {
         self.invocation.is_judged = true;
-        let asked = asked::verdict(self.path, &self.invocation.call, part);
-        self.ask(asked, Ask::new(move || reason.clone().into_bytes()));
+        let asked = questions::verdict(self.path, &self.invocation.call, part);
+        self.ask(asked, Asker::new(move || reason.clone().into_bytes()));
     }
 
     /// Asks the outside, and waits.
-    fn ask(&mut self, asked: Asked, ask: Ask) {
+    fn ask(&mut self, asked: QuestionId, ask: Asker) {
         self.invocation.asks = Some(asked);
         let (tid, path) = (self.tid, self.path.clone());
         self.events.push(Event::Asked(Question { tid, path, asked, ask }));
@@ -447,21 +448,27 @@ impl<S: Store> Turn<'_, S> {
         Ok((place, ordinal))
     }
 
-    fn is_spoiled_by(&self, fault: Fault) -> bool {
+    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
         self.settings.fault == Some(fault)
     }
 
     /// Reads rows that this node owns.
-    fn read(&mut self, what: Wish, limit: u32) -> Result<Saw, Stop> {
+    fn read(&mut self, what: Access, limit: u32) -> Result<ReadResult, Stop> {
         let (place, ordinal) = self.access()?;
         self.read_at(place, ordinal, what, limit)
     }
 
     /// Reads at a place, which another access may share.
-    fn read_at(&mut self, place: Path, ordinal: u32, what: Wish, limit: u32) -> Result<Saw, Stop> {
+    fn read_at(
+        &mut self,
+        place: Path,
+        ordinal: u32,
+        what: Access,
+        limit: u32,
+    ) -> Result<ReadResult, Stop> {
         let invocation = &mut *self.invocation;
-        if let Some(read) = invocation.reads.get(invocation.told) {
-            invocation.told += 1;
+        if let Some(read) = invocation.reads.get(invocation.values) {
+            invocation.values += 1;
             if (read.ordinal, &read.what, read.limit) != (ordinal, &what, limit) {
                 return Err(self.not_deterministic());
             }
@@ -470,32 +477,32 @@ impl<S: Store> Turn<'_, S> {
         if self.invocation.waits_to_read() {
             return Err(Stop::Unwind);
         }
-        let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
+        let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
         let saw = self.sees(ordinal, &what, limit);
         let told = match () {
-            () if self.is_spoiled_by(Fault::StaleRead) => {
+            () if self.is_spoiled_by(InjectedDefect::StaleRead) => {
                 let nothing = Versions::new(self.functions.program().tables.len());
                 look(self.store, &nothing, (self.tid, &place[..]), &what, limit, &is_there)
             }
-            () if self.is_spoiled_by(Fault::ForgetOwnWrites) => {
+            () if self.is_spoiled_by(InjectedDefect::ForgetOwnWrites) => {
                 let place = (self.tid, &[][..]);
                 look(self.store, self.versions, place, &what, limit, &is_there)
             }
             () => saw.clone(),
         };
         self.invocation.reads.push(Read { ordinal, what, limit, saw });
-        self.invocation.told += 1;
+        self.invocation.values += 1;
         Ok(told)
     }
 
     /// Returns what a read at a place of the call sees.
-    fn sees(&self, ordinal: u32, what: &Wish, limit: u32) -> Saw {
+    fn sees(&self, ordinal: u32, what: &Access, limit: u32) -> ReadResult {
         let mut place = self.path.clone();
         place.push(ordinal);
-        let unfinished = self.is_spoiled_by(Fault::ReadUnfinished);
+        let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
-        let is_last = self.is_spoiled_by(Fault::ChangeStamp) && self.mode != Mode::Fresh;
+        let is_last = self.is_spoiled_by(InjectedDefect::ChangeStamp) && self.mode != Mode::Fresh;
         let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
         look(self.store, self.versions, place, what, limit, &is_there)
     }
@@ -525,10 +532,10 @@ impl<S: Store> Turn<'_, S> {
             }
             // As part of a call, the read has a place of its own.
             let before = match is_on_row {
-                true => self.read(Wish::Row(table, at.clone()), 1)?,
+                true => self.read(Access::Row(table, at.clone()), 1)?,
                 false => {
                     let (place, ordinal) = (self.here(), self.invocation.ordinal);
-                    self.read_at(place, ordinal, Wish::Row(table, at.clone()), 1)?
+                    self.read_at(place, ordinal, Access::Row(table, at.clone()), 1)?
                 }
             };
             let before = before.into_iter().next().flatten();
@@ -559,11 +566,11 @@ impl<S: Store> Turn<'_, S> {
         before: Option<Vec<Value>>,
         after: Option<Vec<Value>>,
     ) -> Result<(), Stop> {
-        if let Some(entry) = before.filter(|_| !self.is_spoiled_by(Fault::KeepEntries)) {
+        if let Some(entry) = before.filter(|_| !self.is_spoiled_by(InjectedDefect::KeepEntries)) {
             self.let_go(index.table, index.key(&entry))?;
         }
         let Some(entry) = after else { return Ok(()) };
-        let is_checked = index.is_unique() && !self.is_spoiled_by(Fault::ForgetUnique);
+        let is_checked = index.is_unique() && !self.is_spoiled_by(InjectedDefect::ForgetUnique);
         if is_checked && self.get(index.table, index.key(&entry))?.is_some() {
             return Err(index.is_taken(self.functions.program(), &entry).into());
         }
@@ -616,7 +623,7 @@ impl<S: Store> Turn<'_, S> {
             let reason = format!("calls are more than {depth_max} deep in one another");
             return Err(Abort::refused(reason).into());
         } else if let Some(cached) = self.cached {
-            let trusts = self.settings.fault == Some(Fault::TrustCachedCalls);
+            let trusts = self.settings.fault == Some(InjectedDefect::TrustCachedCalls);
             match cached.children.get(nth) {
                 Some(child)
                     if trusts
@@ -643,15 +650,8 @@ impl<S: Store> Turn<'_, S> {
             let (is_ahead, reply) = (known.is_some(), known.unwrap_or(Answer::Nothing));
             invocation.unconfirmed += u32::from(is_ahead);
             let (child, before) = (call.clone(), invocation.before);
-            let child = Child {
-                ordinal,
-                call: child,
-                to,
-                wanted,
-                reply,
-                is_ahead,
-                spent: Spent::default(),
-            };
+            let child =
+                Child { ordinal, call: child, to, wanted, reply, is_ahead, spent: Cost::default() };
             invocation.children.push(child);
             if mode != Mode::Sequential {
                 let (tid, home, caller) = (self.tid, self.home, wanted.then_some(self.me));

@@ -14,7 +14,7 @@ use tidemill_mesh::{Lane, Mesh};
 
 use super::files::record_of;
 use super::lost::Lost;
-use crate::word::Word;
+use crate::word::Message;
 use crate::COORDINATOR;
 
 /// The approximate bytes of records in one append message.
@@ -58,7 +58,7 @@ impl RemoteLog {
         RemoteLog { mesh, calls: Mutex::default(), failed: Mutex::default() }
     }
 
-    fn call(&self, open: Open, word: impl FnOnce(u64) -> Word) {
+    fn call(&self, open: Open, word: impl FnOnce(u64) -> Message) {
         let mut calls = self.calls.lock();
         if let Open::Append((topic, generation), of, then) = &open {
             if calls.lost.is_before(*topic, *generation) {
@@ -96,22 +96,23 @@ impl RemoteLog {
     }
 
     /// Takes a message if it is an answer. Returns any other message.
-    pub fn answered(&self, word: Word) -> Option<Word> {
-        let (Word::Appended { call, .. } | Word::Found { call, .. } | Word::NotFound { call }) =
-            word
+    pub fn answered(&self, word: Message) -> Option<Message> {
+        let (Message::Appended { call, .. }
+        | Message::Found { call, .. }
+        | Message::NotFound { call }) = word
         else {
             return Some(word);
         };
         let open = self.calls.lock().open.remove(&call);
         match (open, word) {
-            (Some(Open::Append(_, of, then)), Word::Appended { result, .. }) => {
+            (Some(Open::Append(_, of, then)), Message::Appended { result, .. }) => {
                 let (from, offset) = (of.start, |n: usize| result.map(|first| first + n as u64));
                 of.for_each(|nth| then(nth, offset(nth - from)));
             }
             (Some(Open::Append(_, of, then)), _) => {
                 of.for_each(|nth| then(nth, Err(Refused::Unknown)));
             }
-            (Some(Open::Read(reading)), Word::Found { records, upto, is_all, .. }) => {
+            (Some(Open::Read(reading)), Message::Found { records, upto, is_all, .. }) => {
                 self.found(reading, records, upto, is_all);
             }
             (Some(Open::Read(reading)), _) => (reading.then)(None),
@@ -135,7 +136,7 @@ impl RemoteLog {
             return (reading.then)(Some(records));
         }
         let topic = reading.topic;
-        self.call(Open::Read(reading), |call| Word::Read {
+        self.call(Open::Read(reading), |call| Message::Read {
             call,
             topic,
             from: upto,
@@ -172,7 +173,7 @@ impl Log for RemoteLog {
             if size > APPEND_BYTES || nth + 1 == count {
                 let records = std::mem::take(&mut together);
                 let open = Open::Append((topic, generation), from..nth + 1, then.clone());
-                self.call(open, |call| Word::Append { call, topic, generation, records });
+                self.call(open, |call| Message::Append { call, topic, generation, records });
                 (from, size) = (nth + 1, 0);
             }
         }
@@ -188,7 +189,7 @@ impl Log for RemoteLog {
     ) {
         let reading = Reading { topic, is_whole: limit.is_none(), records: Vec::new(), then };
         let limit = limit.map(|limit| limit as u64);
-        let word = |call| Word::Read { call, topic, from, limit, wait_us };
+        let word = |call| Message::Read { call, topic, from, limit, wait_us };
         self.call(Open::Read(reading), word);
     }
 

@@ -57,7 +57,7 @@ struct Sizes {
     /// The minimum bytes that are trimmed at once, because each trim is a record, too.
     trim: usize,
     #[cfg(test)]
-    mistake: Option<tests::Mistake>,
+    mistake: Option<tests::Defect>,
 }
 
 const SIZES: Sizes = Sizes {
@@ -72,7 +72,7 @@ const SIZES: Sizes = Sizes {
 macro_rules! spoils {
     ($files:expr, $mistake:ident) => {{
         #[cfg(test)]
-        let spoils = $files.sizes.mistake == Some(tests::Mistake::$mistake);
+        let spoils = $files.sizes.mistake == Some(tests::Defect::$mistake);
         #[cfg(not(test))]
         let spoils = false;
         spoils
@@ -367,7 +367,7 @@ impl Topics {
 }
 
 /// A read that waits for records.
-struct Buffered {
+struct WaitingRead {
     topic: Topic,
     from: u64,
     limit: usize,
@@ -379,7 +379,7 @@ struct Files {
     env: Env,
     log: tidemill_log::Log,
     topics: Topics,
-    buffered: Vec<Buffered>,
+    buffered: Vec<WaitingRead>,
     /// The bytes that were trimmed in memory but not in the files.
     freed: usize,
     sizes: Sizes,
@@ -497,7 +497,7 @@ impl Files {
                     let until_ns = now + wait_us * 1000;
                     match limit {
                         Some(limit) => {
-                            self.buffered.push(Buffered { topic, from, limit, until_ns, then });
+                            self.buffered.push(WaitingRead { topic, from, limit, until_ns, then });
                         }
                         None => then(Some(self.topics.find(topic, from, None))),
                     }
@@ -592,13 +592,13 @@ impl Files {
     fn answer(&mut self) {
         let now = self.env.clock.monotonic_ns();
         let topics = &self.topics;
-        let is_due = |read: &Buffered| {
+        let is_due = |read: &WaitingRead| {
             let there = topics.0.get(&read.topic).map_or(0, Kept::next);
             there > read.from || read.until_ns <= now
         };
         let (due, buffered) = std::mem::take(&mut self.buffered).into_iter().partition(is_due);
         self.buffered = buffered;
-        for Buffered { topic, from, limit, then, .. } in due {
+        for WaitingRead { topic, from, limit, then, .. } in due {
             then(Some(self.topics.find(topic, from, Some(limit))));
         }
     }

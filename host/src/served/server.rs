@@ -8,7 +8,7 @@ use tidemill_durable::Log;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use super::files::{begins, FileLog, Found};
-use crate::word::Word;
+use crate::word::Message;
 
 /// The approximate bytes of records in one answer.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -31,17 +31,22 @@ impl Served {
 }
 
 /// Takes a message if it is a call. Returns any other message.
-pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) -> Option<Word> {
+pub(crate) fn serve(
+    served: &Served,
+    mesh: &Weak<Mesh>,
+    peer: Peer,
+    word: Message,
+) -> Option<Message> {
     let answer = {
         let mesh = mesh.clone();
-        move |lane: Lane, word: Word| {
+        move |lane: Lane, word: Message| {
             if let Some(mesh) = mesh.upgrade() {
                 mesh.send(peer, lane, word.bytes());
             }
         }
     };
     match (word, &served.log) {
-        (Word::Read { call, topic, from, limit, wait_us }, _)
+        (Message::Read { call, topic, from, limit, wait_us }, _)
             if served.inputs_of(topic).is_some() =>
         {
             let inputs = served.inputs_of(topic).expect("the guard has found them");
@@ -52,12 +57,12 @@ pub(crate) fn serve(served: &Served, mesh: &Weak<Mesh>, peer: Peer, word: Word) 
             inputs.read(topic, from, limit, wait_us, Box::new(then));
             None
         }
-        (Word::Append { call, topic, generation, records }, Some(log)) => {
-            let then = move |result| answer(Lane::Urgent, Word::Appended { call, result });
+        (Message::Append { call, topic, generation, records }, Some(log)) => {
+            let then = move |result| answer(Lane::Urgent, Message::Appended { call, result });
             log.append_raw(topic, generation, begins(&records), records, Box::new(then));
             None
         }
-        (Word::Read { call, topic, from, limit, wait_us }, Some(log)) => {
+        (Message::Read { call, topic, from, limit, wait_us }, Some(log)) => {
             let lane = lane(topic, limit);
             let then = move |found| answer(lane, answered(call, found));
             let limit = limit.map(|limit| limit as usize);
@@ -88,8 +93,8 @@ fn lane(topic: Topic, limit: Option<u64>) -> Lane {
 }
 
 /// Returns as many records as one answer takes. The caller requests the rest.
-fn answered(call: u64, found: Option<Found>) -> Word {
-    let Some(Found { mut records, mut upto }) = found else { return Word::NotFound { call } };
+fn answered(call: u64, found: Option<Found>) -> Message {
+    let Some(Found { mut records, mut upto }) = found else { return Message::NotFound { call } };
     let mut bytes = 0;
     let fits = records.iter().take_while(|(_, record)| {
         let fits = bytes < ANSWER_BYTES;
@@ -102,5 +107,5 @@ fn answered(call: u64, found: Option<Found>) -> Word {
         upto = *offset;
         records.truncate(count);
     }
-    Word::Found { call, records, upto, is_all }
+    Message::Found { call, records, upto, is_all }
 }

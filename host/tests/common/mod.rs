@@ -11,7 +11,7 @@ use tidemill_durable::DirStore;
 use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, Desk, FileLog, Listener, Served, Settings, Shared,
+    hold, Answer, CoordinatorProcess, FileLog, Listener, RequestServer, Served, Settings, Shared,
     WorkerProcess,
 };
 use tidemill_mesh::Secret;
@@ -98,14 +98,14 @@ impl Site {
             beat_us: 50_000,
             form_us: 3_000_000,
             epoch_max: 1_000,
-            tells_left: false,
+            copies_outputs: false,
             outputs_max: 3,
             snapshot_every: 20,
             snapshot_us: 0,
             program: 0,
             objects_max: 20,
             event_time: Arc::default(),
-            goes_on: [].into(),
+            resumed: [].into(),
             buffered_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings::default(),
@@ -145,7 +145,8 @@ impl Site {
         let process = started.expect("a coordinator");
         // A restarted coordinator listens at the same address.
         self.listen = process.address();
-        let desk = Desk::open(&env, log, (self.machine.sources, self.machine.sources), listener);
+        let desk =
+            RequestServer::open(&env, log, (self.machine.sources, self.machine.sources), listener);
         desk.begin();
         Coordinator { process, desk }
     }
@@ -161,7 +162,7 @@ impl Site {
 
 pub struct Coordinator {
     pub process: CoordinatorProcess,
-    pub desk: Desk,
+    pub desk: RequestServer,
 }
 
 impl Coordinator {

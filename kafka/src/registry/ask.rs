@@ -32,7 +32,7 @@ pub(super) struct Client {
 
 /// A registry's answer if it refuses.
 #[derive(Deserialize)]
-struct Said {
+struct ErrorBody {
     error_code: u32,
     #[serde(default)]
     message: String,
@@ -66,7 +66,7 @@ impl Client {
         if let Some(login) = &self.login {
             request = request.header("authorization", login);
         }
-        self.heard(request.call())
+        self.error_of(request.call())
     }
 
     pub fn post<T: DeserializeOwned>(
@@ -79,10 +79,10 @@ impl Client {
         if let Some(login) = &self.login {
             request = request.header("authorization", login);
         }
-        self.heard(request.send(body))
+        self.error_of(request.send(body))
     }
 
-    fn heard<T: DeserializeOwned>(
+    fn error_of<T: DeserializeOwned>(
         &self,
         answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
     ) -> std::result::Result<T, Failed> {
@@ -99,12 +99,12 @@ impl Client {
             });
         }
         // An answer in another form is quoted as it is.
-        let said: Option<Said> = serde_json::from_str(&body).ok();
+        let said: Option<ErrorBody> = serde_json::from_str(&body).ok();
         let words = said.as_ref().map_or_else(|| words(&body), |said| words(&said.message));
         Err(match (status, said) {
             // Unknown subjects, versions and schemas. Any other 404 means that the address is
             // wrong.
-            (404, Some(Said { error_code: 40401..=40403, .. })) | (409 | 422, Some(_)) => {
+            (404, Some(ErrorBody { error_code: 40401..=40403, .. })) | (409 | 422, Some(_)) => {
                 Failed::No(format!("the registry of schemas says: {words} ({status})"))
             }
             (401 | 403, _) => Failed::Lasting(

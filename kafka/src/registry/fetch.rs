@@ -155,7 +155,7 @@ impl Shared {
                     if self.is_over() {
                         break;
                     }
-                    self.troubles.tell(&self.who, &format!("{why}; it waits for schema {id}"));
+                    self.troubles.report(&self.who, &format!("{why}; it waits for schema {id}"));
                     self.nap(again_us);
                     again_us = (2 * again_us).min(AGAIN_US.1);
                 }

@@ -8,7 +8,7 @@ use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use std::time::Duration;
 use tidemill_core::{Error, Kind, Result};
 
-use super::listen::{Heard, Listener};
+use super::listen::{LastError, Listener};
 use super::settings::{Begin, TopicSource};
 use crate::topics::is_missing;
 
@@ -25,7 +25,7 @@ pub(super) fn partitions(
     topic: &str,
     brokers: &str,
     timeout: Duration,
-    heard: &Heard,
+    heard: &LastError,
 ) -> Result<Vec<u32>> {
     let metadata = consumer
         .fetch_metadata(Some(topic), timeout)
@@ -59,7 +59,7 @@ pub(super) fn partitions(
 pub(super) fn refuse_compacted(
     admin: &AdminClient<Listener>,
     settings: &TopicSource,
-    heard: &Heard,
+    heard: &LastError,
 ) -> Result<()> {
     let (topic, timeout) = (&settings.topic, Some(settings.timeout()));
     let options = AdminOptions::new().request_timeout(timeout).operation_timeout(timeout);

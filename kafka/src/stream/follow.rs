@@ -11,7 +11,7 @@ use tidemill_core::{BatchBuilder, Error, Result, Row, Schema};
 use tidemill_env::Env;
 
 use super::begin::{partitions, refuse_compacted};
-use super::listen::{Heard, Listener};
+use super::listen::{LastError, Listener};
 use super::records::fetcher;
 use super::settings::{Begin, TopicSource};
 use super::source::{bad, not_made};
@@ -58,7 +58,7 @@ impl FollowedTopic {
         let messages =
             settings.messages(schemas.clone().map(|schemas| schemas as Arc<dyn Schemas>));
         let rows = MessageRows::new(schema, &messages)?;
-        let heard = Heard::default();
+        let heard = LastError::default();
         let consumer: BaseConsumer<Listener> =
             settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
         let there = partitions(&consumer, topic, brokers, settings.timeout(), &heard)?;

@@ -13,7 +13,7 @@ use crate::topics::is_missing;
 
 /// The last error of the brokers. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Heard(Arc<Inner>);
+pub(super) struct LastError(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -21,8 +21,8 @@ struct Inner {
     is_away: AtomicBool,
 }
 
-impl Heard {
-    pub fn hear(&self, error: &KafkaError, reason: &str) {
+impl LastError {
+    pub fn note(&self, error: &KafkaError, reason: &str) {
         // The library reports this event here, too, though it is no error.
         if let Some(Code::PartitionEOF) = error.rdkafka_error_code() {
             return;
@@ -79,11 +79,11 @@ impl Heard {
 }
 
 /// Receives the errors that brokers report unasked.
-pub(super) struct Listener(pub Heard);
+pub(super) struct Listener(pub LastError);
 
 impl ClientContext for Listener {
     fn error(&self, error: KafkaError, reason: &str) {
-        self.0.hear(&error, reason);
+        self.0.note(&error, reason);
     }
 }
 

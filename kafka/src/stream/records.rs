@@ -69,7 +69,7 @@ pub(super) fn values(
             Err(Failed::Away(why)) => why,
         };
         let waited_ns = env.clock.monotonic_ns() - begun_ns;
-        if troubles.gives_up() || waited_ns > settings.timeout_us.saturating_mul(1000) {
+        if troubles.is_over() || waited_ns > settings.timeout_us.saturating_mul(1000) {
             return Err(Error::new(Kind::Io, why).help(
                 "check registry=, and that the registry runs; timeout= is the time for its answer",
             ));

@@ -18,7 +18,7 @@ use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Env;
 
 use super::begin::number;
-use super::listen::{lasting, Heard};
+use super::listen::{lasting, LastError};
 use super::settings::TopicSink;
 
 /// The time before the producer's full queue is tried again, in microseconds.
@@ -54,12 +54,12 @@ struct Under {
 
 struct Reports {
     under: Arc<Under>,
-    heard: Heard,
+    heard: LastError,
 }
 
 impl ClientContext for Reports {
     fn error(&self, error: KafkaError, reason: &str) {
-        self.heard.hear(&error, reason);
+        self.heard.note(&error, reason);
         if let KafkaError::Global(Code::Fatal) = error {
             self.under.failed.lock().get_or_insert((error, reason.to_owned()));
         }
@@ -96,7 +96,7 @@ pub(super) struct Sender {
     headers: OwnedHeaders,
     producer: ThreadedProducer<Reports>,
     under: Arc<Under>,
-    heard: Heard,
+    heard: LastError,
     troubles: Troubles,
     who: String,
     is_transactional: bool,
@@ -113,7 +113,7 @@ impl Sender {
     pub fn open(
         env: &Env,
         settings: &TopicSink,
-        heard: &Heard,
+        heard: &LastError,
         (troubles, who): (&Troubles, &str),
         transactional_id: &str,
     ) -> Result<Sender> {
@@ -139,7 +139,7 @@ impl Sender {
     fn make(
         env: &Env,
         settings: &TopicSink,
-        heard: &Heard,
+        heard: &LastError,
         (troubles, who): (&Troubles, &str),
         transactional_id: &str,
     ) -> Result<Sender> {
@@ -286,7 +286,7 @@ impl Sender {
         if let Some(error) = failed.and_then(|(error, _)| lasting(&self.topic, &error)) {
             return Err(error);
         }
-        self.heard.hear(&KafkaError::Transaction(why.clone()), "");
+        self.heard.note(&KafkaError::Transaction(why.clone()), "");
         self.take_back(since_ns)
     }
 
@@ -324,7 +324,7 @@ impl Sender {
         }
         let fatal = self.producer.client().fatal_error();
         if let (true, None) = (self.is_transactional, &fatal) {
-            self.heard.hear(&error, &reason);
+            self.heard.note(&error, &reason);
             self.take_back(self.now_ns())?;
             return Ok(true);
         }
@@ -347,8 +347,8 @@ impl Sender {
             true => format!("brokers of {} do not confirm messages", self.brokers),
             false => format!("brokers of {} do not confirm messages: {heard}", self.brokers),
         };
-        self.troubles.tell(&self.who, &format!("{why}; it waits"));
-        if self.troubles.gives_up() {
+        self.troubles.report(&self.who, &format!("{why}; it waits"));
+        if self.troubles.is_over() {
             let giving_up_ns = *self.giving_up_ns.get_or_insert(now_ns);
             if now_ns - giving_up_ns > LAST_NS {
                 return Err(Error::new(Kind::Io, format!("topic {}: {why}", self.topic))

@@ -9,7 +9,7 @@ use tidemill_core::{Batch, Error, Result, Schema};
 use tidemill_env::Env;
 
 use super::begin::{ask, partitions};
-use super::listen::{Heard, Listener};
+use super::listen::{LastError, Listener};
 use super::records::values;
 use super::send::{Outgoing, Sender};
 use super::settings::TopicSink;
@@ -53,7 +53,7 @@ pub fn open(
     settings.check()?;
     let TopicSink { topic, brokers, .. } = settings;
     let values = values(settings, schema, &ids.stream, env, troubles)?;
-    let heard = Heard::default();
+    let heard = LastError::default();
     let transactional_id = settings
         .transactional_id
         .clone()

@@ -20,13 +20,13 @@ use tidemill_core::{BatchBuilder, Error, Kind, Result, Schema};
 use tidemill_env::Env;
 
 use super::begin::{begins, number, partitions, refuse_compacted};
-use super::listen::{lasting, Heard, Listener};
+use super::listen::{lasting, LastError, Listener};
 use super::records::fetcher;
 use super::settings::TopicSource;
 use super::watch::{Watch, Watched};
-use crate::asks::offset;
 use crate::message::incoming;
 use crate::registry::Fetcher;
+use crate::requests::offset;
 use crate::topics::is_missing;
 
 /// The size of messages after which a chunk ends, in bytes, however many rows were asked for.
@@ -57,7 +57,7 @@ pub fn open(
     let schemas = fetcher(settings, env, (troubles, who))?;
     let messages = settings.messages(schemas.clone().map(|schemas| schemas as Arc<dyn Schemas>));
     MessageRows::new(schema, &messages)?;
-    let heard = Heard::default();
+    let heard = LastError::default();
     let consumer: BaseConsumer<Listener> =
         settings.consumer()?.create_with_context(Listener(heard.clone())).map_err(not_made)?;
     let consumer = Arc::new(consumer);
@@ -262,7 +262,7 @@ impl Reading {
         match lasting(self.topic(), error) {
             Some(error) => Err(error),
             None => {
-                self.watch().heard.hear(error, "");
+                self.watch().heard.note(error, "");
                 Ok(())
             }
         }

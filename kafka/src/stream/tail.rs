@@ -11,10 +11,10 @@ use tidemill_core::{Error, Kind, Result};
 use tidemill_env::Env;
 
 use super::begin::{ask, number};
-use super::listen::{lasting, Heard, Listener};
+use super::listen::{lasting, LastError, Listener};
 use super::settings::TopicSink;
 use super::ID;
-use crate::asks::offset;
+use crate::requests::offset;
 
 /// The time without further messages after which the end counts as read, in nanoseconds. A process
 /// that was killed a moment ago may have sent messages that the broker has not accepted yet.
@@ -57,7 +57,7 @@ impl There {
 pub(super) struct Tail<'a> {
     pub env: &'a Env,
     pub settings: &'a TopicSink,
-    pub heard: &'a Heard,
+    pub heard: &'a LastError,
     /// The beginning of our rows' ids.
     pub prefix: &'a str,
     /// For each partition, an offset at or before the first row that matters. Others are read from
@@ -121,7 +121,7 @@ impl Tail<'_> {
                     }
                 }
                 Some(Err(error)) => {
-                    self.heard.hear(&error, "");
+                    self.heard.note(&error, "");
                     if let Some(error) = lasting(topic, &error) {
                         return Err(error);
                     }

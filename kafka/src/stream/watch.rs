@@ -16,7 +16,7 @@ use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 
 use super::begin::{ask, partitions};
-use super::listen::{Heard, Listener};
+use super::listen::{LastError, Listener};
 use super::settings::TopicSource;
 
 /// The time between two rounds of requests. A drain waits for two of them.
@@ -31,7 +31,7 @@ pub(super) struct Watch {
     pub env: Env,
     pub settings: TopicSource,
     pub consumer: Arc<BaseConsumer<Listener>>,
-    pub heard: Heard,
+    pub heard: LastError,
     /// The state of each source.
     parts: Vec<Part>,
     /// The number of the last request that was begun.
@@ -77,7 +77,7 @@ impl Watch {
         env: &Env,
         settings: &TopicSource,
         consumer: Arc<BaseConsumer<Listener>>,
-        heard: Heard,
+        heard: LastError,
         partitions: &[u32],
         (troubles, who): (&Troubles, &str),
     ) -> Result<Watched> {
@@ -161,7 +161,7 @@ impl Watch {
             }
             Err(error) => {
                 let what = self.heard.away(&self.settings.brokers, &error);
-                self.troubles.tell(&self.who, &format!("{what}; it waits"));
+                self.troubles.report(&self.who, &format!("{what}; it waits"));
                 // These sources still need an answer.
                 wanted.iter().for_each(|part| part.wants.store(true, Ordering::Relaxed));
             }
@@ -179,7 +179,7 @@ impl Watch {
         let more = found.map_or(0, |found| found.iter().filter(|p| !known(p)).count());
         match more {
             0 => self.troubles.clear(&self.grown_by()),
-            more => self.troubles.tell(
+            more => self.troubles.report(
                 &self.grown_by(),
                 &format!(
                     "topic {topic} has {more} partitions more than the {} that are read: stop, and start \

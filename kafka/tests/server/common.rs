@@ -177,7 +177,7 @@ pub fn read_patiently(log: &KafkaLog, topic: Topic, from: u64) -> Records {
         if let Some(records) = read(log, topic, from, None, 0) {
             return records;
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?} {}", log.lost(), log.heard());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?} {}", log.lost(), log.last_error());
     }
 }
 

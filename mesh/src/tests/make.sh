@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the certificates beside it, for a hundred years, for the tests of this crate alone. Each file has the
-# certificate, what is between it and the authority, and the key.
+# Writes the certificates of this folder, which only the tests of this crate use. They are valid for a hundred years.
+# Each file has the certificate, the certificates between it and the authority, and the key.
 set -e
 cd "$(dirname "$0")"
 work=$(mktemp -d)

@@ -10,7 +10,7 @@ use tidemill_env::{Clock, Connection, Env, RealClock};
 
 use super::{Event, Process};
 use crate::sealed::Sealed;
-use crate::tls::Believed;
+use crate::tls::Verifier;
 use crate::{Lane, Peer, Settings, Tls};
 
 fn file(name: &str) -> PathBuf {
@@ -39,7 +39,7 @@ pub fn pair(env: &Env) -> (Sealed, Sealed) {
     let far = listener.accept().unwrap().0;
     let (send, come) = std::sync::mpsc::channel();
     let of = tls.clone();
-    let body = move || drop(send.send(of.come(near).map(|(near, _)| near).ok()));
+    let body = move || drop(send.send(of.connect(near).map(|(near, _)| near).ok()));
     let comes = env.threads.spawn("comes", Box::new(body)).unwrap();
     let far = tls.receive(far).unwrap_or_else(|e| panic!("{e}")).0;
     comes.join().unwrap();
@@ -141,7 +141,7 @@ fn a_chain_over_others_is_believed() {
 #[test]
 fn who_shows_no_certificate_is_turned_away() {
     let there = belongs(1);
-    let believed = Believed::new(&Env::real(), &file("authority")).unwrap();
+    let believed = Verifier::new(&Env::real(), &file("authority")).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
@@ -167,7 +167,7 @@ fn what_is_passed_on_by_a_member_without_the_secret_proves_nothing() {
     comes.mesh.link(Peer(1), Some(listener.local_addr().unwrap()));
     let near = tls.receive(listener.accept().unwrap().0).unwrap_or_else(|e| panic!("{e}")).0;
     let far = env.net.connect(&there.mesh.address(), 1_000_000).unwrap();
-    let far = tls.come(far).unwrap_or_else(|e| panic!("{e}")).0;
+    let far = tls.connect(far).unwrap_or_else(|e| panic!("{e}")).0;
     let pass = |mut from: Box<dyn Connection>, mut to: Box<dyn Connection>| {
         let body = move || {
             let _ = std::io::copy(&mut from, &mut to);

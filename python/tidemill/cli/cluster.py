@@ -24,7 +24,7 @@ from typing import Any
 from tidemill.app import App
 from tidemill.cli.load import load
 from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Care, Signals, add_places, add_settings, add_upgrade, flags
+from tidemill.cli.run import Signals, StartReport, add_places, add_settings, add_upgrade, flags
 from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
 from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
@@ -115,7 +115,7 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
-    care = Care(folder_of(settings), settings, is_coordinator=True)
+    care = StartReport(folder_of(settings), settings, is_coordinator=True)
     with signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
     care.started()
@@ -211,7 +211,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
             print(f"{who} waits: {what}", file=sys.stderr, flush=True)
     print("taking the last snapshot", file=sys.stderr, flush=True)
-    if not coordinator.stop(may_come=signals.asked is not None or not ends):
+    if not coordinator.stop(more_input=signals.asked is not None or not ends):
         print("no snapshot: the next start replays the log", file=sys.stderr, flush=True)
     after = coordinator.status()
     _slides(after, slides)
@@ -403,7 +403,7 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
-    care = Care(folder_of(settings), settings, is_coordinator=True)
+    care = StartReport(folder_of(settings), settings, is_coordinator=True)
     with signals.starting():
         coordinator = Coordinator(app, settings, secret)
     care.started()

@@ -340,7 +340,7 @@ def run(
     """Runs an app to the end of its input, or until a signal, and returns the summary."""
     care = None
     if not in_memory(settings):
-        care = Care(Path(settings["data_dir"]), settings, is_coordinator=False)
+        care = StartReport(Path(settings["data_dir"]), settings, is_coordinator=False)
     with signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
     if care is not None:
@@ -357,7 +357,7 @@ def run(
         if signals.asked:
             progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
         # A signal interrupts a recovery, too.
-        summary = mill.give_way() if signals.asked else mill.finish()
+        summary = mill.stop_now() if signals.asked else mill.finish()
     except BaseException:
         progress.clear()
         raise
@@ -379,7 +379,7 @@ def is_open(folder: Path) -> bool:
         return False
 
 
-class Care:
+class StartReport:
     """Reports on stderr what a start does to a directory: deleted files and changed access."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], is_coordinator: bool) -> None:
@@ -387,7 +387,7 @@ class Care:
         self.was_open = is_open(folder)
         if not settings.get("fresh"):
             return
-        if names := _native.would_go(str(folder), is_coordinator):
+        if names := _native.fresh_deletes(str(folder), is_coordinator):
             print(f"--fresh: deletes in {folder}: {', '.join(names)}", file=sys.stderr, flush=True)
 
     def started(self) -> None:

@@ -10,7 +10,7 @@ use tidemill_function::{
 };
 
 use super::expected::{Epoch, Expected, Taken};
-use super::script::{asked, OnNodes, Told, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
+use super::script::{asked, Answers, OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
 use super::world::World;
 
 /// Checks all properties of a run; the error says which one is violated.
@@ -81,7 +81,7 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
 ///
 /// The cuts and the reference's watermarks determine the executed requests and their order. The
 /// recorded watermarks must be those of the reference.
-fn in_time(world: &World, told: &Told) -> Result<(Expected, Vec<Epoch>), String> {
+fn in_time(world: &World, told: &Answers) -> Result<(Expected, Vec<Epoch>), String> {
     let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut base = 0;
     let mut upto = vec![0; world.sources() as usize];
@@ -171,14 +171,14 @@ fn limits(world: &World) -> Result<(), String> {
 
 /// Returns all answers from outside. Each question must have one answer, and none may be asked
 /// before its cut is recorded.
-fn told(world: &World) -> Result<Told, String> {
-    let mut told = Told::new();
+fn told(world: &World) -> Result<Answers, String> {
+    let mut told = Answers::new();
     for (tid, _, answer) in world.log.answers() {
         if let Some(other) = told.insert((tid, asked(answer)), answer.to_vec()) {
             return Err(format!("outside: {tid:?} received {answer:?} and {other:?}"));
         }
     }
-    match &world.asked_early {
+    match &world.left_early {
         None => Ok(told),
         Some(what) => Err(format!("outside: {what}")),
     }
@@ -281,7 +281,7 @@ type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
 fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
     let members = world.members();
     let owners = Owners::equal(members.len() as u16);
-    let program = world.script.for_reference(&[], &[], &Told::new()).0;
+    let program = world.script.for_reference(&[], &[], &Answers::new()).0;
     let mut found: Tables = vec![BTreeMap::new(); world.script.tables()];
     for (n, member) in members.iter().enumerate() {
         let state = world.worker(*member).and_then(Worker::state);
@@ -322,7 +322,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
     let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
     let mut node = Node::new(me, Arc::new(functions), owners, settings, Rows::new(tables));
-    node.has_left(Tid(u64::MAX));
+    node.output_left(Tid(u64::MAX));
     for (tid, asked, answer) in world.log.answers() {
         node.know(tid, asked, answer.into());
     }

@@ -8,7 +8,7 @@ use tidemill_core::{Key, Late, Position, SourceId, StreamId, Value};
 use tidemill_function::{Call, Functions as _, Sequencing, Tid};
 use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 
-use super::script::{OnNodes, Script, Told, EVENTS};
+use super::script::{Answers, OnNodes, Script, EVENTS};
 
 /// Requests that were executed as one epoch, in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,9 +59,9 @@ pub struct Expected {
 const TOGETHER_MAX: u64 = 1 << 10;
 
 impl Expected {
-    /// Executes the requests one after the other with the reference. `told` has the answers from
+    /// Executes the requests one after the other with the reference. `answers` has the answers from
     /// outside.
-    pub fn of(script: &Arc<Script>, epochs: &[Epoch], told: &Told) -> Expected {
+    pub fn of(script: &Arc<Script>, epochs: &[Epoch], told: &Answers) -> Expected {
         let mut tids = Vec::new();
         let (mut rows, mut cuts) = (Vec::new(), Vec::new());
         for epoch in epochs {
@@ -92,7 +92,7 @@ impl Expected {
         script: &Arc<Script>,
         of: &EventTime,
         taken: &[Taken],
-        told: &Told,
+        told: &Answers,
     ) -> (Expected, Vec<Epoch>) {
         let sources = of.sources();
         let mut rows: Vec<Vec<InputRow>> = vec![Vec::new(); 1 + sources.len()];
@@ -120,7 +120,7 @@ impl Expected {
         // The first run gives the watermarks, and so the places of transactions; no function
         // changes a watermark. The answers from outside are listed by place, so only the second run
         // has them.
-        let (program, _) = script.for_reference(sources, &[], &Told::new());
+        let (program, _) = script.for_reference(sources, &[], &Answers::new());
         let outcome = reference::run(&program, &rows, &cuts);
         let watermarks = outcome.watermarks.iter().map(|of| of[2]);
         let watermarks: Vec<Position> = watermarks.take(taken.len()).map(own).collect();
@@ -134,7 +134,7 @@ impl Expected {
         expected.late = late.into_iter().flatten().map(told).collect();
         (expected.watermarks, expected.lates) = (watermarks, lates);
         let told = epochs.iter().flat_map(|epoch| &epoch.requests);
-        let told = told.filter(|(_, call)| Script::is_told(call));
+        let told = told.filter(|(_, call)| Script::reports_late_event(call));
         expected.replies.extend(told.map(|(tid, _)| (*tid, Ok(Value::Null))));
         let waiting = calls.iter().zip(&tids).filter(|(_, tid)| tid.is_none());
         let number = |((.., call), _): (&(_, _, _, Call), _)| match call.args[0] {

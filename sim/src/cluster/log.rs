@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tidemill_cluster::{CutRecord, Output, Record, Records, Refused, Topic};
 use tidemill_function::Tid;
-use tidemill_txn::program::Asked;
+use tidemill_txn::program::QuestionId;
 
 /// The log.
 #[derive(Default)]
@@ -93,7 +93,7 @@ impl Log {
     }
 
     /// Returns all answers from outside.
-    pub fn answers(&self) -> impl Iterator<Item = (Tid, Asked, &[u8])> + '_ {
+    pub fn answers(&self) -> impl Iterator<Item = (Tid, QuestionId, &[u8])> + '_ {
         let records = self.topics.values().flat_map(|partition| &partition.records);
         records.filter_map(|record| match record {
             Record::Answer { tid, asked, answer } => Some((*tid, *asked, &answer[..])),

@@ -13,7 +13,7 @@ mod world;
 
 pub use check::check;
 pub use expected::{Epoch, Expected, Taken};
-pub use world::{Weather, World};
+pub use world::{FaultRates, World};
 
 use crate::SimRandom;
 

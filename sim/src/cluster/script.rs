@@ -166,7 +166,7 @@ pub struct Script {
 }
 
 /// The answers from outside to transactions, by question.
-pub type Told = BTreeMap<(Tid, Vec<u8>), Vec<u8>>;
+pub type Answers = BTreeMap<(Tid, Vec<u8>), Vec<u8>>;
 
 /// Encodes a question as bytes. It differs from all other questions of its transaction.
 fn question(of: &[i64; 5]) -> Vec<u8> {
@@ -313,13 +313,13 @@ impl Script {
     /// Returns the same program for the reference.
     ///
     /// Requests are events in their order, and so are the events of streams in event time, by their
-    /// sources. `tids` has the transaction of each event, and `told` the answers from outside. Also
+    /// sources. `tids` has the transaction of each event, and `answers` the answers from outside. Also
     /// returns two streams for each input: one of returned values and one of aborts.
     pub fn for_reference(
         self: &Arc<Script>,
         sources: &[EventSource],
         tids: &[Option<Tid>],
-        told: &Told,
+        told: &Answers,
     ) -> (Arc<Program>, Vec<[StreamId; 2]>) {
         let mut b = builder(self.is_unique);
         let request = b.stream("requests", request_columns());
@@ -344,8 +344,9 @@ impl Script {
         for (nth, input) in inputs.into_iter().enumerate() {
             let (script, tids, told) = (self.clone(), tids.clone(), told.clone());
             let columns = ["n", "value"].map(|name| Column::new(name, DataType::Int)).to_vec();
-            let serial =
-                |output| -> Arc<dyn Opaque> { Arc::new(Serial { script, output, tids, told }) };
+            let serial = |output| -> Arc<dyn Opaque> {
+                Arc::new(Serial { script, output, tids, answers: told })
+            };
             let handler = b.returning(&format!("call{nth}"), input, columns, serial);
             b.emits(handler, &[EVENTS]);
             handlers.push(handler);
@@ -367,7 +368,7 @@ impl Script {
     }
 
     /// Whether a call does nothing but report a late event.
-    pub fn is_told(call: &Call) -> bool {
+    pub fn reports_late_event(call: &Call) -> bool {
         call.target == Target::Function(LATE)
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidemill_cluster::{Leaving, Left, Topic, Written};
+use tidemill_cluster::{Left, OutputReader, Topic, Written};
 use tidemill_core::{Row, StreamId};
 
 use super::log::Log;
@@ -35,7 +35,7 @@ impl Sink {
 
 /// The writer in the process of a coordinator.
 pub(super) struct Writer {
-    leaving: Leaving,
+    leaving: OutputReader,
     rows: usize,
     /// An injected bug: outputs that are read but not yet written count as written.
     forgets: bool,
@@ -45,7 +45,7 @@ impl Writer {
     /// Continues after the rows that a snapshot records as written.
     pub fn new(written: &Written, sources: u32, forgets: bool) -> Writer {
         let wanted: [StreamId; 3] = [EVENTS, ABORTS, LATES];
-        let leaving = Leaving::behind(written, sources, wanted.into());
+        let leaving = OutputReader::after(written, sources, wanted.into());
         let rows = written.note[..].try_into().map_or(0, u64::from_le_bytes) as usize;
         Writer { leaving, rows, forgets }
     }

@@ -15,9 +15,9 @@ use tidemill_cluster::{
     Request, Settings, Topic, Worker,
 };
 use tidemill_core::{Key, Late, Value};
-use tidemill_function::{Call, Fault};
+use tidemill_function::{Call, InjectedDefect};
 
-pub use self::trouble::Weather;
+pub use self::trouble::FaultRates;
 use super::log::Log;
 use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, OUTBOX, TIMED};
 use super::sink::{Sink, Writer};
@@ -76,7 +76,7 @@ struct Running {
     work: BTreeMap<Key, Arc<[Value]>>,
 }
 
-enum Happening {
+enum Step {
     Tick(Process),
     Deliver(Process, Input),
     /// A message from one process to another.
@@ -127,14 +127,14 @@ pub struct World {
     now_us: u64,
     count: u64,
     due: BinaryHeap<Reverse<(u64, u64)>>,
-    happenings: HashMap<u64, Happening>,
+    happenings: HashMap<u64, Step>,
     processes: BTreeMap<Process, Running>,
     coordinator: u32,
     members: u32,
     functions: Arc<OnNodes>,
     pub(super) script: Arc<Script>,
     settings: Settings,
-    weather: Weather,
+    weather: FaultRates,
     until_us: u64,
     pub(super) log: Log,
     pub(super) sink: Sink,
@@ -154,19 +154,21 @@ pub struct World {
     /// The acknowledged requests.
     pub(super) acknowledged: Vec<i64>,
     /// A question or work that left before its cut was recorded; a violation.
-    pub(super) asked_early: Option<String>,
+    pub(super) left_early: Option<String>,
     /// Whether to print what happens.
     pub trace: bool,
 }
 
 impl World {
     /// Creates a cluster from a seed, with an injected bug if `fault` is given.
-    pub fn new(seed: u64, fault: Option<Fault>) -> World {
+    pub fn new(seed: u64, fault: Option<InjectedDefect>) -> World {
         let mut dice = Dice::new(seed);
         let keys = 3 + dice.below(20) as i64;
         let script = Script::random(&mut dice, keys);
-        let functions =
-            OnNodes { script: script.clone(), executes_again: fault == Some(Fault::ExecuteAgain) };
+        let functions = OnNodes {
+            script: script.clone(),
+            executes_again: fault == Some(InjectedDefect::ExecuteAgain),
+        };
         let sources = 1 + dice.below(4) as u32;
         // Separate generators, so that the draws of the first one stay as they were.
         let mut more = Dice::new(seed ^ 0xE7E7);
@@ -191,12 +193,12 @@ impl World {
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
             outputs_max: 1 + dice.below(4) as usize,
-            tells_left: true,
+            copies_outputs: true,
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
             objects_max: 3 + dice.below(8) as usize,
             event_time,
-            goes_on: [].into(),
+            resumed: [].into(),
             buffered_bytes_max,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings {
@@ -211,13 +213,13 @@ impl World {
             },
         };
         let weather = match dice.below(7) {
-            0 => Weather { leaves: 10, ..Weather::default() },
-            1 => Weather { kills: 30, ..Weather::default() },
-            2 => Weather { freezes: 30, coordinators: 20, ..Weather::default() },
-            3 => Weather { breaks: 30, jumps: 20, ..Weather::default() },
-            4 => Weather { logs: 30, stores: 30, kills: 5, ..Weather::default() },
-            5 => Weather { cuts: 20, kills: 2, coordinators: 2, ..Weather::default() },
-            _ => Weather {
+            0 => FaultRates { leaves: 10, ..FaultRates::default() },
+            1 => FaultRates { kills: 30, ..FaultRates::default() },
+            2 => FaultRates { freezes: 30, coordinators: 20, ..FaultRates::default() },
+            3 => FaultRates { breaks: 30, jumps: 20, ..FaultRates::default() },
+            4 => FaultRates { logs: 30, stores: 30, kills: 5, ..FaultRates::default() },
+            5 => FaultRates { cuts: 20, kills: 2, coordinators: 2, ..FaultRates::default() },
+            _ => FaultRates {
                 kills: 10,
                 freezes: 10,
                 coordinators: 10,
@@ -246,7 +248,7 @@ impl World {
             settings,
             weather,
             until_us,
-            log: Log::new(fault == Some(Fault::ForgetFence), seed % 2 == 1),
+            log: Log::new(fault == Some(InjectedDefect::ForgetFence), seed % 2 == 1),
             sink: Sink::default(),
             store: BTreeMap::new(),
             ways: HashMap::new(),
@@ -259,7 +261,7 @@ impl World {
             ended: BTreeSet::new(),
             ids: 0,
             acknowledged: Vec::new(),
-            asked_early: None,
+            left_early: None,
             trace: false,
         };
         world.start_coordinator();
@@ -268,15 +270,15 @@ impl World {
             let left = 5 + world.dice.below(25) as u32;
             world.clients.push(Client { left, pending: Vec::new() });
             let at_us = world.dice.below(200 * MS);
-            world.after(at_us, Happening::Request(client as u32));
+            world.after(at_us, Step::Request(client as u32));
         }
-        world.after(50 * MS, Happening::Trouble);
+        world.after(50 * MS, Step::Trouble);
         let is_timed = !world.settings.event_time.is_empty();
         let all_end = ends.chance(50);
         for source in (0..timed).filter(|_| is_timed && timed < sources) {
             if all_end || ends.chance(50) {
                 let at_us = ends.below(until_us);
-                world.after(at_us, Happening::End(source));
+                world.after(at_us, Step::End(source));
             }
         }
         world
@@ -399,11 +401,11 @@ impl World {
         )
     }
 
-    fn after(&mut self, in_us: u64, happening: Happening) {
+    fn after(&mut self, in_us: u64, happening: Step) {
         self.at(self.now_us + in_us, happening);
     }
 
-    fn at(&mut self, at_us: u64, happening: Happening) {
+    fn at(&mut self, at_us: u64, happening: Step) {
         self.count += 1;
         self.due.push(Reverse((at_us, self.count)));
         self.happenings.insert(self.count, happening);
@@ -429,7 +431,7 @@ impl World {
         let running = Running { machine, frozen_until_us, inbox, clock_off_us, writer, work };
         self.processes.insert(process, running);
         let in_us = self.dice.below(TICK_US);
-        self.after(in_us, Happening::Tick(process));
+        self.after(in_us, Step::Tick(process));
     }
 
     /// Ends a process. The processes connected to it notice after a delay.
@@ -450,7 +452,7 @@ impl World {
             Process::Coordinator(_) => return,
         };
         let in_us = self.dice.below(30 * MS);
-        self.after(in_us, Happening::Deliver(at, Input::Broken { to }));
+        self.after(in_us, Step::Deliver(at, Input::Broken { to }));
     }
 
     fn say(&self, what: impl FnOnce() -> String) {
@@ -459,9 +461,9 @@ impl World {
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
+    fn happen(&mut self, happening: Step) {
         match happening {
-            Happening::Tick(process) => {
+            Step::Tick(process) => {
                 let Some(running) = self.processes.get(&process) else { return };
                 let clock_us = 1_000_000 + self.now_us as i64 + running.clock_off_us;
                 let input = Input::Tick { now_us: self.now_us, clock_us };
@@ -469,12 +471,12 @@ impl World {
                     self.give(process, input);
                     self.write(process);
                 }
-                self.after(TICK_US, Happening::Tick(process));
+                self.after(TICK_US, Step::Tick(process));
             }
-            Happening::Deliver(process, input) | Happening::Packet { to: process, input, .. } => {
+            Step::Deliver(process, input) | Step::Packet { to: process, input, .. } => {
                 self.give(process, input);
             }
-            Happening::Thaw(process) => {
+            Step::Thaw(process) => {
                 let Some(running) = self.processes.get_mut(&process) else { return };
                 if running.frozen_until_us > self.now_us {
                     return;
@@ -485,7 +487,7 @@ impl World {
                     self.give(process, input);
                 }
             }
-            Happening::Append { by, topic, generation, record, token } => {
+            Step::Append { by, topic, generation, record, token } => {
                 let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(10);
                 let is_lost = fails && self.dice.chance(50);
                 let result = match is_lost {
@@ -494,9 +496,9 @@ impl World {
                 };
                 let result = if fails { Err(tidemill_cluster::Refused::Unknown) } else { result };
                 let in_us = self.delay();
-                self.after(in_us, Happening::Deliver(by, Input::Appended { token, result }));
+                self.after(in_us, Step::Deliver(by, Input::Appended { token, result }));
             }
-            Happening::Put { by, name, object, token } => {
+            Step::Put { by, name, object, token } => {
                 let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(60);
                 let is_there = self.store.contains_key(&name);
                 let is_lost = fails && self.dice.chance(70);
@@ -505,23 +507,23 @@ impl World {
                 }
                 let is_stored = !fails && !is_there;
                 let in_us = self.delay();
-                self.after(in_us, Happening::Deliver(by, Input::Stored { token, is_stored }));
+                self.after(in_us, Step::Deliver(by, Input::Stored { token, is_stored }));
             }
-            Happening::Start(Process::Coordinator(dead)) => {
+            Step::Start(Process::Coordinator(dead)) => {
                 if dead == self.coordinator {
                     self.start_coordinator();
                 }
             }
-            Happening::Start(_) => self.start_worker(),
-            Happening::Work(by, key, times) => self.work(by, key, times),
-            Happening::Trouble => self.trouble(),
-            Happening::Request(client) => self.request(client),
-            Happening::End(source) => {
+            Step::Start(_) => self.start_worker(),
+            Step::Work(by, key, times) => self.work(by, key, times),
+            Step::Trouble => self.trouble(),
+            Step::Request(client) => self.request(client),
+            Step::End(source) => {
                 self.ended.insert(source);
                 let end = Record::End;
                 self.log.append(Topic::Input(source), 0, end).expect("inputs have no fence");
             }
-            Happening::RequestAppend { client, source, requests, is_lost } => {
+            Step::RequestAppend { client, source, requests, is_lost } => {
                 let ids: Vec<i64> = requests.iter().map(|(id, _)| *id).collect();
                 let is_lost = is_lost || self.ended.contains(&source);
                 if !is_lost {
@@ -542,7 +544,7 @@ impl World {
                     self.acknowledged.extend(ids);
                 }
                 let in_us = self.dice.below(60 * MS);
-                self.after(in_us, Happening::Request(client));
+                self.after(in_us, Step::Request(client));
             }
         }
     }
@@ -550,7 +552,7 @@ impl World {
     /// Lets the writer beside a coordinator continue, and report its progress, each at random.
     fn write(&mut self, process: Process) {
         let (sources, until_us) = (self.settings.sources, self.until_us);
-        let forgets = self.settings.function.fault == Some(Fault::ForgetWaiting);
+        let forgets = self.settings.function.fault == Some(InjectedDefect::ForgetWaiting);
         let Some(running) = self.processes.get_mut(&process) else { return };
         let Machine::Coordinator(machine) = &running.machine else { return };
         let Some(left) = machine.left().filter(|_| self.dice.chance(50)) else { return };
@@ -561,7 +563,7 @@ impl World {
         if !writer.write(&left, &self.log, &mut self.sink, dice) {
             self.kill(process);
             let in_us = self.dice.below(100 * MS);
-            return self.after(in_us, Happening::Start(process));
+            return self.after(in_us, Step::Start(process));
         }
         let written = writer.written();
         if self.dice.chance(30) {
@@ -606,13 +608,13 @@ impl World {
                     let client_state = &mut self.clients[client as usize];
                     client_state.pending.clear();
                     client_state.left -= 1;
-                    return self.after(MS, Happening::Request(client));
+                    return self.after(MS, Step::Request(client));
                 }
             }
         }
         let is_lost = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
         let in_us = self.delay();
-        self.after(in_us, Happening::RequestAppend { client, source, requests, is_lost });
+        self.after(in_us, Step::RequestAppend { client, source, requests, is_lost });
     }
 
     /// Returns the time that a step takes, in microseconds; mostly short.
@@ -646,7 +648,7 @@ impl World {
         if has_left && self.processes.contains_key(&process) {
             self.kill(process);
             let in_us = self.dice.below(100 * MS);
-            self.after(in_us, Happening::Start(process));
+            self.after(in_us, Step::Start(process));
         }
     }
 
@@ -662,30 +664,30 @@ impl World {
                 let last = self.appends.entry((by, topic)).or_default();
                 let at_us = (self.now_us + in_us).max(*last + 1);
                 *last = at_us;
-                self.at(at_us, Happening::Append { by, topic, generation, record, token });
+                self.at(at_us, Step::Append { by, topic, generation, record, token });
             }
             Effect::Read { token, topic, from, limit } => {
                 let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
                 let records = (!fails).then(|| self.log.read(topic, from, limit));
                 let in_us = self.delay();
-                self.after(in_us, Happening::Deliver(by, Input::Records { token, records }));
+                self.after(in_us, Step::Deliver(by, Input::Records { token, records }));
             }
             Effect::Put { token, name, object } => {
                 let mut in_us = self.delay();
                 if self.now_us < self.store_trouble_until_us {
                     in_us += self.dice.below(200 * MS);
                 }
-                self.after(in_us, Happening::Put { by, name, object, token });
+                self.after(in_us, Step::Put { by, name, object, token });
             }
             Effect::Get { token, name } => {
                 let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(40);
                 let object = self.store.get(&name).filter(|_| !fails).cloned();
                 let in_us = self.delay();
-                self.after(in_us, Happening::Deliver(by, Input::Got { token, object }));
+                self.after(in_us, Step::Deliver(by, Input::Got { token, object }));
             }
             Effect::Outbox { all, rows } => {
                 if !rows.is_empty() && self.executed(by) > self.log.last_epoch() {
-                    self.asked_early.get_or_insert("work left before its cut".into());
+                    self.left_early.get_or_insert("work left before its cut".into());
                 }
                 let running = self.processes.get_mut(&by).expect("it has told this");
                 if all {
@@ -699,16 +701,16 @@ impl World {
                     };
                     running.work.insert(key.clone(), row);
                     let in_us = self.delay();
-                    self.after(in_us, Happening::Work(by, key, 0));
+                    self.after(in_us, Step::Work(by, key, 0));
                 }
             }
             Effect::Ask { token, ask } => {
                 if self.executed(by) >= self.log.last_epoch() {
-                    self.asked_early.get_or_insert("a question left before its cut".into());
+                    self.left_early.get_or_insert("a question left before its cut".into());
                 }
                 let answer = (!self.dice.chance(5)).then(|| ask.now());
                 let in_us = self.delay() + self.dice.below(10 * MS);
-                self.after(in_us, Happening::Deliver(by, Input::Answered { token, answer }));
+                self.after(in_us, Step::Deliver(by, Input::Answered { token, answer }));
             }
             Effect::Release { manifest, cuts } => {
                 self.log.trim(Topic::Cuts, cuts);
@@ -726,7 +728,7 @@ impl World {
                 let is_replaced = matches!(by, Process::Coordinator(n) if n != self.coordinator);
                 if !is_replaced {
                     let in_us = self.dice.below(100 * MS);
-                    self.after(in_us, Happening::Start(by));
+                    self.after(in_us, Step::Start(by));
                 }
             }
         }
@@ -763,7 +765,7 @@ impl World {
         }
         // The delay doubles: answers that arrive faster than they are executed would never end.
         let in_us = self.delay() + ((20 * MS) << times.min(7));
-        self.after(in_us, Happening::Work(by, key, times + 1));
+        self.after(in_us, Step::Work(by, key, times + 1));
     }
 
     fn send(&mut self, by: Process, to: Address, packet: Packet) {
@@ -788,6 +790,6 @@ impl World {
         let at_us = (self.now_us + in_us).max(*last + 1);
         *last = at_us;
         let input = Input::Packet { from, packet };
-        self.at(at_us, Happening::Packet { by, to, input });
+        self.at(at_us, Step::Packet { by, to, input });
     }
 }

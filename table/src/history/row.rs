@@ -232,7 +232,7 @@ impl RowHistory {
     }
 
     /// Whether the last snapshot has versions that have been dropped since.
-    pub(crate) fn is_stored_in_vain(&self) -> bool {
+    pub(crate) fn has_dropped_stored(&self) -> bool {
         let Some(Rest { stored, .. }) = self.rest.as_deref() else { return false };
         stored.start < self.first() && !stored.is_empty()
     }
@@ -271,7 +271,7 @@ impl RowHistory {
     /// transactions up to the floor are before `last`.
     fn drop_before(&mut self, shape: &Shape, floor: Floor, (last, until): (u64, u64)) -> usize {
         let by_count = shape.history.versions.map_or(last, |kept| last.saturating_sub(kept));
-        let by_time = shape.history.kept_from(floor.frontier_us);
+        let by_time = shape.history.retained_from(floor.frontier_us);
         let by_time = by_time.map_or(last, |from| self.since(from, shape).min(last));
         let from = by_count.min(by_time).min(until).max(self.first());
         let gone = (from - self.base) as usize;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tidemill_core::{Column, DataType, History, Row, TableSpec, Value};
 
-use super::Wanted;
+use super::Aggregates;
 use crate::{Opened, Table, HEADER_WORDS};
 
 fn spec(history: History) -> Arc<TableSpec> {
@@ -98,8 +98,8 @@ fn only_what_is_wanted_is_kept_beside_versions() {
     let key = [Value::Int(7)];
     for (sums, extremes) in [(&[][..], &[][..]), (&[1], &[]), (&[], &[1, 2]), (&[1], &[2])] {
         let of = |columns: &[usize]| columns.iter().copied().collect();
-        let wanted = Wanted { sums: of(sums), extremes: of(extremes) };
-        let mut table = Table::new(spec(history), 1).wanting(&wanted);
+        let wanted = Aggregates { sums: of(sums), extremes: of(extremes) };
+        let mut table = Table::new(spec(history), 1).with_aggregates(&wanted);
         for n in 1..=40 {
             table.put_at(&key, Some(&row(n, -n as f64)), n as u64, n);
         }
@@ -214,7 +214,7 @@ proptest! {
                 continue;
             }
             let by_count = versions.map_or(all.len() as u64, |n| (all.len() as u64).saturating_sub(n));
-            let by_time = history.kept_from(frontier).map_or(all.len() as u64, |from| {
+            let by_time = history.retained_from(frontier).map_or(all.len() as u64, |from| {
                 all.iter().position(|(_, t, _)| *t >= from).unwrap_or(all.len()) as u64
             });
             check(&table, &all, by_count.min(by_time));

@@ -147,7 +147,7 @@ impl Table {
                 let went = history.expire(shape, self.aging.floor);
                 self.aging.bytes = self.aging.bytes.saturating_sub(went);
             }
-            if self.tracked && history.is_stored_in_vain() {
+            if self.tracked && history.has_dropped_stored() {
                 // The next snapshot takes the row, and so learns of the dropped versions.
                 let base = self.aging.next * self.stride;
                 self.slots.words_mut()[base + LINK] &= !SNAPPED;
@@ -208,7 +208,7 @@ impl<'t> AsOf<'t> {
     pub fn histories(self) -> impl Iterator<Item = (Key, Vec<(u64, i64, Row)>)> + 't {
         let (table, seq) = (self.table, self.seq);
         let history = table.spec.history.unwrap_or_default();
-        let from_us = history.kept_from(table.aging.frontier_us(seq));
+        let from_us = history.retained_from(table.aging.frontier_us(seq));
         let slots = (0..table.histories.len())
             .filter(move |slot| table.slots.words()[slot * table.stride + LINK] & TAKEN != 0);
         slots.filter_map(move |slot| {

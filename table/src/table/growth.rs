@@ -13,7 +13,7 @@ impl Table {
     /// Makes room for `rows` more rows, so that slots do not move while they are added.
     pub fn reserve(&mut self, rows: usize) {
         if self.room_for(self.taken + rows) > self.capacity {
-            self.resize(self.room_for(self.taken - self.gone() + rows));
+            self.resize(self.room_for(self.taken - self.removed() + rows));
         }
     }
 
@@ -28,7 +28,7 @@ impl Table {
 
     /// Whether no reader can reach a version in this slot: its row is deleted, its history is
     /// empty, and no snapshot has yet to record the deletion.
-    fn is_gone(&self, words: &[u64], history: Option<&RowHistory>) -> bool {
+    fn is_removed(&self, words: &[u64], history: Option<&RowHistory>) -> bool {
         let known = if self.tracked { TAKEN | SNAPPED } else { TAKEN };
         words[STAMP] & 1 == 0
             && words[STAMP] >> 1 <= self.floor
@@ -38,15 +38,15 @@ impl Table {
             && history.is_none_or(RowHistory::is_empty)
     }
 
-    pub(super) fn gone(&self) -> usize {
+    pub(super) fn removed(&self) -> usize {
         let slots = self.slots.words().chunks_exact(self.stride).enumerate();
-        slots.filter(|(slot, words)| self.is_gone(words, self.histories.get(*slot))).count()
+        slots.filter(|(slot, words)| self.is_removed(words, self.histories.get(*slot))).count()
     }
 
     /// Makes room for at least one more row. Drops slots of deleted rows, so that keys that are
     /// added and deleted do not fill the table.
     pub(super) fn grow(&mut self) {
-        let kept = self.taken - self.gone();
+        let kept = self.taken - self.removed();
         // If it grew only by the dropped slots, it would soon have to grow again.
         self.resize(self.room_for(kept + kept / 2 + 1));
     }
@@ -76,7 +76,7 @@ impl Table {
         self.taken = 0;
         let mut moved = vec![NO_LINK; old.words().len() / stride];
         for (from, words) in old.words().chunks_exact(stride).enumerate() {
-            if words[LINK] & TAKEN == 0 || self.is_gone(words, old_histories.get(from)) {
+            if words[LINK] & TAKEN == 0 || self.is_removed(words, old_histories.get(from)) {
                 continue;
             }
             let slot = match (&mut self.keys, &mut old_keys) {

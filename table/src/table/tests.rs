@@ -79,7 +79,7 @@ fn table_of(shape: usize, seed: u64) -> Table {
         None => {
             let int = |name: &str| Column::new(name, DataType::Int);
             let spec = spec(&[0], vec![int("i"), int("v").nullable(), int("same"), int("too")]);
-            Table::new(spec, seed).writing(&[1].into())
+            Table::new(spec, seed).with_written_columns(&[1].into())
         }
     }
 }
@@ -250,7 +250,7 @@ fn rows_in_place_are_taken_back() {
         let mut schema = vec![Column::new("k", DataType::Int)];
         schema.extend((0..columns).map(|c| Column::new(&format!("v{c}"), DataType::Int)));
         let spec = TableSpec::new("t", vec![0], Schema::new(schema).into());
-        let mut table = Table::new(spec.into(), 7).writing(&(1..=logged).collect());
+        let mut table = Table::new(spec.into(), 7).with_written_columns(&(1..=logged).collect());
         let row = |k: i64, v: i64| -> Vec<Value> {
             std::iter::once(k).chain((0..columns).map(|c| v + c)).map(Value::Int).collect()
         };
@@ -355,7 +355,10 @@ fn rows_that_are_not_there_are_placed() {
     assert!((1..16).contains(&found), "{found}");
     drop(open);
     assert_eq!(table.len(), 2);
-    assert!(table.gone() >= found, "rows that were not written are dropped when the table grows");
+    assert!(
+        table.removed() >= found,
+        "rows that were not written are dropped when the table grows"
+    );
 }
 
 #[test]

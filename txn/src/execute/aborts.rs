@@ -15,7 +15,7 @@ use tidemill_core::{Schema, StreamId, Value};
 use super::output::{Origin, RawRows, WordRows};
 use super::segment::Reason;
 use crate::order::Epoch;
-use crate::pool::{Alone, Pool};
+use crate::pool::{Pool, SingleThread};
 
 /// The first number of reasons that are texts. Lower numbers are reasons of compiled code.
 const TEXTS: usize = 1 << 16;
@@ -161,7 +161,7 @@ fn rows<'t>(
     let places: Vec<(usize, usize)> =
         places.map(|ranked| (numbers[run(ranked.lane)], ranked.row as usize)).collect();
     let columns = schema.len();
-    let pool = if of.len() < FEW { &Alone } else { pool };
+    let pool = if of.len() < FEW { &SingleThread } else { pool };
     let made: Vec<Mutex<Option<ArrayRef>>> = (0..columns).map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     // The reasons take longest, so they are first.
@@ -257,7 +257,7 @@ mod tests {
                 expected.push((origin, row));
             }
             assert_eq!(aborts.len(), expected.len());
-            let (batch, origins) = aborts.finish(&Alone, &epoch, &numbered);
+            let (batch, origins) = aborts.finish(&SingleThread, &epoch, &numbered);
             let rows = origins.into_iter().zip(batch.rows().map(|row| row.to_vec()));
             assert_eq!(rows.collect::<Vec<_>>(), expected, "{kinds:o}");
         }
@@ -290,7 +290,7 @@ mod tests {
                 origins.extend(&raw.origins);
             });
         }
-        let (batch, _) = all.finish(&Alone, &epoch, &numbered);
+        let (batch, _) = all.finish(&SingleThread, &epoch, &numbered);
         let reasons: Vec<Value> = (0..8).map(|row| batch.value(2, row)).collect();
         assert_eq!(reasons, expected);
     }

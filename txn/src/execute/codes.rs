@@ -128,10 +128,10 @@ impl Codes {
         let (mut code, mut paths) = (Vec::new(), Vec::new());
         for (index, handler) in program.handlers.iter().enumerate() {
             let (c, p) = match &handler.body {
-                Body::Declared(_) if program.has_more(index) => {
+                Body::Declared(_) if program.has_hooks(index) => {
                     (Code::General, Path::Values(MORE.into()))
                 }
-                Body::Native(_) if program.has_more(index) => {
+                Body::Native(_) if program.has_hooks(index) => {
                     (Code::General, Path::NativeValues(MORE.into()))
                 }
                 Body::Declared(_) => match words::compile(&program, &layouts, index) {

@@ -26,7 +26,7 @@ pub struct Command {
     /// there.
     pub(crate) event: (SourceId, u64),
     /// The handler or the turn that it belongs to.
-    pub(crate) who: Who,
+    pub(crate) who: Owner,
     /// The number of its event among those derived from the input event, from 1. 0 for the input
     /// event itself.
     pub(crate) cause: u32,
@@ -38,7 +38,7 @@ pub struct Command {
 
 /// The owner of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum Owner {
     Handler(usize),
     Turn(usize),
     /// A window that slides by time.
@@ -73,9 +73,9 @@ impl Command {
         wire::put_u32(self.event.0 .0, out);
         wire::put_u64(self.event.1, out);
         let (kind, number) = match self.who {
-            Who::Handler(handler) => (0, handler),
-            Who::Turn(turn) => (1, turn),
-            Who::Window(window) => (2, window),
+            Owner::Handler(handler) => (0, handler),
+            Owner::Turn(turn) => (1, turn),
+            Owner::Window(window) => (2, window),
         };
         out.push(kind);
         wire::put_u32(number as u32, out);
@@ -93,9 +93,9 @@ impl Command {
         let event = (SourceId(wire::take_u32(input)?), wire::take_u64(input)?);
         let (kind, number) = (wire::take_u8(input)?, wire::take_u32(input)? as usize);
         let who = match kind {
-            0 if number < program.handlers.len() => Who::Handler(number),
-            1 => Who::Turn(number),
-            2 if number < program.windows.len() => Who::Window(number),
+            0 if number < program.handlers.len() => Owner::Handler(number),
+            1 => Owner::Turn(number),
+            2 if number < program.windows.len() => Owner::Window(number),
             _ => return None,
         };
         let (cause, came_to) = (wire::take_u32(input)?, wire::take_u64(input)?);
@@ -157,7 +157,7 @@ pub(crate) fn hash(
         }
         Err(abort) => {
             bytes.push(0);
-            bytes.extend_from_slice(abort.told().as_bytes());
+            bytes.extend_from_slice(abort.public_reason().as_bytes());
             0
         }
     };
@@ -172,9 +172,9 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
         if wanted != Some(command.came_to) && serial.commands.differs.is_none() {
             let program = &serial.codes.program;
             let handler = match command.who {
-                Who::Handler(handler) => handler,
-                Who::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
-                Who::Window(window) => program.windows[window].owner.index(),
+                Owner::Handler(handler) => handler,
+                Owner::Turn(turn) => serial.codes.turns.all[turn].procedures[0],
+                Owner::Window(window) => program.windows[window].owner.index(),
             };
             let at = match firing::slide_of(command.event) {
                 Some(_) => program.event_named(command.event),
@@ -205,7 +205,7 @@ pub(crate) fn follow(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, o
 
 /// Executes the slides of windows that are next.
 fn follow_slides(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: &mut Sink) {
-    let is_slide = |next: &mut Command| matches!(next.who, Who::Window(_));
+    let is_slide = |next: &mut Command| matches!(next.who, Owner::Window(_));
     loop {
         let followed = serial.commands.followed.as_mut().expect("commands are followed");
         let Some(command) = followed.pop_front_if(is_slide) else { return };
@@ -233,14 +233,14 @@ pub(crate) fn follow_cause(
         out.following = Some(came_to);
         serial.seq += 1;
         match who {
-            Who::Handler(handler) => {
+            Owner::Handler(handler) => {
                 let cause = if cause == 0 { 0 } else { out.round + cause };
                 let cause = if cause == 0 { out.cause_at(root) } else { cause };
                 let origin = Origin::new(root, cause, handler);
                 let event = given.into_iter().next().map(|(_, _, event)| event);
                 transact(serial, tables, epoch, out, &event.unwrap_or_default(), origin);
             }
-            Who::Turn(number) => {
+            Owner::Turn(number) => {
                 let codes = serial.codes.clone();
                 let mut all = Given::default();
                 for (place, stream, event) in given {
@@ -250,7 +250,7 @@ pub(crate) fn follow_cause(
                 turn::run(serial, tables, epoch, out, (number, turn), &mut all, root);
             }
             // Slides are between the events of sources.
-            Who::Window(_) => {}
+            Owner::Window(_) => {}
         }
     }
 }

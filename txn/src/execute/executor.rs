@@ -20,9 +20,11 @@ use super::slide;
 use super::timing::Timing;
 use super::work::{Budget, Ledger, TIMES};
 use crate::order::{Epoch, Lane, Section};
-use crate::pool::{Alone, Pool};
+use crate::pool::{Pool, SingleThread};
 use crate::program::{Program, Until, WindowId};
-use crate::schedule::{slower, Arm, Choice, Chooser, Expected, Properties, Strategy, Took};
+use crate::schedule::{
+    slower, Choice, Chooser, EpochTimes, ExecutionMode, Expected, Properties, Strategy,
+};
 
 /// The way in which an epoch was executed.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +36,7 @@ pub struct Ran {
     /// The number of transactions that were executed in parallel.
     pub in_parallel: usize,
     /// The epoch's properties, the expected costs and the alternatives, if there was a choice.
-    pub chosen: Option<(Properties, Expected, &'static [Arm])>,
+    pub chosen: Option<(Properties, Expected, &'static [ExecutionMode])>,
     /// The times, if the epoch was executed in place on several threads.
     pub timing: Option<Timing>,
 }
@@ -102,7 +104,7 @@ const ASKED: &str = "it was asked for";
 const GIVEN_UP: &str = "it was given up: it took too much work";
 
 /// The reason why no other strategy is tried now.
-const IN_VAIN: &str = "wasted work has to be earned back first";
+const WASTED_WORK: &str = "wasted work has to be earned back first";
 
 /// The share of execution that planning for execution in place takes at most: one part in this
 /// number.
@@ -155,7 +157,7 @@ impl Executor {
     /// Plans even epochs that are too short to pay, and lets adaptive take all strategies in turn.
     /// For tests that compare executors on few events.
     #[doc(hidden)]
-    pub fn planning_anything(mut self) -> Executor {
+    pub fn with_small_limits(mut self) -> Executor {
         self.plans_anything = true;
         self
     }
@@ -177,7 +179,7 @@ impl Executor {
     /// Returns the wasted part of this work: executed twice, thrown away, or spent on planning a
     /// graph.
     #[doc(hidden)]
-    pub fn in_vain(&self) -> u64 {
+    pub fn wasted_work(&self) -> u64 {
         self.vain
     }
 
@@ -234,7 +236,7 @@ impl Executor {
     ) -> Outcome {
         let mut out = self.serial.sink();
         slide::run(&mut self.serial, tables, epoch, &mut out, window, edge);
-        self.serial.finish(&Alone, epoch, out)
+        self.serial.finish(&SingleThread, epoch, out)
     }
 
     /// Returns how each handler is executed.
@@ -254,7 +256,7 @@ impl Executor {
     /// process uses their cores.
     pub fn awake<'p>(&self, pool: &'p dyn Pool) -> &'p dyn Pool {
         match self.ran.in_parallel {
-            0 => &Alone,
+            0 => &SingleThread,
             _ => pool,
         }
     }
@@ -347,7 +349,7 @@ impl Executor {
         };
         if self.choosers.is_empty() {
             let slower = slower(|| pool.now_ns());
-            let among = [Arm::in_place(threads), Arm::ELSEWHERE];
+            let among = [ExecutionMode::in_place(threads), ExecutionMode::NOT_IN_PLACE];
             self.choosers.extend(among.map(|among| Chooser::new(among, slower)));
         }
         let unknown = if kind == 1 { self.unknown(epoch) } else { 0.0 };
@@ -390,9 +392,11 @@ impl Executor {
     /// before. A transaction usually takes `each` counted work.
     fn within_bounds(&self, choice: Choice, left: &Properties, each: f64) -> Choice {
         let (may_fail, least) = match choice.arm {
-            Arm::Serial => (false, 0),
-            Arm::Graph => (true, GRAPH_MIN),
-            Arm::Rounds | Arm::Blocks | Arm::Lists => (self.ledger.has_failed, IN_PLACE_MIN),
+            ExecutionMode::Serial => (false, 0),
+            ExecutionMode::Graph => (true, GRAPH_MIN),
+            ExecutionMode::Rounds | ExecutionMode::Blocks | ExecutionMode::Lists => {
+                (self.ledger.has_failed, IN_PLACE_MIN)
+            }
         };
         if !may_fail || self.plans_anything {
             return choice;
@@ -400,9 +404,11 @@ impl Executor {
         let fits = self.ledger.transactions(each);
         match fits.min(choice.transactions) {
             all if all == choice.transactions => choice,
-            few if few < least => {
-                Choice { arm: Arm::Serial, transactions: left.transactions, why: IN_VAIN }
-            }
+            few if few < least => Choice {
+                arm: ExecutionMode::Serial,
+                transactions: left.transactions,
+                why: WASTED_WORK,
+            },
             part => Choice { transactions: part, ..choice },
         }
     }
@@ -431,19 +437,19 @@ impl Executor {
         let (chooser, threads) = (&self.choosers[kind], pool.threads());
         let (expected, among) = (chooser.expected(seen, threads), chooser.among());
         let strategy = match arm {
-            Arm::Serial => Strategy::Serial,
-            Arm::Rounds => Strategy::Rounds,
-            Arm::Blocks => Strategy::Blocks,
-            Arm::Lists => Strategy::Lists,
-            Arm::Graph => chooser.graph(seen),
+            ExecutionMode::Serial => Strategy::Serial,
+            ExecutionMode::Rounds => Strategy::Rounds,
+            ExecutionMode::Blocks => Strategy::Blocks,
+            ExecutionMode::Lists => Strategy::Lists,
+            ExecutionMode::Graph => chooser.graph(seen),
         };
         let (begun, aborted) = (pool.now_ns(), out.aborted());
         let (usually, before) = (each_work * transactions as f64, self.serial.work);
         // The work that serial execution would have taken, too, and the wasted work.
         let (mut done, mut vain) = (0, 0);
         let ran = match arm {
-            Arm::Serial => Err(why),
-            Arm::Graph => {
+            ExecutionMode::Serial => Err(why),
+            ExecutionMode::Graph => {
                 let budget = self.budget(usually);
                 let ran = self.graph(strategy, pool, tables, section, &budget, out);
                 done += ran.work;
@@ -451,7 +457,7 @@ impl Executor {
                 let why = if ran.is_given_up { GIVEN_UP } else { why };
                 Ok(Ran { in_parallel: ran.transactions, ..Ran::new(strategy, why) })
             }
-            Arm::Rounds | Arm::Blocks | Arm::Lists => {
+            ExecutionMode::Rounds | ExecutionMode::Blocks | ExecutionMode::Lists => {
                 let (work, planning) = (usually as u64, usually as u64 / PLANNING);
                 match self.in_place(strategy, pool, tables, section, out) {
                     Ok(timing) => {
@@ -481,7 +487,8 @@ impl Executor {
         let each = |ns: u64| ns as f64 / transactions.max(1) as f64;
         // A failed trial counts for the strategy that was tried.
         let ns = each(pool.now_ns() - begun);
-        let mut took = Took { ns, aborts: each(out.aborted() - aborted), ..Took::default() };
+        let mut took =
+            EpochTimes { ns, aborts: each(out.aborted() - aborted), ..EpochTimes::default() };
         if let Some(timing) = ran.timing {
             took.plan_ns = Some(each(timing.plan));
             let executing = timing.execute.saturating_sub(timing.wait) as f64;
@@ -520,7 +527,7 @@ impl Executor {
         let graphs = self.graphs.get_or_insert_with(|| {
             let graphs = Graphs::new(self.program.clone());
             match self.plans_anything {
-                true => graphs.of_anything(),
+                true => graphs.with_small_limits(),
                 false => graphs,
             }
         });
@@ -539,7 +546,7 @@ impl Executor {
     fn blocks(&mut self, threads: usize) -> &mut Blocks {
         if self.blocks.as_ref().is_none_or(|(of, _)| *of != threads) {
             let blocks = Blocks::new(self.serial.codes.clone(), threads);
-            let blocks = if self.plans_anything { blocks.of_anything() } else { blocks };
+            let blocks = if self.plans_anything { blocks.with_small_limits() } else { blocks };
             self.blocks = Some((threads, blocks));
         }
         &mut self.blocks.as_mut().expect("there are some now").1
@@ -550,7 +557,7 @@ impl Executor {
         if self.lists.as_ref().is_none_or(|(of, _)| *of != threads) {
             let by_partition = self.strategy == Strategy::SStore;
             let lists = Lists::new(self.serial.codes.clone(), threads, by_partition);
-            let lists = if self.plans_anything { lists.of_anything() } else { lists };
+            let lists = if self.plans_anything { lists.with_small_limits() } else { lists };
             self.lists = Some((threads, lists));
         }
         &mut self.lists.as_mut().expect("there are some now").1

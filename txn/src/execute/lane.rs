@@ -265,7 +265,7 @@ impl<'a> Lane<'a> {
         for source in &mut self.sources {
             let table = tables[source.number].as_mut().expect("the tables of fast rows are open");
             source.table = (&raw mut *table).cast();
-            self.ages |= table.keeps_versions();
+            self.ages |= table.retains_versions();
         }
         self.outs.attach(builders, streams);
         if self.moves != moves {
@@ -279,7 +279,7 @@ impl<'a> Lane<'a> {
     /// # Safety
     /// The lane is [attached](Lane::attach) to tables that are still open.
     #[inline(never)]
-    pub(crate) unsafe fn tell_time(&self, event: usize) {
+    pub(crate) unsafe fn set_time(&self, event: usize) {
         let time_us = self.columns.times[event];
         // SAFETY: as the caller guarantees.
         self.sources.iter().for_each(|source| unsafe { (*source.table).at_time(time_us) });
@@ -386,7 +386,7 @@ impl<'a> Lane<'a> {
         for (of, source) in self.sources.iter().enumerate() {
             // SAFETY: the lane is attached to open tables.
             let table = unsafe { &*source.table };
-            if !table.keeps_versions() {
+            if !table.retains_versions() {
                 continue;
             }
             let home = |event: usize| self.homes[of * ring + event % ring];
@@ -434,7 +434,7 @@ impl<'a> Lane<'a> {
                         }
                     }
                 }
-                if prefetch && table.keeps_versions() {
+                if prefetch && table.retains_versions() {
                     // SAFETY: these are slots of the table.
                     homes
                         .iter()

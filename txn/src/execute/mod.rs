@@ -12,7 +12,7 @@
 //! | `words` | declared transactions over word columns, compiled to machine code |
 //! | `command` | the log of transactions for strong recovery, and its replay |
 //! | `native` | rows of words for Rust closures |
-//! | `alone` | declared transactions one at a time, on rows that other owners hold |
+//! | `remote_rows` | declared transactions one at a time, on rows that other owners hold |
 //! | `general` | any transaction, over values: the fallback of the fast paths |
 //! | `in_place` | the common part of execution in place on several threads |
 //! | `rounds` | several threads, each with a share of every round; conflicts are deferred |
@@ -27,7 +27,6 @@
 //! | `aborts` | aborted events: noted as words, taken from the input at the end |
 
 mod aborts;
-mod alone;
 mod blocks;
 mod closure;
 mod codes;
@@ -40,6 +39,7 @@ mod lane;
 mod lists;
 mod native;
 mod output;
+mod remote_rows;
 mod rounds;
 mod sample;
 mod segment;
@@ -53,7 +53,6 @@ mod window;
 mod words;
 mod work;
 
-pub use alone::{Alone, Came};
 pub use closure::NativeTx;
 pub(crate) use closure::{on_frames, Did};
 pub use codes::Path;
@@ -62,6 +61,7 @@ pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
+pub use remote_rows::{RemoteOutcome, RemoteRows};
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};
 pub use tables::tables;

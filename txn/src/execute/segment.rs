@@ -273,7 +273,7 @@ unsafe fn run_closure<const N: usize>(
         } else {
             if lane.ages {
                 // SAFETY: as the caller guarantees.
-                unsafe { lane.tell_time(turn.event) };
+                unsafe { lane.set_time(turn.event) };
             }
             let mut all = true;
             for (of, row) in rows.iter_mut().enumerate() {
@@ -364,7 +364,7 @@ unsafe fn run_words_on<const N: usize>(
     while let Some(turn) = turns.next(lane) {
         if lane.ages {
             // SAFETY: as the caller guarantees.
-            unsafe { lane.tell_time(turn.event) };
+            unsafe { lane.set_time(turn.event) };
         }
         for (of, row) in rows.iter_mut().enumerate() {
             // SAFETY: as the caller guarantees; the event has been staged.

@@ -15,7 +15,7 @@ use tidemill_core::{Error, Result, Row, SourceId, Stamp, StreamId, TableId, Valu
 use tidemill_table::{Opened, Seq, Table};
 
 use super::codes::{aborted, moved, Code, Codes, Path};
-use super::command::{self, Command, Commands, Who};
+use super::command::{self, Command, Commands, Owner};
 use super::general::{Effects, General, Rows};
 use super::lane::Lane;
 use super::native::{self, NativeCode};
@@ -26,7 +26,7 @@ use super::turn;
 use super::words::{Frame, WordCode};
 use super::work::Usual;
 use crate::order::{Epoch, Groups, Ranked, Section};
-use crate::pool::{Alone, Pool};
+use crate::pool::{Pool, SingleThread};
 use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
 use crate::program::{firing, reasons, Abort, AbortKind, Body, Moment, Program, Until, WindowId};
@@ -213,7 +213,7 @@ impl Serial {
     pub fn run(&mut self, tables: &mut [Table], epoch: &Epoch) -> Result<Outcome> {
         let mut out = self.sink();
         self.whole(tables, epoch, &mut out)?;
-        Ok(self.finish(&Alone, epoch, out))
+        Ok(self.finish(&SingleThread, epoch, out))
     }
 
     /// Executes an epoch. The outcome goes to a sink.
@@ -812,7 +812,7 @@ pub(super) fn transact(
         let round_at = out.round_at(epoch, origin.root());
         let command = || Command {
             event: round_at,
-            who: Who::Handler(handler),
+            who: Owner::Handler(handler),
             cause,
             given: vec![(0, input, event.into())],
             came_to,
@@ -837,7 +837,7 @@ pub(super) fn transact(
         }
         Err(reason) => {
             out.note_fault(epoch, origin, &reason);
-            let event = program.abort_event(handler, event, &reason.told());
+            let event = program.abort_event(handler, event, &reason.public_reason());
             abort(serial, tables, epoch, out, event, origin);
         }
     }

@@ -2,7 +2,7 @@
 
 use tidemill_table::Table;
 
-use super::command::{self, Command, Who};
+use super::command::{self, Command, Owner};
 use super::general::{Effects, General, Rows};
 use super::output::{DerivedEvent, Origin, NO_ROOT};
 use super::serial::{cascade, is_overdue, AbortedSlide, Serial, Sink, Unstable};
@@ -48,7 +48,7 @@ pub(super) fn run(
     if serial.commands.is_on() {
         let result = result.as_ref().map(|effects| (effects, &[][..]));
         let came_to = command::hash(result, tables, serial.seq());
-        let who = Who::Window(window.index());
+        let who = Owner::Window(window.index());
         command::note(serial, out, || Command { event, who, cause: 0, given: Vec::new(), came_to });
     }
     let effects = match result {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidemill_table::{Table, Wanted};
+use tidemill_table::{Aggregates, Table};
 
 use crate::program::{Aggregate, Body, Op, Program};
 
@@ -15,12 +15,12 @@ pub fn tables(program: &Program, seed: u64) -> Vec<Table> {
     let made = program.tables.iter().enumerate().map(|(number, spec)| {
         let table = Table::new(Arc::new(spec.clone()), seed);
         let table = match written(program, number) {
-            Some(columns) => table.writing(&columns),
+            Some(columns) => table.with_written_columns(&columns),
             None => table,
         };
         match is_opaque {
             true => table,
-            false => table.wanting(&wanted(program, number)),
+            false => table.with_aggregates(&wanted(program, number)),
         }
     });
     made.collect()
@@ -70,8 +70,8 @@ fn written(program: &Program, table: usize) -> Option<BTreeSet<usize>> {
 }
 
 /// Returns the aggregates of a table that windows of handlers use. Opaque functions are left out.
-fn wanted(program: &Program, table: usize) -> Wanted {
-    let mut wanted = Wanted::default();
+fn wanted(program: &Program, table: usize) -> Aggregates {
+    let mut wanted = Aggregates::default();
     let mut want = |column: u16, aggregate: &Aggregate| {
         let column = usize::from(column);
         match aggregate {

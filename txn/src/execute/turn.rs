@@ -2,7 +2,7 @@
 
 use tidemill_table::Table;
 
-use super::command::{self, Command, Who};
+use super::command::{self, Command, Owner};
 use super::general::{Effects, General, Rows};
 use super::output::Origin;
 use super::serial::{cascade, is_overdue, Serial, Sink, Unstable};
@@ -55,7 +55,7 @@ pub(super) fn run(
         let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
         let came_to = command::hash(came_to, tables, seq);
         let (given, event) = (given.outside(), out.round_at(epoch, root));
-        let command = || Command { event, who: Who::Turn(number), cause: 0, given, came_to };
+        let command = || Command { event, who: Owner::Turn(number), cause: 0, given, came_to };
         command::note(serial, out, command);
     }
     let emitted = match result {
@@ -69,7 +69,7 @@ pub(super) fn run(
             emitted
         }
         Err(abort) => {
-            let back = given.aborted(&program, turn, &abort.told());
+            let back = given.aborted(&program, turn, &abort.public_reason());
             for (nth, (place, _)) in back.iter().enumerate() {
                 let handler = turn.procedures[*place];
                 out.counts[handler].aborted += 1;

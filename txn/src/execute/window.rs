@@ -136,7 +136,7 @@ impl<'a> Seen<'a> {
                 since(behind - i128::from(size_us))..since(behind)
             }
             Window::Session { gap_us } => {
-                let from = history.and_then(|history| history.kept_from(self.time_us));
+                let from = history.and_then(|history| history.retained_from(self.time_us));
                 let oldest = self.since(from.unwrap_or(self.time_us));
                 let (mut first, mut last_us) = (end, self.time_us);
                 while first > oldest {

@@ -103,13 +103,13 @@ impl Usual {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger {
     done: u64,
-    vain: u64,
+    wasted: u64,
     /// Whether execution in place was ever given up.
     pub(crate) has_failed: bool,
 }
 
 /// The share of all work that may be wasted: one part in this number.
-const VAIN: u64 = 20;
+const WASTED: u64 = 20;
 
 /// The amount of work after which older work counts half. A bad hour must not use up the savings of
 /// a good year.
@@ -122,16 +122,16 @@ pub(crate) const TIMES: f64 = 2.0;
 impl Ledger {
     /// Records useful work, as in serial execution, and wasted work.
     pub(crate) fn note(&mut self, done: u64, vain: u64) {
-        (self.done, self.vain) = (self.done + done, self.vain + vain);
+        (self.done, self.wasted) = (self.done + done, self.wasted + vain);
         if self.done > REMEMBERED {
-            (self.done, self.vain) = (self.done / 2, self.vain / 2);
+            (self.done, self.wasted) = (self.done / 2, self.wasted / 2);
         }
     }
 
     /// Returns how many transactions may be tried, if each usually takes this much work. All of
     /// that work may be wasted.
     pub(crate) fn transactions(&self, each: f64) -> usize {
-        let room = (self.done / VAIN).saturating_sub(self.vain);
+        let room = (self.done / WASTED).saturating_sub(self.wasted);
         (room as f64 / (TIMES * each).max(1.0)) as usize
     }
 }
@@ -151,7 +151,7 @@ mod tests {
             let lost = (TIMES * 10.0) as u64 * fits as u64;
             ledger.note(100_000, lost);
             (done, vain) = (done + 100_000, vain + lost);
-            assert!(vain * VAIN <= done, "{vain} of {done}");
+            assert!(vain * WASTED <= done, "{vain} of {done}");
         }
         assert!(tries > 100, "{tries}");
     }

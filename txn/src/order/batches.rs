@@ -20,7 +20,7 @@ use super::watermark::common;
 use crate::program::{Batching, Program};
 
 /// The last event of a batch, on a stream.
-pub type Closing = (StreamId, SourceId, u64);
+pub type BatchEnd = (StreamId, SourceId, u64);
 
 /// The cut in progress.
 pub(super) struct Cutting<'c> {
@@ -43,7 +43,7 @@ impl Cutting<'_> {
         &self,
         ready: &mut Vec<Run>,
         buffered: &mut Vec<Run>,
-    ) -> BTreeSet<Closing> {
+    ) -> BTreeSet<BatchEnd> {
         let mut closings = BTreeSet::new();
         for (index, stream) in self.program.streams.iter().enumerate() {
             let Some(batching) = stream.batch else { continue };
@@ -62,7 +62,7 @@ impl Cutting<'_> {
         mut runs: Vec<Run>,
         ready: &mut Vec<Run>,
         buffered: &mut Vec<Run>,
-        closings: &mut BTreeSet<Closing>,
+        closings: &mut BTreeSet<BatchEnd>,
     ) {
         runs.retain(|run| !run.offsets.is_empty());
         let by_arrival = self.by_arrival(stream);

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use tidemill_core::stamp::Admission;
 use tidemill_core::{Batch, Position, SourceId, Stamp, StreamId};
 
-use super::batches::Closing;
+use super::batches::BatchEnd;
 use super::merge;
-use crate::pool::{Alone, Pool};
+use crate::pool::{Pool, SingleThread};
 use crate::program::{Answers, Program, Until};
 
 /// A flag in the row number of [`Epoch::round`], for events that do not stand at their own place.
@@ -209,7 +209,7 @@ pub struct Epoch {
     /// The clock of the cut, in microseconds since 1970.
     pub clock_us: i64,
     /// The last events of batches.
-    pub closings: BTreeSet<Closing>,
+    pub closings: BTreeSet<BatchEnd>,
     /// The limits of slides after the epoch's transactions, by group of streams.
     pub slides: Vec<Until>,
     /// The answers from outside that its transactions ask for. A replay starts with the recorded
@@ -222,7 +222,7 @@ impl Epoch {
     /// stamp order, so that every lane is walked from front to back.
     pub fn rank(program: &Program, mut runs: Vec<Run>) -> Epoch {
         runs.iter_mut().for_each(Run::put_in_order);
-        Epoch::rank_in_order(&Alone, program, runs)
+        Epoch::rank_in_order(&SingleThread, program, runs)
     }
 
     /// Ranks the events of runs that are in stamp order each.
@@ -247,7 +247,7 @@ impl Epoch {
         };
         // The last remaining event of a batch becomes its last. If none remains, the batch
         // vanishes.
-        let mut last: Option<Closing> = None;
+        let mut last: Option<BatchEnd> = None;
         for stream in self.closings.iter().map(|closing| closing.0).collect::<BTreeSet<_>>() {
             for at in self.order.iter().map(event).filter(|at| at.0 == stream) {
                 let stays = !events.contains(&(at.1, at.2));

@@ -13,7 +13,7 @@ pub(super) fn order(pool: &dyn Pool, runs: &[Run], lanes: &[Lane]) -> Vec<Ranked
     if one_each && runs.iter().all(|r| r.admitted.is_none()) {
         match &chains(runs, lanes)[..] {
             [] => Vec::new(),
-            [only] => one_behind_the_other(runs, lanes, only),
+            [only] => concatenated(runs, lanes, only),
             [a, b] => merge_two(pool, runs, lanes, a, b),
             _ => sort(runs, lanes),
         }
@@ -28,7 +28,7 @@ fn ranked(lane: usize, run: &Run) -> impl Iterator<Item = Ranked> {
 }
 
 /// Returns the events of lanes, lane after lane.
-fn one_behind_the_other(runs: &[Run], lanes: &[Lane], chain: &[usize]) -> Vec<Ranked> {
+fn concatenated(runs: &[Run], lanes: &[Lane], chain: &[usize]) -> Vec<Ranked> {
     let run = |lane: usize| &runs[lanes[lane].run as usize];
     let mut order = Vec::with_capacity(chain.iter().map(|lane| run(*lane).times.len()).sum());
     // Each lane's number of events is known, so the compiler can write several at a time.
@@ -139,7 +139,7 @@ pub(super) fn merge_two(
             return order;
         }
         if let ([_], [_]) = (a, b) {
-            merge_in_pieces(pool, [i..na, j..nb], &b_is_first, &ranked, &mut order);
+            merge_in_parts(pool, [i..na, j..nb], &b_is_first, &ranked, &mut order);
             return order;
         }
         while i < na && j < nb {
@@ -167,7 +167,7 @@ pub(super) fn merge_two(
 /// Appends the merge of the rest of two runs to the order. Each thread makes a piece of the result.
 /// `b_is_first` says whether a row of the second run comes before one of the first. `ranked`
 /// returns the transaction of a row of either run.
-fn merge_in_pieces(
+fn merge_in_parts(
     pool: &dyn Pool,
     [a, b]: [Range<usize>; 2],
     b_is_first: &(impl Fn(usize, usize) -> bool + Sync),

@@ -14,9 +14,9 @@ pub(crate) mod slides;
 mod tests;
 mod watermark;
 
-pub use batches::Closing;
+pub use batches::BatchEnd;
 pub use epoch::{Epoch, Lane, Ranked, Run};
 pub(crate) use epoch::{Section, ADMITTED};
 pub use groups::Groups;
 pub use sequencer::{ends_of, CutInput, Sequenced, Sequencer, SequencerState};
-pub use watermark::{come_to, common, Come, Holds, Newest};
+pub use watermark::{common, watermarks, Newest, SourceProgress, WatermarkEffect};

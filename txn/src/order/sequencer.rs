@@ -11,7 +11,7 @@ use super::batches::{self, Cutting};
 use super::epoch::{Epoch, Run};
 use super::groups::Groups;
 use super::slides;
-use super::watermark::{at, come_to, over, Come, Holds};
+use super::watermark::{at, over, watermarks, SourceProgress, WatermarkEffect};
 use crate::pool::Pool;
 use crate::program::{Batching, Program};
 
@@ -119,17 +119,17 @@ pub fn ends_of(
         |(index, ((newest_us, offset), source)): (usize, ((Option<i64>, u64), &SourceSpec))| {
             let stream = source.stream.index();
             let is_timed = matches!(program.streams[stream].spec.time, StreamTime::Event { .. });
-            is_timed.then(|| Come {
+            is_timed.then(|| SourceProgress {
                 source: SourceId(index as u32),
                 group: groups.of[stream],
                 newest_us,
                 offset,
                 out_of_orderness_us: source.out_of_orderness_us,
-                holds: Holds::Ended,
+                holds: WatermarkEffect::Ended,
             })
         };
     let come = sources.zip(&program.sources).enumerate().filter_map(come);
-    let marks = come_to(&units_us, come);
+    let marks = watermarks(&units_us, come);
     Ok(groups.of.iter().map(|group| marks[*group]).collect())
 }
 
@@ -203,20 +203,20 @@ impl Sequencer {
     }
 
     /// Returns the progress of each source of a stream in event time, at a cut.
-    fn sources_at<'a>(&'a self, input: &'a CutInput) -> impl Iterator<Item = Come> + 'a {
+    fn sources_at<'a>(&'a self, input: &'a CutInput) -> impl Iterator<Item = SourceProgress> + 'a {
         let come = |(index, source): (usize, &SourceSpec)| {
             let spec = &self.program.streams[source.stream.index()].spec;
             let id = SourceId(index as u32);
-            matches!(spec.time, StreamTime::Event { .. }).then(|| Come {
+            matches!(spec.time, StreamTime::Event { .. }).then(|| SourceProgress {
                 source: id,
                 group: self.groups.of[source.stream.index()],
                 newest_us: input.times_max[index],
                 offset: input.offsets[index],
                 out_of_orderness_us: source.out_of_orderness_us,
                 holds: match input.ended.contains(&id) {
-                    true => Holds::Ended,
-                    false if input.idle.contains(&id) => Holds::Idle,
-                    false => Holds::Back,
+                    true => WatermarkEffect::Ended,
+                    false if input.idle.contains(&id) => WatermarkEffect::Idle,
+                    false => WatermarkEffect::Back,
                 },
             })
         };
@@ -261,7 +261,7 @@ impl Sequencer {
     fn new_watermarks(&self, input: &CutInput) -> Vec<Position> {
         let mut has_source = vec![false; self.groups.len];
         self.sources_at(input).for_each(|come| has_source[come.group] = true);
-        let marks = come_to(&self.units_us, self.sources_at(input));
+        let marks = watermarks(&self.units_us, self.sources_at(input));
         let mark = |(group, mark): (usize, Option<Position>)| {
             let none = if has_source[group] { Position::MIN } else { Position::MAX };
             mark.unwrap_or(none).max(self.watermarks[group])
@@ -296,7 +296,7 @@ impl Sequencer {
                 let batch = self.program.streams[run.stream.index()].batch;
                 ready.push(match batch {
                     None => self.arrived(run, group),
-                    Some(_) if is_new => self.come(run),
+                    Some(_) if is_new => self.take(run),
                     Some(_) => run,
                 });
                 continue;
@@ -431,7 +431,7 @@ impl Sequencer {
         for come in self.sources_at(input) {
             let stream = self.program.sources[come.source.index()].stream.index();
             ends[stream] = ends[stream].max(come.end());
-            goes_on[stream] |= come.holds != Holds::Ended;
+            goes_on[stream] |= come.holds != WatermarkEffect::Ended;
         }
         let ends = ends.into_iter().zip(goes_on);
         ends.map(|(end, goes_on)| end.filter(|_| !goes_on)).collect()
@@ -456,7 +456,7 @@ impl Sequencer {
     }
 
     /// Gives events without event time, which may wait for their batch, the time of their arrival.
-    fn come(&self, mut run: Run) -> Run {
+    fn take(&self, mut run: Run) -> Run {
         run.times = vec![self.clock_us; run.offsets.len()];
         run.put_in_order();
         run
@@ -500,7 +500,7 @@ impl Sequencer {
     /// Returns the sources that a source is ahead of in time: those of its group that may still
     /// send. The source furthest behind is never ahead. So pausing only sources that are ahead
     /// can't stop a group.
-    pub fn behind<'a>(
+    pub fn after<'a>(
         &'a self,
         source: SourceId,
         times_max: &'a [Option<i64>],
@@ -523,7 +523,7 @@ impl Sequencer {
         held.sort();
         held.dedup();
         held.into_iter()
-            .filter(|s| self.behind(*s, times_max, ended).next().is_some())
+            .filter(|s| self.after(*s, times_max, ended).next().is_some())
             .max_by_key(|s| times_max[s.index()])
     }
 }

@@ -14,7 +14,7 @@ pub struct Newest {
 
 impl Newest {
     /// Makes the state after rows of which this time is the newest.
-    pub fn behind(newest_us: Option<i64>, out_of_orderness_us: i64) -> Newest {
+    pub fn after(newest_us: Option<i64>, out_of_orderness_us: i64) -> Newest {
         Newest { newest_us, out_of_orderness_us }
     }
 
@@ -51,7 +51,7 @@ impl Newest {
 
 /// The effect of a source on the watermark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum WatermarkEffect {
     /// The source holds the watermark back.
     Back,
     /// No effect, because the source has been silent for too long. It may resume.
@@ -62,7 +62,7 @@ pub enum Holds {
 
 /// The progress of a source of a stream in event time, at a cut.
 #[derive(Clone, Copy, Debug)]
-pub struct Come {
+pub struct SourceProgress {
     /// The source's number. Among events of the same time, those of the lowest number come first.
     pub source: SourceId,
     /// The group of its stream. The streams of a group share a watermark.
@@ -74,10 +74,10 @@ pub struct Come {
     /// How far a row may be behind the newest time, in microseconds.
     pub out_of_orderness_us: i64,
     /// Its effect on the watermark.
-    pub holds: Holds,
+    pub holds: WatermarkEffect,
 }
 
-impl Come {
+impl SourceProgress {
     /// Returns the lowest place at which its next event may stand.
     pub fn bound(&self) -> Position {
         self.end().map_or(Position::MIN, |newest| Position {
@@ -98,7 +98,10 @@ impl Come {
 ///
 /// If no source holds the watermark back, it advances to the end of the received rows. If all
 /// sources have ended, the unit in which they ended is also over.
-pub fn come_to(units_us: &[i64], sources: impl IntoIterator<Item = Come>) -> Vec<Option<Position>> {
+pub fn watermarks(
+    units_us: &[i64],
+    sources: impl IntoIterator<Item = SourceProgress>,
+) -> Vec<Option<Position>> {
     #[derive(Clone, Default)]
     struct Group {
         bound: Option<Position>,
@@ -109,10 +112,12 @@ pub fn come_to(units_us: &[i64], sources: impl IntoIterator<Item = Come>) -> Vec
     for come in sources {
         let Group { bound, end, has_idle } = &mut groups[come.group];
         match come.holds {
-            Holds::Back => *bound = Some(bound.map_or(come.bound(), |of| of.min(come.bound()))),
-            Holds::Idle | Holds::Ended => *end = (*end).max(come.end()),
+            WatermarkEffect::Back => {
+                *bound = Some(bound.map_or(come.bound(), |of| of.min(come.bound())))
+            }
+            WatermarkEffect::Idle | WatermarkEffect::Ended => *end = (*end).max(come.end()),
         }
-        *has_idle |= come.holds == Holds::Idle;
+        *has_idle |= come.holds == WatermarkEffect::Idle;
     }
     let mark = |(Group { bound, end, has_idle }, unit_us): (Group, &i64)| match (bound, end) {
         (Some(bound), _) => Some(whole(bound, *unit_us)),
@@ -163,10 +168,17 @@ pub fn common(one_us: i64, other_us: i64) -> i64 {
 mod tests {
     use super::*;
 
-    fn some(source: u32, newest_us: i64, holds: Holds) -> Come {
+    fn some(source: u32, newest_us: i64, holds: WatermarkEffect) -> SourceProgress {
         let (group, offset, out_of_orderness_us) = (0, 9, 5);
         let source = SourceId(source);
-        Come { source, group, newest_us: Some(newest_us), offset, out_of_orderness_us, holds }
+        SourceProgress {
+            source,
+            group,
+            newest_us: Some(newest_us),
+            offset,
+            out_of_orderness_us,
+            holds,
+        }
     }
 
     #[test]
@@ -174,7 +186,7 @@ mod tests {
         let times = [10, 7, 6, 12, 7, 12, 6, i64::MIN, i64::MAX, 0];
         let offsets: Vec<u64> = (0..times.len() as u64).map(|nth| 3 * nth).collect();
         let late = |from: Option<i64>, out_of_orderness_us, cuts: &[usize]| {
-            let mut newest = Newest::behind(from, out_of_orderness_us);
+            let mut newest = Newest::after(from, out_of_orderness_us);
             let (mut found, mut at) = (Vec::new(), 0);
             for end in cuts.iter().copied().chain([times.len()]) {
                 found.extend(newest.take_all(&offsets[at..end], &times[at..end]));
@@ -194,9 +206,10 @@ mod tests {
 
     #[test]
     fn a_watermark_goes_no_further_than_what_has_come() {
-        let mark = |unit_us, all: &[Come]| come_to(&[unit_us], all.iter().copied())[0];
+        let mark = |unit_us, all: &[SourceProgress]| watermarks(&[unit_us], all.iter().copied())[0];
         let place = |source, time_us| Position { time_us, source: SourceId(source), offset: 9 };
-        let (back, idle, ended) = (Holds::Back, Holds::Idle, Holds::Ended);
+        let (back, idle, ended) =
+            (WatermarkEffect::Back, WatermarkEffect::Idle, WatermarkEffect::Ended);
         // An ended or idle source may be ahead or behind without effect.
         for other in [idle, ended] {
             for time_us in [3, 300] {
@@ -211,9 +224,9 @@ mod tests {
         assert_eq!(mark(10, &[some(0, 39, ended), some(1, 30, ended)]), Some(at(40)));
         assert_eq!(mark(10, &[some(0, 30, ended)]), Some(at(40)));
         assert_eq!(mark(10, &[some(0, 39, idle), some(1, 30, ended)]), Some(at(30)));
-        let none = Come { newest_us: None, ..some(0, 0, ended) };
+        let none = SourceProgress { newest_us: None, ..some(0, 0, ended) };
         assert_eq!((mark(10, &[none]), mark(10, &[])), (None, None));
-        let none = Come { holds: back, ..none };
+        let none = SourceProgress { holds: back, ..none };
         assert_eq!(mark(10, &[none, some(1, 30, ended)]), Some(Position::MIN));
     }
 }

@@ -184,7 +184,7 @@ impl Planner {
             list = if self.loads[other] < self.loads[list] { other } else { list };
         }
         if self.number(latest) > self.done {
-            list = self.place_behind::<READS>(latest, list, uses, waits);
+            list = self.place_after::<READS>(latest, list, uses, waits);
         }
         let rank = self.rank;
         let who = (self.before + rank + 1) << LIST_BITS | list as u32;
@@ -250,7 +250,7 @@ impl Planner {
     /// Returns the list of a transaction that needs others, the latest of which is `latest`.
     /// `shortest` is the list with the least work.
     #[inline(never)]
-    fn place_behind<const READS: bool>(
+    fn place_after<const READS: bool>(
         &mut self,
         latest: Who,
         shortest: usize,

@@ -6,8 +6,8 @@ use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::PoisonError;
 
 use crate::schedule::sync::{
-    spin_loop, yield_now, Alone, AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
-    Place,
+    spin_loop, yield_now, AtomicBool, AtomicUsize, CachePadded, Condvar, Mutex, MutexGuard,
+    Ordering, Place,
 };
 
 /// The number of polls for more work before a thread sleeps: about a millisecond. So no thread
@@ -23,7 +23,7 @@ const SPINS_ALONE: u32 = if cfg!(loom) { 0 } else { 1_000 };
 #[derive(Debug)]
 pub struct Members {
     /// The last round that each other member has finished.
-    others: Box<[Alone<AtomicUsize>]>,
+    others: Box<[CachePadded<AtomicUsize>]>,
     /// The work of a round. It is written before the round begins and read while it lasts.
     work: Place<Option<Work>>,
     /// The number of rounds so far.
@@ -59,7 +59,7 @@ impl Members {
     /// [serve](Members::serve).
     pub fn new(others: usize) -> Members {
         Members {
-            others: (0..others).map(|_| Alone(AtomicUsize::new(0))).collect(),
+            others: (0..others).map(|_| CachePadded(AtomicUsize::new(0))).collect(),
             work: Place::new(None),
             round: AtomicUsize::new(0),
             is_called: AtomicBool::new(false),

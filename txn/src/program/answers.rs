@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex};
 
 /// The identity of a question: a hash of the transaction, of how often it had asked before, and of
 /// the question.
-pub type Asked = u128;
+pub type QuestionId = u128;
 
 /// A function that asks the outside. It may take long, and may be called twice for one question.
 #[derive(Clone)]
-pub struct Ask(Arc<dyn Fn() -> Vec<u8> + Send + Sync>);
+pub struct Asker(Arc<dyn Fn() -> Vec<u8> + Send + Sync>);
 
-impl Ask {
+impl Asker {
     /// Wraps a function.
-    pub fn new(ask: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Ask {
-        Ask(Arc::new(ask))
+    pub fn new(ask: impl Fn() -> Vec<u8> + Send + Sync + 'static) -> Asker {
+        Asker(Arc::new(ask))
     }
 
     /// Asks now and returns the answer.
@@ -26,7 +26,7 @@ impl Ask {
     }
 }
 
-impl fmt::Debug for Ask {
+impl fmt::Debug for Asker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Ask")
     }
@@ -37,21 +37,21 @@ pub(crate) const ANSWER_MAX: usize = 1 << 20;
 
 /// The answers of an epoch.
 #[derive(Debug, Default)]
-pub struct Answers(Mutex<BTreeMap<Asked, Arc<[u8]>>>);
+pub struct Answers(Mutex<BTreeMap<QuestionId, Arc<[u8]>>>);
 
 impl Answers {
     /// Starts with the answers known from the epoch's first execution.
-    pub fn of(known: impl IntoIterator<Item = (Asked, Arc<[u8]>)>) -> Answers {
+    pub fn of(known: impl IntoIterator<Item = (QuestionId, Arc<[u8]>)>) -> Answers {
         Answers(Mutex::new(known.into_iter().collect()))
     }
 
     /// Returns all answers, in the order of their hashes.
-    pub fn all(&self) -> Vec<(Asked, Arc<[u8]>)> {
+    pub fn all(&self) -> Vec<(QuestionId, Arc<[u8]>)> {
         self.lock().iter().map(|(asked, answer)| (*asked, answer.clone())).collect()
     }
 
     /// Returns the answer to a question: the earlier one, or what `ask` returns now.
-    pub(crate) fn to(&self, asked: Asked, ask: &Ask) -> Arc<[u8]> {
+    pub(crate) fn to(&self, asked: QuestionId, ask: &Asker) -> Arc<[u8]> {
         if let Some(answer) = self.lock().get(&asked) {
             return answer.clone();
         }
@@ -64,7 +64,7 @@ impl Answers {
         self.lock().entry(asked).or_insert(answer).clone()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Asked, Arc<[u8]>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionId, Arc<[u8]>>> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

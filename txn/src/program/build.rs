@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{
-    Column, DataType, Error, HandlerId, History, Keeps, Late, Result, Schema, SourceId, SourceSpec,
-    StreamId, StreamSpec, StreamTime, TableId, TableSpec, Value,
+    Column, DataType, EngineUse, Error, HandlerId, History, Late, Result, Schema, SourceId,
+    SourceSpec, StreamId, StreamSpec, StreamTime, TableId, TableSpec, Value,
 };
 
 use super::check::reason_column;
@@ -472,7 +472,7 @@ fn index_spec(
     // equal values live together.
     let with_rows = other.partition_prefix.filter(|n| columns.get(..*n) == other.key.get(..*n));
     spec.partition_prefix = Some(with_rows.unwrap_or(columns.len()).max(1));
-    spec.keeps = Some(Keeps::Index { of, columns });
+    spec.keeps = Some(EngineUse::Index { of, columns });
     spec
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use tidemill_core::{
-    Column, DataType, Error, Keeps, Result, Schema, StreamId, StreamTime, TableId,
+    Column, DataType, EngineUse, Error, Result, Schema, StreamId, StreamTime, TableId,
 };
 
 use super::expr::{Block, Expr, ExprId, Type};
@@ -463,8 +463,8 @@ impl Program {
     fn check_kept(&self, table: TableId, writes: bool) -> Result<()> {
         let table = self.table(table)?;
         match table.keeps {
-            Some(Keeps::Window) => Err(reasons::is_hidden(table).reason),
-            Some(Keeps::Index { .. }) if writes => Err(reasons::is_kept(table).reason),
+            Some(EngineUse::Window) => Err(reasons::is_hidden(table).reason),
+            Some(EngineUse::Index { .. }) if writes => Err(reasons::is_kept(table).reason),
             _ => Ok(()),
         }
         .map_err(Error::program)
@@ -507,7 +507,7 @@ impl Program {
     /// Returns the streams that a handler may add events to, through triggers too.
     pub fn emits(&self, handler: usize) -> Vec<StreamId> {
         let mut streams = self.emits_itself(handler);
-        let set_off = self.set_off(handler);
+        let set_off = self.triggers_of(handler);
         streams.extend(set_off.iter().flat_map(|trigger| &self.triggers[*trigger].emits));
         streams.sort();
         streams.dedup();

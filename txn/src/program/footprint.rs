@@ -75,7 +75,7 @@ impl Footprint {
             Body::Native(native) => Footprint::native(&program.natives[*native]),
             Body::Opaque(_) => Footprint { opaque: true, ..Footprint::default() },
         };
-        let opaque = footprint.opaque || program.has_more(handler);
+        let opaque = footprint.opaque || program.has_hooks(handler);
         Footprint { opaque, ..footprint }
     }
 

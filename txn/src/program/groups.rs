@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{encode, rules, Column, DataType, Error, Result, Row, Schema, Value};
 
 use super::handler::{key_value, Abort};
-use super::owned::{lost, Held, OwnedWindow};
+use super::owned::{lost, OwnedWindow, WindowStore};
 use super::window::Aggregate;
 use super::Program;
 
@@ -135,13 +135,13 @@ impl OwnedWindow {
     }
 
     /// Returns a group in its stored form.
-    fn held_group(&self, held: &mut dyn Held, group: &Value) -> Done<Vec<Value>> {
-        let there = held.held(self.groups, std::slice::from_ref(group))?;
+    fn held_group(&self, held: &mut dyn WindowStore, group: &Value) -> Done<Vec<Value>> {
+        let there = held.window_row(self.groups, std::slice::from_ref(group))?;
         Ok(there.map_or_else(|| self.nothing(group.clone()), |row| row.to_vec()))
     }
 
     /// Adds a newly active row to its group.
-    pub(super) fn enter(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
+    pub(super) fn enter(&self, held: &mut dyn WindowStore, number: i64, row: &[Value]) -> Done<()> {
         let mut group = self.held_group(held, &self.group_of(row))?;
         let (head, mut rest) = group.split_at_mut(2);
         add(&mut head[1], 1);
@@ -169,11 +169,11 @@ impl OwnedWindow {
                 (_, value) => along(&made.of, state, value, 1),
             }
         }
-        held.hold(self.groups, group)
+        held.put_window_row(self.groups, group)
     }
 
     /// Removes a row from its group: the oldest active one.
-    pub(super) fn leave(&self, held: &mut dyn Held, number: i64, row: &[Value]) -> Done<()> {
+    pub(super) fn leave(&self, held: &mut dyn WindowStore, number: i64, row: &[Value]) -> Done<()> {
         let mut group = self.held_group(held, &self.group_of(row))?;
         let (head, mut rest) = group.split_at_mut(2);
         add(&mut head[1], -1);
@@ -191,8 +191,8 @@ impl OwnedWindow {
             }
         }
         match group[1] {
-            Value::Int(0) => held.let_go(self.groups, &group[..1]),
-            _ => held.hold(self.groups, group),
+            Value::Int(0) => held.remove_window_row(self.groups, &group[..1]),
+            _ => held.put_window_row(self.groups, group),
         }
     }
 
@@ -226,7 +226,7 @@ impl OwnedWindow {
 /// rows. Each result holds the group, the number of its rows, and its aggregates.
 pub(crate) fn groups(
     window: &OwnedWindow,
-    held: &mut dyn Held,
+    held: &mut dyn WindowStore,
     group: Option<&Value>,
     program: &Program,
 ) -> Done<Vec<Row>> {
@@ -261,13 +261,13 @@ impl Queue<'_> {
     }
 
     /// Returns the number of the row at a place.
-    fn number(&self, held: &mut dyn Held, place: i64) -> Done<i64> {
-        let entry = held.held(self.window.queues, &self.key(place))?;
+    fn number(&self, held: &mut dyn WindowStore, place: i64) -> Done<i64> {
+        let entry = held.window_row(self.window.queues, &self.key(place))?;
         Ok(int(&entry.ok_or_else(|| lost(self.window))?[3]))
     }
 
     /// Returns the value of the row at a place.
-    fn value(&self, held: &mut dyn Held, place: i64) -> Done<Value> {
+    fn value(&self, held: &mut dyn WindowStore, place: i64) -> Done<Value> {
         let number = self.number(held, place)?;
         Ok(self.window.row(held, number)?[2 + self.column].clone())
     }
@@ -276,7 +276,7 @@ impl Queue<'_> {
     /// the value of the front row, its place, and the place after the last row.
     fn push(
         &self,
-        held: &mut dyn Held,
+        held: &mut dyn WindowStore,
         state: &mut [Value],
         number: i64,
         value: &Value,
@@ -285,11 +285,11 @@ impl Queue<'_> {
         let (front, mut behind) = (int(&state[1]), int(&state[2]));
         while behind > front && gives_way(&self.value(held, behind - 1)?) {
             behind -= 1;
-            held.let_go(self.window.queues, &self.key(behind))?;
+            held.remove_window_row(self.window.queues, &self.key(behind))?;
         }
         let mut entry = self.key(behind).to_vec();
         entry.push(Value::Int(number));
-        held.hold(self.window.queues, entry)?;
+        held.put_window_row(self.window.queues, entry)?;
         if behind == front {
             state[0] = value.clone();
         }
@@ -299,12 +299,12 @@ impl Queue<'_> {
 
     /// Removes a row that leaves the window, if it is in front. A row that is not in front is not
     /// in the queue.
-    fn drop_front(&self, held: &mut dyn Held, state: &mut [Value], number: i64) -> Done<()> {
+    fn drop_front(&self, held: &mut dyn WindowStore, state: &mut [Value], number: i64) -> Done<()> {
         let (front, behind) = (int(&state[1]), int(&state[2]));
         if front == behind || self.number(held, front)? != number {
             return Ok(());
         }
-        held.let_go(self.window.queues, &self.key(front))?;
+        held.remove_window_row(self.window.queues, &self.key(front))?;
         state[0] = match front + 1 < behind {
             true => self.value(held, front + 1)?,
             false => Value::Null,

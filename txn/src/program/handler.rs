@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Row, StreamId, TableId, Value};
 
-use super::answers::Ask;
+use super::answers::Asker;
 use super::expr::{Block, ExprId};
 use super::ints;
 use super::owned::WindowId;
@@ -375,7 +375,7 @@ impl Abort {
     }
 
     /// Returns the public reason: a fault is marked as one, and the user's line is left out.
-    pub fn told(&self) -> Cow<'_, str> {
+    pub fn public_reason(&self) -> Cow<'_, str> {
         match self.is_fault() {
             true => format!("{FAULT}{}", self.parts().0).into(),
             false => (&*self.reason).into(),
@@ -491,7 +491,7 @@ pub trait Tx {
     /// The engine logs the answer. A re-run that asks the same question at the same count gets the
     /// logged answer without asking. The epoch waits for the answer. Effects of `ask` on the
     /// outside may happen twice.
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort>;
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort>;
 }
 
 /// A handler that finds its accesses by running. It must depend only on the event and on what it
@@ -703,12 +703,15 @@ mod tests {
         let fault = Abort::failed("KeyError: 'x'", Some("app.py:7"));
         assert!(fault.is_fault());
         assert_eq!(fault.parts(), ("KeyError: 'x'", Some("app.py:7")));
-        assert_eq!(fault.told(), "fault: KeyError: 'x'");
+        assert_eq!(fault.public_reason(), "fault: KeyError: 'x'");
         assert_eq!(fault.to_string(), "KeyError: 'x' (app.py:7)");
         let panic = Abort::failed("it panicked", None);
-        assert_eq!((panic.parts(), &*panic.told()), (("it panicked", None), "fault: it panicked"));
+        assert_eq!(
+            (panic.parts(), &*panic.public_reason()),
+            (("it panicked", None), "fault: it panicked")
+        );
         let refused = Abort::refused("fault: so they say");
         assert!(!refused.is_fault());
-        assert_eq!((refused.parts().1, &*refused.told()), (None, "fault: so they say"));
+        assert_eq!((refused.parts().1, &*refused.public_reason()), (None, "fault: so they say"));
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Error, Keeps, Result, StreamId, TableId, Value};
+use tidemill_core::{EngineUse, Error, Result, StreamId, TableId, Value};
 
 use super::handler::{key_value, Abort, Body};
 use super::owned::WindowId;
@@ -146,7 +146,7 @@ impl Hooks {
             slid: vec![Vec::new(); program.windows.len()],
         };
         for (table, spec) in program.tables.iter().enumerate() {
-            let Some(Keeps::Index { of, columns }) = &spec.keeps else { continue };
+            let Some(EngineUse::Index { of, columns }) = &spec.keeps else { continue };
             let Some(other) = program.tables.get(of.index()) else { continue };
             let rest = other.key.iter().filter(|column| !columns.contains(column));
             let columns = columns.iter().chain(rest).copied().collect();
@@ -253,7 +253,7 @@ impl Program {
 
     /// Returns the triggers that a handler's transactions may fire, directly or through other
     /// triggers.
-    pub(crate) fn set_off(&self, handler: usize) -> BTreeSet<usize> {
+    pub(crate) fn triggers_of(&self, handler: usize) -> BTreeSet<usize> {
         let (hooks, mut found) = (self.hooks(), BTreeSet::new());
         if self.triggers.is_empty() {
             return found;
@@ -287,10 +287,10 @@ impl Program {
 
     /// Whether a handler's transactions do more than its own steps say, through indexes or
     /// triggers.
-    pub(crate) fn has_more(&self, handler: usize) -> bool {
+    pub(crate) fn has_hooks(&self, handler: usize) -> bool {
         let written = self.written_by(handler).unwrap_or_default();
         written.iter().any(|table| !self.hooks().is_plain(*table))
-            || !self.set_off(handler).is_empty()
+            || !self.triggers_of(handler).is_empty()
     }
 
     /// Refuses invalid triggers and indexes.
@@ -375,7 +375,7 @@ impl Program {
     }
 
     fn check_index(&self, table: &tidemill_core::TableSpec) -> Result<()> {
-        let Some(Keeps::Index { of, columns }) = &table.keeps else { return Ok(()) };
+        let Some(EngineUse::Index { of, columns }) = &table.keeps else { return Ok(()) };
         let other = self.table(*of)?;
         let wrong = |what: String| Err(Error::program(format!("index {}: {what}", table.name)));
         if other.keeps.is_some() {

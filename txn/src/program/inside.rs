@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, StreamTime, TableId, Value};
 
-use super::answers::{Ask, ANSWER_MAX};
+use super::answers::{Asker, ANSWER_MAX};
 use super::groups;
 use super::handler::{reasons, Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
 use super::moment::Moment;
-use super::owned::{self, Frame, Held, OwnedWindow, Slid, WindowId};
+use super::owned::{self, Frame, OwnedWindow, Slid, WindowId, WindowStore};
 use super::Program;
 
 /// A row that was written: its table, its key, and the row before.
@@ -78,9 +78,9 @@ impl<'a> Inside<'a> {
     }
 
     /// Implements [`Tx::lookup`].
-    pub(crate) fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+    pub(crate) fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
         self.count(1)?;
-        let asked = self.moment.asked(self.asked, question);
+        let asked = self.moment.question_id(self.asked, question);
         self.asked += 1;
         let answer = self.moment.answers.to(asked, ask);
         match answer.len() > ANSWER_MAX {
@@ -115,7 +115,7 @@ impl<'a> Inside<'a> {
 }
 
 /// A transaction with its rows.
-pub(crate) trait Transaction<'a>: Tx + Held + Sized {
+pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
     /// Returns the transaction's state beside its rows.
     fn inside(&mut self) -> &mut Inside<'a>;
 
@@ -139,7 +139,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         let program = self.inside().program;
         if !program.hooks().written[table.index()].is_empty() {
             let key = program.stored_key(table, key)?;
-            let row = self.held(table, &key)?;
+            let row = self.window_row(table, &key)?;
             self.inside().note(table, &key, row.as_deref());
         }
         Ok(())
@@ -150,7 +150,7 @@ pub(crate) trait Transaction<'a>: Tx + Held + Sized {
         let program = self.inside().program;
         for (table, key, before) in std::mem::take(&mut self.inside().changed) {
             for number in &program.hooks().written[table.index()] {
-                let after = self.held(table, &key)?;
+                let after = self.window_row(table, &key)?;
                 let on = program.triggers[*number].on;
                 if let Some(event) = hooks::change(on, before.as_deref(), after.as_deref()) {
                     self.fire(*number, &event)?;

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::{SourceSpec, StreamId, TableSpec, Value};
 
 pub use crate::execute::NativeTx;
-pub use answers::{Answers, Ask, Asked};
+pub use answers::{Answers, Asker, QuestionId};
 pub use build::{Builder, HandlerBuilder, RowHandle};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub use firing::{event_of_slide, slide_of, Until};

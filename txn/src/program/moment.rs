@@ -3,7 +3,7 @@
 
 use tidemill_core::{encode, Stamp};
 
-use super::answers::{Answers, Asked};
+use super::answers::{Answers, QuestionId};
 
 use crate::order::{Epoch, Ranked};
 
@@ -44,7 +44,7 @@ impl<'e> Moment<'e> {
     }
 
     /// Returns the identity of the transaction's question `count`, from 0.
-    pub(crate) fn asked(&self, count: u64, question: &[u8]) -> Asked {
+    pub(crate) fn question_id(&self, count: u64, question: &[u8]) -> QuestionId {
         let mut bytes = self.bytes(0, count);
         bytes.extend_from_slice(question);
         encode::hash128(&bytes)

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{
-    rules, Column, DataType, Error, HandlerId, Keeps, Result, Row, Schema, TableId, TableSpec,
+    rules, Column, DataType, EngineUse, Error, HandlerId, Result, Row, Schema, TableId, TableSpec,
     Value,
 };
 
@@ -131,7 +131,7 @@ impl OwnedWindow {
         let spec = |part: &str, key: Vec<usize>, columns: Vec<Column>| {
             let mut spec =
                 TableSpec::new(&format!("{name}.{part}"), key, Schema::new(columns).into());
-            spec.keeps = Some(Keeps::Window);
+            spec.keeps = Some(EngineUse::Window);
             spec
         };
         let mut groups = spec("groups", vec![0], groups);
@@ -214,20 +214,29 @@ impl OwnedWindow {
     }
 
     /// Returns the stored row with this number; its columns follow its key and its time.
-    pub(super) fn row(&self, held: &mut dyn Held, number: i64) -> Done<Row> {
-        let row = held.held(self.rows, &[self.key(number)])?;
+    pub(super) fn row(&self, held: &mut dyn WindowStore, number: i64) -> Done<Row> {
+        let row = held.window_row(self.rows, &[self.key(number)])?;
         row.ok_or_else(|| lost(self))
     }
 }
 
 /// Access to a window's tables: rows by key, without the checks that programs need.
-pub(crate) trait Held {
+pub(crate) trait WindowStore {
     /// Returns the row with this key.
-    fn held(&mut self, table: TableId, key: &[Value]) -> std::result::Result<Option<Row>, Abort>;
+    fn window_row(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+    ) -> std::result::Result<Option<Row>, Abort>;
     /// Creates or replaces a row.
-    fn hold(&mut self, table: TableId, row: Vec<Value>) -> std::result::Result<(), Abort>;
+    fn put_window_row(&mut self, table: TableId, row: Vec<Value>)
+        -> std::result::Result<(), Abort>;
     /// Removes a row.
-    fn let_go(&mut self, table: TableId, key: &[Value]) -> std::result::Result<(), Abort>;
+    fn remove_window_row(
+        &mut self,
+        table: TableId,
+        key: &[Value],
+    ) -> std::result::Result<(), Abort>;
     /// Returns all rows of a table, in key order.
     fn all(&mut self, table: TableId) -> std::result::Result<Vec<Row>, Abort>;
 }
@@ -258,8 +267,8 @@ pub(crate) struct Frame<'w> {
 
 impl<'w> Frame<'w> {
     /// Reads the window's state.
-    pub(crate) fn of(window: &'w OwnedWindow, held: &mut dyn Held) -> Done<Frame<'w>> {
-        let row = held.held(window.state, &[Value::Int(0)])?;
+    pub(crate) fn of(window: &'w OwnedWindow, held: &mut dyn WindowStore) -> Done<Frame<'w>> {
+        let row = held.window_row(window.state, &[Value::Int(0)])?;
         let marks = row.map_or_else(Marks::default, |row| {
             let int = |at: usize| match row[at] {
                 Value::Int(int) => Some(int),
@@ -273,7 +282,7 @@ impl<'w> Frame<'w> {
 
     /// Inserts a row of a transaction at this time. Calls `came` when the row is staged, and `slid`
     /// for each slide.
-    pub(crate) fn insert<H: Held>(
+    pub(crate) fn insert<H: WindowStore>(
         &mut self,
         held: &mut H,
         row: &[Value],
@@ -288,10 +297,10 @@ impl<'w> Frame<'w> {
         let at = if is_timed { time_us } else { 0 };
         stored.extend([self.window.key(self.marks.next), Value::Int(at)]);
         stored.extend(row.iter().cloned());
-        held.hold(self.window.rows, stored)?;
+        held.put_window_row(self.window.rows, stored)?;
         self.marks.next += 1;
         if let Extent::Time { slide_us, .. } = self.window.extent {
-            self.marks.edge.get_or_insert(behind(time_us, slide_us));
+            self.marks.edge.get_or_insert(slide_after(time_us, slide_us));
         }
         if let Some(came) = came {
             // The callback may look at the window.
@@ -335,7 +344,7 @@ impl<'w> Frame<'w> {
     }
 
     /// By time: slides up to a transaction's time.
-    pub(crate) fn advance<H: Held>(
+    pub(crate) fn advance<H: WindowStore>(
         &mut self,
         held: &mut H,
         time_us: i64,
@@ -358,7 +367,7 @@ impl<'w> Frame<'w> {
     }
 
     /// Returns the active rows, in the order of their arrival.
-    pub(crate) fn rows(&self, held: &mut dyn Held) -> Done<Vec<Row>> {
+    pub(crate) fn rows(&self, held: &mut dyn WindowStore) -> Done<Vec<Row>> {
         (self.marks.first..self.marks.end)
             .map(|n| Ok(self.window.row(held, n)?[2..].into()))
             .collect()
@@ -370,7 +379,7 @@ impl<'w> Frame<'w> {
     }
 
     /// Returns the time at which a row arrived.
-    fn at(&self, held: &mut dyn Held, number: i64) -> Done<i64> {
+    fn at(&self, held: &mut dyn WindowStore, number: i64) -> Done<i64> {
         match self.window.row(held, number)?[1] {
             Value::Int(at) => Ok(at),
             _ => Err(lost(self.window)),
@@ -378,7 +387,7 @@ impl<'w> Frame<'w> {
     }
 
     /// Makes the rows from `first` to `end` the active ones.
-    fn slide<H: Held>(
+    fn slide<H: WindowStore>(
         &mut self,
         held: &mut H,
         first: i64,
@@ -394,7 +403,7 @@ impl<'w> Frame<'w> {
                 self.window.leave(held, number, &row[2..])?;
             }
             if let Extent::Time { .. } = self.window.extent {
-                held.let_go(self.window.rows, &[self.window.key(number)])?;
+                held.remove_window_row(self.window.rows, &[self.window.key(number)])?;
             }
         }
         for number in before.end.max(first)..end {
@@ -407,16 +416,16 @@ impl<'w> Frame<'w> {
         slid(held, vec![Value::Int(edge), Value::Int(end - first), Value::Int(came)])
     }
 
-    fn keep(&self, held: &mut dyn Held) -> Done<()> {
+    fn keep(&self, held: &mut dyn WindowStore) -> Done<()> {
         let Marks { first, end, next, edge } = self.marks;
         let mut row = [0, first, end, next].map(Value::Int).to_vec();
         row.push(edge.map_or(Value::Null, Value::Int));
-        held.hold(self.window.state, row)
+        held.put_window_row(self.window.state, row)
     }
 }
 
 /// Returns the first multiple of the slide after a time.
-fn behind(time_us: i64, slide_us: i64) -> i64 {
+fn slide_after(time_us: i64, slide_us: i64) -> i64 {
     time_us.div_euclid(slide_us).saturating_mul(slide_us).saturating_add(slide_us)
 }
 

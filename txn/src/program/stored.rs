@@ -1,7 +1,7 @@
 //! Conversion of a function's values to those that tables and streams store, or the abort of its
 //! transaction.
 
-use tidemill_core::{rules, Column, Keeps, StreamId, TableId, TableSpec, Value};
+use tidemill_core::{rules, Column, EngineUse, StreamId, TableId, TableSpec, Value};
 
 use super::handler::{key_value, reasons, Abort};
 use super::window::{Aggregate, Window};
@@ -81,7 +81,7 @@ impl Program {
     pub fn check_visible(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
-            Some(Keeps::Window) => Err(reasons::is_hidden(spec)),
+            Some(EngineUse::Window) => Err(reasons::is_hidden(spec)),
             _ => Ok(()),
         }
     }

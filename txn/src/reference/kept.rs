@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 
 use tidemill_core::{Column, DataType, Row, Schema, TableId, TableSpec, Value};
 
-use super::rows::{Behind, Rows};
-use super::work::Was;
+use super::rows::{IsUnneeded, Rows};
+use super::work::UndoEntry;
 use super::Version;
 use crate::program::{Abort, Program};
 
 /// The table of versions of each table with a history. Its columns are the key, a number, a time,
 /// and the row.
 #[derive(Debug, Default)]
-pub struct Kept(BTreeMap<TableId, TableId>);
+pub struct StoredVersions(BTreeMap<TableId, TableId>);
 
 /// The number of a row that is not a version. Its time field holds how many versions there have
 /// been.
@@ -24,9 +24,9 @@ const FORGET_MAX: usize = 4;
 /// The number of versions in the first read.
 const READ_FIRST: i64 = 16;
 
-impl Kept {
+impl StoredVersions {
     /// Adds these tables to a program.
-    pub fn add(program: &mut Program) -> Kept {
+    pub fn add(program: &mut Program) -> StoredVersions {
         let mut kept = BTreeMap::new();
         for table in 0..program.tables.len() {
             let of = &program.tables[table];
@@ -45,14 +45,14 @@ impl Kept {
             program.tables.push(spec);
         }
         program.forget();
-        Kept(kept)
+        StoredVersions(kept)
     }
 
     /// Appends a version of each existing row that a transaction has written.
     pub(super) fn append(
         &self,
         program: &Program,
-        written: &[Was],
+        written: &[UndoEntry],
         time_us: i64,
         rows: &mut impl Rows,
     ) -> Result<(), Abort> {
@@ -96,7 +96,7 @@ impl Kept {
         write(MARK, next + 1, Some(vec![Value::Null; row.len()]))?;
         let is_kept = |number: i64, time: i64| {
             let by_count = |kept: u64| number.cast_unsigned() + kept > next.cast_unsigned();
-            history.kept_from(time_us).is_some_and(|from| time >= from)
+            history.retained_from(time_us).is_some_and(|from| time >= from)
                 || history.versions.is_some_and(by_count)
         };
         let Some(oldest) = first.get(1).map(number) else { return Ok(()) };
@@ -123,7 +123,7 @@ impl Kept {
         program: &Program,
         table: TableId,
         key: &[Value],
-        is_behind: Behind<'_>,
+        is_behind: IsUnneeded<'_>,
         rows: &mut impl Rows,
     ) -> Result<Vec<Version>, Abort> {
         let Some(of) = self.0.get(&table) else { return Ok(Vec::new()) };

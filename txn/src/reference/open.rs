@@ -19,7 +19,7 @@ const ENDED_WINDOWS: &str = "\u{1}ended windows/";
 
 /// The tables of buffered events, for each stream in batches.
 #[derive(Debug, Default)]
-pub struct Open {
+pub struct OpenBatches {
     /// By stream: the number of buffered events, and since when. If it has several sources, also
     /// the number of ended ones.
     marks: TableId,
@@ -27,14 +27,14 @@ pub struct Open {
     waiting: BTreeMap<StreamId, TableId>,
 }
 
-impl Open {
+impl OpenBatches {
     /// Adds these tables to a program that has streams in batches or windows by time.
-    pub fn add(program: &mut Program) -> Open {
+    pub fn add(program: &mut Program) -> OpenBatches {
         let batched: Vec<usize> =
             (0..program.streams.len()).filter(|at| program.streams[*at].batch.is_some()).collect();
         let is_timed = |window: &OwnedWindow| matches!(window.extent, Extent::Time { .. });
         if batched.is_empty() && !program.windows.iter().any(is_timed) {
-            return Open::default();
+            return OpenBatches::default();
         }
         let int = |name: &str| Column::new(name, DataType::Int);
         // Keyed by name, because numbers differ in other versions of the program. The buffered
@@ -57,7 +57,7 @@ impl Open {
             program.tables.push(spec);
         }
         program.forget();
-        Open { marks, waiting }
+        OpenBatches { marks, waiting }
     }
 
     /// Returns the place of a stream's buffered events: their table, and a key in it.
@@ -76,7 +76,7 @@ impl Open {
     }
 
     /// Buffers an event. Returns the whole batch if the event ends one, or ends its interval.
-    pub(super) fn come(
+    pub(super) fn buffer(
         &self,
         program: &Program,
         stream: StreamId,

@@ -6,11 +6,11 @@ use std::collections::BTreeSet;
 
 use tidemill_core::{Row, StreamId, TableId, Value};
 
-use super::alone::When;
-use super::kept::Kept;
-use super::open::Open;
+use super::kept::StoredVersions;
+use super::open::OpenBatches;
 use super::rows::Rows;
-use super::work::{Was, Work};
+use super::single_transaction::When;
+use super::work::{UndoEntry, Work};
 use crate::order::Groups;
 use crate::program::inside::Transaction;
 use crate::program::rounds::{Agenda, Emitted, Given, Turns};
@@ -26,9 +26,9 @@ pub struct Rounds {
     /// own steps.
     are_needed: Vec<bool>,
     /// Incomplete batches.
-    open: Open,
+    open: OpenBatches,
     /// Versions of rows.
-    kept: Kept,
+    kept: StoredVersions,
     /// By stream: the windows that time may end before an event of the stream.
     timed: Vec<Vec<WindowId>>,
     /// Streams whose input events are also returned as outputs.
@@ -48,8 +48,8 @@ impl Rounds {
     pub fn of(
         program: &Program,
         called: &[usize],
-        open: Open,
-        kept: Kept,
+        open: OpenBatches,
+        kept: StoredVersions,
         passed_on: BTreeSet<StreamId>,
     ) -> tidemill_core::Result<Rounds> {
         let turns = Turns::of(program)?;
@@ -65,7 +65,7 @@ impl Rounds {
                 || handler.is_procedure()
                 || program.streams[handler.input.index()].origin != Origin::Input
                 || program.windows.iter().any(|window| window.owner.index() == number)
-                || !program.set_off(number).is_empty()
+                || !program.triggers_of(number).is_empty()
                 || program.emits(number).iter().any(feeds)
         };
         let mut are_needed: Vec<bool> = (0..program.handlers.len()).map(is_needed).collect();
@@ -79,7 +79,7 @@ impl Rounds {
 
     /// Reports slides whose triggers abort on this stream.
     #[must_use]
-    pub fn telling(self, slides: Option<StreamId>) -> Rounds {
+    pub fn report_slides_on(self, slides: Option<StreamId>) -> Rounds {
         Rounds { told: slides, ..self }
     }
 
@@ -155,7 +155,7 @@ impl Rounds {
         let mut agenda = Agenda::default();
         let now = views.iter().filter(|(stream, _)| !self.open.has(*stream));
         let now: Vec<_> = now.map(|(stream, row)| (*stream, &row[..])).collect();
-        round.rows.comes(program, &now)?;
+        round.rows.prefetch(program, &now)?;
         for (handler, stream) in Rounds::takers(program, input) {
             let view = views.iter().find(|(on, _)| *on == stream);
             if let Some((_, values)) = view.filter(|_| !self.open.has(stream)) {
@@ -165,7 +165,7 @@ impl Rounds {
         for (stream, values) in views.iter().filter(|(stream, _)| self.open.has(*stream)) {
             let (now_us, rows) = (when.now_us, &mut *round.rows);
             let ends = ends.contains(stream);
-            let batch = self.open.come(program, *stream, values, now_us, ends, rows)?;
+            let batch = self.open.buffer(program, *stream, values, now_us, ends, rows)?;
             round.batch(*stream, &batch, &mut agenda)?;
         }
         round.turns(agenda)
@@ -291,7 +291,7 @@ impl Rounds {
     }
 
     /// The versions of rows.
-    pub fn kept(&self) -> &Kept {
+    pub fn kept(&self) -> &StoredVersions {
         &self.kept
     }
 
@@ -310,7 +310,7 @@ impl<R: Rows> Round<'_, R> {
         agenda: &mut Agenda,
     ) -> Result<(), Abort> {
         let all: Vec<_> = events.iter().map(|event| (stream, &event[..])).collect();
-        self.rows.comes(self.program, &all)?;
+        self.rows.prefetch(self.program, &all)?;
         for handler in self.program.handlers_on(stream) {
             for event in events {
                 self.hand(handler, stream, 0, event, agenda)?;
@@ -384,7 +384,7 @@ impl<R: Rows> Round<'_, R> {
         }
         if let (Some(told), Some(abort)) = (self.told, aborted) {
             let name = Value::str(&program.windows[window.index()].name);
-            let row = [name, Value::Int(edge), Value::str(&abort.told())];
+            let row = [name, Value::Int(edge), Value::str(&abort.public_reason())];
             self.out.push((told, row.into()));
         }
         let mut agenda = Agenda::default();
@@ -424,7 +424,7 @@ pub fn views(
 struct Round<'a, R> {
     program: &'a Program,
     turns: &'a Turns,
-    kept: &'a Kept,
+    kept: &'a StoredVersions,
     /// The moment of the next transaction.
     when: When,
     answers: &'a Answers,
@@ -482,7 +482,7 @@ impl<R: Rows> Round<'_, R> {
                 if depth == 0 && self.only == Some(index) {
                     return Err(abort);
                 }
-                let row = program.abort_event(index, event, &abort.told());
+                let row = program.abort_event(index, event, &abort.public_reason());
                 vec![(program.handlers[index].aborted, row)]
             }
         };
@@ -539,7 +539,7 @@ impl<R: Rows> Round<'_, R> {
             if self.only.is_some_and(|only| turn.procedures.contains(&only)) {
                 return Err(abort);
             }
-            emitted = given.aborted(program, turn, &abort.told());
+            emitted = given.aborted(program, turn, &abort.public_reason());
         }
         for (stream, row) in emitted.into_iter().flat_map(|(_, events)| events) {
             self.out.push((stream, row[..].into()));
@@ -560,8 +560,8 @@ impl<R: Rows> Round<'_, R> {
     }
 
     /// Restores the rows from before an aborted transaction.
-    fn undo(&mut self, undo: Vec<Was>, abort: &Abort) -> Result<(), Abort> {
-        if self.rows.are_gone() {
+    fn undo(&mut self, undo: Vec<UndoEntry>, abort: &Abort) -> Result<(), Abort> {
+        if self.rows.are_unavailable() {
             return Err(abort.clone());
         }
         for (table, key, was) in undo.into_iter().rev() {

@@ -7,11 +7,11 @@ use tidemill_core::{encode, Key, Row, StreamId, TableId, Value};
 
 use super::Version;
 use crate::program::hooks::Index;
-use crate::program::{key_value, Abort, Ask, Program};
+use crate::program::{key_value, Abort, Asker, Program};
 
 /// Whether a version is older than the caller needs, given its number, its time, and the number of
 /// the next version.
-pub type Behind<'b> = &'b dyn Fn(u64, i64, u64) -> bool;
+pub type IsUnneeded<'b> = &'b dyn Fn(u64, i64, u64) -> bool;
 
 /// Rows as left by earlier transactions and written by the running one. Keys have a value for each
 /// column.
@@ -64,20 +64,24 @@ pub trait Rows {
         program: &Program,
         table: TableId,
         key: &[Value],
-        is_behind: Behind<'_>,
+        is_behind: IsUnneeded<'_>,
     ) -> Result<Vec<Version>, Abort>;
 
     /// Announces events that will be executed, so that their rows can be requested together.
     ///
     /// # Errors
     /// If the rows are not available now.
-    fn comes(&mut self, program: &Program, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
+    fn prefetch(
+        &mut self,
+        program: &Program,
+        events: &[(StreamId, &[Value])],
+    ) -> Result<(), Abort> {
         let _ = (program, events);
         Ok(())
     }
 
     /// Returns the external answer to a question, if the store of rows also has the answers.
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Option<Arc<[u8]>>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Option<Arc<[u8]>>, Abort> {
         let _ = (question, ask);
         Ok(None)
     }
@@ -100,7 +104,7 @@ pub trait Rows {
     }
 
     /// Whether rows are unavailable now, so that the work must begin again.
-    fn are_gone(&self) -> bool {
+    fn are_unavailable(&self) -> bool {
         false
     }
 }
@@ -193,7 +197,7 @@ impl Rows for Maps<'_> {
         _: &Program,
         table: TableId,
         key: &[Value],
-        _: Behind<'_>,
+        _: IsUnneeded<'_>,
     ) -> Result<Vec<Version>, Abort> {
         Ok(self.histories[table.index()].get(&Key::of(key)).cloned().unwrap_or_default())
     }

@@ -13,10 +13,10 @@ use super::Version;
 use crate::execute::{on_frames, Did};
 use crate::program::inside::Inside;
 use crate::program::inside::Transaction;
-use crate::program::owned::Held;
+use crate::program::owned::WindowStore;
 use crate::program::{
-    evaluate, key_value, reasons, Abort, AbortKind, Aggregate, Ask, Body, Declared, Moment, Native,
-    Op, Program, RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
+    evaluate, key_value, reasons, Abort, AbortKind, Aggregate, Asker, Body, Declared, Moment,
+    Native, Op, Program, RowId, Scope, Tx, VarId, Window, WindowId, WindowRead,
 };
 
 /// A running transaction.
@@ -27,11 +27,11 @@ pub(super) struct Work<'a, R> {
     /// The rows that it has written.
     pub(super) written: BTreeSet<(TableId, Key)>,
     /// The rows before these writes, in the order of writes.
-    pub(super) undo: Vec<Was>,
+    pub(super) undo: Vec<UndoEntry>,
 }
 
 /// A row before a write: its table, a value for each key column, and the row.
-pub(super) type Was = (TableId, Vec<Value>, Option<Row>);
+pub(super) type UndoEntry = (TableId, Vec<Value>, Option<Row>);
 
 struct Variables<'a> {
     event: &'a [Value],
@@ -340,7 +340,7 @@ impl<R: Rows> Tx for Work<'_, R> {
         self.inside.count(1)?;
         self.inside.program.check_visible(table)?;
         let key = self.inside.program.stored_key(table, key)?;
-        self.held(table, &key)
+        self.window_row(table, &key)
     }
 
     fn window(
@@ -441,7 +441,7 @@ impl<R: Rows> Tx for Work<'_, R> {
         self.rows.has_deadline()
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
         match self.rows.lookup(question, ask)? {
             Some(answer) => Ok(answer),
             None => self.inside.lookup(question, ask),
@@ -507,7 +507,7 @@ impl<R: Rows> Work<'_, R> {
         let wide = i128::from;
         let floor = |size: i64| wide(now).div_euclid(wide(size)) * wide(size);
         // A session can't go further back than the history.
-        let kept = spec.history.and_then(|h| h.kept_from(now)).unwrap_or(now);
+        let kept = spec.history.and_then(|h| h.retained_from(now)).unwrap_or(now);
         let is_behind = |number: u64, time: i64, next: u64| {
             let (time, len) = (wide(time), next + u64::from(own.is_some()));
             match *window {
@@ -555,19 +555,19 @@ impl<R: Rows> Work<'_, R> {
     }
 }
 
-impl<R: Rows> Held for Work<'_, R> {
-    fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+impl<R: Rows> WindowStore for Work<'_, R> {
+    fn window_row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         self.rows.row(table, key)
     }
 
-    fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
+    fn put_window_row(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let key: Vec<Value> = spec.key.iter().map(|column| row[*column].clone()).collect();
         let was = self.rows.row(table, &key)?;
         self.become_row(table, &key, was, Some(row.into()))
     }
 
-    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+    fn remove_window_row(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         let was = self.rows.row(table, key)?;
         self.become_row(table, key, was, None)
     }

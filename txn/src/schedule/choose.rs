@@ -62,7 +62,7 @@ pub struct Properties {
 
 /// The ways to execute an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arm {
+pub enum ExecutionMode {
     /// One thread, in order.
     Serial,
     /// Rounds.
@@ -77,50 +77,56 @@ pub enum Arm {
 
 const ARMS: usize = 5;
 
-/// The number of ways other than serial execution, which are in the order of [`Arm`].
+/// The number of ways other than serial execution, which are in the order of [`ExecutionMode`].
 const PARALLEL: usize = ARMS - 1;
 
-impl Arm {
+impl ExecutionMode {
     /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
-            Arm::Serial => "serial",
-            Arm::Rounds => "rounds",
-            Arm::Lists => "lists",
-            Arm::Blocks => "blocks",
-            Arm::Graph => "graph",
+            ExecutionMode::Serial => "serial",
+            ExecutionMode::Rounds => "rounds",
+            ExecutionMode::Lists => "lists",
+            ExecutionMode::Blocks => "blocks",
+            ExecutionMode::Graph => "graph",
         }
     }
 
     /// The ways for epochs that can be executed in place. A graph is not among them. In each cell
     /// of the grid (`tidemill bench grid`) where a graph was faster than the others, blocks are
     /// faster still.
-    pub const IN_PLACE: &[Arm] = &[Arm::Serial, Arm::Rounds, Arm::Lists, Arm::Blocks];
+    pub const IN_PLACE: &[ExecutionMode] = &[
+        ExecutionMode::Serial,
+        ExecutionMode::Rounds,
+        ExecutionMode::Lists,
+        ExecutionMode::Blocks,
+    ];
 
     /// The ways in place on many threads. In rounds, the checks of each thread grow with the number
     /// of threads.
-    pub const IN_PLACE_OF_MANY: &[Arm] = &[Arm::Serial, Arm::Lists, Arm::Blocks];
+    pub const IN_PLACE_OF_MANY: &[ExecutionMode] =
+        &[ExecutionMode::Serial, ExecutionMode::Lists, ExecutionMode::Blocks];
 
     /// Returns the ways to execute an epoch in place on this many threads.
-    pub fn in_place(threads: usize) -> &'static [Arm] {
+    pub fn in_place(threads: usize) -> &'static [ExecutionMode] {
         /// From this number of threads on, blocks are faster than rounds for all transactions.
         const MANY: usize = 9;
         if threads < MANY {
-            Arm::IN_PLACE
+            ExecutionMode::IN_PLACE
         } else {
-            Arm::IN_PLACE_OF_MANY
+            ExecutionMode::IN_PLACE_OF_MANY
         }
     }
 
     /// The ways for epochs that can't be executed in place.
-    pub const ELSEWHERE: &[Arm] = &[Arm::Serial, Arm::Graph];
+    pub const NOT_IN_PLACE: &[ExecutionMode] = &[ExecutionMode::Serial, ExecutionMode::Graph];
 }
 
 /// The choice for an epoch, or for the rest of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The way of execution.
-    pub arm: Arm,
+    pub arm: ExecutionMode,
     /// The number of its transactions. A part is enough for a try, and a graph has to fit in a
     /// cache.
     pub transactions: usize,
@@ -130,7 +136,7 @@ pub struct Choice {
 
 /// The time of an epoch, in nanoseconds per transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Took {
+pub struct EpochTimes {
     /// The whole time.
     pub ns: f64,
     /// The time of planning, if it was planned.
@@ -234,7 +240,7 @@ pub struct Chooser {
     /// How many times as long planning takes here as on the machine that gave the costs.
     slower: f64,
     /// The options. Serial execution is the first.
-    among: &'static [Arm],
+    among: &'static [ExecutionMode],
     /// Per parallel option and class: how many times as long it took as expected.
     off: [[Average; CLASSES.len()]; PARALLEL],
     /// Whether that was measured.
@@ -250,9 +256,9 @@ pub struct Chooser {
     lost: [u32; ARMS],
     lost_ns: [f64; ARMS],
     /// The best so far.
-    holds: Arm,
+    holds: ExecutionMode,
     /// The last used option, the number of its uses in a row, and the time of the last use.
-    last: Arm,
+    last: ExecutionMode,
     in_row: u32,
     last_ns: f64,
     /// Whether that option became faster with each use and is to be used again.
@@ -266,7 +272,7 @@ pub struct Chooser {
 impl Chooser {
     /// Makes a chooser among these options. `slower` is how many times as long planning takes on
     /// this machine as the costs here say.
-    pub fn new(among: &'static [Arm], slower: f64) -> Chooser {
+    pub fn new(among: &'static [ExecutionMode], slower: f64) -> Chooser {
         Chooser {
             serial_ns: Average::of(60.0),
             plan_ns: Average::of(PLAN_NS * slower),
@@ -280,8 +286,8 @@ impl Chooser {
             tried: [0; ARMS],
             lost: [NEVER; ARMS],
             lost_ns: [0.0; ARMS],
-            holds: Arm::Serial,
-            last: Arm::Serial,
+            holds: ExecutionMode::Serial,
+            last: ExecutionMode::Serial,
             in_row: 0,
             last_ns: 0.0,
             is_cold: false,
@@ -320,7 +326,7 @@ impl Chooser {
     }
 
     /// Returns the options.
-    pub fn among(&self) -> &'static [Arm] {
+    pub fn among(&self) -> &'static [ExecutionMode] {
         self.among
     }
 
@@ -337,7 +343,7 @@ impl Chooser {
 
     /// Whether the options execute in place.
     fn is_in_place(&self) -> bool {
-        self.among.contains(&Arm::Lists)
+        self.among.contains(&ExecutionMode::Lists)
     }
 
     /// Returns the next option in turn, whatever it costs, for half of the rest if that can be
@@ -352,7 +358,7 @@ impl Chooser {
     /// Returns the number of transactions, of the rest of an epoch, that are enough for a try.
     fn part(&self, left: &Properties, threads: usize) -> usize {
         let all = left.transactions;
-        let part = match self.used[Arm::Serial as usize] {
+        let part = match self.used[ExecutionMode::Serial as usize] {
             // The cost of transactions is still unknown.
             0 => PART.0 as usize,
             _ => {
@@ -365,7 +371,7 @@ impl Chooser {
     }
 
     /// Returns the best option: the previous best, unless another one is clearly faster.
-    fn best(&self, expected: &Expected) -> Arm {
+    fn best(&self, expected: &Expected) -> ExecutionMode {
         let best = expected.best(self.among);
         match expected.of(self.holds) * HOLDS <= expected.of(best) {
             true => self.holds,
@@ -381,30 +387,30 @@ impl Chooser {
         let part = self.part(left, threads);
         let chosen = |arm, transactions, why| Choice { arm, transactions, why };
         if threads < 2 || all < TRANSACTIONS_MIN {
-            return chosen(Arm::Serial, all, "there are few transactions");
+            return chosen(ExecutionMode::Serial, all, "there are few transactions");
         }
-        let serially = self.used[Arm::Serial as usize];
+        let serially = self.used[ExecutionMode::Serial as usize];
         let dear_ns = if serially > 1 { DEAR_SERIAL_TWICE_NS } else { DEAR_SERIAL_NS };
         let is_dear = serially > 0 && self.serial_ns.value > dear_ns;
         if serially < SERIAL_FIRST && !is_dear {
             // A part is enough to judge expensive transactions. For others it is not, while memory
             // is new.
             let transactions = if serially == 0 { part } else { all };
-            return chosen(Arm::Serial, transactions, "to find out what it takes");
+            return chosen(ExecutionMode::Serial, transactions, "to find out what it takes");
         }
         let expected = self.expected(left, threads);
-        let cost = |arm: &Arm| expected.of(*arm);
+        let cost = |arm: &ExecutionMode| expected.of(*arm);
         let best = self.best(&expected);
         if self.is_cold {
             // The best needs no try.
             let transactions = if self.last == best { all } else { part };
             return chosen(self.last, transactions, "to find out what it takes once it is warm");
         }
-        let is_due = |arm: &Arm| {
+        let is_due = |arm: &ExecutionMode| {
             let (nth, more) = (*arm as usize, cost(arm) - cost(&best));
             let hope = match arm {
-                Arm::Blocks => BLOCKS_HOPE,
-                Arm::Graph => GRAPH_HOPE,
+                ExecutionMode::Blocks => BLOCKS_HOPE,
+                ExecutionMode::Graph => GRAPH_HOPE,
                 _ => f64::INFINITY,
             };
             let (loss, lost_ns, tries) = match self.tried[nth] {
@@ -427,7 +433,13 @@ impl Chooser {
     }
 
     /// Learns from the time of an epoch.
-    pub fn learn(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took) {
+    pub fn learn(
+        &mut self,
+        seen: &Properties,
+        threads: usize,
+        arm: ExecutionMode,
+        took: EpochTimes,
+    ) {
         let was_cold = std::mem::take(&mut self.is_cold);
         if self.last != arm {
             self.in_row = 0;
@@ -441,7 +453,7 @@ impl Chooser {
         // An option that one execution is enough to judge has been tried with it.
         let is_try = was_cold || self.in_row == 1 && !self.is_cold;
         let new = if is_try { NEW_TRY } else { NEW };
-        self.measure(seen, threads, arm, Took { ns: least_ns, ..took }, new);
+        self.measure(seen, threads, arm, EpochTimes { ns: least_ns, ..took }, new);
         let (expected, n) = (self.expected(seen, threads), seen.transactions as f64);
         let best = self.best(&expected);
         self.holds = best;
@@ -461,7 +473,7 @@ impl Chooser {
         seen: &Properties,
         expected: &Expected,
         did_before: bool,
-        took: Took,
+        took: EpochTimes,
     ) -> bool {
         let times = took.ns / expected.of(expected.best(self.among));
         let lasts = self.in_row + 1 < lasts(seen) && times < TRY_HOPE;
@@ -470,7 +482,14 @@ impl Chooser {
         !says_all && (self.in_row == 0 || did_before && (lasts || does))
     }
 
-    fn measure(&mut self, seen: &Properties, threads: usize, arm: Arm, took: Took, new: f64) {
+    fn measure(
+        &mut self,
+        seen: &Properties,
+        threads: usize,
+        arm: ExecutionMode,
+        took: EpochTimes,
+        new: f64,
+    ) {
         let ns = took.ns * seen.transactions as f64;
         self.since_ns.iter_mut().for_each(|since| *since += ns);
         self.since_ns[arm as usize] = 0.0;
@@ -481,22 +500,22 @@ impl Chooser {
             self.aborts = took.aborts;
             // The machine can't be the cause.
             match (arm, took.execute_ns) {
-                (Arm::Serial, _) => return self.serial_ns = Average::of(took.ns),
+                (ExecutionMode::Serial, _) => return self.serial_ns = Average::of(took.ns),
                 (_, Some(execute_ns)) => self.serial_ns = Average::of(execute_ns),
                 _ => {}
             }
         }
         let parallel = match arm {
-            Arm::Serial if serially <= SERIAL_FIRST => {
+            ExecutionMode::Serial if serially <= SERIAL_FIRST => {
                 let least = if serially == 1 { took.ns } else { took.ns.min(self.serial_ns.value) };
                 return self.serial_ns = Average::of(least);
             }
-            Arm::Serial if self.is_cold && took.ns > self.serial_ns.value => return,
-            Arm::Serial => return self.serial_ns.learn(took.ns, new),
-            Arm::Rounds => 0,
-            Arm::Lists => 1,
-            Arm::Blocks => 2,
-            Arm::Graph => 3,
+            ExecutionMode::Serial if self.is_cold && took.ns > self.serial_ns.value => return,
+            ExecutionMode::Serial => return self.serial_ns.learn(took.ns, new),
+            ExecutionMode::Rounds => 0,
+            ExecutionMode::Lists => 1,
+            ExecutionMode::Blocks => 2,
+            ExecutionMode::Graph => 3,
         };
         if self.is_cold {
             return;
@@ -507,13 +526,13 @@ impl Chooser {
         if is_back && expected.best(self.among) == arm && took.ns > expected.of(arm) {
             return;
         }
-        if let (Arm::Lists, Some(plan_ns)) = (arm, took.plan_ns) {
+        if let (ExecutionMode::Lists, Some(plan_ns)) = (arm, took.plan_ns) {
             self.plan_ns.learn(plan_ns, NEW);
         }
         // Serial execution takes no longer than parallel execution without waits. If that takes
         // much longer than before, the work itself has changed. Lists use rows that planning has
         // looked up.
-        let found_ns = if arm == Arm::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
+        let found_ns = if arm == ExecutionMode::Lists { self.plan_ns.value / 2.0 } else { 0.0 };
         if let Some(execute_ns) = took.execute_ns.map(|ns| ns + found_ns) {
             if execute_ns > self.serial_ns.value * CHANGED || execute_ns < self.serial_ns.value {
                 self.serial_ns.learn(execute_ns, NEW);

@@ -21,7 +21,7 @@ pub(crate) mod sync;
 mod units;
 
 pub(crate) use calibrate::slower;
-pub use choose::{Arm, Choice, Chooser, Expected, Properties, Took};
+pub use choose::{Choice, Chooser, EpochTimes, ExecutionMode, Expected, Properties};
 pub(crate) use explore::{Course, Walk};
 pub(crate) use gang::Gang;
 pub use strategy::{Aborts, Explore, Strategy, Unit};

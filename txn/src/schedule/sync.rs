@@ -21,7 +21,7 @@ pub(crate) use std::{
 /// A value on cache lines of its own, which one thread writes and others read.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Alone<T>(pub(crate) T);
+pub(crate) struct CachePadded<T>(pub(crate) T);
 
 /// A place that one thread writes before others read it. Its users must ensure this order; loom
 /// detects violations.

@@ -9,7 +9,7 @@ use tidemill_core::{Batch, Key, Row, SourceId, StreamId, StreamTime, Value};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute;
 use tidemill_txn::order::{CutInput, Epoch, Groups, Newest, Run, Sequencer};
-use tidemill_txn::pool::Alone;
+use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{evaluate, Origin, Program, Stage};
 use tidemill_txn::reference::{CutAt, InputRow, Outcome};
 
@@ -75,7 +75,7 @@ struct Feed<'a> {
 
 impl<'a> Feed<'a> {
     fn new(program: &'a Program, sources: &'a [Vec<InputRow>]) -> Feed<'a> {
-        let newest = program.sources.iter().map(|of| Newest::behind(None, of.out_of_orderness_us));
+        let newest = program.sources.iter().map(|of| Newest::after(None, of.out_of_orderness_us));
         Feed { program, sources, taken: vec![0; sources.len()], newest: newest.collect() }
     }
 
@@ -137,7 +137,7 @@ pub fn held_back(
     let mut held = Vec::new();
     for (index, cut) in cuts.iter().enumerate() {
         loop {
-            let sequenced = sequencer.cut(&Alone, feed.cut(cut, dice)).unwrap();
+            let sequenced = sequencer.cut(&SingleThread, feed.cut(cut, dice)).unwrap();
             let watermarks_max = Some(sequenced.cut.watermarks);
             held.push(CutAt { watermarks_max, ..cut.clone() });
             // At the end, everything is executed.
@@ -167,7 +167,7 @@ pub fn run<E: Execute>(
     let mut outcome = Outcome::default();
     let mut feed = Feed::new(program, sources);
     for cut in cuts {
-        let sequenced = sequencer.cut(&Alone, feed.cut(cut, dice)).unwrap();
+        let sequenced = sequencer.cut(&SingleThread, feed.cut(cut, dice)).unwrap();
         for run in sequenced.late {
             outcome.late.entry(run.stream).or_default().extend(run.batch.rows());
         }

@@ -100,7 +100,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
     let mut times = of.begin();
     let manifest = Manifest { times: times.clone(), ..Manifest::default() };
     let mut ranks: Vec<Ranks> =
-        (0..workers).map(|_| Ranks::behind(of.clone(), &manifest, None)).collect();
+        (0..workers).map(|_| Ranks::after(of.clone(), &manifest, None)).collect();
     let mut before: Vec<Before> = of.newest(&times).into_iter().map(Before::new).collect();
     let (mut upto, mut epochs, mut at) = (vec![0; SOURCES as usize], Vec::new(), 0);
     let longest = all.iter().map(Vec::len).max().unwrap_or(0) as u64;
@@ -149,7 +149,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
         let mut calls = Vec::new();
         for (nth, ranks) in ranks.iter_mut().enumerate() {
             for (other, told) in told.iter().enumerate().filter(|(other, _)| *other != nth) {
-                ranks.told(epoch, NodeId(other as u16), told.clone());
+                ranks.receive(epoch, NodeId(other as u16), told.clone());
             }
             let order = Sequencing { sources: SOURCES, base };
             let others = usize::from(workers) - 1;

@@ -1,6 +1,6 @@
 //! Values of columns from Avro's binary encoding.
 
-use tidemill_core::value::{canonical_f64, dated};
+use tidemill_core::value::{canonical_f64, check_years};
 use tidemill_core::{DataType, Value};
 
 use super::decimal;
@@ -288,7 +288,7 @@ impl<'a> Reader<'a> {
         time: &TimeFormat,
     ) -> Result<i64, String> {
         if let Some(us) = self.instant(logical)? {
-            return dated(us);
+            return check_years(us);
         }
         let number = match kind {
             Kind::Long => self.long()?,
@@ -298,7 +298,7 @@ impl<'a> Reader<'a> {
         };
         match time {
             TimeFormat::Unix(_) => time.read(&number.to_string()),
-            _ => dated(number),
+            _ => check_years(number),
         }
     }
 

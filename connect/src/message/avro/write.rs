@@ -152,12 +152,14 @@ fn shape(avro: &AvroSchema, at: usize, ty: &DataType, nullable: bool) -> Result<
     };
     match fits {
         true => Ok(made),
-        false => Err(format!("it is of type {ty}, and the schema says {}", said(kind, *logical))),
+        false => {
+            Err(format!("it is of type {ty}, and the schema says {}", description(kind, *logical)))
+        }
     }
 }
 
 /// Returns a part of a schema in words.
-fn said(kind: &Kind, logical: Logical) -> String {
+fn description(kind: &Kind, logical: Logical) -> String {
     let of = |name: &str| format!("{} ({name})", kind.name());
     match logical {
         Logical::None => kind.name().into(),

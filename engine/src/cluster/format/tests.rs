@@ -5,13 +5,13 @@ use tidemill_function::{Activation, Call, Tid};
 use tidemill_txn::program::Builder;
 
 use super::*;
-use crate::functions::Begins;
+use crate::functions::StartFunction;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
 
 struct Nobody;
 
-impl Begins for Nobody {
+impl StartFunction for Nobody {
     fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
         unreachable!("nothing is executed here")
     }

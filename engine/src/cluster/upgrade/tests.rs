@@ -52,7 +52,7 @@ struct Site {
     dir: PathBuf,
     log: FileLog,
     store: DirStore,
-    ways: Ways,
+    ways: DeclaredSinks,
     event_time: EventTime,
 }
 
@@ -63,7 +63,7 @@ impl Site {
         let log = FileLog::open(&env, dir.join("log"), 1, held)?;
         let store = DirStore::open(&env, dir.join("snapshots"), 1)?;
         let spec = AppSpec::new(program(false), Vec::new(), Settings::default());
-        let ways = Ways::open(&spec, &spec.program, false, &env)?;
+        let ways = DeclaredSinks::open(&spec, &spec.program, false, &env)?;
         Ok(Site { env, dir, log, store, ways, event_time: EventTime::default() })
     }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Ask};
+use tidemill_txn::program::{Abort, Asker};
 
 use super::ranges::row;
 use super::{stored_key, unwanted, Turn};
-use crate::gate::Wish;
-use crate::node::asked;
+use crate::gate::Access;
 use crate::node::part::Answer;
+use crate::node::questions;
 use crate::program::{Bounds, Call, Context, Handle, Stop, Target};
 use crate::size;
 use crate::store::Store;
@@ -21,7 +21,7 @@ impl<S: Store> Context for Turn<'_, S> {
         let key = self.functions.program().stored_key(table, key)?;
         let owner = self.owner(table, &key);
         if owner == self.me {
-            let saw = self.read(Wish::Row(table, Key::of(&key)), 1)?;
+            let saw = self.read(Access::Row(table, Key::of(&key)), 1)?;
             return Ok(saw.into_iter().next().flatten());
         }
         let nth = self.reach(owner, Target::Get, table, &key, &[])?;
@@ -119,10 +119,10 @@ impl<S: Store> Context for Turn<'_, S> {
         Ok(())
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Stop> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Stop> {
         self.invocation.mark();
         let (path, _) = self.access()?;
-        let asked = asked::hash(&path, &self.invocation.call, question);
+        let asked = questions::hash(&path, &self.invocation.call, question);
         let Some(answer) = self.answers.get(&(self.tid, asked)) else {
             self.confirm()?;
             self.ask(asked, ask.clone());

@@ -2,8 +2,8 @@
 
 use tidemill_core::{Key, TableId};
 
-use crate::gate::Wish;
-use crate::node::part::Saw;
+use crate::gate::Access;
+use crate::node::part::ReadResult;
 use crate::order::Tid;
 use crate::store::{Store, Stored};
 use crate::versions::Versions;
@@ -27,18 +27,18 @@ pub(in crate::node) fn look<S: Store>(
     store: &S,
     versions: &Versions,
     place: (Tid, &[u32]),
-    what: &Wish,
+    what: &Access,
     limit: u32,
     is_there: &dyn Fn(Tid) -> bool,
-) -> Saw {
+) -> ReadResult {
     match what {
-        Wish::Row(table, key) => {
+        Access::Row(table, key) => {
             [look_at(store, versions, place, *table, key, is_there)].into_iter().collect()
         }
-        Wish::Range(table, from, to) => {
+        Access::Range(table, from, to) => {
             let written = versions.range(*table, from, to, place, is_there);
             let mut written = written.map(|(key, version)| (key, &version.row)).peekable();
-            let (mut saw, limit) = (Saw::new(), limit as usize);
+            let (mut saw, limit) = (ReadResult::new(), limit as usize);
             store.range(*table, from, to, &mut |key, row| {
                 while let Some((_, row)) = written.next_if(|(k, _)| *k < key) {
                     saw.extend(row.clone().map(Some));

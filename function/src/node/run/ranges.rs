@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tidemill_core::{Key, TableId, Value};
 
 use super::Turn;
-use crate::gate::Wish;
-use crate::node::{Fault, NodeId};
+use crate::gate::Access;
+use crate::node::{InjectedDefect, NodeId};
 use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
 use crate::store::Store;
 
@@ -42,10 +42,10 @@ impl<S: Store> Turn<'_, S> {
                 let from = Key::of(&from);
                 let to = match bounds {
                     Bounds::Between if !to.is_empty() => Key::of(&to),
-                    Bounds::Between => Key::of(&to).behind_all(),
-                    Bounds::Leading => from.behind_all(),
+                    Bounds::Between => Key::of(&to).prefix_end(),
+                    Bounds::Leading => from.prefix_end(),
                 };
-                let saw = self.read(Wish::Range(table, from, to), limit)?;
+                let saw = self.read(Access::Range(table, from, to), limit)?;
                 return Ok(saw.into_iter().flatten().collect());
             }
         };
@@ -61,7 +61,8 @@ impl<S: Store> Turn<'_, S> {
         (from, to): (&[Value], &[Value]),
         limit: u32,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        let missed = u16::from(self.is_spoiled_by(Fault::ForgetNode) && self.owners.nodes() > 1);
+        let missed =
+            u16::from(self.is_spoiled_by(InjectedDefect::ForgetNode) && self.owners.nodes() > 1);
         let mut asked = Vec::new();
         for node in 0..self.owners.nodes() - missed {
             let target = Target::Find(bounds, limit);

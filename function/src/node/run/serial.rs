@@ -9,9 +9,9 @@
 use tidemill_txn::program::Abort;
 
 use super::Turn;
-use crate::message::{Body, Mode, Spent};
+use crate::message::{Body, Cost, Mode};
 use crate::node::part::{Answer, Invocation, Outcome};
-use crate::node::{Fault, Settings};
+use crate::node::{InjectedDefect, Settings};
 use crate::order::Path;
 use crate::program::{Stop, Target};
 use crate::share;
@@ -25,7 +25,7 @@ pub(in crate::node) struct Serial {
     /// The number of functions among the other calls.
     deferred: u32,
     /// The cost of its calls that have ended.
-    spent: Spent,
+    spent: Cost,
     /// The number of its reads that have been checked.
     reads: usize,
     /// Whether it reads only when its calls have taken place, because it has once begun again.
@@ -36,7 +36,7 @@ pub(in crate::node) struct Serial {
 
 impl Serial {
     /// Notes the end and the cost of one of its calls.
-    pub fn ended(&mut self, spent: Spent) {
+    pub fn ended(&mut self, spent: Cost) {
         self.spent = self.spent.and(spent);
     }
 }
@@ -57,7 +57,7 @@ impl Invocation {
     }
 
     /// Stores its outcome until its calls have taken place.
-    pub(super) fn comes_to(&mut self, outcome: Outcome) {
+    pub(super) fn finish(&mut self, outcome: Outcome) {
         self.serial().outcome = Some(outcome);
     }
 }
@@ -158,7 +158,7 @@ impl<S: Store> Turn<'_, S> {
         };
         let is_function = u32::from(matches!(call.target, Target::Function(_)));
         let uses = if is_on_row { 0 } else { ordinal + 1 };
-        let own = Spent { calls: is_function, uses };
+        let own = Cost { calls: is_function, uses };
         let before = before.and(serial.spent).and(own);
         serial.deferred -= is_function;
         let (is_many, place) = (before.calls > calls_max, self.place(ordinal + 1));
@@ -190,7 +190,7 @@ impl<S: Store> Turn<'_, S> {
 
     /// Returns the first read, up to a place, whose result has changed.
     fn spoiled(&mut self, until: u32) -> Option<usize> {
-        let skips = self.is_spoiled_by(Fault::TrustDeferred);
+        let skips = self.is_spoiled_by(InjectedDefect::TrustDeferred);
         let mut at = self.invocation.serial().reads;
         while let Some(read) = self.invocation.reads.get(at).filter(|read| read.ordinal <= until) {
             if !skips && self.sees(read.ordinal, &read.what, read.limit) != read.saw {

@@ -32,7 +32,7 @@ impl Sink for Server {
             return self.dropped.send(()).unwrap();
         }
         let mesh = self.mesh.get().expect("it listens before the first request");
-        assert!(serve(&self.served, mesh, peer, Word::of(&bytes).unwrap()).is_none());
+        assert!(serve(&self.served, mesh, peer, Message::of(&bytes).unwrap()).is_none());
     }
 }
 
@@ -48,7 +48,7 @@ impl Sink for Asker {
         match event {
             Event::Up { .. } => self.ups.send(()).unwrap(),
             Event::Message { bytes, .. } => {
-                let word = Word::of(&bytes).unwrap();
+                let word = Message::of(&bytes).unwrap();
                 assert!(remote.expect("it has asked").answered(word).is_none());
             }
             Event::Down { .. } => remote.into_iter().for_each(|remote| remote.broken()),

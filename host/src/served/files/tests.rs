@@ -12,7 +12,7 @@ use super::*;
 
 /// Defects to inject, to show that the tests detect them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mistake {
+pub(super) enum Defect {
     /// Answers before anything is durable.
     AnswerEarly,
     /// Does not write the state of topics when it trims.
@@ -58,7 +58,7 @@ type Models = BTreeMap<Topic, Model>;
 type Answer = std::result::Result<u64, Refused>;
 
 /// The answer to a job, once it has one.
-type Told<T> = Arc<Mutex<Option<T>>>;
+type Answered<T> = Arc<Mutex<Option<T>>>;
 
 /// A requested append.
 struct Asked {
@@ -67,7 +67,7 @@ struct Asked {
     records: Vec<Vec<u8>>,
     /// The expected offset, or `None` if it is too late.
     offset: Option<u64>,
-    answer: Told<Answer>,
+    answer: Answered<Answer>,
 }
 
 /// A log that is driven by a test, and its expected content.
@@ -90,13 +90,13 @@ fn mark(turn: u64, taken: u64) -> u64 {
     turn << 32 | taken
 }
 
-fn open(env: &Env, mistake: Option<Mistake>) -> Result<Files> {
+fn open(env: &Env, mistake: Option<Defect>) -> Result<Files> {
     let sizes = Sizes { segment: 700, waiting_max: 1 << 30, trim: 300, mistake };
     Files::open(env, DIR.into(), 7, hold(env, Path::new(DIR))?, sizes)
 }
 
 impl Life {
-    fn new(seed: u64, mistake: Option<Mistake>) -> Life {
+    fn new(seed: u64, mistake: Option<Defect>) -> Life {
         let sim = SimEnv::new(seed);
         sim.disk.record();
         let models = TOPICS.iter().map(|topic| (*topic, Model::default())).collect();
@@ -142,7 +142,7 @@ impl Life {
                     jobs.push(Job::Trim { topic, below });
                 }
                 1 => {
-                    let (from, found) = (self.dice.below(will[&topic].0 + 1), Told::default());
+                    let (from, found) = (self.dice.below(will[&topic].0 + 1), Answered::default());
                     let limit = (self.dice.below(2) == 0).then_some(3);
                     let told = Arc::clone(&found);
                     let then = Box::new(move |answer| *told.lock() = answer);
@@ -188,7 +188,7 @@ impl Life {
         if offset.is_some() {
             will.insert(topic, (next + count, last.max(generation)));
         }
-        let answer: Told<Answer> = Arc::default();
+        let answer: Answered<Answer> = Arc::default();
         let (told, disk, taken) = (Arc::clone(&answer), self.disk.clone(), self.taken.clone());
         let turn = self.turn;
         let then = Box::new(move |answer: Answer| {
@@ -203,7 +203,11 @@ impl Life {
         (job, Asked { topic, generation, records, offset, answer })
     }
 
-    fn judge(&mut self, asked: Vec<Asked>, reads: Vec<(Topic, u64, Told<Found>)>) -> Vec<Asked> {
+    fn judge(
+        &mut self,
+        asked: Vec<Asked>,
+        reads: Vec<(Topic, u64, Answered<Found>)>,
+    ) -> Vec<Asked> {
         let mut nth = self.models.values().map(Model::next).sum();
         let had_failed = self.has_failed;
         let mut unknown = Vec::new();
@@ -296,7 +300,7 @@ fn env_of(disk: &Arc<SimDisk>, seed: u64) -> Env {
 
 /// Opens the log that a crash has left, perhaps with crashes while doing so. It must be good, and
 /// usable.
-fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Mistake>) {
+fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Defect>) {
     let at = image.mark.unwrap_or(0);
     let (turn, taken) = (at >> 32, at & 0xffff_ffff);
     let disk = &image.disk;
@@ -319,7 +323,7 @@ fn recover(image: &Image, models: &Models, seed: u64, mistake: Option<Mistake>) 
 }
 
 /// Runs a life, and checks every moment at which the machine may stop.
-fn crashes(seed: u64, mistake: Option<Mistake>) -> usize {
+fn crashes(seed: u64, mistake: Option<Defect>) -> usize {
     let mut life = Life::new(seed, mistake);
     life.turns(12);
     let (models, trace) = (life.models.clone(), life.disk.take_trace());
@@ -330,7 +334,7 @@ fn crashes(seed: u64, mistake: Option<Mistake>) -> usize {
 
 /// Runs on a disk that fails somewhere, and perhaps works again later. Nothing more is taken, and
 /// taken records are there.
-fn failure(seed: u64, mistake: Option<Mistake>) {
+fn failure(seed: u64, mistake: Option<Defect>) {
     let mut life = Life::new(seed, mistake);
     let env = env_of(&life.disk, seed);
     let turns = life.dice.below(8);
@@ -392,7 +396,7 @@ fn nothing_is_taken_behind_a_failure() {
 
 #[test]
 fn mistakes_are_found() {
-    use Mistake::{AnswerEarly, ForgetBases, GoOn, TrimAll};
+    use Defect::{AnswerEarly, ForgetBases, GoOn, TrimAll};
     for mistake in [AnswerEarly, ForgetBases, TrimAll, GoOn] {
         let finds = |seed: &u64| {
             let run = || match mistake {

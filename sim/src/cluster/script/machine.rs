@@ -84,7 +84,7 @@ pub(super) struct Machine<M> {
     key: i64,
     arg: i64,
     /// The path of calls to this one; unique within the transaction.
-    way: i64,
+    path: i64,
     acc: i64,
     at: usize,
     repeated: u32,
@@ -104,12 +104,12 @@ impl<M: Copy> Machine<M> {
         let (table, key, arg) = (call.table, int(&call.key[0]), int(&call.args[0]));
         let (way, acc) = (call.args.get(1).map_or(0, int), mix(key, arg));
         let (at, repeated, wanted, steps, parts) = (0, 0, Vec::new(), 0, 0);
-        Machine { function, table, key, arg, way, acc, at, repeated, wanted, steps, parts }
+        Machine { function, table, key, arg, path: way, acc, at, repeated, wanted, steps, parts }
     }
 
     /// Returns the verdict that this function exceeded its deadline; unique within the transaction.
     pub(super) fn verdict(&self) -> String {
-        let Machine { function, table, key, arg, way, .. } = self;
+        let Machine { function, table, key, arg, path: way, .. } = self;
         format!("{OVERDUE} {way} {function} {} {key} {arg}", table.0)
     }
 
@@ -166,7 +166,7 @@ impl<M: Copy> Machine<M> {
                     // them.
                     let made = if self.arg > 0 || self.acc % 61 == 0 {
                         let key = [Value::Int(self.operand(key, script.keys))].into();
-                        let way = mix(self.way, memory.steps);
+                        let way = mix(self.path, memory.steps);
                         let args = [Value::Int(self.arg - 1), Value::Int(way)].into();
                         let (target, table) = (Target::Function(function), ENTITIES[kind]);
                         Some(memory.call(Call { target, table, key, args }, wanted)?)
@@ -262,11 +262,11 @@ impl<M: Copy> Machine<M> {
                 Inst::Now => self.acc = mix(self.acc, memory.of.now_us()),
                 Inst::Lookup => {
                     let what = i64::from(self.function) << 16 | i64::from(self.table.0);
-                    let question = question(&[self.way, memory.steps, what, self.key, self.acc]);
+                    let question = question(&[self.path, memory.steps, what, self.key, self.acc]);
                     self.acc = mix(self.acc, memory.lookup(&question)?);
                 }
                 Inst::Work => {
-                    let key = mix(self.way, memory.steps);
+                    let key = mix(self.path, memory.steps);
                     memory.put(OUTBOX, &[key, self.acc % 10])?;
                 }
                 Inst::Tarry => memory.of.tarry(self.verdict())?,

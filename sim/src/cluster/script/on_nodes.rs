@@ -7,7 +7,7 @@ use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_function::{
     Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
-use tidemill_txn::program::{Abort, Ask};
+use tidemill_txn::program::{Abort, Asker};
 use tidemill_txn::Program;
 
 use super::machine::{Machine, Memory, Pause};
@@ -70,7 +70,7 @@ impl Memory for OnNode<'_> {
 
     fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
         let (outside, asked) = (self.1.outside.clone(), question.to_vec());
-        let ask = Ask::new(move || {
+        let ask = Asker::new(move || {
             let says = outside.fetch_add(1, Ordering::Relaxed);
             [&asked[..], &says.to_le_bytes()].concat()
         });
@@ -107,13 +107,13 @@ enum Used {
 }
 
 /// The memory of a function that keeps its position: earlier uses return their earlier results.
-struct Kept<'a> {
+struct Resumed<'a> {
     node: OnNode<'a>,
     used: &'a mut Vec<Used>,
     at: usize,
 }
 
-impl Kept<'_> {
+impl Resumed<'_> {
     fn uses(
         &mut self,
         work: impl FnOnce(&mut OnNode<'_>) -> Result<Used, Stop>,
@@ -133,7 +133,7 @@ impl Kept<'_> {
     }
 }
 
-impl Memory for Kept<'_> {
+impl Memory for Resumed<'_> {
     type Made = Handle;
 
     fn get(&mut self, table: TableId, key: &[i64]) -> Result<Option<Vec<i64>>, Stop> {
@@ -216,16 +216,16 @@ impl Memory for Kept<'_> {
 
 /// A function that keeps its position: the machine at its last resumption, and the results of its
 /// uses since then.
-struct Stays {
+struct KeepsPosition {
     running: Running,
     used: Vec<Used>,
 }
 
-impl Activation for Stays {
+impl Activation for KeepsPosition {
     fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
         let Running { script, machine } = &mut self.running;
         let mut on = machine.clone();
-        let mut kept = Kept { node: OnNode(context, script), used: &mut self.used, at: 0 };
+        let mut kept = Resumed { node: OnNode(context, script), used: &mut self.used, at: 0 };
         match on.run(script, &mut kept) {
             Ok(Pause::Waits(made)) => {
                 self.used.clear();
@@ -357,13 +357,13 @@ impl Functions for OnNodes {
             // Only some functions can keep their position.
             Target::Function(function) if function < ONCE && function % 3 < 2 => {
                 let running = self.running(function, call)?;
-                Ok(Box::new(Stays { running, used: Vec::new() }))
+                Ok(Box::new(KeepsPosition { running, used: Vec::new() }))
             }
             _ => self.begin(call),
         }
     }
 
-    fn told(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
+    fn result_event(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let abort = outcome.as_ref().err()?;
         Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
     }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use tidemill_core::{StreamId, TableId, Value};
 use tidemill_function::{Call, Stop, Target, Tid};
-use tidemill_txn::program::{Abort, AbortKind, Ask, Opaque, Tx};
+use tidemill_txn::program::{Abort, AbortKind, Asker, Opaque, Tx};
 
 use super::machine::{Machine, Memory, Pause};
 use super::{
-    int, ints, row_of, said, Script, Told, ANSWER, CALLS_MAX, DEPTH_MAX, ENTITIES, EVENTS, ONCE,
+    int, ints, row_of, said, Answers, Script, ANSWER, CALLS_MAX, DEPTH_MAX, ENTITIES, EVENTS, ONCE,
     OUTBOX, REQUESTS, TRANSFER,
 };
 
@@ -17,7 +17,7 @@ pub(super) struct Serial {
     pub(super) script: Arc<Script>,
     pub(super) output: StreamId,
     pub(super) tids: Arc<[Option<Tid>]>,
-    pub(super) told: Arc<Told>,
+    pub(super) answers: Arc<Answers>,
 }
 
 struct OnTx<'a> {
@@ -27,7 +27,7 @@ struct OnTx<'a> {
     depth: usize,
     replies: Vec<i64>,
     tid: Tid,
-    told: &'a Arc<Told>,
+    answers: &'a Arc<Answers>,
 }
 
 impl Memory for OnTx<'_> {
@@ -71,12 +71,13 @@ impl Memory for OnTx<'_> {
         };
         let mut machine = Machine::new(function, &call);
         let reason = machine.verdict();
-        if self.told.contains_key(&(self.tid, reason.clone().into_bytes())) {
+        if self.answers.contains_key(&(self.tid, reason.clone().into_bytes())) {
             return Err(Abort { kind: AbortKind::Overdue, reason }.into());
         }
         let (script, depth, replies) = (self.script, self.depth + 1, Vec::new());
-        let (tid, told) = (self.tid, self.told);
-        let mut memory = OnTx { script, tx: self.tx, calls: self.calls, depth, replies, tid, told };
+        let (tid, told) = (self.tid, self.answers);
+        let mut memory =
+            OnTx { script, tx: self.tx, calls: self.calls, depth, replies, tid, answers: told };
         match machine.run(script, &mut memory)? {
             Pause::Done(acc) => self.replies.push(acc),
             Pause::Waits(_) => unreachable!("replies are there"),
@@ -101,8 +102,8 @@ impl Memory for OnTx<'_> {
     }
 
     fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
-        let (told, key) = (self.told.clone(), (self.tid, question.to_vec()));
-        let ask = Ask::new(move || told.get(&key).cloned().unwrap_or_default());
+        let (told, key) = (self.answers.clone(), (self.tid, question.to_vec()));
+        let ask = Asker::new(move || told.get(&key).cloned().unwrap_or_default());
         let answer = self.tx.lookup(question, &ask)?;
         match answer.is_empty() {
             true => Err(Abort::refused("the question has no recorded answer").into()),
@@ -115,7 +116,7 @@ impl Memory for OnTx<'_> {
     }
 
     fn tarry_partly(&mut self, _: u32, verdict: String) -> Result<bool, Stop> {
-        Ok(self.told.contains_key(&(self.tid, verdict.into_bytes())))
+        Ok(self.answers.contains_key(&(self.tid, verdict.into_bytes())))
     }
 }
 
@@ -162,8 +163,9 @@ impl Opaque for Serial {
             // Requests that are never executed have no place. No request has one in the run that
             // computes the watermarks.
             let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
-            let told = &self.told;
-            let mut memory = OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, told };
+            let told = &self.answers;
+            let mut memory =
+                OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, answers: told };
             let target = Target::Function(function % ONCE);
             let args = [Value::Int(at(5)), Value::Int(at(4))].into();
             let call = Call { target, table, key: [Value::Int(key)].into(), args };

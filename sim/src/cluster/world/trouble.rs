@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 
 use tidemill_cluster::Input;
 
-use super::{Happening, Process, World, MS};
+use super::{Process, Step, World, MS};
 
 /// The rates of faults in a run, each in occurrences in ten seconds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Weather {
+pub struct FaultRates {
     /// A worker dies, and another process replaces it.
     pub kills: u64,
     /// A process freezes for up to half a second.
@@ -40,7 +40,7 @@ impl World {
             let frozen: Vec<Process> = self.processes.keys().copied().collect();
             for process in frozen {
                 self.processes.get_mut(&process).expect("it is there").frozen_until_us = 0;
-                self.after(0, Happening::Thaw(process));
+                self.after(0, Step::Thaw(process));
             }
             if !self.processes.contains_key(&Process::Coordinator(self.coordinator)) {
                 self.start_coordinator();
@@ -49,14 +49,15 @@ impl World {
         }
         // This runs every 10 ms, so a rate of n in ten seconds is n in a thousand.
         let w = self.weather;
-        let Weather { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } = w;
+        let FaultRates { kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves } =
+            w;
         let kinds = [kills, freezes, coordinators, breaks, logs, stores, jumps, cuts, leaves];
         for (kind, rate) in kinds.into_iter().enumerate() {
             if self.dice.below(1000) < rate {
                 self.strike(kind);
             }
         }
-        self.after(10 * MS, Happening::Trouble);
+        self.after(10 * MS, Step::Trouble);
     }
 
     fn strike(&mut self, kind: usize) {
@@ -71,7 +72,7 @@ impl World {
             0 if !workers.is_empty() => {
                 let victim = *self.dice.pick(&workers);
                 self.kill(victim);
-                self.after(for_us, Happening::Start(victim));
+                self.after(for_us, Step::Start(victim));
             }
             1 => {
                 let victim = *self.dice.pick(&all);
@@ -82,10 +83,10 @@ impl World {
                 if self.dice.chance(20) {
                     self.say(|| format!("{victim:?} is to end"));
                     self.give(victim, Input::Leave);
-                    self.after(for_us, Happening::Start(victim));
+                    self.after(for_us, Step::Start(victim));
                 } else if self.dice.chance(50) {
                     self.kill(victim);
-                    self.after(for_us, Happening::Start(victim));
+                    self.after(for_us, Step::Start(victim));
                 } else {
                     // The others consider it dead, but it comes back.
                     self.freeze(victim, for_us);
@@ -130,7 +131,7 @@ impl World {
         let until_us = self.now_us + for_us;
         if let Some(running) = self.processes.get_mut(&process) {
             running.frozen_until_us = until_us;
-            self.at(until_us, Happening::Thaw(process));
+            self.at(until_us, Step::Thaw(process));
         }
     }
 
@@ -138,7 +139,7 @@ impl World {
     fn tear(&mut self, a: Process, b: Process) {
         self.say(|| format!("the connection between {a:?} and {b:?} breaks"));
         self.happenings.retain(|_, happening| match happening {
-            Happening::Packet { by, to, .. } => (*by, *to) != (a, b) && (*by, *to) != (b, a),
+            Step::Packet { by, to, .. } => (*by, *to) != (a, b) && (*by, *to) != (b, a),
             _ => true,
         });
         let happenings = &self.happenings;

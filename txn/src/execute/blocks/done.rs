@@ -1,18 +1,18 @@
 //! The progress of blocks, and the barrier of threads between planning and execution.
 
-use crate::schedule::sync::{Alone, AtomicU64, AtomicUsize, Ordering};
+use crate::schedule::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering};
 
 /// The progress of the blocks that are executed at a time.
 ///
 /// The numbers of transactions rise for ever. So nothing has to be cleared when a place is reused
 /// for another block.
 #[derive(Debug, Default)]
-pub(super) struct Done(Box<[Alone<AtomicU64>]>);
+pub(super) struct Done(Box<[CachePadded<AtomicU64>]>);
 
 impl Done {
     /// Creates the progress of `blocks` blocks at a time.
     pub(super) fn new(blocks: usize) -> Done {
-        Done((0..blocks).map(|_| Alone::default()).collect())
+        Done((0..blocks).map(|_| CachePadded::default()).collect())
     }
 
     /// Returns how many blocks there may be at a time.
@@ -38,18 +38,18 @@ impl Done {
 ///
 /// A count that all of them raise would move from core to core as often as there are threads.
 #[derive(Debug)]
-pub(super) struct Meeting(Box<[Alone<AtomicU64>]>);
+pub(super) struct Meeting(Box<[CachePadded<AtomicU64>]>);
 
 impl Meeting {
     /// Creates a barrier for `threads` threads.
     pub(super) fn new(threads: usize) -> Meeting {
-        Meeting((0..threads).map(|_| Alone::default()).collect())
+        Meeting((0..threads).map(|_| CachePadded::default()).collect())
     }
 
     /// Records that a thread has arrived for this time. The first time is 1.
     ///
     /// Its earlier work is visible to a thread that finds that all [are here](Meeting::are_here).
-    pub(super) fn come(&self, thread: usize, time: u64) {
+    pub(super) fn reach(&self, thread: usize, time: u64) {
         self.0[thread].0.store(time, Ordering::Release);
     }
 
@@ -61,7 +61,7 @@ impl Meeting {
 
 /// The next block to take. There is one for chunks of even and one for those of odd number.
 #[derive(Debug, Default)]
-pub(super) struct Next(Alone<AtomicUsize>);
+pub(super) struct Next(CachePadded<AtomicUsize>);
 
 impl Next {
     /// Begins with this block: those before it are taken.
@@ -116,7 +116,7 @@ mod loom_tests {
                     Rows,
                 ) = shared;
                 for chunk in 0..2 {
-                    meeting.come(thread, 2 * chunk as u64 + 1);
+                    meeting.reach(thread, 2 * chunk as u64 + 1);
                     wait(|| meeting.are_here(2 * chunk as u64 + 1));
                     if thread == chunk {
                         let mut cells = Cells::default();
@@ -127,7 +127,7 @@ mod loom_tests {
                         }
                         next[(chunk + 1) % 2].begin(0);
                     }
-                    meeting.come(thread, 2 * chunk as u64 + 2);
+                    meeting.reach(thread, 2 * chunk as u64 + 2);
                     wait(|| meeting.are_here(2 * chunk as u64 + 2));
                     loop {
                         let block = next[chunk % 2].take();

@@ -89,7 +89,7 @@ impl Blocks {
     }
 
     /// Uses short chunks and blocks, so that short epochs have many of them: for tests.
-    pub(super) fn of_anything(self) -> Blocks {
+    pub(super) fn with_small_limits(self) -> Blocks {
         Blocks { chunk: 16, block: 1, bounds: (1, 4), ..self }
     }
 

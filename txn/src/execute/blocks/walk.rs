@@ -150,7 +150,7 @@ impl Own {
     /// Waits for all other threads. Returns whether to continue.
     fn meet(&mut self, shared: &Shared<'_>, thread: usize) -> bool {
         self.meetings += 1;
-        shared.meeting.come(thread, self.meetings);
+        shared.meeting.reach(thread, self.meetings);
         shared.wait(&mut 0, || shared.meeting.are_here(self.meetings))
     }
 

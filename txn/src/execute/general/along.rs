@@ -6,7 +6,7 @@ use tidemill_table::Table;
 use super::effects::Touched;
 use super::plain;
 use super::General;
-use crate::program::owned::Held;
+use crate::program::owned::WindowStore;
 use crate::program::Abort;
 
 impl General<'_> {
@@ -80,16 +80,16 @@ impl General<'_> {
                 continue;
             }
             if let Some(entry) = before {
-                self.let_go(index.table, index.key(&entry))?;
+                self.remove_window_row(index.table, index.key(&entry))?;
             }
             let Some(entry) = after else { continue };
-            if index.is_unique() && self.held(index.table, index.key(&entry))?.is_some() {
+            if index.is_unique() && self.window_row(index.table, index.key(&entry))?.is_some() {
                 let abort = index.is_taken(program, &entry);
                 self.inside.fail(&abort);
                 return Err(abort);
             }
             match index.is_unique() {
-                true => self.hold(index.table, entry)?,
+                true => self.put_window_row(index.table, entry)?,
                 // The key contains the row's own key, whose entry had another key. So this one does
                 // not exist yet.
                 false => self.hold_absent(index.table, entry),

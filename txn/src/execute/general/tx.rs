@@ -6,8 +6,8 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
 use super::{plain, General};
 use crate::program::inside::{Inside, Transaction};
-use crate::program::owned::Held;
-use crate::program::{ints, Abort, Aggregate, Ask, Tx, Window, WindowId};
+use crate::program::owned::WindowStore;
+use crate::program::{ints, Abort, Aggregate, Asker, Tx, Window, WindowId};
 
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
@@ -21,7 +21,7 @@ impl Tx for General<'_> {
             }
         }
         let key = program.stored_key(table, key)?;
-        self.held(table, &key)
+        self.window_row(table, &key)
     }
 
     fn get_ints(&mut self, table: TableId, key: i64, row: &mut [i64]) -> Result<bool, Abort> {
@@ -72,7 +72,7 @@ impl Tx for General<'_> {
         let program = self.inside.program;
         program.check_ranges(table)?;
         let from = Key::of(&program.stored_bound(table, leading)?);
-        let rows = self.range(table, &from, &from.behind_all(), limit)?;
+        let rows = self.range(table, &from, &from.prefix_end(), limit)?;
         self.inside.count(rows.len())?;
         Ok(rows)
     }
@@ -151,13 +151,13 @@ impl Tx for General<'_> {
         self.inside.random()
     }
 
-    fn lookup(&mut self, question: &[u8], ask: &Ask) -> Result<Arc<[u8]>, Abort> {
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
         self.inside.lookup(question, ask)
     }
 }
 
-impl Held for General<'_> {
-    fn held(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
+impl WindowStore for General<'_> {
+    fn window_row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
         if let Some(held) = self.plain(table) {
             let at = self.plain.touch(table, held, plain::word(key));
             return Ok(self.plain.row(at, held));
@@ -166,7 +166,7 @@ impl Held for General<'_> {
         Ok(self.rows[at].row.clone().map(Row::from))
     }
 
-    fn hold(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
+    fn put_window_row(&mut self, table: TableId, row: Vec<Value>) -> Result<(), Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let key: Vec<Value> = spec.key.iter().map(|column| row[*column].clone()).collect();
         if let Some(held) = self.plain(table) {
@@ -179,7 +179,7 @@ impl Held for General<'_> {
         Ok(())
     }
 
-    fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
+    fn remove_window_row(&mut self, table: TableId, key: &[Value]) -> Result<(), Abort> {
         if let Some(held) = self.plain(table) {
             let at = self.plain.touch(table, held, plain::word(key));
             self.plain.write(at, held, None);

@@ -12,7 +12,7 @@ use super::shape::{FLAGS_WORDS, PRESENT, WRITTEN};
 use super::state::States;
 use super::unit::Ran;
 use super::view::Extra;
-use crate::plan::graph::{From, Graph, List, Lists};
+use crate::plan::graph::{Graph, List, Lists, RowPlace};
 use crate::pool::Pool;
 use crate::reference::word_value;
 
@@ -93,7 +93,7 @@ impl Commit<'_> {
 
     /// Returns the writes of a row that count, the last one first.
     fn writes(&self, list: &List) -> impl Iterator<Item = u32> + '_ {
-        let last = list.last_write().map_or(From::Missing, From::Access);
+        let last = list.last_write().map_or(RowPlace::Missing, RowPlace::Access);
         self.graph.writes(last).filter(|access| self.counts(*access))
     }
 

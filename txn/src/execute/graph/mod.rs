@@ -158,7 +158,7 @@ impl Graphs {
     }
 
     /// Builds graphs of as few as two transactions. For tests that compare executors on few events.
-    pub(crate) fn of_anything(mut self) -> Graphs {
+    pub(crate) fn with_small_limits(mut self) -> Graphs {
         self.worth = 2;
         self
     }

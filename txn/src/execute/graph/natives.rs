@@ -11,7 +11,7 @@ use crate::execute::native::NativeCode;
 use crate::execute::segment::{InOrder, Turns};
 use crate::execute::words::{KeyFrom, Stop};
 use crate::order::Ranked;
-use crate::plan::graph::{From, Vertex};
+use crate::plan::graph::{RowPlace, Vertex};
 use crate::program::NativeBody;
 
 /// A thread's data for calling closures, and their results.
@@ -101,7 +101,7 @@ impl<'a> Work<'a> {
         let (mut bases, mut present) = (Vec::with_capacity(shape.rows.len()), 0u128);
         for (row, (table, key)) in shape.rows.iter().enumerate() {
             let access = at.access + row as u32;
-            if let From::Same(other) = self.graph.access(access).from() {
+            if let RowPlace::Same(other) = self.graph.access(access).from() {
                 let other = (other - at.access) as usize;
                 present |= (present >> other & 1) << row;
                 bases.push(bases[other]);
@@ -162,7 +162,7 @@ impl<'a> Work<'a> {
         }
         for (row, (table, _)) in shape.rows.iter().enumerate() {
             let access = self.graph.access(at.access + row as u32);
-            if matches!(access.from(), From::Same(_)) {
+            if matches!(access.from(), RowPlace::Same(_)) {
                 continue;
             }
             let is_of_row = |other: &usize| bases[*other] == bases[row];

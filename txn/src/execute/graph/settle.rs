@@ -153,7 +153,7 @@ impl Settling<'_, '_> {
         };
         match (access, work.list(row)) {
             (Some(access), _) => work.graph.after(access, stands, each),
-            (None, Some(list)) => work.graph.behind(list, txn, stands, each),
+            (None, Some(list)) => work.graph.after_in_list(list, txn, stands, each),
             (None, None) => {}
         }
         work.budget.spend(steps);

@@ -89,7 +89,7 @@ pub(crate) fn shapes(program: &Program, layouts: &[Layout]) -> [Vec<Option<Shape
 fn shape(program: &Program, layouts: &[Layout], handler: usize, sliced: bool) -> Option<Shape> {
     let spec = &program.handlers[handler];
     // Other handlers' work on its aborts is executed before the next event, and triggers within it.
-    if program.handlers_on(spec.aborted).next().is_some() || program.has_more(handler) {
+    if program.handlers_on(spec.aborted).next().is_some() || program.has_hooks(handler) {
         return None;
     }
     let footprint = Footprint::of(program, handler);

@@ -98,7 +98,8 @@ impl Unit {
         let number = self.steps.len();
         let fault = result.as_ref().err().filter(|abort| abort.is_fault());
         let fault = fault.map(|abort| Box::new(abort.clone()));
-        let result = result.map_err(|abort| program.abort_event(handler, event, &abort.told()));
+        let result =
+            result.map_err(|abort| program.abort_event(handler, event, &abort.public_reason()));
         for row in result.iter().flat_map(Effects::written) {
             let versions = self.written.entry((row.table, Key::of(row.key))).or_default();
             versions.push((number, row.number));

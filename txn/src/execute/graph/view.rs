@@ -21,7 +21,7 @@ use super::unit::{merged, Unit};
 use super::work::Work;
 use crate::execute::general::{Holder, Keys, Rows, Unsettled};
 use crate::execute::work;
-use crate::plan::graph::{From, Lists, Vertex};
+use crate::plan::graph::{Lists, RowPlace, Vertex};
 
 /// The transactions that have unexpectedly written a row, by row, in order.
 pub(crate) type Extra = BTreeMap<(TableId, Key), Vec<u32>>;
@@ -92,19 +92,22 @@ impl<'w, 'a> View<'w, 'a> {
     }
 
     /// Returns where the search for the last version of a row before this transaction begins.
-    fn start(&self, row: &(TableId, Key)) -> From {
+    fn start(&self, row: &(TableId, Key)) -> RowPlace {
         if let Some(access) = self.access(row.0, &row.1) {
             return self.work.graph.access(access).from();
         }
         let Some(last) = self.work.list(row).and_then(|list| list.last_write()) else {
-            return From::Missing;
+            return RowPlace::Missing;
         };
         let graph = self.work.graph;
         let is_before = |write: &u32| {
             self.steps.set(self.steps.get() + work::STEP);
             graph.vertex(graph.access(*write).vertex()).txn < self.at.txn
         };
-        graph.writes(From::Access(last)).find(is_before).map_or(From::Missing, From::Access)
+        graph
+            .writes(RowPlace::Access(last))
+            .find(is_before)
+            .map_or(RowPlace::Missing, RowPlace::Access)
     }
 
     /// Calls `each` with the valid versions in the row's list, newest first, until it returns
@@ -118,7 +121,11 @@ impl<'w, 'a> View<'w, 'a> {
     }
 
     /// Walks the valid versions from a place in a list, as [`View::listed`] does.
-    fn walk(&self, start: From, mut each: impl FnMut(Version) -> bool) -> Result<(), Unsettled> {
+    fn walk(
+        &self,
+        start: RowPlace,
+        mut each: impl FnMut(Version) -> bool,
+    ) -> Result<(), Unsettled> {
         let (graph, states) = (self.work.graph, self.work.states);
         for write in graph.writes(start) {
             self.count(work::STEP)?;
@@ -333,7 +340,7 @@ impl<'a> Work<'a> {
             self.stretch.row(table, key(from, columns, event))
         };
         let touches = (at.access..).zip(&shape.parts[0].touches);
-        let is_own = |access: u32| !matches!(self.graph.access(access).from(), From::Same(_));
+        let is_own = |access: u32| !matches!(self.graph.access(access).from(), RowPlace::Same(_));
         let written = touches.filter(|(access, touch)| touch.words > 0 && is_own(*access));
         written.map(|(access, touch)| (access, row(touch))).collect()
     }

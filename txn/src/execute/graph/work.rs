@@ -20,7 +20,7 @@ use super::unit::{Ran, Unit};
 use super::view::{Missed, View};
 use crate::execute::words::{Frame, Stop, WordCode};
 use crate::execute::work::{self, Budget, Usual};
-use crate::plan::graph::{From, Graph, Lists, Vertex};
+use crate::plan::graph::{Graph, Lists, RowPlace, Vertex};
 use crate::program::{Moment, Program};
 use crate::schedule::Walk;
 
@@ -71,7 +71,7 @@ pub(crate) struct Hand<'a> {
 }
 
 /// The counted work after which the budget is charged.
-const TOLD: u64 = 256;
+const CHARGE_EVERY: u64 = 256;
 
 impl Hand<'_> {
     pub(crate) fn new(thread: usize, shapes: &[Option<Shape>]) -> Self {
@@ -150,9 +150,9 @@ impl<'a> Work<'a> {
         let mut from = self.graph.access(access).from();
         loop {
             match from {
-                From::Access(before) | From::Same(before) => {
+                RowPlace::Access(before) | RowPlace::Same(before) => {
                     let before_access = self.graph.access(before);
-                    let is_write = matches!(from, From::Access(_));
+                    let is_write = matches!(from, RowPlace::Access(_));
                     let txn = self.graph.vertex(before_access.vertex()).txn;
                     if !is_write || self.states.is_aborted(txn) {
                         from = before_access.from();
@@ -171,7 +171,7 @@ impl<'a> Work<'a> {
                     let words = &words[FLAGS_WORDS..FLAGS_WORDS + table.layout().body_words()];
                     return Some(Found { columns: Columns::Version(words), is_present: true });
                 }
-                From::Slot(slot) => {
+                RowPlace::Slot(slot) => {
                     let base = slot as usize * table.layout().slot_words();
                     if !table.is_present(base) {
                         return missing();
@@ -181,7 +181,7 @@ impl<'a> Work<'a> {
                         is_present: true,
                     });
                 }
-                From::Missing => return missing(),
+                RowPlace::Missing => return missing(),
             }
         }
     }
@@ -259,7 +259,7 @@ impl<'a> Work<'a> {
 
     /// Marks all readers of an operation's writes to be executed again, if they were executed
     /// already.
-    fn tell(&self, vertex: u32, hand: &mut Hand<'_>) {
+    fn notify_readers(&self, vertex: u32, hand: &mut Hand<'_>) {
         let stands = |write: &crate::plan::graph::Access| {
             !self.states.is_aborted(self.graph.vertex(write.vertex()).txn)
         };
@@ -285,7 +285,7 @@ impl<'a> Work<'a> {
         if self.budget.is_over(hand.work) {
             return self.leave(vertex);
         }
-        if hand.work > TOLD && self.budget.has_end() {
+        if hand.work > CHARGE_EVERY && self.budget.has_end() {
             hand.spend(self.budget);
         }
         if at.part == UNIT {
@@ -325,13 +325,13 @@ impl<'a> Work<'a> {
             if is_overturned {
                 // The head of the transaction handles all of it.
                 for sibling in self.graph.operations(at.txn) {
-                    self.tell(sibling, hand);
+                    self.notify_readers(sibling, hand);
                 }
             } else if changed && !is_first {
                 // No reader begins before this operation has been executed for the first time. The
                 // fence is as in `States::stop`.
                 fence(Ordering::SeqCst);
-                self.tell(vertex, hand);
+                self.notify_readers(vertex, hand);
             }
             if self.states.end(vertex) {
                 return;
@@ -436,16 +436,16 @@ impl<'a> Walk for Work<'a> {
         for (access, touch) in (at.access..).zip(&part.touches) {
             let access = self.graph.access(access);
             match access.from() {
-                From::Slot(slot) => {
+                RowPlace::Slot(slot) => {
                     let (table, _) = self.shape(at).rows[usize::from(touch.row)];
                     let table = &self.tables[table];
                     table.prefetch_at(slot as usize * table.layout().slot_words());
                 }
-                From::Access(before) => {
+                RowPlace::Access(before) => {
                     let before = self.graph.access(before).at as usize;
                     tidemill_table::prefetch_address(&raw const self.words[before]);
                 }
-                From::Missing | From::Same(_) => {}
+                RowPlace::Missing | RowPlace::Same(_) => {}
             }
             if touch.words > 0 {
                 tidemill_table::prefetch_address(&raw const self.words[access.at as usize]);

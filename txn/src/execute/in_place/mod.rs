@@ -18,7 +18,7 @@ use tidemill_table::{Opened, Seq, Table};
 pub(super) use self::events::Events;
 use self::member::Start;
 pub(super) use self::member::{put_together, Member, Part};
-use self::places::{Foreseen, Placements};
+use self::places::{Placements, Prediction};
 use super::codes::{moved, Code, Codes};
 use super::serial::Sink;
 use crate::order::{Epoch, Section};
@@ -47,7 +47,7 @@ pub(super) struct InPlace {
     pub(super) threads: usize,
     /// Whether each row is written, by handler.
     pub(super) writes: Vec<Vec<bool>>,
-    foreseen: Foreseen,
+    foreseen: Prediction,
     /// The reused memory of each thread.
     parts: Vec<Part>,
     /// Whether a transaction could not be executed before, perhaps because there was no slot left
@@ -68,7 +68,7 @@ impl InPlace {
             Code::General => Vec::new(),
         };
         let writes = codes.code.iter().map(writes).collect();
-        let foreseen = Foreseen::default();
+        let foreseen = Prediction::default();
         InPlace { codes, threads, writes, foreseen, parts: Vec::new(), short: false }
     }
 

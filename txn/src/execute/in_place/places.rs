@@ -20,7 +20,7 @@ const PAUSE_MAX: u32 = 1 << 12;
 
 /// The knowledge about the streams that transactions send to.
 #[derive(Debug, Default)]
-pub(super) struct Foreseen {
+pub(super) struct Prediction {
     /// Whether each committed transaction sent one event the last time, and hardly any aborted, by
     /// stream.
     is_exact: Vec<bool>,
@@ -110,7 +110,7 @@ fn numbered(section: &Section<'_>, handlers: usize) -> Option<(Vec<usize>, Vec<u
     Some((from, counts))
 }
 
-impl Foreseen {
+impl Prediction {
     /// Returns the destinations of the outputs of a section, as far as they are foreseen.
     pub(super) fn places(
         &mut self,

@@ -6,15 +6,15 @@
 
 use std::mem::MaybeUninit;
 
-use crate::schedule::sync::{Alone, AtomicBool, AtomicUsize, Ordering, Place};
+use crate::schedule::sync::{AtomicBool, AtomicUsize, CachePadded, Ordering, Place};
 
 /// Items that one thread appends and others read.
 #[derive(Debug)]
 pub(super) struct Feed<T> {
     /// The ring. Its length is a power of two.
     items: Box<[Place<MaybeUninit<T>>]>,
-    published: Alone<AtomicUsize>,
-    closed: Alone<AtomicBool>,
+    published: CachePadded<AtomicUsize>,
+    closed: CachePadded<AtomicBool>,
     /// Whether there is an appender.
     taken: AtomicBool,
 }
@@ -39,7 +39,7 @@ impl<T: Copy> Feed<T> {
             (0..room.next_power_of_two()).map(|_| Place::new(MaybeUninit::uninit())).collect();
         let (published, closed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let taken = AtomicBool::new(false);
-        Feed { items, published: Alone(published), closed: Alone(closed), taken }
+        Feed { items, published: CachePadded(published), closed: CachePadded(closed), taken }
     }
 
     pub(super) fn room(&self) -> usize {

@@ -81,7 +81,7 @@ impl Lists {
 
     /// Plans few transactions at a time, so that the room of the lists is reused many times even in
     /// a short epoch: for tests.
-    pub(super) fn of_anything(self) -> Lists {
+    pub(super) fn with_small_limits(self) -> Lists {
         const CHUNK: usize = 4;
         Lists { chunk: CHUNK, ..self }
     }

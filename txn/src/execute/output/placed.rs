@@ -149,7 +149,7 @@ fn close<T: Copy>(items: &mut Vec<T>, holes: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Alone;
+    use crate::pool::SingleThread;
 
     fn pushed(rows: &mut WordRows, event: usize) {
         let word = |column| (event * 10 + column) as u64;
@@ -171,7 +171,7 @@ mod tests {
         let placed = parts.each_mut().map(|part| part.unplace());
         assert_eq!(placed, [3, 1].map(|rows| Some(Placed { rows, is_wrong: false })));
         // SAFETY: all but those have been written.
-        unsafe { all.have_been_placed(&Alone, &places, vec![2, 1]) };
+        unsafe { all.have_been_placed(&SingleThread, &places, vec![2, 1]) };
         let raw = all.take();
         assert_eq!(raw.columns, [[30, 70, 100, 110, 120], [31, 71, 101, 111, 121]]);
         let roots: Vec<u32> = raw.origins.iter().map(|origin| origin.root()).collect();

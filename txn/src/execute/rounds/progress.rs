@@ -1,10 +1,10 @@
 //! The progress of the threads: three counts that they wait for.
 
-use crate::schedule::sync::{Alone, AtomicUsize, Ordering};
+use crate::schedule::sync::{AtomicUsize, CachePadded, Ordering};
 
 /// A count of rounds.
 #[derive(Debug, Default)]
-struct Count(Alone<AtomicUsize>);
+struct Count(CachePadded<AtomicUsize>);
 
 impl Count {
     fn has_reached(&self, count: usize) -> bool {

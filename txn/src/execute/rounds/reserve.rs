@@ -8,7 +8,7 @@
 
 use tidemill_table::prefetch_address;
 
-use crate::schedule::sync::{Alone, Place};
+use crate::schedule::sync::{CachePadded, Place};
 
 /// The bits of a filter for each row. One row in four hundred is mistaken for another one.
 const BITS: usize = 48;
@@ -34,14 +34,14 @@ pub(super) fn mark(hash: u64, writes: bool) -> Mark {
 
 /// Marks that one thread writes, and that others read after it has reported them.
 #[derive(Debug)]
-pub(super) struct Marks(Alone<Place<Vec<Mark>>>);
+pub(super) struct Marks(CachePadded<Place<Vec<Mark>>>);
 
 // SAFETY: the places where they are written and read say who may do so, and when.
 unsafe impl Sync for Marks {}
 
 impl Default for Marks {
     fn default() -> Marks {
-        Marks(Alone(Place::new(Vec::new())))
+        Marks(CachePadded(Place::new(Vec::new())))
     }
 }
 

@@ -146,7 +146,7 @@ pub(super) fn walk<const READS: bool>(
             if !shared.wait(&mut own.wait_ns, || progress.may_settle(thread, number)) {
                 return;
             }
-            if !each_alone(shared, member, &own.off) {
+            if !one_by_one(shared, member, &own.off) {
                 return shared.halt.set();
             }
         }
@@ -184,7 +184,7 @@ fn all_but(
 }
 
 /// Executes transactions that do not follow one another. Returns whether that was possible.
-fn each_alone(shared: &Shared<'_>, member: &mut Member<'_>, ranks: &[usize]) -> bool {
+fn one_by_one(shared: &Shared<'_>, member: &mut Member<'_>, ranks: &[usize]) -> bool {
     let event = |rank: &usize| {
         let Ranked { lane, row } = shared.round.order[*rank];
         (lane as usize, row as usize..row as usize + 1)
@@ -347,7 +347,7 @@ impl Own {
             if !shared.wait(&mut self.wait_ns, is_settled) {
                 return false;
             }
-            if !each_alone(shared, member, &self.waiting) {
+            if !one_by_one(shared, member, &self.waiting) {
                 shared.halt.set();
                 return false;
             }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use expect_test::{expect, Expect};
 
 use super::{Collected, Graph, Operations, Put, Size};
-use crate::pool::Alone;
+use crate::pool::SingleThread;
 
 /// The rows of an operation, and whether it writes the first.
 struct Operation {
@@ -100,8 +100,8 @@ fn check(text: &str, expected: Expect) {
 fn planned(text: &Text) -> Graph {
     let (mut graph, mut collected, mut lists) =
         (Graph::default(), Collected::default(), Vec::new());
-    graph.collect(text, &Alone, &mut collected).unwrap();
-    graph.link(&collected, &Alone, &mut lists, &[], |_, _| (), |_, _, _| None);
+    graph.collect(text, &SingleThread, &mut collected).unwrap();
+    graph.link(&collected, &SingleThread, &mut lists, &[], |_, _| (), |_, _, _| None);
     graph
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::collect::{share_of, Collected, Entry};
-use super::{From, Graph, NONE};
+use super::{Graph, RowPlace, NONE};
 use crate::pool::Pool;
 
 /// The list of a row that operations of the graph access.
@@ -168,16 +168,16 @@ impl Graph {
             // An operation that names a row twice has one entry; it writes in both places or in
             // none.
             debug_assert_eq!(access.writes(), self.access(list.last).writes());
-            access.set_from(From::Same(list.last));
+            access.set_from(RowPlace::Same(list.last));
             return;
         }
         access.set_from(match list.last_write {
             // Until the first write, all accesses use the place that the first one found.
             NONE if is_new => {
-                find(entry.table, entry.key, entry.hash).map_or(From::Missing, From::Slot)
+                find(entry.table, entry.key, entry.hash).map_or(RowPlace::Missing, RowPlace::Slot)
             }
             NONE => self.access(list.last).from(),
-            write => From::Access(write),
+            write => RowPlace::Access(write),
         });
         if list.last != NONE {
             self.access(list.last).next.store(entry.access, Relaxed);

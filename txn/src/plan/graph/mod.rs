@@ -59,7 +59,7 @@ pub(crate) struct Access {
 
 /// The place where an operation finds a row, if all operations before it have committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
+pub(crate) enum RowPlace {
     /// In the version that this access writes.
     Access(u32),
     /// In this slot of the table: no earlier operation has written it.
@@ -92,21 +92,21 @@ impl Access {
         self.vertex & WRITES != 0
     }
 
-    pub(crate) fn from(&self) -> From {
+    pub(crate) fn from(&self) -> RowPlace {
         match self.from.load(Ordering::Relaxed) {
-            NONE => From::Missing,
-            from if from & SLOT != 0 => From::Slot(from & !SLOT),
-            from if from & SAME != 0 => From::Same(from & !SAME),
-            from => From::Access(from),
+            NONE => RowPlace::Missing,
+            from if from & SLOT != 0 => RowPlace::Slot(from & !SLOT),
+            from if from & SAME != 0 => RowPlace::Same(from & !SAME),
+            from => RowPlace::Access(from),
         }
     }
 
-    fn set_from(&self, from: From) {
+    fn set_from(&self, from: RowPlace) {
         let word = match from {
-            From::Missing => NONE,
-            From::Slot(slot) => slot | SLOT,
-            From::Same(access) => access | SAME,
-            From::Access(access) => access,
+            RowPlace::Missing => NONE,
+            RowPlace::Slot(slot) => slot | SLOT,
+            RowPlace::Same(access) => access | SAME,
+            RowPlace::Access(access) => access,
         };
         self.from.store(word, Ordering::Relaxed);
     }
@@ -163,19 +163,19 @@ impl Graph {
     /// occur more than once.
     pub(crate) fn before(&self, vertex: u32) -> impl Iterator<Item = u32> + '_ {
         self.accesses_of(vertex).filter_map(|access| match self.access(access).from() {
-            From::Access(from) => Some(self.access(from).vertex()),
+            RowPlace::Access(from) => Some(self.access(from).vertex()),
             _ => None,
         })
     }
 
     /// Returns the writes of a row that are visible from a place, the newest first. A window reads
     /// each of them.
-    pub(crate) fn writes(&self, from: From) -> impl Iterator<Item = u32> + '_ {
-        let write = |mut from: From| loop {
+    pub(crate) fn writes(&self, from: RowPlace) -> impl Iterator<Item = u32> + '_ {
+        let write = |mut from: RowPlace| loop {
             match from {
-                From::Access(write) => return Some(write),
-                From::Same(other) => from = self.access(other).from(),
-                From::Slot(_) | From::Missing => return None,
+                RowPlace::Access(write) => return Some(write),
+                RowPlace::Same(other) => from = self.access(other).from(),
+                RowPlace::Slot(_) | RowPlace::Missing => return None,
             }
         };
         std::iter::successors(write(from), move |last| write(self.access(*last).from()))
@@ -194,7 +194,7 @@ impl Graph {
 
     /// Like [`Graph::after`], for the accesses after those of an operation, which may have none in
     /// this list.
-    pub(crate) fn behind(
+    pub(crate) fn after_in_list(
         &self,
         list: &List,
         vertex: u32,

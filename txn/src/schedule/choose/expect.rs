@@ -1,7 +1,7 @@
 //! The expected times of an epoch, by a model of two measured costs: executing a transaction, and
 //! planning one.
 
-use super::{Arm, Chooser, Properties, PARALLEL};
+use super::{Chooser, ExecutionMode, Properties, PARALLEL};
 
 /// The expected times, in nanoseconds per transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -19,19 +19,19 @@ pub struct Expected {
 }
 
 impl Expected {
-    pub(super) fn best(&self, among: &[Arm]) -> Arm {
+    pub(super) fn best(&self, among: &[ExecutionMode]) -> ExecutionMode {
         let best = among.iter().min_by(|a, b| self.of(**a).total_cmp(&self.of(**b)));
-        *best.unwrap_or(&Arm::Serial)
+        *best.unwrap_or(&ExecutionMode::Serial)
     }
 
     /// Returns the expected time of an option.
-    pub fn of(&self, arm: Arm) -> f64 {
+    pub fn of(&self, arm: ExecutionMode) -> f64 {
         match arm {
-            Arm::Serial => self.serial_ns,
-            Arm::Rounds => self.rounds_ns,
-            Arm::Lists => self.lists_ns,
-            Arm::Blocks => self.blocks_ns,
-            Arm::Graph => self.graph_ns,
+            ExecutionMode::Serial => self.serial_ns,
+            ExecutionMode::Rounds => self.rounds_ns,
+            ExecutionMode::Lists => self.lists_ns,
+            ExecutionMode::Blocks => self.blocks_ns,
+            ExecutionMode::Graph => self.graph_ns,
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::*;
 
 /// The number of options for two threads: the first ones.
-const ARMS: usize = Arm::IN_PLACE.len();
+const ARMS: usize = ExecutionMode::IN_PLACE.len();
 
 /// The lengths of epochs, in transactions, and the number of good runs in 100.
 const EPOCHS: [(usize, usize); 3] = [(1_000, 96), (10_000, 96), (100_000, 88)];
@@ -110,7 +110,7 @@ impl Chance {
 /// The machine and its memory of the executed parts.
 struct Machine {
     chance: Chance,
-    last: Arm,
+    last: ExecutionMode,
     /// The number of transactions in a row that the last option executed.
     in_row: f64,
     /// Per option: its longest part.
@@ -122,28 +122,34 @@ struct Machine {
 impl Machine {
     fn new(seed: u64) -> Machine {
         let chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let (last, longest) = (Arm::Serial, [0; ARMS]);
+        let (last, longest) = (ExecutionMode::Serial, [0; ARMS]);
         Machine { chance, last, in_row: 0.0, longest, noise: 0.0, is_taken: false }
     }
 
     /// Returns the time of executing `n` transactions, and the factor of the machine that applies
     /// to any option.
-    fn executes(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> (Took, f64) {
+    fn executes(
+        &mut self,
+        kind: &Kind,
+        arm: ExecutionMode,
+        n: usize,
+        is_output_new: bool,
+    ) -> (EpochTimes, f64) {
         let of = arm as usize;
         let more_ns = self.cold_ns(kind, arm, n, is_output_new) / n as f64;
         let slower = self.slower();
-        let took = Took {
+        let took = EpochTimes {
             ns: (kind.warm_ns[of] + more_ns)
                 * (slower + self.taken(arm, kind.warm_ns[of] * n as f64)),
-            plan_ns: (arm == Arm::Lists).then_some(kind.plan_ns * slower),
-            execute_ns: (arm != Arm::Serial).then_some(kind.warm_ns[0] * 1.1 * slower),
+            plan_ns: (arm == ExecutionMode::Lists).then_some(kind.plan_ns * slower),
+            execute_ns: (arm != ExecutionMode::Serial).then_some(kind.warm_ns[0] * 1.1 * slower),
             aborts: 0.0,
         };
         (took, slower)
     }
 
     /// Returns the extra time of a part that is not warm.
-    fn cold_ns(&mut self, kind: &Kind, arm: Arm, n: usize, is_output_new: bool) -> f64 {
+    fn cold_ns(&mut self, kind: &Kind, arm: ExecutionMode, n: usize, is_output_new: bool) -> f64 {
         let (of, rows, n_f) = (arm as usize, kind.rows / 3.5, n as f64);
         let ((wakes_ns, cold_ns, cools), (first_ns, new_ns)) = (COLD[of], NEW_MEMORY[of]);
         let mut more_ns = 0.0;
@@ -173,7 +179,7 @@ impl Machine {
     }
 
     /// Returns the relative delay of a part of this many nanoseconds by other processes.
-    fn taken(&mut self, arm: Arm, ns: f64) -> f64 {
+    fn taken(&mut self, arm: ExecutionMode, ns: f64) -> f64 {
         let ((often, longer), slices) = (TAKEN[arm as usize], (ns / TAKEN_NS).ceil());
         let mut taken = 0.0;
         for _ in 0..slices as usize {
@@ -187,7 +193,8 @@ impl Machine {
 /// Returns the best options' time, relative to the time taken, where kinds follow one another in
 /// phases. Each phase is as long as a run.
 fn run(kinds: &[&Kind], phases: usize, epoch: usize, seed: u64) -> f64 {
-    let (mut machine, mut chooser) = (Machine::new(seed), Chooser::new(Arm::IN_PLACE, 1.0));
+    let (mut machine, mut chooser) =
+        (Machine::new(seed), Chooser::new(ExecutionMode::IN_PLACE, 1.0));
     let epochs = |kind: &Kind| {
         let transactions = (RUN_NS / kind.warm_ns[0]).max(TRANSACTIONS_MIN);
         (transactions / epoch as f64).max(EPOCHS_MIN) as usize

@@ -1,0 +1,212 @@
+//! Requests of clients, and their replies.
+//!
+//! A request is appended to the log, and its reply is found in the outputs, whichever process has
+//! executed it. So it gets a reply even if every other process has died meanwhile.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Once, Weak};
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+use parking_lot::{Condvar, Mutex};
+use tidemill_cluster::{Output, Record, Records, Refused, Request, RequestId, Topic};
+use tidemill_core::Value;
+use tidemill_durable::{Log, Then};
+use tidemill_env::Env;
+use tidemill_function::{Call, Tid};
+use tidemill_place::{Partition, PARTITIONS};
+use tidemill_txn::program::Abort;
+
+/// The number of outputs that are read at once.
+const READ: usize = 4096;
+/// The time for which a read waits for more outputs, in microseconds.
+const WAIT_US: u64 = 1_000_000;
+
+/// The maximum time to find the end of the outputs.
+const BEGIN: Duration = Duration::from_secs(10);
+
+/// The answer to a client.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// The transaction has committed, and its function has returned this value.
+    Returned(Value),
+    /// It has aborted, for this reason.
+    Aborted(Abort),
+    /// It is unknown whether the request is in the log, and so whether it will be executed.
+    Unknown,
+}
+
+/// A callback for the result of a request and its place in the order, which is `None` if it is
+/// unknown.
+pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
+
+/// A callback for all outputs, in the order of each source.
+pub type Listener = Arc<dyn Fn(u32, &Output) + Send + Sync>;
+
+/// The request server, to which clients send requests, and from which replies come.
+pub struct RequestServer {
+    log: Arc<dyn Log>,
+    /// The number of sources that it appends to: the first of the `outputs` sources that have
+    /// outputs.
+    sources: u32,
+    outputs: u32,
+    own: u64,
+    waiting: Arc<Mutex<Waiting>>,
+    listener: Option<Listener>,
+    begun: Once,
+}
+
+#[derive(Default)]
+struct Waiting {
+    count: u64,
+    open: HashMap<RequestId, Placed, FixedState>,
+}
+
+impl RequestServer {
+    /// Creates a request server without requests. It uses the first `sources` of all sources.
+    /// `listener` receives all outputs after [`RequestServer::begin`].
+    pub fn open(
+        env: &Env,
+        log: Arc<dyn Log>,
+        (sources, outputs): (u32, u32),
+        listener: Option<Listener>,
+    ) -> RequestServer {
+        let (own, waiting) = (env.random.next_u64(), Arc::default());
+        RequestServer { log, sources, outputs, own, waiting, listener, begun: Once::new() }
+    }
+
+    /// Starts to read new outputs, unless that has happened. If clients connect in other ways only,
+    /// nothing needs to be read. Reading ends when the request server has been dropped.
+    pub fn begin(&self) {
+        self.begun.call_once(|| {
+            let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.outputs), Condvar::new()));
+            for source in 0..self.outputs {
+                let (log, waiting) = (Arc::downgrade(&self.log), Arc::downgrade(&self.waiting));
+                let (listener, unknown) = (self.listener.clone(), Some(unknown.clone()));
+                let tail = Tail { log, waiting, listener, source, unknown };
+                // Earlier outputs are not needed. This read only finds where they end.
+                tail.read(u64::MAX, None);
+            }
+            // Without this wait, the reply to a new request might be missed.
+            let (count, known) = &*unknown;
+            known.wait_while_for(&mut count.lock(), |count| *count > 0, BEGIN);
+        });
+    }
+
+    /// Returns the number of sources that it appends to.
+    pub fn sources(&self) -> u32 {
+        self.sources
+    }
+
+    /// Returns the source for a call. If shares are equal, the reader of the source owns the
+    /// entity.
+    pub fn source_of(&self, partition: Partition) -> u32 {
+        source_of(partition, self.sources)
+    }
+
+    /// Returns the number of requests that wait for their replies.
+    pub fn open_requests(&self) -> usize {
+        self.waiting.lock().open.len()
+    }
+
+    /// Appends a request to a source. If it gets into the log, it is executed exactly once.
+    pub fn call(&self, source: u32, call: Call, then: Then<Answer>) {
+        self.call_placed(source, call, Box::new(move |_, answer| then(answer)));
+    }
+
+    /// Appends a request like [`RequestServer::call`], and reports its place in the order.
+    pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
+        self.call_together(source, vec![(call, then)]);
+    }
+
+    /// Appends several requests to a source as one record. Either all of them are in the log or
+    /// none, and they are executed in their order.
+    pub fn call_together(&self, source: u32, calls: Vec<(Call, Placed)>) {
+        self.begin();
+        let mut waiting = self.waiting.lock();
+        let mut requests = Vec::new();
+        for (call, then) in calls {
+            waiting.count += 1;
+            let id = [self.own, waiting.count];
+            let id: RequestId = id.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>().into();
+            waiting.open.insert(id.clone(), then);
+            requests.push(Request { id, call });
+        }
+        drop(waiting);
+        let ids: Vec<RequestId> = requests.iter().map(|request| request.id.clone()).collect();
+        let waiting = self.waiting.clone();
+        let appended = move |result: Result<u64, Refused>| {
+            // A successful append needs no report, because the replies follow.
+            for id in ids.iter().filter(|_| result.is_err()) {
+                let then = waiting.lock().open.remove(id);
+                if let Some(then) = then {
+                    then(None, Answer::Unknown);
+                }
+            }
+        };
+        let record = Record::Requests(requests);
+        self.log.append(Topic::Input(source), 0, record, Box::new(appended));
+    }
+}
+
+/// Returns the source, of this many, whose reader owns a partition if shares are equal.
+pub fn source_of(partition: Partition, sources: u32) -> u32 {
+    (u64::from(partition.0) * u64::from(sources) / u64::from(PARTITIONS)) as u32
+}
+
+/// The number of sources whose outputs have an unknown end.
+type Unknown = (Mutex<u32>, Condvar);
+
+/// Reads the outputs of one source.
+struct Tail {
+    log: Weak<dyn Log>,
+    waiting: Weak<Mutex<Waiting>>,
+    listener: Option<Listener>,
+    source: u32,
+    unknown: Option<Arc<Unknown>>,
+}
+
+impl Tail {
+    fn read(self, from: u64, limit: Option<usize>) {
+        let Some(log) = self.log.upgrade() else { return };
+        let topic = Topic::Output(self.source);
+        log.read(
+            topic,
+            from,
+            limit,
+            WAIT_US,
+            Box::new(move |found| self.found(from, limit, found)),
+        );
+    }
+
+    fn found(mut self, from: u64, limit: Option<usize>, found: Option<Records>) {
+        let Some(waiting) = self.waiting.upgrade() else { return };
+        let Some(Records { records, upto }) = found else {
+            return self.read(from, limit);
+        };
+        if let Some(unknown) = self.unknown.take() {
+            *unknown.0.lock() -= 1;
+            unknown.1.notify_all();
+        }
+        let outputs = records.into_iter().filter_map(|(_, record)| match record {
+            Record::Outputs(outputs) => Some(outputs),
+            _ => None,
+        });
+        for output in outputs.flatten() {
+            if let Some(listener) = &self.listener {
+                listener(self.source, &output);
+            }
+            let Output::Reply { tid, id, outcome } = output else { continue };
+            let then = waiting.lock().open.remove(&id);
+            if let Some(then) = then {
+                let answer = match outcome {
+                    Ok(value) => Answer::Returned(value),
+                    Err(abort) => Answer::Aborted(abort),
+                };
+                then(Some(tid), answer);
+            }
+        }
+        drop(waiting);
+        self.read(upto, Some(READ));
+    }
+}
