@@ -116,7 +116,7 @@ pub struct Coordinator {
     patience: u64,
     /// The workers that are alive: the time of the last beat, and the generation in it.
     seen: BTreeMap<Member, (u64, u64)>,
-    quarrels: LostPairs,
+    lost_pairs: LostPairs,
     preparing: Preparing,
     /// The workers that want to end.
     leaving: BTreeSet<Member>,
@@ -160,7 +160,7 @@ impl Coordinator {
             started_us: None,
             patience: 1,
             seen: BTreeMap::new(),
-            quarrels: LostPairs::default(),
+            lost_pairs: LostPairs::default(),
             preparing: Preparing::default(),
             leaving: BTreeSet::new(),
             is_ending: false,
@@ -310,7 +310,7 @@ impl Coordinator {
                 self.formed(member, generation, buffered, effects);
             }
             Packet::Lost { generation, member: other } => {
-                self.quarrels.lost(generation, member, other, self.now_us);
+                self.lost_pairs.lost(generation, member, other, self.now_us);
                 if self.generation() == generation && self.is_member(other) {
                     self.begin(effects);
                 }
@@ -411,7 +411,7 @@ impl Coordinator {
             Stage::Running(running) if running.has_executed() => Some(now_us - running.since_us),
             _ => None,
         };
-        self.quarrels.forget(good_us, now_us, self.settings.lease_us);
+        self.lost_pairs.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         if self.is_ending {
             self.try_end(effects);
@@ -456,7 +456,7 @@ impl Coordinator {
         }
         let stays = |member: &&Member| !self.leaving.contains(*member);
         let stay = self.seen.keys().filter(stays);
-        self.quarrels.left_out(stay, self.now_us, self.settings.lease_us)
+        self.lost_pairs.left_out(stay, self.now_us, self.settings.lease_us)
     }
 
     /// Returns the workers that would be members of the next generation.

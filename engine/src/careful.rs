@@ -51,14 +51,14 @@ impl Driver {
         epoch: &mut Epoch,
         answers: &mut Vec<Answer>,
     ) -> Result<Outcome> {
-        if let Some(trial) = &mut self.trial {
+        if let Some(guard) = &mut self.guard {
             let durable = self.shared.delivered_epoch();
             self.on_their_way.retain(|(epoch, _)| *epoch > durable);
             self.on_their_way.push_back((at, epoch.order.len() as u64));
-            if trial.is_careful() {
+            if guard.is_careful() {
                 return self.carefully(tables, at, epoch, answers);
             }
-            trial.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
+            guard.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
         }
         let outcome = self.executor.run(&self.pool, tables, epoch)?;
         answers.extend(calls::answers(&self.program, epoch, &outcome));
@@ -103,7 +103,7 @@ impl Driver {
         }
         let all = parts.all.expect("something was executed");
         epoch.order = order;
-        self.trial.iter_mut().try_for_each(|trial| trial.executed(at))?;
+        self.guard.iter_mut().try_for_each(|guard| guard.executed(at))?;
         Ok(all)
     }
 
@@ -126,8 +126,8 @@ impl Driver {
 
     /// Notes the next event. Waits before, if the last process died at it.
     fn wait_and_note(&mut self, at: u64, event: (SourceId, u64)) -> Result<()> {
-        let Some(trial) = &mut self.trial else { return Ok(()) };
-        if let Some(wait_us) = trial.waits(at, event)? {
+        let Some(guard) = &mut self.guard else { return Ok(()) };
+        if let Some(wait_us) = guard.waits(at, event)? {
             let begun_ns = self.env.clock.monotonic_ns();
             let what = format!(
                 "the process ended when {} was executed: it is tried again, as the only event, \
@@ -143,7 +143,7 @@ impl Driver {
             self.shared.troubles.clear(CAREFUL);
         }
         let lived_us = (self.env.clock.monotonic_ns() - self.begun_ns) / 1000;
-        trial.transaction(at, event, lived_us)
+        guard.transaction(at, event, lived_us)
     }
 }
 

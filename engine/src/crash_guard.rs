@@ -2,7 +2,7 @@
 //! each execution in the data directory before it begins. So the next start knows where to be
 //! careful.
 //!
-//! The note is the file `trial`. It is written but not synced, because it must survive the death of
+//! The note is the file `guard`. It is written but not synced, because it must survive the death of
 //! the process, not of the machine. Normally it has the number of transactions under way, epoch by
 //! epoch. After a death the next run executes so many transactions, and some more, one at a time,
 //! and notes each before. If the process dies again, the note names one event. After enough such
@@ -141,7 +141,7 @@ impl CrashGuard {
     /// Reads the files of the last run, and counts its death.
     pub(crate) fn open(disk: &Arc<dyn Disk>, dir: &Path) -> Result<(CrashGuard, Option<Suspect>)> {
         let (disk, dir) = (disk.clone(), dir.to_path_buf());
-        let mut trial = CrashGuard {
+        let mut guard = CrashGuard {
             disk,
             dir,
             careful: 0,
@@ -151,38 +151,38 @@ impl CrashGuard {
             died_recovering: false,
             is_recovering: false,
         };
-        let Some(note) = trial.read("trial")?.and_then(|bytes| Note::decode(&bytes)) else {
-            return Ok((trial, None));
+        let Some(note) = guard.read("trial")?.and_then(|bytes| Note::decode(&bytes)) else {
+            return Ok((guard, None));
         };
-        trial.careful_from = note.transactions.saturating_add(MARGIN);
-        trial.careful = trial.careful_from;
-        trial.died_recovering = note.is_recovering;
-        let Some((source, offset)) = note.event else { return Ok((trial, None)) };
+        guard.careful_from = note.transactions.saturating_add(MARGIN);
+        guard.careful = guard.careful_from;
+        guard.died_recovering = note.is_recovering;
+        let Some((source, offset)) = note.event else { return Ok((guard, None)) };
         // It counts once. A process that dies before it executes anything has not died of the
         // event.
-        trial.note(Note { event: None, waits: false, ..note })?;
-        let deaths = trial.read("deaths")?.unwrap_or_default();
+        guard.note(Note { event: None, waits: false, ..note })?;
+        let deaths = guard.read("deaths")?.unwrap_or_default();
         let mut deaths: Deaths = serde_json::from_slice(&deaths).unwrap_or_default();
         if note.waits {
-            trial.spared = Some((source, offset));
-            trial.replace("deaths", b"{}").map_err(|e| trial.io(&e))?;
-            return Ok((trial, None));
+            guard.spared = Some((source, offset));
+            guard.replace("deaths", b"{}").map_err(|e| guard.io(&e))?;
+            return Ok((guard, None));
         }
         // Only deaths in a row count.
         let name = format!("{}:{offset}", source.0);
         deaths.retain(|other, _| *other == name);
         let count = deaths.entry(name).or_default();
         *count += 1;
-        trial.wait = Some(((source, offset), note.lived_us.min(WAIT_US_MAX)));
+        guard.wait = Some(((source, offset), note.lived_us.min(WAIT_US_MAX)));
         let event = (source, offset);
         let suspect = Suspect { event, deaths: *count, epoch: note.epoch };
         let text = serde_json::to_vec(&deaths).expect("counts are JSON");
-        match trial.replace("deaths", &text) {
+        match guard.replace("deaths", &text) {
             // A start must not need disk space. The next death will not include this one.
             Err(e) if is_full(&e) => {}
-            other => other.map_err(|e| trial.io(&e))?,
+            other => other.map_err(|e| guard.io(&e))?,
         }
-        Ok((trial, Some(suspect)))
+        Ok((guard, Some(suspect)))
     }
 
     /// Restarts the count of deaths at an event.
@@ -299,23 +299,23 @@ mod tests {
         let dir = Path::new("/data");
         disk.create_dir_all(dir).unwrap();
         let open = || {
-            let (trial, suspect) = CrashGuard::open(&disk, dir).unwrap();
-            (trial, suspect.map(|s| s.deaths))
+            let (guard, suspect) = CrashGuard::open(&disk, dir).unwrap();
+            (guard, suspect.map(|s| s.deaths))
         };
         open().0.transaction(1, (SourceId(0), 7), 5).unwrap();
         assert_eq!(open().1, Some(1));
         assert_eq!(open().1, None, "nothing was executed by the run before");
-        let (mut trial, _) = open();
-        assert!(trial.is_careful());
-        trial.transaction(1, (SourceId(0), 7), 5).unwrap();
-        trial.executed(1).unwrap();
-        let (mut trial, deaths) = open();
+        let (mut guard, _) = open();
+        assert!(guard.is_careful());
+        guard.transaction(1, (SourceId(0), 7), 5).unwrap();
+        guard.executed(1).unwrap();
+        let (mut guard, deaths) = open();
         assert_eq!(deaths, None);
-        trial.transaction(1, (SourceId(0), 7), 5).unwrap();
-        let (trial, suspect) = CrashGuard::open(&disk, dir).unwrap();
+        guard.transaction(1, (SourceId(0), 7), 5).unwrap();
+        let (guard, suspect) = CrashGuard::open(&disk, dir).unwrap();
         let suspect = suspect.unwrap();
         assert_eq!(suspect.deaths, 2);
-        trial.forget(&suspect).unwrap();
+        guard.forget(&suspect).unwrap();
         open().0.transaction(1, (SourceId(0), 7), 5).unwrap();
         assert_eq!(open().1, Some(1), "counted anew");
         open().0.transaction(1, (SourceId(0), 8), 5).unwrap();
@@ -331,14 +331,14 @@ mod tests {
         let open = || CrashGuard::open(&disk, dir).unwrap();
         for lived_us in [300, 1 << 40] {
             open().0.transaction(1, (SourceId(0), 7), lived_us).unwrap();
-            let (mut trial, suspect) = open();
+            let (mut guard, suspect) = open();
             assert_eq!(suspect.map(|s| s.deaths), Some(1));
-            assert_eq!(trial.waits(1, (SourceId(0), 6)).unwrap(), None);
-            let wait_us = trial.waits(1, (SourceId(0), 7)).unwrap();
+            assert_eq!(guard.waits(1, (SourceId(0), 6)).unwrap(), None);
+            let wait_us = guard.waits(1, (SourceId(0), 7)).unwrap();
             assert_eq!(wait_us, Some(lived_us.min(WAIT_US_MAX)));
-            assert_eq!(trial.waits(1, (SourceId(0), 7)).unwrap(), None, "once");
-            let (trial, suspect) = open();
-            assert_eq!((trial.spared, suspect.is_none()), (Some((SourceId(0), 7)), true));
+            assert_eq!(guard.waits(1, (SourceId(0), 7)).unwrap(), None, "once");
+            let (guard, suspect) = open();
+            assert_eq!((guard.spared, suspect.is_none()), (Some((SourceId(0), 7)), true));
         }
     }
 

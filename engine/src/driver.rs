@@ -84,7 +84,7 @@ pub(crate) struct Driver {
     /// The verdicts. Their events are quarantined before execution.
     pub(crate) verdicts: Vec<Verdict>,
     /// The crash guard, with notes for the next start.
-    pub(crate) trial: Option<CrashGuard>,
+    pub(crate) guard: Option<CrashGuard>,
     /// The epochs that were not durable at the last check, with their transactions.
     pub(crate) on_their_way: VecDeque<(u64, u64)>,
     /// The start of the process, in nanoseconds of the monotonic clock.
@@ -222,7 +222,7 @@ impl Driver {
     /// Opens an epoch that is not recorded. After a death it is short, so that its results are soon
     /// in a snapshot.
     pub(crate) fn open_next(&mut self, epoch: u64) {
-        if self.careful_rows == 0 || !self.trial.as_ref().is_some_and(CrashGuard::is_careful) {
+        if self.careful_rows == 0 || !self.guard.as_ref().is_some_and(CrashGuard::is_careful) {
             self.limits = None;
             return self.gate.open(epoch);
         }
@@ -257,7 +257,7 @@ impl Driver {
         let now_us = self.env.clock.now_us();
         let passed_ns = self.env.clock.monotonic_ns() - self.last_cut_ns;
         let max_us = self.settings.clock_jump_us_max;
-        let (last_us, is_kept) = (self.last_clock_us, self.trial.is_some());
+        let (last_us, is_kept) = (self.last_clock_us, self.guard.is_some());
         match clocks::check(now_us, last_us, passed_ns / 1000, max_us, is_kept)? {
             Some(what) => self.shared.troubles.report(CLOCK, &what),
             None => self.shared.troubles.clear(CLOCK),
@@ -588,8 +588,8 @@ impl Driver {
         self.executor.follow(commands.filter(|_| !self.settings.accept_replay));
         let told = recorded.as_ref().map(|recorded| recorded.record.answers.clone());
         epoch.answers = Arc::new(Answers::of(told.unwrap_or_default()));
-        if let Some(trial) = &mut self.trial {
-            trial.is_recovering &= recorded.is_some() || shared.out.lock().snapshots == 0;
+        if let Some(guard) = &mut self.guard {
+            guard.is_recovering &= recorded.is_some() || shared.out.lock().snapshots == 0;
         }
         let begun = self.env.clock.monotonic_ns();
         let mut answers = aside;
@@ -651,7 +651,7 @@ impl Driver {
         // The log has the recorded epochs. A process that died while it replayed them must get
         // further the next time.
         let is_hurried =
-            recorded.is_some() && self.trial.as_ref().is_some_and(|trial| trial.died_recovering);
+            recorded.is_some() && self.guard.as_ref().is_some_and(|guard| guard.died_recovering);
         let every_ns = if is_hurried { HURRIED_NS } else { u64::MAX };
         let capture = match recorded {
             Some(_) if !is_last && !is_hurried => None,

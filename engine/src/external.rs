@@ -75,7 +75,7 @@ pub(crate) fn ask(
 }
 
 /// An outbox with its work; its workers share it.
-struct OutboxWorker {
+struct OutboxWork {
     table: usize,
     /// The column of the outbox that is its key.
     key: usize,
@@ -105,13 +105,13 @@ struct Work {
 /// # Errors
 /// When a table or stream is missing or has wrong columns, or a thread can't be started.
 pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
-    let mut desks = Vec::new();
+    let mut outboxes = Vec::new();
     for decl in decls {
         let table = view.table_index(&decl.outbox).map_err(|e| e.at(decl.at.clone()))?;
         let answers = decl.answers.clone();
         let schema = view.pushed(&answers).map_err(|e| e.at(decl.at.clone()))?.handle.schema();
         let outside = who(&decl, &view.program.tables[table], schema)?;
-        let desk = Arc::new(OutboxWorker {
+        let outbox = Arc::new(OutboxWork {
             table,
             key: view.program.tables[table].key[0],
             answers,
@@ -120,17 +120,17 @@ pub(crate) fn start(view: &Arc<View>, decls: Vec<ExternalDecl>) -> Result<()> {
             work: Mutex::default(),
             needed: Condvar::new(),
         });
-        desks.push((desk, decl.at_once.max(1)));
+        outboxes.push((outbox, decl.at_once.max(1)));
     }
-    let all: Arc<Vec<usize>> = Arc::new(desks.iter().map(|(desk, _)| desk.table).collect());
-    for (desk, at_once) in desks {
+    let all: Arc<Vec<usize>> = Arc::new(outboxes.iter().map(|(outbox, _)| outbox.table).collect());
+    for (outbox, at_once) in outboxes {
         for worker in 0..at_once {
-            let (weak, desk, all) = (Arc::downgrade(view), desk.clone(), all.clone());
+            let (weak, outbox, all) = (Arc::downgrade(view), outbox.clone(), all.clone());
             let name = format!("tidemill-outside-{worker}");
             let body = move || {
-                run(&weak, &desk, &all);
+                run(&weak, &outbox, &all);
                 // Sleeping workers then see that the run is over.
-                desk.needed.notify_all();
+                outbox.needed.notify_all();
             };
             let thread = view.env.threads.spawn(&name, Box::new(body));
             thread.map_err(|e| Error::io("starting a thread for external work", &e))?;
@@ -158,37 +158,37 @@ fn wait_out(view: &View) {
     view.env.clock.sleep_us(WAIT.as_micros() as u64);
 }
 
-fn run(view: &Weak<View>, desk: &OutboxWorker, all: &[usize]) {
+fn run(view: &Weak<View>, outbox: &OutboxWork, all: &[usize]) {
     loop {
         let Some(here) = view.upgrade() else { return };
         if is_over(&here) {
             return;
         }
         let seen = here.shared.delivered_epoch();
-        let Some(asked) = desk.next(&here) else {
+        let Some(asked) = outbox.next(&here) else {
             end_with_others(&here, all);
-            desk.idle(here, seen);
+            outbox.idle(here, seen);
             continue;
         };
         // The call outside may take long, so no lock or handle is held meanwhile.
         drop(here);
         let weak = view.clone();
         let gives_up = Arc::new(move || weak.upgrade().is_none_or(|view| is_over(&view)));
-        let said = ask(&*desk.outside, &asked, &asked[desk.key], &desk.columns, gives_up);
+        let said = ask(&*outbox.outside, &asked, &asked[outbox.key], &outbox.columns, gives_up);
         let Some(here) = view.upgrade() else { return };
         match said {
-            Some(row) => desk.answer(&here, &row),
+            Some(row) => outbox.answer(&here, &row),
             None => {
                 // The row is tried again after a while, behind the others.
-                here.shared.life.tell("external work failed", json!({"answers": desk.answers}));
+                here.shared.life.tell("external work failed", json!({"answers": outbox.answers}));
                 (0..AGAIN).take_while(|_| !is_over(&here)).for_each(|_| wait_out(&here));
-                desk.work.lock().waiting.push_back(asked[desk.key].clone());
+                outbox.work.lock().waiting.push_back(asked[outbox.key].clone());
             }
         }
     }
 }
 
-impl OutboxWorker {
+impl OutboxWork {
     /// Returns a row whose work has not begun, if there is one.
     fn next(&self, view: &View) -> Option<Row> {
         let mut work = self.work.lock();

@@ -59,6 +59,8 @@ mod fingerprint;
 mod followed;
 mod full_disk;
 mod functions;
+// Tests compile it too, so that it stays right.
+#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
 mod histories;

@@ -278,7 +278,7 @@ impl Mill {
         };
         let (mut replay, mut verdicts, mut snapshots) = Default::default();
         let (mut dir, mut site) = (None, None);
-        let mut trial = None;
+        let mut guard = None;
         if let Some(Opening { dir: held, recovered, fingerprint, program: text, .. }) = durable {
             site = Some((held.site(), fingerprint));
             if settings.durable == Durable::LogAndSnapshots {
@@ -335,17 +335,17 @@ impl Mill {
                 verdicts.push(verdict);
             }
             tried.is_recovering = !replay.is_empty();
-            trial = Some(tried);
+            guard = Some(tried);
             dir = Some(held);
         }
         // Events that a dead process executed go into a snapshot soon, in case this process dies,
         // too.
-        let is_careful = trial.as_ref().is_some_and(CrashGuard::is_careful);
+        let is_careful = guard.as_ref().is_some_and(CrashGuard::is_careful);
         snapshots.iter_mut().for_each(|plan| plan.is_due = is_careful);
         let last_clock_us =
             replay.back().map_or(clock_us, |last: &Recorded| last.record.cut.clock_us);
         let (now_us, max_us) = (env.clock.now_us(), settings.clock_jump_us_max);
-        clocks::check(now_us, last_clock_us, 0, max_us, trial.is_some())?;
+        clocks::check(now_us, last_clock_us, 0, max_us, guard.is_some())?;
         let (slides_us, is_open) = {
             let state = shared.state.lock();
             (executor.due_us(&state.tables), executor.is_open(&state.tables))
@@ -373,7 +373,7 @@ impl Mill {
             was_over,
             gathered: Deposit::default(),
             verdicts,
-            trial,
+            guard,
             on_their_way: VecDeque::new(),
             begun_ns: started_ns,
             last_clock_us,

@@ -31,28 +31,28 @@ pub(crate) const ID_BYTES_MAX: usize = 128;
 const REPLY: &str = "reply";
 
 pub(crate) async fn call(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let client = face.access.client(&headers)?;
-    let procedure = face.app.procedure(&name).map_err(Refusal::missing)?;
-    face.access.permit(&client, &name)?;
+    let client = shared.access.client(&headers)?;
+    let procedure = shared.app.procedure(&name).map_err(Refusal::missing)?;
+    shared.access.permit(&client, &name)?;
     check_json(&headers)?;
-    let waits = deadline(&headers)?.unwrap_or(face.limits.deadline).min(face.limits.deadline);
+    let waits = deadline(&headers)?.unwrap_or(shared.limits.deadline).min(shared.limits.deadline);
     let until = Instant::now() + waits;
     let id = request_id(&headers)?;
-    let body = read(&face, &headers, body).await?;
+    let body = read(&shared, &headers, body).await?;
     let arguments = arguments(&body, &procedure.parameters)?;
     let arguments = Batch::from_rows(procedure.parameters.clone(), [&arguments[..]]);
-    let told = send(&face, &client, procedure, arguments, id)?;
-    Counted::add(&face.counted.calls);
+    let told = send(&shared, &client, procedure, arguments, id)?;
+    Counted::add(&shared.counted.calls);
     let reply = match timeout_at(until, told).await {
         Ok(Ok(reply)) => reply.map_err(|error| unanswered(error, id)),
         Ok(Err(_)) => Err(unanswered(Error::resource("the engine has ended"), id)),
         Err(_) => {
-            Counted::add(&face.counted.overdue);
+            Counted::add(&shared.counted.overdue);
             let what = format!("the call had no reply within {} ms", waits.as_millis());
             let error = Error::resource(what).help(again(id));
             Err(Refusal::new(StatusCode::GATEWAY_TIMEOUT, error).field("executed", "unknown"))
@@ -61,12 +61,12 @@ pub(crate) async fn call(
     match reply {
         Reply::Returned(row) => Ok(returned(procedure, row)),
         Reply::Aborted(reason) => {
-            Counted::add(&face.counted.aborted);
+            Counted::add(&shared.counted.aborted);
             let body = json!({"aborted": without_place(&reason)}).to_string().into_bytes();
             Ok(json_response(StatusCode::CONFLICT, body))
         }
         Reply::Faulted { what, .. } => {
-            Counted::add(&face.counted.faults);
+            Counted::add(&shared.counted.faults);
             let body = json!({"fault": what}).to_string().into_bytes();
             Ok(json_response(StatusCode::INTERNAL_SERVER_ERROR, body))
         }
@@ -95,15 +95,15 @@ fn without_place(reason: &str) -> &str {
 
 /// Sends a call into the engine.
 fn send(
-    face: &Shared,
+    shared: &Shared,
     client: &Client,
     procedure: &Procedure,
     arguments: Batch,
     id: Option<&str>,
 ) -> Result<oneshot::Receiver<tidemill_core::Result<Reply>>, Refusal> {
-    face.open()?;
-    let Ok(place) = face.room.clone().try_acquire_owned() else {
-        Counted::add(&face.counted.full);
+    shared.open()?;
+    let Ok(place) = shared.room.clone().try_acquire_owned() else {
+        Counted::add(&shared.counted.full);
         let error = Error::resource("too many calls wait for their replies")
             .help("call again when some have been answered");
         return Err(Refusal::later(error));
@@ -117,9 +117,9 @@ fn send(
     // Each client has ids of its own, so no client receives the reply to another's call.
     let request = id.map(|id| Request {
         id: format!("{}/{id}", client.name),
-        kept_us: face.limits.requests_kept_us,
+        kept_us: shared.limits.requests_kept_us,
     });
-    let sent = face.app.call_then(&procedure.name, arguments, request, Box::new(then));
+    let sent = shared.app.call_then(&procedure.name, arguments, request, Box::new(then));
     sent.map(|()| told).map_err(Refusal::of)
 }
 
@@ -220,11 +220,11 @@ fn request_id(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
 
 /// Returns the whole body, if it arrives in time and is not too large.
 async fn read(
-    face: &Shared,
+    shared: &Shared,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<axum::body::Bytes, Refusal> {
-    let max = face.limits.body_bytes;
+    let max = shared.limits.body_bytes;
     let too_large = || {
         let error = Error::input(format!("the body has more than {max} bytes"))
             .help("send less, or raise http_body_bytes_max");
@@ -234,7 +234,7 @@ async fn read(
     if said.and_then(|length| length.parse::<u64>().ok()).is_some_and(|said| said > max as u64) {
         return Err(too_large());
     }
-    match timeout(face.limits.idle, to_bytes(body, max)).await {
+    match timeout(shared.limits.idle, to_bytes(body, max)).await {
         Ok(Ok(bytes)) => Ok(bytes),
         Ok(Err(error)) => {
             // The body is too long, or it has broken off. In the latter case no client reads the

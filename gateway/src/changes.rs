@@ -20,15 +20,15 @@ use crate::sent::{event, last_id, named_event, sent, Found};
 use crate::shared::Shared;
 
 pub(crate) async fn changes(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     Path(table): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let client = face.access.client(&headers)?;
-    let schema = crate::rows::table(&face, &table)?.schema.clone();
-    face.access.permit(&client, &format!("tables/{table}"))?;
-    face.open()?;
-    let run = format!("{:016x}", face.run);
+    let client = shared.access.client(&headers)?;
+    let schema = crate::rows::table(&shared, &table)?.schema.clone();
+    shared.access.permit(&client, &format!("tables/{table}"))?;
+    shared.open()?;
+    let run = format!("{:016x}", shared.run);
     let behind = last_id(&headers).and_then(|id| {
         let (of, epoch) = id.split_once('.')?;
         (of == run).then(|| epoch.parse().ok()).flatten()
@@ -36,8 +36,8 @@ pub(crate) async fn changes(
     // The changes after an unknown epoch are unknown.
     let mut at: u64 = behind.unwrap_or(u64::MAX);
     // A table whose changes can't be followed is refused at once.
-    let mut first = Some(face.app.changes(&table, at).map_err(Refusal::of)?);
-    let of = face.clone();
+    let mut first = Some(shared.app.changes(&table, at).map_err(Refusal::of)?);
+    let of = shared.clone();
     let look = move || match first.take().map_or_else(|| of.app.changes(&table, at), Ok) {
         // A table never disappears, so this can't be a missing table.
         Err(_) => Found::Nothing,
@@ -61,7 +61,7 @@ pub(crate) async fn changes(
             }
         }
     };
-    Ok(sent(&face, b":\n\n".to_vec(), look))
+    Ok(sent(&shared, b":\n\n".to_vec(), look))
 }
 
 /// Writes `{"epoch": 7, "changes": [{"key": [1], "row": {...}}, {"key": [2], "row": null}]}`.

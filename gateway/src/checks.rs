@@ -30,7 +30,7 @@ const SINGLE: [HeaderName; 5] = [
 /// Answers valid requests of allowed clients. All other clients lose their connection with the
 /// refusal.
 pub(crate) async fn admit(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     request: Request,
     answerer: Next,
 ) -> Response {
@@ -46,11 +46,11 @@ pub(crate) async fn admit(
         seat.answered();
         return answer;
     }
-    if let Err(refusal) = face.access.client(request.headers()) {
+    if let Err(refusal) = shared.access.client(request.headers()) {
         return closing(refusal);
     }
     if seat.admit().is_err() {
-        Counted::add(&face.counted.refused_connections);
+        Counted::add(&shared.counted.refused_connections);
         let error = Error::resource("there are too many connections")
             .help("connect again when some have left, or raise http_connections_max");
         return closing(Refusal::later(error));

@@ -27,16 +27,16 @@ pub(crate) struct From {
 }
 
 pub(crate) async fn follow(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     Path(stream): Path<String>,
     query: Result<Query<From>, axum::extract::rejection::QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let client = face.access.client(&headers)?;
-    let known = face.app.kept(&stream, 0, 0).map_err(Refusal::missing)?;
-    face.access.permit(&client, &format!("streams/{stream}"))?;
-    face.open()?;
-    if face.app.is_recovering() {
+    let client = shared.access.client(&headers)?;
+    let known = shared.app.kept(&stream, 0, 0).map_err(Refusal::missing)?;
+    shared.access.permit(&client, &format!("streams/{stream}"))?;
+    shared.open()?;
+    if shared.app.is_recovering() {
         let error = Error::resource("the app is recovering, and does not know its last rows yet");
         return Err(Refusal::later(error.help("try again when it has recovered: see /health")));
     }
@@ -54,7 +54,7 @@ pub(crate) async fn follow(
     let mut at = from;
     // A client that returns before its first event continues from here.
     let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
-    let of = face.clone();
+    let of = shared.clone();
     let look = move || {
         let Ok(kept) = of.app.kept(&stream, at, ROWS) else {
             return Found::Nothing;
@@ -82,7 +82,7 @@ pub(crate) async fn follow(
             false => Found::Events(out),
         }
     };
-    Ok(sent(&face, begin, look))
+    Ok(sent(&shared, begin, look))
 }
 
 fn missing(stream: &str, from: u64) -> Error {

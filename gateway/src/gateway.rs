@@ -28,7 +28,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Answers the clients of a running app, until it is dropped.
 pub struct Gateway {
     address: SocketAddr,
-    face: Arc<Shared>,
+    shared: Arc<Shared>,
     closing: watch::Sender<bool>,
     running: Mutex<Option<(Runtime, Handle)>>,
 }
@@ -51,20 +51,20 @@ impl Gateway {
         let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
         let (address, listener) =
             listening.map_err(|e| Error::io(format!("listening on {address}"), &e))?;
-        let (bell, thread) = Notifier::start(env, app.clone())?;
-        let face = Shared::new(app.clone(), access, bell.clone(), env.random.next_u64());
-        let face = match face {
-            Ok(face) => Arc::new(face),
+        let (notifier, thread) = Notifier::start(env, app.clone())?;
+        let shared = Shared::new(app.clone(), access, notifier.clone(), env.random.next_u64());
+        let shared = match shared {
+            Ok(shared) => Arc::new(shared),
             Err(error) => {
-                bell.close();
+                notifier.close();
                 return Err(error);
             }
         };
         app.answers_at(&address.to_string());
         let closing = watch::Sender::new(false);
-        let routes = routes::of(&face);
-        runtime.spawn(server::serve(listener, tls, routes, face.clone(), closing.subscribe()));
-        Ok(Gateway { address, face, closing, running: Mutex::new(Some((runtime, thread))) })
+        let routes = routes::of(&shared);
+        runtime.spawn(server::serve(listener, tls, routes, shared.clone(), closing.subscribe()));
+        Ok(Gateway { address, shared, closing, running: Mutex::new(Some((runtime, thread))) })
     }
 
     /// Returns the address at which it answers.
@@ -75,11 +75,11 @@ impl Gateway {
     /// Refuses new requests, and waits a bounded time for the calls in progress. Call this before
     /// the engine stops, because the engine answers those calls.
     pub fn drain(&self) {
-        self.face.stop();
+        self.shared.stop();
         let running = self.running.lock();
         if let Some((runtime, _)) = &*running {
-            let all = self.face.limits.calls as u32;
-            let room = self.face.room.clone();
+            let all = self.shared.limits.calls as u32;
+            let room = self.shared.room.clone();
             // A call that takes longer receives its error when the engine ends.
             let _ =
                 runtime.block_on(async { timeout(GRACE, room.acquire_many(all)).await.is_ok() });
@@ -88,9 +88,9 @@ impl Gateway {
 
     /// Ends all connections. Those on which no answer is due end first.
     pub fn stop(&self) {
-        self.face.stop();
+        self.shared.stop();
         let Some((runtime, thread)) = self.running.lock().take() else { return };
-        self.face.bell.close();
+        self.shared.notifier.close();
         self.closing.send_replace(true);
         // Each connection holds one of these.
         let _ = runtime.block_on(async { timeout(LAST_WORDS, self.closing.closed()).await });

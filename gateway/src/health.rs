@@ -14,9 +14,9 @@ use crate::shared::Shared;
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Answers a load balancer's check, without a token.
-pub(crate) async fn health(State(face): State<Arc<Shared>>) -> Response {
-    let health = face.app.health();
-    let ready = health.ready && face.open().is_ok();
+pub(crate) async fn health(State(shared): State<Arc<Shared>>) -> Response {
+    let health = shared.app.health();
+    let ready = health.ready && shared.open().is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut said = health.said;
     said["ready"] = ready.into();
@@ -24,16 +24,16 @@ pub(crate) async fn health(State(face): State<Arc<Shared>>) -> Response {
 }
 
 pub(crate) async fn metrics(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    face.access.client(&headers)?;
-    let of = face.clone();
+    shared.access.client(&headers)?;
+    let of = shared.clone();
     // The engine may hold locks that this needs while it executes.
     let text = tokio::task::spawn_blocking(move || of.app.metrics()).await;
     let mut text = text.unwrap_or_default();
-    let counted = &face.counted;
-    let waiting = face.limits.calls - face.room.available_permits();
+    let counted = &shared.counted;
+    let waiting = shared.limits.calls - shared.room.available_permits();
     let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     for (name, kind, help, value) in [
         ("connections", "gauge", "Connections.", value(&counted.connections)),

@@ -26,17 +26,17 @@ impl Notifier {
     /// Returns a bell and the thread that rings it.
     pub(crate) fn start(env: &Env, app: Arc<dyn App>) -> Result<(Arc<Notifier>, Handle)> {
         let first = StreamProgress { epoch: 0, over: false };
-        let bell = Arc::new(Notifier {
+        let notifier = Arc::new(Notifier {
             news: watch::Sender::new(first),
             closing: Mutex::new(false),
             woken: Condvar::new(),
         });
-        let of = bell.clone();
+        let of = notifier.clone();
         let thread = env
             .threads
             .spawn("tidemill-news", Box::new(move || of.ring(&*app)))
             .map_err(|e| Error::io("starting the thread that looks for news", &e))?;
-        Ok((bell, thread))
+        Ok((notifier, thread))
     }
 
     fn ring(&self, app: &dyn App) {

@@ -16,11 +16,11 @@ use crate::refusal::{json_response, Refusal};
 use crate::shared::{Limits, Shared};
 
 pub(crate) async fn openapi(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    face.access.client(&headers)?;
-    Ok(json_response(StatusCode::OK, face.openapi.to_vec()))
+    shared.access.client(&headers)?;
+    Ok(json_response(StatusCode::OK, shared.openapi.to_vec()))
 }
 
 /// Returns the document.

@@ -36,10 +36,12 @@ pub(crate) struct Routes {
 }
 
 /// Creates the routes.
-pub(crate) fn of(face: &Arc<Shared>) -> Routes {
-    let admitted = all().layer(from_fn_with_state(face.clone(), checks::admit));
+pub(crate) fn of(shared: &Arc<Shared>) -> Routes {
+    let admitted = all().layer(from_fn_with_state(shared.clone(), checks::admit));
     let with = |routes: Router<Arc<Shared>>| {
-        routes.layer(from_fn_with_state(face.clone(), unread_body::pass)).with_state(face.clone())
+        routes
+            .layer(from_fn_with_state(shared.clone(), unread_body::pass))
+            .with_state(shared.clone())
     };
     Routes { known: with(all()), others: with(admitted) }
 }
@@ -58,8 +60,8 @@ fn all() -> Router<Arc<Shared>> {
         .fallback(nothing)
 }
 
-async fn nothing(State(face): State<Arc<Shared>>, request: Request) -> Result<(), Refusal> {
-    face.access.client(request.headers())?;
+async fn nothing(State(shared): State<Arc<Shared>>, request: Request) -> Result<(), Refusal> {
+    shared.access.client(request.headers())?;
     let path = request.uri().path();
     let error = Error::input(format!("there is no path {path}"));
     Err(Refusal::missing(match nearest(path, PATHS) {

@@ -14,10 +14,10 @@ use crate::refusal::{json_response, Refusal};
 use crate::shared::Shared;
 
 /// Returns the table of this name.
-pub(crate) fn table<'f>(face: &'f Shared, name: &str) -> Result<&'f TableSpec, Refusal> {
-    face.app.tables().into_iter().find(|table| *table.name == *name).ok_or_else(|| {
+pub(crate) fn table<'f>(shared: &'f Shared, name: &str) -> Result<&'f TableSpec, Refusal> {
+    shared.app.tables().into_iter().find(|table| *table.name == *name).ok_or_else(|| {
         let error = Error::setting(format!("there is no table {name}"));
-        let names: Vec<&str> = face.app.tables().iter().map(|table| &*table.name).collect();
+        let names: Vec<&str> = shared.app.tables().iter().map(|table| &*table.name).collect();
         Refusal::missing(match nearest(name, names.iter().copied()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
             None => error.help(format!("the tables are {}", names.join(", "))),
@@ -26,14 +26,14 @@ pub(crate) fn table<'f>(face: &'f Shared, name: &str) -> Result<&'f TableSpec, R
 }
 
 pub(crate) async fn row(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let client = face.access.client(&headers)?;
-    let spec = table(&face, &name)?.clone();
-    face.access.permit(&client, &format!("tables/{name}"))?;
+    let client = shared.access.client(&headers)?;
+    let spec = table(&shared, &name)?.clone();
+    shared.access.permit(&client, &format!("tables/{name}"))?;
     let help = "give ?key=VALUE, once for each key column in their order";
     let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
     if let Some((other, _)) = query.iter().find(|(name, _)| name != "key") {
@@ -42,7 +42,7 @@ pub(crate) async fn row(
     let key: Vec<String> = query.into_iter().map(|(_, value)| value).collect();
     // Tables are locked while an epoch is executed, so no thread of the runtime may wait for them.
     let found =
-        tokio::task::spawn_blocking(move || (face.app.row_by(&spec, &key, value), spec.schema))
+        tokio::task::spawn_blocking(move || (shared.app.row_by(&spec, &key, value), spec.schema))
             .await;
     let found = found.map_err(|e| Refusal::of(Error::internal(format!("reading a row: {e}"))));
     let (row, schema) = found?;

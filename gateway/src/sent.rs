@@ -55,11 +55,11 @@ pub(crate) fn named_event(id: &str, name: &str, data: &Value, out: &mut Vec<u8>)
 
 /// Sends `begin` and then the events that `look` finds, until there can be no more.
 pub(crate) fn sent(
-    face: &Shared,
+    shared: &Shared,
     begin: Vec<u8>,
     look: impl FnMut() -> Found + Send + 'static,
 ) -> Response {
-    let heard = face.bell.subscribe();
+    let heard = shared.notifier.subscribe();
     let events = unfold(Some((heard, look, begin)), |state| async {
         let (mut heard, mut look, begin) = state?;
         let some = |bytes: Vec<u8>| Ok::<Bytes, Infallible>(bytes.into());

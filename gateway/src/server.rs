@@ -35,14 +35,14 @@ pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     routes: Routes,
-    face: Arc<Shared>,
+    shared: Arc<Shared>,
     closing: watch::Receiver<bool>,
 ) {
     // This is dropped before the socket is closed, because the last declared value is dropped
     // first.
     let _held = Held::new(&listener);
-    let wants_tokens = face.access.wants_tokens();
-    let seats = Seats::new(face.limits.connections, face.limits.idle, wants_tokens);
+    let wants_tokens = shared.access.wants_tokens();
+    let seats = Seats::new(shared.limits.connections, shared.limits.idle, wants_tokens);
     let mut closed = closing.clone();
     loop {
         let accepted = {
@@ -58,16 +58,16 @@ pub(crate) async fn serve(
         };
         let (seat, turned_out) = seats.take(peer.ip());
         if turned_out {
-            Counted::add(&face.counted.turned_out);
+            Counted::add(&shared.counted.turned_out);
         }
-        let (tls, routes, face, closing) =
-            (tls.clone(), routes.clone(), face.clone(), closing.clone());
+        let (tls, routes, shared, closing) =
+            (tls.clone(), routes.clone(), shared.clone(), closing.clone());
         tokio::spawn(async move {
-            face.counted.connections.fetch_add(1, Ordering::Relaxed);
-            let talk = connection(stream, tls, routes, &face, (seat.clone(), closing));
+            shared.counted.connections.fetch_add(1, Ordering::Relaxed);
+            let talk = connection(stream, tls, routes, &shared, (seat.clone(), closing));
             // A client that must leave gets no message, because sending one could mean waiting.
             select(pin!(talk), pin!(seat.evicted())).await;
-            face.counted.connections.fetch_sub(1, Ordering::Relaxed);
+            shared.counted.connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }
@@ -76,17 +76,17 @@ async fn connection(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
     routes: Routes,
-    face: &Shared,
+    shared: &Shared,
     (seat, closing): (Arc<Seat>, watch::Receiver<bool>),
 ) {
     // Replies are small, and a client waits for each.
     let _ = stream.set_nodelay(true);
     let _held = Held::new(&stream);
     match tls {
-        None => talk(stream, routes, face, (seat, closing)).await,
+        None => talk(stream, routes, shared, (seat, closing)).await,
         Some(tls) => {
-            if let Ok(Ok(stream)) = timeout(face.limits.idle, tls.accept(stream)).await {
-                talk(stream, routes, face, (seat, closing)).await;
+            if let Ok(Ok(stream)) = timeout(shared.limits.idle, tls.accept(stream)).await {
+                talk(stream, routes, shared, (seat, closing)).await;
             }
         }
     }
@@ -95,7 +95,7 @@ async fn connection(
 async fn talk<S>(
     stream: S,
     routes: Routes,
-    face: &Shared,
+    shared: &Shared,
     (seat, mut closing): (Arc<Seat>, watch::Receiver<bool>),
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -109,10 +109,10 @@ async fn talk<S>(
         request.extensions_mut().insert(seat.clone());
         others.call(request)
     });
-    let io = TokioIo::new(WriteTimeout::new(stream, face.limits.idle));
+    let io = TokioIo::new(WriteTimeout::new(stream, shared.limits.idle));
     let talking = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(face.limits.idle)
+        .header_read_timeout(shared.limits.idle)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(io, answer);
     let mut talking = pin!(talking);

@@ -18,7 +18,7 @@ use crate::refusal::Refusal;
 pub(crate) struct Shared {
     pub(crate) app: Arc<dyn App>,
     pub(crate) access: Access,
-    pub(crate) bell: Arc<Notifier>,
+    pub(crate) notifier: Arc<Notifier>,
     /// One permit for each call that may wait for its reply.
     pub(crate) room: Arc<Semaphore>,
     /// The OpenAPI document.
@@ -68,7 +68,7 @@ impl Shared {
     pub(crate) fn new(
         app: Arc<dyn App>,
         access: Access,
-        bell: Arc<Notifier>,
+        notifier: Arc<Notifier>,
         run: u64,
     ) -> Result<Shared> {
         let access = guard(&*app, access)?;
@@ -85,7 +85,7 @@ impl Shared {
         let openapi = openapi::document(&*app, &access, &limits).to_string().into();
         Ok(Shared {
             access,
-            bell,
+            notifier,
             room: Arc::new(Semaphore::new(limits.calls)),
             openapi,
             run,

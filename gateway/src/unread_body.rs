@@ -24,7 +24,7 @@ use crate::shared::Shared;
 
 /// Answers a request, and skips the rest of its body.
 pub(crate) async fn pass(
-    State(face): State<Arc<Shared>>,
+    State(shared): State<Arc<Shared>>,
     request: Request,
     answerer: Next,
 ) -> Response {
@@ -43,7 +43,7 @@ pub(crate) async fn pass(
     let late = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
     let close = waits
         || late.contains(&answer.status())
-        || !timeout(face.limits.idle, rest.skip(face.limits.body_bytes)).await.unwrap_or(false);
+        || !timeout(shared.limits.idle, rest.skip(shared.limits.body_bytes)).await.unwrap_or(false);
     if close {
         answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }

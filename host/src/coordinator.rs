@@ -16,9 +16,9 @@ use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 use crate::drive::{address, drive, Resources, Seen};
 use crate::inbox::Inbox;
 use crate::marks::LeftMarks;
+use crate::message::Message;
 use crate::rates::Rates;
 use crate::served::{serve, Served};
-use crate::word::Message;
 use crate::{Settings, Shared, COORDINATOR};
 
 /// The reason in the status of a coordinator that has ended as requested.
@@ -130,12 +130,12 @@ impl CoordinatorProcess {
         let mesh = Arc::new(mesh);
         // This is the only place that sets it.
         let _ = state.mesh.set(Arc::downgrade(&mesh));
-        let doors = Resources::new(env, &mesh, shared, inbox, &settings.cluster, None);
+        let resources = Resources::new(env, &mesh, shared, inbox, &settings.cluster, None);
         let own = state.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
-            let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
-                own.seen(machine, &doors, &seen);
+            let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
+                own.seen(machine, &resources, &seen);
             });
             machine.left().into_iter().for_each(|left| own.marks.add(left));
             let found = machine.progress();
@@ -147,7 +147,7 @@ impl CoordinatorProcess {
             status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));
             drop(status);
             own.end.notify_all();
-            doors.inbox.close();
+            resources.inbox.close();
         };
         let thread = env.threads.spawn("coordinator", Box::new(body));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
@@ -212,8 +212,8 @@ impl ProcessState {
         }
     }
 
-    fn seen(&self, machine: &Coordinator, doors: &Resources, seen: &Seen<'_>) {
-        let Resources { mesh, shared: Shared { log, .. }, .. } = doors;
+    fn seen(&self, machine: &Coordinator, resources: &Resources, seen: &Seen<'_>) {
+        let Resources { mesh, shared: Shared { log, .. }, .. } = resources;
         match seen {
             // A new member first receives the addresses of the others.
             Seen::Sends(to, Packet::Form(_)) => {
@@ -230,11 +230,11 @@ impl ProcessState {
                     self.end.notify_all();
                     return self.inbox.close();
                 }
-                self.trouble(COORDINATOR, doors.trouble());
+                self.trouble(COORDINATOR, resources.trouble());
                 machine.left().into_iter().for_each(|left| self.marks.add(left));
                 let found = machine.progress();
                 let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
-                let now_us = doors.env.clock.monotonic_ns() / 1000;
+                let now_us = resources.env.clock.monotonic_ns() / 1000;
                 let mut rates = self.rates.lock();
                 // Between two generations the rates are unknown, and the earlier ones are retained.
                 let per_s =
@@ -268,9 +268,9 @@ impl Sink for ProcessState {
             Event::Message { peer, bytes } => {
                 let nobody = Weak::new();
                 let mesh = self.mesh.get().unwrap_or(&nobody);
-                let word = Message::of(&bytes);
-                let word = match word {
-                    Some(word) => serve(&self.served, mesh, peer, word),
+                let message = Message::of(&bytes);
+                let message = match message {
+                    Some(message) => serve(&self.served, mesh, peer, message),
                     None => {
                         // The peer knows the secret, but its message is invalid.
                         if let Some(mesh) = mesh.upgrade() {
@@ -279,7 +279,7 @@ impl Sink for ProcessState {
                         return;
                     }
                 };
-                match word {
+                match message {
                     Some(Message::Packets(packets)) => {
                         let from = address(peer);
                         let inputs =

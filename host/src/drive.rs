@@ -14,8 +14,8 @@ use tidemill_env::{panic_message, Env};
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use crate::inbox::Inbox;
+use crate::message::Message;
 use crate::outside::{Outboxes, Outside};
-use crate::word::Message;
 use crate::{Shared, COORDINATOR};
 
 /// The time for which a read waits for records, in microseconds.
@@ -122,12 +122,12 @@ impl Resources {
 /// of the process.
 pub(crate) fn drive<M: Machine>(
     machine: &mut M,
-    doors: &Resources,
+    resources: &Resources,
     tick_us: u64,
     watcher: &mut impl FnMut(&mut M, Seen<'_>),
 ) -> Option<String> {
     // After a panic, the state machine is only asked for its progress.
-    let run = AssertUnwindSafe(|| run(machine, doors, tick_us, watcher));
+    let run = AssertUnwindSafe(|| run(machine, resources, tick_us, watcher));
     match catch_unwind(run) {
         Ok(why) => why.map(str::to_owned),
         Err(panic) => Some(format!(
@@ -139,29 +139,29 @@ pub(crate) fn drive<M: Machine>(
 
 fn run<M: Machine>(
     machine: &mut M,
-    doors: &Resources,
+    resources: &Resources,
     tick_us: u64,
     watcher: &mut impl FnMut(&mut M, Seen<'_>),
 ) -> Option<&'static str> {
     let mut effects = Vec::new();
     let mut ticked_ns = None;
     loop {
-        let now_ns = doors.env.clock.monotonic_ns();
+        let now_ns = resources.env.clock.monotonic_ns();
         let due_ns = ticked_ns.map_or(now_ns, |at: u64| at + 1000 * tick_us);
         let wait_us = due_ns.saturating_sub(now_ns) / 1000;
-        let inputs = doors.inbox.take(now_ns, wait_us)?;
-        doors.busy.begins(doors.env.clock.monotonic_ns());
+        let inputs = resources.inbox.take(now_ns, wait_us)?;
+        resources.busy.begins(resources.env.clock.monotonic_ns());
         for input in inputs {
             machine.handle(input, &mut effects);
         }
-        let now_ns = doors.env.clock.monotonic_ns();
+        let now_ns = resources.env.clock.monotonic_ns();
         if now_ns >= due_ns {
             ticked_ns = Some(now_ns);
-            let (now_us, clock_us) = (now_ns / 1000, doors.env.clock.now_us());
+            let (now_us, clock_us) = (now_ns / 1000, resources.env.clock.now_us());
             machine.handle(Input::Tick { now_us, clock_us }, &mut effects);
             watcher(machine, Seen::Tick);
         }
-        doors.busy.ends(machine.generation());
+        resources.busy.ends(machine.generation());
         let mut packets: BTreeMap<Peer, Vec<Packet>> = BTreeMap::new();
         let mut appends = Appends::new();
         for effect in effects.drain(..) {
@@ -178,15 +178,15 @@ fn run<M: Machine>(
                 }
                 Effect::Stop { why } => return Some(why),
                 Effect::End => return None,
-                other => doors.perform(other),
+                other => resources.perform(other),
             }
         }
-        doors.append(appends);
+        resources.append(appends);
         // All calls and replies are in one lane, in their order, which nodes rely on. A reply that
         // overtook an earlier call would belong to another state. A recovery's reads of the served
         // log use the other lane.
         for (to, packets) in packets {
-            doors.mesh.send(to, Lane::Urgent, Message::Packets(packets).bytes());
+            resources.mesh.send(to, Lane::Urgent, Message::Packets(packets).bytes());
         }
     }
 }

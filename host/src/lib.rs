@@ -16,21 +16,23 @@
 //! | `request_server` | the request server: requests of clients, and their replies |
 //! | `marks` | the epochs whose outputs have left, for writers that copy them elsewhere |
 //! | `served` | a log in the coordinator's files, with inputs that only the coordinator can read |
-//! | `word` | the messages between processes |
+//! | `message` | the messages between processes |
 //!
 //! It must not know Python, HTTP, or how functions run.
 
 mod coordinator;
 mod drive;
+// Tests compile it too, so that it stays right.
+#[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;
 mod inbox;
 mod marks;
+mod message;
 mod outside;
 mod rates;
 mod request_server;
 mod served;
-mod word;
 mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};

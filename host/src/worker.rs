@@ -14,9 +14,9 @@ use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 
 use crate::drive::{address, drive, Busy, Resources, Seen};
 use crate::inbox::Inbox;
+use crate::message::Message;
 use crate::outside::Outboxes;
 use crate::served::RemoteLog;
-use crate::word::Message;
 use crate::{Settings, Shared, COORDINATOR};
 
 /// The time that a leaving worker waits for its release, in leases. The coordinator needs at most
@@ -112,22 +112,23 @@ impl WorkerProcess {
         }
         let shared = Shared { log, store };
         let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
-        let doors = Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
-        let beats = doors.busy.clone();
+        let resources =
+            Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
+        let beats = resources.busy.clone();
         let joined = coordinator.clone();
         let own = state.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
             let mut told_at_ns = 0;
-            let why = drive(&mut machine, &doors, settings.tick_us, &mut |machine, seen| {
+            let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
                 if let Seen::Tick = seen {
-                    doors.mesh.link(COORDINATOR, Some(coordinator.clone()));
+                    resources.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     *own.status.lock() = machine.status();
-                    own.report(&doors, &mut told_at_ns);
+                    own.report(&resources, &mut told_at_ns);
                     if machine.has_left() {
                         own.ended(Ended::Stopped);
                     }
-                    if let Some(error) = doors.shared.log.failed() {
+                    if let Some(error) = resources.shared.log.failed() {
                         own.ended(Ended::Failed(error.to_string()));
                     }
                 }
@@ -225,16 +226,16 @@ impl ProcessState {
             // Nothing is locked during the send.
             drop(ended);
             if let Some(generation) = busy.for_long(clock.monotonic_ns(), beat_us) {
-                let word = Message::Packets(vec![Packet::Beat { generation }]);
-                mesh.send(COORDINATOR, Lane::Urgent, word.bytes());
+                let message = Message::Packets(vec![Packet::Beat { generation }]);
+                mesh.send(COORDINATOR, Lane::Urgent, message.bytes());
             }
         }
     }
 
     /// Reports to the coordinator what holds the worker up, repeatedly, and once that it is over.
-    fn report(&self, doors: &Resources, told_at_ns: &mut u64) {
-        let now_ns = doors.env.clock.monotonic_ns();
-        let (had, has) = (self.trouble.now(), doors.trouble());
+    fn report(&self, resources: &Resources, told_at_ns: &mut u64) {
+        let now_ns = resources.env.clock.monotonic_ns();
+        let (had, has) = (self.trouble.now(), resources.trouble());
         let is_due = has.is_some() && now_ns >= *told_at_ns + TELL_NS;
         if had == has && !is_due {
             return;
@@ -245,7 +246,7 @@ impl ProcessState {
             Some(what) => self.trouble.has(what),
             None => self.trouble.is_over(),
         }
-        doors.mesh.send(COORDINATOR, Lane::Urgent, Message::Trouble(what).bytes());
+        resources.mesh.send(COORDINATOR, Lane::Urgent, Message::Trouble(what).bytes());
     }
 
     /// Takes the addresses of the others. Of two workers, the one with the smaller number connects.
@@ -267,12 +268,12 @@ impl Sink for ProcessState {
             }
             Event::Up { .. } => {}
             Event::Message { peer, bytes } => {
-                let word = Message::of(&bytes);
-                let is_answer = |word| match self.remote.get().filter(|_| peer == COORDINATOR) {
-                    Some(remote) => remote.answered(word),
-                    None => Some(word),
+                let message = Message::of(&bytes);
+                let is_answer = |message| match self.remote.get().filter(|_| peer == COORDINATOR) {
+                    Some(remote) => remote.answered(message),
+                    None => Some(message),
                 };
-                match (word.map(is_answer), mesh) {
+                match (message.map(is_answer), mesh) {
                     (Some(None), _) => {}
                     (Some(Some(Message::Packets(packets))), _) => {
                         let from = address(peer);

@@ -61,15 +61,15 @@ impl Drop for Slot {
 pub fn suspended(activation: Box<dyn Activation>) -> Box<dyn Activation> {
     let Some(slot) = Slot::take() else { return activation };
     let ((says, said), (tells, told)) = (channel(), channel());
-    let mut far = RemoteContext { says, told: Mutex::new(told), value: None };
+    let mut context = RemoteContext { says, told: Mutex::new(told), value: None };
     let function = Arc::new(Mutex::new(Some(activation)));
     let theirs = function.clone();
     let run = move || {
         let taken = theirs.lock().ok().and_then(|mut function| function.take());
         let Some(mut activation) = taken else { return };
-        while let Some(Reply::On) = far.receive() {
-            let step = activation.resume(&mut far);
-            if far.says.send(Request::Stops(step)).is_err() {
+        while let Some(Reply::On) = context.receive() {
+            let step = activation.resume(&mut context);
+            if context.says.send(Request::Stops(step)).is_err() {
                 return;
             }
         }

@@ -9,7 +9,7 @@ import random
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,16 +184,24 @@ def written(folder: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
+def moved(folder: Path, parent: Process) -> Callable[[], bool]:
+    """Whether more has been written since now, or the process has ended."""
+    before = written(folder)
+    return lambda: written(folder) > before or parent.process.poll() is not None
+
+
 def to_the_end(folder: Path, flags: Sequence[str]) -> None:
     """Runs it while its processes are killed, until it ends by itself."""
     with start(folder, *flags) as parent:
         wait_for("rows", lambda: written(folder) > 1000)
         kill_worker(parent)
-        before = written(folder)
-        wait_for("rows", lambda: written(folder) > before or parent.process.poll() is not None)
+        wait_for("rows", moved(folder, parent))
         kill_all(parent)
     with start(folder, *flags) as parent:
-        assert parent.process.wait(PATIENCE) == 0, parent.errors.read_text()
+        # On a busy machine the whole takes longer than PATIENCE, while rows are written.
+        while parent.process.poll() is None:
+            wait_for("rows or the end", moved(folder, parent))
+        assert parent.process.wait() == 0, parent.errors.read_text()
 
 
 def differences(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:

@@ -140,7 +140,7 @@ impl Coordinator {
         if members.is_empty() || self.now_us < began_us + 2 * self.settings.beat_us {
             return;
         }
-        self.quarrels.formed(generation, &members);
+        self.lost_pairs.formed(generation, &members);
         for member in &self.leaving {
             effects.push(Effect::Send { to: Address::Worker(*member), packet: Packet::Released });
         }

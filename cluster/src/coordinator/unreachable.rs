@@ -79,12 +79,12 @@ impl LostPairs {
         }
         let pair = (by.min(other), by.max(other));
         let nothing = LostPair { times: 0, generation: 0, at_us: now_us };
-        let quarrel = self.pairs.entry(pair).or_insert(nothing);
-        if quarrel.generation != generation {
-            *quarrel = LostPair { times: quarrel.times + 1, generation, at_us: now_us };
+        let lost = self.pairs.entry(pair).or_insert(nothing);
+        if lost.generation != generation {
+            *lost = LostPair { times: lost.times + 1, generation, at_us: now_us };
         }
         if self.pairs.len() > PAIRS_MAX {
-            let oldest = self.pairs.iter().min_by_key(|(_, quarrel)| quarrel.at_us);
+            let oldest = self.pairs.iter().min_by_key(|(_, lost)| lost.at_us);
             let oldest = oldest.map(|(pair, _)| *pair);
             oldest.map(|pair| self.pairs.remove(&pair));
         }
@@ -95,10 +95,10 @@ impl LostPairs {
     pub fn forget(&mut self, good_us: Option<u64>, now_us: u64, lease_us: u64) {
         let LostPairs { pairs, generation, members } = self;
         let is_good = good_us.is_some_and(|good_us| good_us > GOOD_LEASES * lease_us);
-        pairs.retain(|(a, b), quarrel| {
+        pairs.retain(|(a, b), lost| {
             let together = members.contains(a) && members.contains(b);
-            let is_over = is_good && together && quarrel.generation != *generation;
-            !is_over && quarrel.at_us + OLD_LEASES * lease_us > now_us
+            let is_over = is_good && together && lost.generation != *generation;
+            !is_over && lost.at_us + OLD_LEASES * lease_us > now_us
         });
     }
 
@@ -117,16 +117,16 @@ impl LostPairs {
         let mut left_out = Vec::new();
         loop {
             let are_alive = |(a, b): &Pair| alive.contains(a) && alive.contains(b);
-            let until_us = |quarrel: &LostPair| quarrel.at_us + out_us(quarrel.times, lease_us);
+            let until_us = |lost: &LostPair| lost.at_us + out_us(lost.times, lease_us);
             let (mut apart, mut times) =
                 (BTreeMap::<Member, (Vec<Member>, u64)>::new(), BTreeMap::new());
-            for (&(a, b), quarrel) in self.pairs.iter().filter(|(pair, _)| are_alive(pair)) {
+            for (&(a, b), lost) in self.pairs.iter().filter(|(pair, _)| are_alive(pair)) {
                 for (one, other) in [(a, b), (b, a)] {
-                    *times.entry(one).or_insert(0) += quarrel.times;
-                    if until_us(quarrel) > now_us {
+                    *times.entry(one).or_insert(0) += lost.times;
+                    if until_us(lost) > now_us {
                         let (from, until) = apart.entry(one).or_default();
                         from.push(other);
-                        *until = until_us(quarrel).max(*until);
+                        *until = until_us(lost).max(*until);
                     }
                 }
             }
@@ -154,90 +154,90 @@ mod tests {
 
     /// Forms a generation of these members, in which these pairs lose each other.
     fn lose(
-        quarrels: &mut LostPairs,
+        lost_pairs: &mut LostPairs,
         generation: u64,
         of: &[Member],
         lost: &[(u32, u32)],
         at: u64,
     ) {
-        quarrels.formed(generation, of);
+        lost_pairs.formed(generation, of);
         for (by, other) in lost {
-            quarrels.lost(generation, Member(*by), Member(*other), at);
+            lost_pairs.lost(generation, Member(*by), Member(*other), at);
         }
     }
 
-    fn out(quarrels: &LostPairs, of: &[Member], at: u64) -> Vec<Member> {
-        let left_out = quarrels.left_out(of.iter(), at, LEASE_US);
+    fn out(lost_pairs: &LostPairs, of: &[Member], at: u64) -> Vec<Member> {
+        let left_out = lost_pairs.left_out(of.iter(), at, LEASE_US);
         left_out.into_iter().map(|left| left.member).collect()
     }
 
     #[test]
     fn of_two_that_lose_each_other_again_and_again_one_is_left_out_for_longer_each_time() {
-        let (mut quarrels, all) = (LostPairs::default(), members(&[1, 2, 3]));
+        let (mut lost_pairs, all) = (LostPairs::default(), members(&[1, 2, 3]));
         // Both report it, which counts once.
         for generation in 1..=2 {
-            lose(&mut quarrels, generation, &all, &[(1, 2), (2, 1), (2, 1)], 0);
-            assert_eq!(out(&quarrels, &all, 0), []);
+            lose(&mut lost_pairs, generation, &all, &[(1, 2), (2, 1), (2, 1)], 0);
+            assert_eq!(out(&lost_pairs, &all, 0), []);
         }
-        lose(&mut quarrels, 3, &all, &[(2, 1)], 0);
+        lose(&mut lost_pairs, 3, &all, &[(2, 1)], 0);
         let until = OUT_LEASES * LEASE_US;
-        assert_eq!(out(&quarrels, &all, until - 1), members(&[2]));
-        assert_eq!(out(&quarrels, &members(&[2, 3]), 0), [], "the other has gone");
-        assert_eq!(out(&quarrels, &all, until), []);
-        lose(&mut quarrels, 4, &all, &[(2, 1)], until);
-        assert_eq!(out(&quarrels, &all, 3 * until - 1), members(&[2]));
-        assert_eq!(out(&quarrels, &all, 3 * until), []);
+        assert_eq!(out(&lost_pairs, &all, until - 1), members(&[2]));
+        assert_eq!(out(&lost_pairs, &members(&[2, 3]), 0), [], "the other has gone");
+        assert_eq!(out(&lost_pairs, &all, until), []);
+        lose(&mut lost_pairs, 4, &all, &[(2, 1)], until);
+        assert_eq!(out(&lost_pairs, &all, 3 * until - 1), members(&[2]));
+        assert_eq!(out(&lost_pairs, &all, 3 * until), []);
     }
 
     #[test]
     fn who_reaches_nobody_is_the_one_that_is_left_out() {
-        let (mut quarrels, all) = (LostPairs::default(), members(&[1, 2, 3, 4]));
+        let (mut lost_pairs, all) = (LostPairs::default(), members(&[1, 2, 3, 4]));
         for generation in 1..=3 {
-            lose(&mut quarrels, generation, &all, &[(2, 1), (3, 1), (1, 4)], 0);
+            lose(&mut lost_pairs, generation, &all, &[(2, 1), (3, 1), (1, 4)], 0);
         }
-        assert_eq!(out(&quarrels, &all, 0), members(&[1]));
-        let left = &quarrels.left_out(all.iter(), 0, LEASE_US)[0];
+        assert_eq!(out(&lost_pairs, &all, 0), members(&[1]));
+        let left = &lost_pairs.left_out(all.iter(), 0, LEASE_US)[0];
         assert_eq!((&left.from, left.for_us), (&members(&[2, 3, 4]), OUT_LEASES * LEASE_US));
     }
 
     #[test]
     fn only_what_members_of_the_generation_say_counts() {
-        let (mut quarrels, all) = (LostPairs::default(), members(&[1, 2]));
+        let (mut lost_pairs, all) = (LostPairs::default(), members(&[1, 2]));
         for generation in 1..10 {
-            quarrels.formed(generation, &all);
-            quarrels.lost(generation, Member(1), Member(3), 0);
-            quarrels.lost(generation, Member(3), Member(1), 0);
-            quarrels.lost(generation + 1, Member(1), Member(2), 0);
-            quarrels.lost(generation, Member(1), Member(1), 0);
+            lost_pairs.formed(generation, &all);
+            lost_pairs.lost(generation, Member(1), Member(3), 0);
+            lost_pairs.lost(generation, Member(3), Member(1), 0);
+            lost_pairs.lost(generation + 1, Member(1), Member(2), 0);
+            lost_pairs.lost(generation, Member(1), Member(1), 0);
         }
-        assert!(quarrels.pairs.is_empty());
+        assert!(lost_pairs.pairs.is_empty());
     }
 
     #[test]
     fn what_is_over_is_forgotten() {
-        let (mut quarrels, all) = (LostPairs::default(), members(&[1, 2]));
-        lose(&mut quarrels, 1, &all, &[(1, 2)], 0);
-        quarrels.formed(2, &all);
+        let (mut lost_pairs, all) = (LostPairs::default(), members(&[1, 2]));
+        lose(&mut lost_pairs, 1, &all, &[(1, 2)], 0);
+        lost_pairs.formed(2, &all);
         let good = GOOD_LEASES * LEASE_US + 1;
-        quarrels.forget(None, good, LEASE_US);
-        assert_eq!(quarrels.pairs.len(), 1, "they have not executed anything");
-        quarrels.forget(Some(good), good, LEASE_US);
-        assert!(quarrels.pairs.is_empty());
-        lose(&mut quarrels, 3, &all, &[(1, 2)], good);
-        quarrels.formed(4, &all[..1]);
-        quarrels.forget(Some(good), 3 * good, LEASE_US);
-        assert_eq!(quarrels.pairs.len(), 1, "they were not together");
-        quarrels.forget(None, good + OLD_LEASES * LEASE_US, LEASE_US);
-        assert!(quarrels.pairs.is_empty());
+        lost_pairs.forget(None, good, LEASE_US);
+        assert_eq!(lost_pairs.pairs.len(), 1, "they have not executed anything");
+        lost_pairs.forget(Some(good), good, LEASE_US);
+        assert!(lost_pairs.pairs.is_empty());
+        lose(&mut lost_pairs, 3, &all, &[(1, 2)], good);
+        lost_pairs.formed(4, &all[..1]);
+        lost_pairs.forget(Some(good), 3 * good, LEASE_US);
+        assert_eq!(lost_pairs.pairs.len(), 1, "they were not together");
+        lost_pairs.forget(None, good + OLD_LEASES * LEASE_US, LEASE_US);
+        assert!(lost_pairs.pairs.is_empty());
     }
 
     #[test]
     fn there_is_an_end_to_what_is_remembered() {
-        let mut quarrels = LostPairs::default();
+        let mut lost_pairs = LostPairs::default();
         for n in 0..PAIRS_MAX as u32 + 10 {
             let pair = [n, n + 1];
-            lose(&mut quarrels, n.into(), &members(&pair), &[(n, n + 1)], n.into());
+            lose(&mut lost_pairs, n.into(), &members(&pair), &[(n, n + 1)], n.into());
         }
-        assert_eq!(quarrels.pairs.len(), PAIRS_MAX);
+        assert_eq!(lost_pairs.pairs.len(), PAIRS_MAX);
     }
 }

@@ -44,7 +44,8 @@ fn put_list<T>(items: &[T], out: &mut Vec<u8>, mut put: impl FnMut(&T, &mut Vec<
     items.iter().for_each(|item| put(item, out));
 }
 
-/// Returns the number of items for which memory is reserved: of no more bytes than there are.
+/// Returns the number of items for which memory is reserved. It takes no more bytes than the input
+/// has, whatever the input claims.
 fn room<T>(len: usize, input: &[u8]) -> usize {
     len.min(input.len() / size_of::<T>().max(1))
 }

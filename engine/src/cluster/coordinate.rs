@@ -62,7 +62,7 @@ pub struct Cluster {
     timers: Timers,
     sinks: Sinks,
     // and the request server uses the coordinator.
-    desk: Arc<RequestServer>,
+    worker: Arc<RequestServer>,
     coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
     program: Program,
@@ -222,17 +222,17 @@ impl Cluster {
         let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
         let asked = settings.sources;
         let is_here = settings.log.is_none();
-        let desk =
+        let worker =
             Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
         if is_here && !program.opaques.is_empty() {
             // Faults are counted even while no client asks.
-            desk.begin();
+            worker.begin();
         }
         Ok(Cluster {
-            timers: Timers::start(env, &desk, &functions)?,
+            timers: Timers::start(env, &worker, &functions)?,
             sinks,
             env: env.clone(),
-            desk,
+            worker,
             coordinator,
             functions,
             procedures: procedures(&program),
@@ -384,7 +384,7 @@ impl Cluster {
             "faults": self.told.faults.load(Ordering::Relaxed),
             "aborted_slides": slides.0, "aborted_slide": slides.1,
             "input_ended": self.has_input_ended(),
-            "requests_open": self.desk.open_requests(),
+            "requests_open": self.worker.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "slow": slow(&self.program), "upgraded": self.upgraded, "refused": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(),
@@ -418,12 +418,12 @@ impl Cluster {
 
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
-        self.desk.call_placed(source, call, then);
+        self.worker.call_placed(source, call, then);
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
-        let mut nth = source.checked_sub(self.desk.sources())?;
+        let mut nth = source.checked_sub(self.worker.sources())?;
         for topic in &self.followed {
             if nth < topic.partitions {
                 return Some(format!("{}/{nth}", topic.topic));
@@ -435,7 +435,7 @@ impl Cluster {
     }
 
     fn ask(&self, partition: Partition, call: Call, then: tidemill_durable::Then<Answer>) {
-        self.desk.call(self.desk.source_of(partition), call, then);
+        self.worker.call(self.worker.source_of(partition), call, then);
     }
 
     fn partition(&self, table: TableId, key: &[Value]) -> Partition {
@@ -541,7 +541,7 @@ impl App for Cluster {
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        self.desk.begin();
+        self.worker.begin();
         serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
 
@@ -557,7 +557,7 @@ impl App for Cluster {
     }
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
-        self.desk.begin();
+        self.worker.begin();
         let mut count = self.told.count.lock();
         if *count == seen.epoch {
             self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
@@ -609,7 +609,7 @@ impl App for Cluster {
                 "requests_open",
                 "gauge",
                 "Requests without replies.",
-                self.desk.open_requests() as u64,
+                self.worker.open_requests() as u64,
             ),
         ] {
             let _ = writeln!(
@@ -639,7 +639,7 @@ impl App for Cluster {
     }
 
     fn answers_at(&self, address: &str) {
-        self.desk.begin();
+        self.worker.begin();
         // A repeated call sets the same address.
         let _ = self.http.set(address.to_owned());
     }

@@ -41,20 +41,21 @@ pub use coordinate::Cluster;
 pub use join::join;
 pub use settings::ClusterSettings;
 
-use std::sync::Arc;
-
 use tidemill_cluster::{EventSource, EventTime};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::Result;
-use tidemill_kafka::{Followed, Format};
+use tidemill_kafka::Followed;
 
-use crate::functions::AppFunctions;
 use crate::outlets::sink_keys;
 use crate::spec::AppSpec;
 
 /// Creates the format of messages of an app that follows no topics, for fuzzing.
-pub(crate) fn messages(functions: Arc<AppFunctions>, fingerprint: u128) -> impl Format {
+#[cfg(any(fuzzing, test))]
+pub(crate) fn messages(
+    functions: std::sync::Arc<crate::functions::AppFunctions>,
+    fingerprint: u128,
+) -> impl tidemill_kafka::Format {
     format::Json::new(functions, fingerprint, topics::Topics::default())
 }
 

@@ -29,7 +29,7 @@ const ANSWER: &str = "\u{1}external/";
 /// The work outside of an app on a worker.
 pub(super) struct OutboxWorkers {
     env: Env,
-    desks: Vec<Arc<OutboxWorker>>,
+    workers: Vec<Arc<OutboxWorker>>,
 }
 
 /// An outbox with its work; its threads share it.
@@ -73,7 +73,7 @@ impl OutboxWorkers {
         sources: u32,
         env: &Env,
     ) -> Result<Option<Arc<dyn Outboxes>>> {
-        let mut desks = Vec::new();
+        let mut workers = Vec::new();
         for decl in &spec.externals {
             let refuse = |what: String| Error::program(what).at(decl.at.clone());
             let program = functions.program();
@@ -84,7 +84,7 @@ impl OutboxWorkers {
             let columns = functions.columns(&decl.answers)?;
             let spec = &program.tables[table];
             let outside = who(decl, spec, &columns)?;
-            desks.push(Arc::new(OutboxWorker {
+            workers.push(Arc::new(OutboxWorker {
                 functions: functions.clone(),
                 table: TableId(table as u16),
                 answers,
@@ -98,17 +98,17 @@ impl OutboxWorkers {
                 is_over: AtomicBool::new(false),
             }));
         }
-        let desks =
-            (!desks.is_empty()).then(|| Arc::new(OutboxWorkers { env: env.clone(), desks }));
-        Ok(desks.map(|desks| desks as Arc<dyn Outboxes>))
+        let workers =
+            (!workers.is_empty()).then(|| Arc::new(OutboxWorkers { env: env.clone(), workers }));
+        Ok(workers.map(|workers| workers as Arc<dyn Outboxes>))
     }
 }
 
 impl Outboxes for OutboxWorkers {
     fn begin(&self, log: Arc<dyn Log>) -> Result<()> {
-        for desk in &self.desks {
-            for _ in 0..desk.at_once {
-                let (own, log, env) = (desk.clone(), log.clone(), self.env.clone());
+        for worker in &self.workers {
+            for _ in 0..worker.at_once {
+                let (own, log, env) = (worker.clone(), log.clone(), self.env.clone());
                 let thread =
                     self.env.threads.spawn("outside-work", Box::new(move || own.run(&env, &*log)));
                 if let Err(error) = thread {
@@ -121,18 +121,18 @@ impl Outboxes for OutboxWorkers {
     }
 
     fn changed(&self, all: bool, rows: Vec<(TableId, Key, Stored)>) {
-        for desk in &self.desks {
-            let own = rows.iter().filter(|(table, ..)| *table == desk.table);
-            desk.changed(all, own.map(|(_, key, row)| (key, row)));
+        for worker in &self.workers {
+            let own = rows.iter().filter(|(table, ..)| *table == worker.table);
+            worker.changed(all, own.map(|(_, key, row)| (key, row)));
         }
     }
 
     fn end(&self) {
-        for desk in &self.desks {
-            desk.is_over.store(true, Ordering::Release);
+        for worker in &self.workers {
+            worker.is_over.store(true, Ordering::Release);
             // The lock makes sure that a thread sees `is_over` before it waits, or is notified.
-            drop(desk.work.lock());
-            desk.needed.notify_all();
+            drop(worker.work.lock());
+            worker.needed.notify_all();
         }
     }
 }
@@ -186,8 +186,8 @@ impl OutboxWorker {
 
     fn run(self: &Arc<OutboxWorker>, env: &Env, log: &dyn Log) {
         while let Some((key, row)) = self.next() {
-            let desk = Arc::downgrade(self);
-            let gives_up = Arc::new(move || desk.upgrade().is_none_or(|desk| desk.is_over()));
+            let worker = Arc::downgrade(self);
+            let gives_up = Arc::new(move || worker.upgrade().is_none_or(|worker| worker.is_over()));
             let key_value = &row[self.key];
             let said = ask(&*self.outside, &row, key_value, &self.columns, gives_up);
             let requests = said.and_then(|said| self.requests(key_value, &said));

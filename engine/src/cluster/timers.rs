@@ -55,7 +55,7 @@ struct Timer {
 /// The thread's own parts.
 struct Clockwork {
     env: Env,
-    desk: Arc<RequestServer>,
+    worker: Arc<RequestServer>,
     functions: Arc<AppFunctions>,
     state: Arc<State>,
 }
@@ -67,7 +67,7 @@ impl Timers {
     /// When their thread can't be started.
     pub fn start(
         env: &Env,
-        desk: &Arc<RequestServer>,
+        worker: &Arc<RequestServer>,
         functions: &Arc<AppFunctions>,
     ) -> Result<Timers> {
         let now_us = env.clock.now_us();
@@ -81,8 +81,8 @@ impl Timers {
             state.has_ended.store(true, Ordering::Release);
             return Ok(Timers { env, state, thread: Mutex::new(None) });
         }
-        let (desk, functions) = (desk.clone(), functions.clone());
-        let clockwork = Clockwork { env: env.clone(), desk, functions, state: state.clone() };
+        let (worker, functions) = (worker.clone(), functions.clone());
+        let clockwork = Clockwork { env: env.clone(), worker, functions, state: state.clone() };
         let run = move || {
             let fire = || {
                 clockwork.run(timers);
@@ -147,7 +147,7 @@ impl Clockwork {
         // not executed before a coordinator died precedes those of the next one.
         let name = &self.functions.program().streams[timer.stream.index()].spec.name;
         let hash = encode::hash128(name.as_bytes()) as u64;
-        let source = (hash % u64::from(self.desk.sources())) as u32;
+        let source = (hash % u64::from(self.worker.sources())) as u32;
         // It may be unknown whether the firing was recorded. By its ids it is executed once.
         while !self.is_over() && !self.is_done(&firing, source) {}
     }
@@ -164,7 +164,7 @@ impl Clockwork {
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);
-        self.desk.call_together(source, calls);
+        self.worker.call_together(source, calls);
         let mut left = firing.len();
         while left > 0 {
             match told.recv_timeout(Duration::from_micros(SLEEP_US)) {

@@ -14,7 +14,7 @@ use tidemill_mesh::{Lane, Mesh};
 
 use super::files::record_of;
 use super::lost::Lost;
-use crate::word::Message;
+use crate::message::Message;
 use crate::COORDINATOR;
 
 /// The approximate bytes of records in one append message.
@@ -58,7 +58,7 @@ impl RemoteLog {
         RemoteLog { mesh, calls: Mutex::default(), failed: Mutex::default() }
     }
 
-    fn call(&self, open: Open, word: impl FnOnce(u64) -> Message) {
+    fn call(&self, open: Open, message: impl FnOnce(u64) -> Message) {
         let mut calls = self.calls.lock();
         if let Open::Append((topic, generation), of, then) = &open {
             if calls.lost.is_before(*topic, *generation) {
@@ -72,7 +72,7 @@ impl RemoteLog {
         drop(calls);
         // Without a link, this is reported as the end of one.
         match self.mesh.upgrade() {
-            Some(mesh) => mesh.send(COORDINATOR, Lane::Urgent, word(call).bytes()),
+            Some(mesh) => mesh.send(COORDINATOR, Lane::Urgent, message(call).bytes()),
             None => self.broken(),
         }
     }
@@ -96,15 +96,15 @@ impl RemoteLog {
     }
 
     /// Takes a message if it is an answer. Returns any other message.
-    pub fn answered(&self, word: Message) -> Option<Message> {
+    pub fn answered(&self, message: Message) -> Option<Message> {
         let (Message::Appended { call, .. }
         | Message::Found { call, .. }
-        | Message::NotFound { call }) = word
+        | Message::NotFound { call }) = message
         else {
-            return Some(word);
+            return Some(message);
         };
         let open = self.calls.lock().open.remove(&call);
-        match (open, word) {
+        match (open, message) {
             (Some(Open::Append(_, of, then)), Message::Appended { result, .. }) => {
                 let (from, offset) = (of.start, |n: usize| result.map(|first| first + n as u64));
                 of.for_each(|nth| then(nth, offset(nth - from)));
@@ -189,8 +189,8 @@ impl Log for RemoteLog {
     ) {
         let reading = Reading { topic, is_whole: limit.is_none(), records: Vec::new(), then };
         let limit = limit.map(|limit| limit as u64);
-        let word = |call| Message::Read { call, topic, from, limit, wait_us };
-        self.call(Open::Read(reading), word);
+        let message = |call| Message::Read { call, topic, from, limit, wait_us };
+        self.call(Open::Read(reading), message);
     }
 
     /// The process that serves the log trims it.

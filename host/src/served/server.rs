@@ -8,7 +8,7 @@ use tidemill_durable::Log;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use super::files::{begins, FileLog, Found};
-use crate::word::Message;
+use crate::message::Message;
 
 /// The approximate bytes of records in one answer.
 const ANSWER_BYTES: usize = 1 << 20;
@@ -35,17 +35,17 @@ pub(crate) fn serve(
     served: &Served,
     mesh: &Weak<Mesh>,
     peer: Peer,
-    word: Message,
+    message: Message,
 ) -> Option<Message> {
     let answer = {
         let mesh = mesh.clone();
-        move |lane: Lane, word: Message| {
+        move |lane: Lane, message: Message| {
             if let Some(mesh) = mesh.upgrade() {
-                mesh.send(peer, lane, word.bytes());
+                mesh.send(peer, lane, message.bytes());
             }
         }
     };
-    match (word, &served.log) {
+    match (message, &served.log) {
         (Message::Read { call, topic, from, limit, wait_us }, _)
             if served.inputs_of(topic).is_some() =>
         {

@@ -48,8 +48,8 @@ impl Sink for Asker {
         match event {
             Event::Up { .. } => self.ups.send(()).unwrap(),
             Event::Message { bytes, .. } => {
-                let word = Message::of(&bytes).unwrap();
-                assert!(remote.expect("it has asked").answered(word).is_none());
+                let message = Message::of(&bytes).unwrap();
+                assert!(remote.expect("it has asked").answered(message).is_none());
             }
             Event::Down { .. } => remote.into_iter().for_each(|remote| remote.broken()),
             Event::Refused { why, .. } => panic!("{why}"),

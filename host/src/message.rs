@@ -99,7 +99,7 @@ impl Message {
     /// Returns the message of these bytes, if they are valid.
     pub fn of(mut bytes: &[u8]) -> Option<Message> {
         let input = &mut bytes;
-        let word = match take_u8(input)? {
+        let message = match take_u8(input)? {
             0 => Message::Packets(all(input, take_packet)?),
             1 => Message::Directory(all(input, |input| {
                 Some((Peer(take_u32(input)?), take_text(input)?.parse().ok()?))
@@ -138,7 +138,7 @@ impl Message {
             7 => Message::Trouble(take_text(input)?.to_string()),
             _ => return None,
         };
-        input.is_empty().then_some(word)
+        input.is_empty().then_some(message)
     }
 }
 
