@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tools
 # Features of the crate `python`. `kafka-tls` needs the headers of OpenSSL; `kafka-tls-vendored` also builds OpenSSL.
 FEATURES ?=
+comma := ,
 CASES ?= 20000
 KILLS ?= 2000
 RECOVERY_KILLS ?= 300
@@ -29,7 +30,7 @@ SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs wheel test-wheel test test-rust test-python lint msrv audit release soak soak-servers seed loom fuzz miri histories test-servers beside-servers bench-peers clean
+.PHONY: help setup engine demo docs wheel test-wheel test test-rust test-python lint msrv audit release soak soak-servers seed loom fuzz miri histories test-servers beside-servers bench-peers clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,25 +42,34 @@ $(STAMP): python/pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	touch $(STAMP)
 
-setup: $(STAMP) ## Build the extension into .venv, incrementally.
-	cd python && PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release $(if $(FEATURES),--features $(FEATURES))
+# `testing` adds functions for tests, such as the reference executor. Wheels don't have it.
+DEVELOP := PIP_QUIET=1 VIRTUAL_ENV=$(CURDIR)/$(VENV) $(CURDIR)/$(BIN)/maturin develop --release --features testing$(if $(FEATURES),$(comma)$(FEATURES))
+
+# The two packages share all crates. The second one adds the benchmarks, and another link.
+setup: engine ## Build the engine and the benchmarks into .venv, incrementally.
+	cd bench/python && $(DEVELOP)
+
+engine: $(STAMP) ## Build the engine into .venv, without the benchmarks.
+	cd python && $(DEVELOP)
 
 # Runs the ledger, kills it midway, starts it again, and compares the outcome with an undisturbed run.
-demo: setup ## Run fifteen months of bank payments, with a crash midway.
+demo: engine ## Run fifteen months of bank payments, with a crash midway.
 	$(BIN)/tidemill demo --dir target/demo
 
 test: setup lint docs test-rust test-python ## Run lint, the site and all tests that need no servers.
 
-# mypy and pyright check the examples and a typed program as users would; pyright needs node.
+# mypy and pyright check the examples, a new app and a typed program as users would; pyright needs node.
 lint: setup ## Check style, types, prose and generated pages.
 	cargo fmt --all --check
 	$(AS_BUILT) cargo clippy --release --workspace --all-targets --quiet -- -D warnings
 	cd python && ../$(BIN)/ruff check --quiet . && ../$(BIN)/ruff format --check --quiet .
 	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml --ignore C408 ../examples
 	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../examples
-	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml ../servers
-	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../servers
-	cd python && ../$(BIN)/mypy --strict tidemill tests/typed ../examples
+	cd python && ../$(BIN)/ruff check --quiet --config pyproject.toml ../servers ../bench/python
+	cd python && ../$(BIN)/ruff format --check --quiet --config pyproject.toml ../servers ../bench/python
+	rm -rf target/starter && $(BIN)/tidemill new target/starter > /dev/null
+	cd python && ../$(BIN)/mypy --strict tidemill ../bench/python/tidemill_bench ../examples
+	cd python && ../$(BIN)/mypy --strict --warn-unreachable tests/typed ../target/starter
 	@if command -v node > /dev/null && $(BIN)/pyright --version > /dev/null 2>&1; then set -x; cd python && ../$(BIN)/pyright; \
 	else echo "pyright is left out: it needs node, and the npm registry at its first run"; fi
 	$(BIN)/ruff check --quiet --config python/pyproject.toml tools docs/conf.py
@@ -77,28 +87,44 @@ audit: $(STAMP) ## Check licences, sources and known vulnerabilities of all depe
 	$(BIN)/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	$(BIN)/python tools/audit.py $(if $(STRICT),--strict)
 
-# One wheel for each Linux target goes into dist. It runs on any glibc from 2.17 or any musl from 1.2 on, and includes
-# Kafka and S3. pip installs Zig, which is the linker. Build a wheel for macOS on macOS, with `maturin build`.
+# For each Linux target, one wheel of each package goes into dist. Wheels run on any glibc from 2.17 or any musl from
+# 1.2 on, and include Kafka with TLS, S3, and the licences of all crates. pip installs Zig, which compiles C and links.
+# librdkafka finds it by CC; by itself it would take the compiler for this machine's C library. Build wheels for macOS
+# there: see RELEASING.md.
 WHEELS ?= x86_64-unknown-linux-gnu:manylinux_2_17 x86_64-unknown-linux-musl:musllinux_1_2
+WHEEL_FEATURES := kafka-tls-vendored
+# librdkafka's list of exported symbols has some that only its tests have, which Zig's linker refuses otherwise.
+ZIG_CC := -fno-sanitize=all -Wl,--undefined-version
 wheel: $(STAMP) ## Build wheels for Linux into dist.
 	$(BIN)/pip install --quiet --disable-pip-version-check ziglang==0.17.1 cargo-zigbuild==0.24.1
+	$(BIN)/python tools/notices.py
 	set -e; for wheel in $(WHEELS); do \
 	  rustup target add $${wheel%%:*}; \
-	  cd $(CURDIR)/python; PATH=$(CURDIR)/$(BIN):$$PATH $(CURDIR)/$(BIN)/maturin build --release --zig --locked \
-	    --target $${wheel%%:*} --compatibility $${wheel##*:} --target-dir $(CURDIR)/target/wheel --out $(CURDIR)/dist; \
+	  zig=$$(echo $${wheel%%:*} | sed s/-unknown//); \
+	  case $$wheel in *:manylinux_*) zig=$$zig.$$(echo $${wheel##*:manylinux_} | tr _ .);; esac; \
+	  cc=$(CURDIR)/target/wheel/$$zig-cc; mkdir -p $(CURDIR)/target/wheel; \
+	  printf '#!/bin/sh\nexec $(CURDIR)/$(BIN)/cargo-zigbuild zig cc -- $(ZIG_CC) -target %s "$$@"\n' $$zig > $$cc; \
+	  chmod +x $$cc; \
+	  for package in python bench/python; do \
+	    cd $(CURDIR)/$$package; CC=$$cc PATH=$(CURDIR)/$(BIN):$$PATH \
+	    $(CURDIR)/$(BIN)/maturin build --release --zig --locked \
+	      --features $(WHEEL_FEATURES) --target $${wheel%%:*} --compatibility $${wheel##*:} \
+	      --target-dir $(CURDIR)/target/wheel --out $(CURDIR)/dist; \
+	  done; \
 	done
 
-# Installs the wheel into empty environments of the oldest and newest Python here, and runs the demo and a new app.
-test-wheel: wheel ## Install the wheel as a new user would, and try it.
-	$(BIN)/python tools/try_wheel.py dist/tidemill-*manylinux*.whl
+# Installs the wheels into empty environments of the oldest and newest Python here, and runs the demo and a new app.
+test-wheel: wheel ## Install the wheels as a new user would, and try it.
+	$(BIN)/python tools/try_wheel.py dist/*manylinux*.whl
 
 # RELEASING.md has the steps before and after. DRY_RUN=1 changes nothing.
 release: $(STAMP) ## Set VERSION, date the changelog, and fill dist.
 	$(BIN)/pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0
 	$(BIN)/python tools/release.py $(if $(DRY_RUN),--dry-run) $(VERSION)
 
-docs: setup ## Build the site: target/docs/index.html.
+docs: setup ## Build the site, target/docs/index.html, and check its links.
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs target/docs
+	$(BIN)/python tools/site.py target/docs
 
 test-rust: ## Run the Rust tests.
 	cargo test --release --workspace --quiet
@@ -113,7 +139,7 @@ test-python: setup ## Run the Python tests.
 # with all others. Kills, faults, cycles and grids can be stopped and continued. With the CASES above, the engine alone
 # sees some 70,000 crashes and 30,000 damaged files; the tests print the numbers.
 soak: setup loom miri fuzz ## Kill, damage, watch and compare for hours.
-	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -- --show-output
+	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -p tidemill-cluster -p tidemill-function -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
 	cd python && ../$(BIN)/python -m tests.kill.processes --kills $(PROCESS_KILLS) --progress ../target/soak-processes.json
@@ -124,7 +150,7 @@ soak: setup loom miri fuzz ## Kill, damage, watch and compare for hours.
 	$(BIN)/tidemill bench grid --workload gs --cells full --out target/soak-grid-gs.jsonl --plot target/soak-grid-gs.svg
 
 seed: ## Run the simulated cluster once with SEED, and print all events.
-	TIDEMILL_SEED=$(SEED) cargo test --release --workspace --test cluster whatever -- --nocapture
+	TIDEMILL_SEED=$(SEED) cargo test --release --workspace --test simulated whatever -- --nocapture
 
 loom: ## Try every order of threads in small models of the lock-free parts.
 	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn -p tidemill-table --lib --target-dir target/loom loom_tests
@@ -144,13 +170,14 @@ fuzz: ## Fuzz every decoder of outside bytes, FUZZ_SECONDS each.
 	  grep -h '^Done' target/fuzz/$$target.log; \
 	done
 
-# Miri finds undefined behaviour, races and leaks in slots, versions and their logs, and in closures that every strategy
-# executes on two threads. It needs the nightly compiler with the components miri and rust-src. Miri executes no machine
-# code, so transactions are interpreted. The tests of rows in place are left out: see CONTRIBUTING.md.
+# Miri finds undefined behaviour, races and leaks in slots, versions and their logs, in rows in place, and in closures
+# that every strategy executes on two threads. It needs the nightly compiler with the components miri and rust-src. Miri
+# executes no machine code, so transactions are interpreted.
 MIRI := MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR=$(CURDIR)/target/miri cargo +nightly miri test --quiet
 miri: ## Look for undefined behaviour with Miri.
 	$(MIRI) -p tidemill-table --lib -- a_row_becomes only_what_is_wanted versions_that_are_taken_back a_number_that_is \
-	  a_row_that_does_not_fit keys_that_are_alike what_was_taken_belongs no_key_is_loaded floats_as_keys
+	  a_row_that_does_not_fit keys_that_are_alike what_was_taken_belongs no_key_is_loaded floats_as_keys \
+	  rows_in_place_are_taken_back
 	$(MIRI) -p tidemill-txn --no-default-features --test closures_in_order
 
 # The checker, porcupine, is a Go module that others have written.

@@ -8,24 +8,25 @@ An account exists from its first use, with an initial balance of 100.
 """
 
 from decimal import Decimal
+from typing import Annotated, Any
 
 import tidemill as tm
 
+Money = Annotated[Decimal, tm.decimal(2)]
+
 app = tm.App("bank")
-account = app.entity(
-    "account", key="id", id=int, balance=tm.column(tm.decimal(2), default=Decimal(100))
-)
-moved = app.stream("moved", src=int, dst=int, amount=tm.decimal(2))
+account = app.entity("account", key="id", id=int, balance=tm.column(Money, default=100))
+moved = app.stream("moved", src=int, dst=int, amount=Money)
 
 
 @account.function(creates=True)
-async def add(self, ctx: tm.Context, amount: tm.decimal(2)) -> None:
+async def add(self: Any, ctx: tm.Context, amount: Money) -> None:
     """Adds money to the account; other accounts call this."""
     self.balance += amount
 
 
 @account.function(creates=True)
-async def transfer(self, ctx: tm.Context, to: int, amount: tm.decimal(2)) -> str:
+async def transfer(self: Any, ctx: tm.Context, to: int, amount: Money) -> str:
     """Moves money to another account, or aborts; returns the new balance."""
     ctx.require(amount > 0, "the amount is not positive")
     ctx.require(self.balance >= amount, "insufficient funds")

@@ -18,13 +18,13 @@ import gzip
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tidemill as tm
 
 #: A real bank list, which comes with the package.
 BANK_LIST = Path(tm.__file__).parent / "demo/data/berka/trans.csv.gz"
-MONEY = tm.decimal(2)
+Money = Annotated[Decimal, tm.decimal(2)]
 KINDS = {"PRIJEM": "credit", "VYDAJ": "debit", "VYBER": "debit"}
 WAYS = {
     "VKLAD": "cash in",
@@ -36,7 +36,7 @@ WAYS = {
 
 app = tm.App("ingest")
 
-facts = app.table("facts", key="id", id=int, account=int, day=str, amount=MONEY, way=str)
+facts = app.table("facts", key="id", id=int, account=int, day=str, amount=Money, way=str)
 by_day = facts.index("day")
 months = app.table(
     "months",
@@ -44,9 +44,9 @@ months = app.table(
     month=str,
     way=str,
     rows=tm.column(int, default=0),
-    sum=tm.column(MONEY, default=0),
+    sum=tm.column(Money, default=0),
 )
-days = app.table("days", key="day", day=str, rows=int, rejected=int, turnover=MONEY)
+days = app.table("days", key="day", day=str, rows=int, rejected=int, turnover=Money)
 
 rows = app.stream(
     "rows",
@@ -56,20 +56,20 @@ rows = app.stream(
     account_id=int,
     date=tm.timestamp,
     operation=tm.optional(str),
-    amount=MONEY,
-    balance=MONEY,
+    amount=Money,
+    balance=Money,
     k_symbol=tm.optional(str),
     bank=tm.optional(str),
     account=tm.optional(str),
 ).batches("1d")
 rejected = app.stream("rejected", trans_id=int, reason=str)
-records = app.stream("records", month=str, turnover=MONEY)
+records = app.stream("records", month=str, turnover=Money)
 
-biggest = app.table("biggest", key="id", id=int, turnover=MONEY)
+biggest = app.table("biggest", key="id", id=int, turnover=Money)
 
 
 @app.procedure(rows)
-def load(tx, rows):
+def load(tx: tm.Tx, rows: list[Any]) -> None:
     """Adds the valid rows of one day to the warehouse: all of them at once, or none."""
     day, bad, turnover = f"{rows[-1].date:%Y-%m-%d}", 0, Decimal(0)
     for row in rows:
@@ -96,7 +96,7 @@ def load(tx, rows):
 
 
 @app.trigger(days, changes=["insert"])
-def record(tx, change):
+def record(tx: tm.Tx, change: Any) -> None:
     """Reports a day with more turnover than all days before it."""
     best = biggest[0]
     if not best.exists() or change.new.turnover > best.turnover:
@@ -105,7 +105,7 @@ def record(tx, change):
 
 
 @app.procedure
-def report(tx, day: str):
+def report(tx: tm.Tx, day: str) -> dict[str, Any]:
     """Returns a day of the warehouse, which is always complete."""
     found = by_day[day]
     line = days[day]
@@ -115,7 +115,7 @@ def report(tx, day: str):
     return {"rows": line.rows, "rejected": line.rejected, "turnover": str(line.turnover)}
 
 
-LIST = dict(delimiter=";", formats={"date": "%y%m%d"})
+LIST: dict[str, Any] = dict(delimiter=";", formats={"date": "%y%m%d"})
 rows.read(tm.files(BANK_LIST, **LIST))
 
 

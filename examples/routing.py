@@ -15,20 +15,21 @@ this.
 from __future__ import annotations
 
 import random
-from typing import Any
+from decimal import Decimal
+from typing import Annotated, Any
 
 import tidemill as tm
 
-MONEY = tm.decimal(2)
+Money = Annotated[Decimal, tm.decimal(2)]
 VENUES = ("north", "south", "west")
 
 app = tm.App("routing", seed=1)
 
 customers = app.table(
-    "customers", key="id", id=int, deposited=MONEY, free=MONEY, held=MONEY, paid=MONEY
+    "customers", key="id", id=int, deposited=Money, free=Money, held=Money, paid=Money
 )
 orders = app.table(
-    "orders", key="id", id=int, customer=int, security=str, amount=MONEY, venue=str, state=str
+    "orders", key="id", id=int, customer=int, security=str, amount=Money, venue=str, state=str
 )
 of_customer = orders.index("customer")
 
@@ -43,14 +44,14 @@ tried = app.table(
     denied=tm.column(int, default=0),
 )
 
-placed = app.stream("placed", id=int, customer=int, security=str, amount=MONEY)
+placed = app.stream("placed", id=int, customer=int, security=str, amount=Money)
 covered = app.stream("covered", id=int, security=str)
 routed = app.stream("routed", id=int, security=str, venue=str)
 answers = app.stream("answers", id=int, confirmed=bool)
 
 
 @app.procedure(placed)
-def check_and_hold(tx, placed):
+def check_and_hold(tx: tm.Tx, placed: list[Any]) -> None:
     """Puts an order's money on hold, or refuses the order."""
     for order in placed:
         customer = customers[order.customer]
@@ -67,7 +68,7 @@ def check_and_hold(tx, placed):
 
 
 @app.procedure(covered)
-def choose_venue(tx, covered):
+def choose_venue(tx: tm.Tx, covered: list[Any]) -> None:
     """Sends an order to the venue with the most confirmations; sometimes to another one, to
     explore.
     """
@@ -86,7 +87,7 @@ app.nested("route", check_and_hold, choose_venue)
 
 
 @app.transaction(answers, opaque=True)
-def update_order(tx, answer):
+def update_order(tx: tm.Tx, answer: Any) -> None:
     """Processes the answer of an exchange: the order is paid, or its money is free again."""
     order = orders[answer.id]
     tx.require(order.exists() and order.state == "routed", "no such order is on its way")
@@ -102,7 +103,7 @@ def update_order(tx, answer):
 
 
 @app.procedure
-def deposit(tx, customer: int, amount: MONEY):
+def deposit(tx: tm.Tx, customer: int, amount: Money) -> str:
     """Deposits a client's money."""
     tx.require(amount > 0, "the amount is not positive")
     row = customers[customer]
@@ -114,7 +115,7 @@ def deposit(tx, customer: int, amount: MONEY):
 
 
 @app.procedure
-def my_orders(tx, customer: int):
+def my_orders(tx: tm.Tx, customer: int) -> dict[str, Any]:
     """Returns a client's orders, consistent with the client's money."""
     row = customers[customer]
     tx.require(row.exists(), "no such customer")
@@ -135,6 +136,7 @@ def exchange(rows: list[dict[str, Any]], dice: random.Random) -> list[dict[str, 
 def main(rounds: int = 40, **settings: Any) -> dict[str, Any]:
     """Runs a mix of orders, answers and calls; returns a summary."""
     dice, seen, number = random.Random(5), 0, 0
+    looked: dict[str, Any] = {"orders": []}
     with app.start(**settings) as mill:
         for customer in range(20):
             mill.call(deposit, customer=customer, amount=1000)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tidemill
-from tidemill import cli, config
+from tidemill import cli, config, types
 
 PAGES = Path(__file__).resolve().parents[1] / "docs/reference"
 
@@ -57,8 +57,8 @@ SECTIONS = {
         "fresh",
         "upgrade",
         "renames",
-        "log_to",
     ),
+    "Log": ("log", "log_format", "log_to"),
     "HTTP": tuple(name for name in config.SETTINGS if name.startswith("http_")),
     "Several processes": tuple(config.CLUSTER),
 }
@@ -232,7 +232,7 @@ def command_line() -> Iterator[str]:
 GROUPS = {
     "Apps": ["App", "Stream", "Table", "Handler", "Index", "Trigger", "OwnedWindow"],
     "Running apps": ["Mill", "TableView", "OutputView", "Cut"],
-    "Transactions and entities": ["Context", "Entity", "Function", "Reply"],
+    "Transactions and entities": ["Tx", "Context", "Entity", "Function", "Reply", "Caller"],
     "Clients": ["Client", "AsyncClient", "Event", "Change", "Reset"],
     "Sources and sinks": ["files", "Files", "kafka", "Kafka"],
     "Types": ["column", "decimal", "timestamp", "optional", "list", "any"],
@@ -243,22 +243,27 @@ GROUPS = {
 #: What introduces a group, where its names do not.
 INTRODUCTIONS = {
     "Transactions and entities": (
-        "The first argument of a handler or procedure, `tx`, is the transaction. It has the methods"
-        " of `Context`, except for `gather`. In a traced function it has `require`, `emit` and"
-        " `when`: see [expressions](expressions.md#the-transaction)."
+        "The first argument of a handler or procedure, `tx`, is the transaction. A function of an"
+        " entity gets a `Context`. In a traced function, `tx` has `require`, `emit` and `when`:"
+        " annotate it as `Any`, and see [expressions](expressions.md#the-transaction)."
     ),
 }
+
+#: Names of types of Python, whose own docstrings say something else. The comment above the name in
+#: ``types.py`` documents it.
+ALIASES = {"Caller"}
 
 #: Classes that users create objects of. Others have no signature in the reference.
 CREATED = {"App", "Client", "AsyncClient"}
 
 #: Members that only other modules of the package use, and `when`, which is for traced functions.
 INTERNAL = {
-    *("add_stream", "bound", "called", "calls", "check", "check_emittable", "check_unit", "counts"),
-    *("emitted", "empty", "entries", "filled", "stop_now", "handler_json", "has_sides", "json"),
-    *("keeps", "key_values", "more", "named_emits", "names", "needs_us", "needs_value"),
-    *("needs_versions", "owner", "places", "refuse_reply", "roles", "row_values", "settable"),
-    *("sink_json", "source_json", "span", "spec", "text", "timers", "unknown", "when"),
+    *("add_stream", "bound", "called", "caller", "calls", "check", "check_emittable", "check_unit"),
+    *("counts", "emitted", "empty", "entity", "entries", "filled", "stop_now", "handler_json"),
+    *("has_sides", "indexes", "is_vacant", "json", "keeps", "key_values", "more", "named_emits"),
+    *("names", "needs_us", "needs_value", "needs_versions", "owner", "places", "private"),
+    *("refuse_private", "refuse_reply", "roles", "row_values", "settable", "sink_json"),
+    *("source_json", "span", "spec", "text", "timers", "unknown", "when", "with_caller"),
 }
 
 
@@ -318,9 +323,18 @@ def api() -> Iterator[str]:
         for name in names:
             given = getattr(tidemill, name)
             lines = [f".. {'autofunction' if callable(given) else 'autodata'}:: tidemill.{name}"]
-            if inspect.isclass(given):
+            if name in ALIASES:
+                lines = [f".. py:data:: tidemill.{name}", "", f"   {comment_of(name)}"]
+            elif inspect.isclass(given):
                 lines = list(documented(name, given, public))
             yield "```{eval-rst}\n" + "\n".join(lines) + "\n```"
+
+
+def comment_of(name: str) -> str:
+    """Returns the comment above the assignment of a name in ``types.py``."""
+    found = re.search(rf"((?:#: .*\n)+){name}\b", inspect.getsource(types))
+    assert found is not None, name
+    return " ".join(line.removeprefix("#: ") for line in found[1].splitlines())
 
 
 def main() -> int:

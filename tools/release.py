@@ -118,6 +118,14 @@ def lock_with(version: Version, lock: str, before: Version) -> str:
     return "[[package]]\n".join(parts)
 
 
+def bench_with(version: Version, project: str) -> str:
+    """The benchmarks' pyproject.toml, which needs the engine of the same version."""
+    changed, count = re.subn(r'"tidemill==[^"]*"', f'"tidemill=={version}"', project)
+    if count != 1:
+        raise RefusedError("bench/python/pyproject.toml does not name one version of tidemill")
+    return changed
+
+
 def changelog_with(version: Version, changelog: str, day: datetime.date) -> str:
     """CHANGELOG.md with the date of the release."""
     found = HEADING.search(changelog)
@@ -141,7 +149,8 @@ def changes(version: Version, day: datetime.date) -> tuple[dict[Path, str], list
     """The new texts of the files to change, and the reasons against the release."""
     texts: dict[Path, str] = {}
     refused: list[str] = []
-    cargo, lock, changelog = (ROOT / name for name in ("Cargo.toml", "Cargo.lock", "CHANGELOG.md"))
+    names = ("Cargo.toml", "Cargo.lock", "CHANGELOG.md", "bench/python/pyproject.toml")
+    cargo, lock, changelog, bench = (ROOT / name for name in names)
     before = current(cargo.read_text())
     if dirty := git("status", "--porcelain").splitlines():
         named = "\n".join([*dirty[:8], f" … {len(dirty)} files in all"][: len(dirty)])
@@ -153,6 +162,7 @@ def changes(version: Version, day: datetime.date) -> tuple[dict[Path, str], list
         refused.append(f"{version} is older than {before}, the version in Cargo.toml")
     texts[cargo] = cargo_with(version, cargo.read_text())
     texts[lock] = lock_with(version, lock.read_text(), before)
+    texts[bench] = bench_with(version, bench.read_text())
     try:
         texts[changelog] = changelog_with(version, changelog.read_text(), day)
     except RefusedError as error:
@@ -180,7 +190,10 @@ def commands(version: Version) -> list[list[str]]:
     sbom = str(DIST / f"tidemill-{version}.python.cdx.json")
     return [
         ["make", "wheel"],
-        [str(bin / "maturin"), "sdist", "--manifest-path", "python/Cargo.toml", "--out", str(DIST)],
+        *(
+            [str(bin / "maturin"), "sdist", "--manifest-path", manifest, "--out", str(DIST)]
+            for manifest in ("python/extension/Cargo.toml", "bench/python/Cargo.toml")
+        ),
         [sys.executable, "-m", "venv", "--clear", "--without-pip", str(WORK)],
         [str(bin / "pip"), "--python", python, "install", "--quiet", *project["dependencies"]],
         [str(bin / "cyclonedx-py"), "environment", "--pyproject", "python/pyproject.toml"]
@@ -222,10 +235,12 @@ def build(version: Version) -> None:
     for command in commands(version):
         print(f"release: {shlex.join(command)}", flush=True)
         subprocess.run(command, cwd=ROOT, check=True)
-    wheels = sorted(DIST.glob("*.whl"))
-    if not wheels:
-        raise RefusedError("`make wheel` has built no wheel")
-    (DIST / f"tidemill-{version}.rust.cdx.json").write_text(rust_sbom(wheels[0]))
+    for package in ("tidemill", "tidemill_bench"):
+        wheels = sorted(DIST.glob(f"{package}-*.whl"))
+        if not wheels:
+            raise RefusedError(f"`make wheel` has built no wheel of {package}")
+        name = package.replace("_", "-")
+        (DIST / f"{name}-{version}.rust.cdx.json").write_text(rust_sbom(wheels[0]))
     listed = DIST / f"tidemill-{version}.python.cdx.json"
     listed.write_text(with_version(listed.read_text(), version))
     (DIST / "SHA256SUMS").write_text(checksums(DIST))
@@ -253,7 +268,7 @@ def remaining(version: Version) -> str:
         "read the diff, and these lines that name a version:\n"
         + "\n".join(f"     {line}" for line in naming()),
         f"git commit --all --message 'Tidemill {version}'",
-        ".venv/bin/python tools/try_wheel.py dist/tidemill-*manylinux*.whl",
+        ".venv/bin/python tools/try_wheel.py dist/*manylinux*.whl",
         f"git tag --sign v{version} --message 'Tidemill {version}'; push the commit and the tag",
         "gpg --armor --detach-sign dist/SHA256SUMS",
         "twine upload dist/*.whl dist/*.tar.gz",
@@ -295,7 +310,7 @@ def main() -> int:
         if texts:
             print(f"\nrelease: would empty {DIST.relative_to(ROOT)}, then run:")
             print("\n".join(f"  {shlex.join(command)}" for command in commands(version)))
-            print(f"  and write tidemill-{version}.rust.cdx.json and SHA256SUMS\n")
+            print(f"  and write tidemill[-bench]-{version}.rust.cdx.json and SHA256SUMS\n")
             print(remaining(version))
         return 1 if refused else 0
     old = {path: path.read_text() for path in texts}

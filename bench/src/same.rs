@@ -3,7 +3,7 @@
 use tidemill_core::digest::{streams_hash, RowsHash};
 use tidemill_core::{Batch, DataType, Key, Row, Schema, SourceId, SourceSpec, StreamId, Value};
 use tidemill_env::Env;
-use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::Program;
 
 use crate::events::{cuts, epochs, Events};
@@ -53,7 +53,7 @@ pub(crate) fn same_as_reference<C: Case>(case: &C, epoch: usize, opening: Option
         ended: (0..sources.len() as u32).map(SourceId).collect(),
         ..CutAt::default()
     };
-    let outcome = reference::run(&program, &sources, &[cut]);
+    let outcome = tidemill_reference::run(&program, &sources, &[cut]);
     assert_eq!(outcome.transactions, transactions as u64);
     assert_eq!(outcome.aborts, done.verdicts.aborted);
 

@@ -209,9 +209,16 @@ impl Coordinator {
             }
             // Without a snapshot it is unknown whether all outputs have left.
             _ => {
-                self.cuts.is_empty() && (!self.settings.copies_outputs || self.manifest.epoch == 0)
+                self.knows_all_cuts()
+                    && self.cuts.is_empty()
+                    && (!self.settings.copies_outputs || self.manifest.epoch == 0)
             }
         }
+    }
+
+    /// Whether no generation runs, and all cuts of the log are in memory.
+    fn knows_all_cuts(&self) -> bool {
+        matches!(self.stage, Stage::Gathering { .. } | Stage::Forming(_))
     }
 
     /// Whether all outputs up to the snapshot have left, if outputs are written elsewhere.

@@ -24,13 +24,15 @@
 //! Before that, every part is stored, and all outputs of the epochs up to it are in the log.
 //!
 //! This crate must not know sockets, files, threads, clocks, timely or Python. A [`Worker`] and a
-//! [`Coordinator`] take inputs and give [`Effect`]s.
+//! [`Coordinator`] take inputs and give [`Effect`]s. A [`Log`] is only a trait here.
 
 mod coordinator;
 mod effect;
 mod event_time;
+mod log;
 mod output_reader;
 mod records;
+mod split_log;
 mod state;
 pub mod wire;
 mod worker;
@@ -40,11 +42,13 @@ pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, 
 pub use event_time::{
     EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
 };
+pub use log::{Log, Then, ThenEach};
 pub use output_reader::OutputReader;
 pub use records::{
     behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Object, Output,
     PartRows, Record, Request, RequestId, Times, Topic, Waiting, Written,
 };
+pub use split_log::SplitLog;
 pub use state::{SnapshotId, State};
 pub use worker::Worker;
 

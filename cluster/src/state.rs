@@ -1,11 +1,10 @@
 //! The rows of a worker, with what is needed to undo changes back to its snapshots.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
 use tidemill_function::{Rows, Store, Stored, Tid};
+use tidemill_table::Before;
 
 /// The identity of a snapshot: the generation that took it, and its epoch. The epoch is not enough:
 /// an epoch that was executed before its cut was durable may differ in the next generation.
@@ -15,8 +14,8 @@ pub type SnapshotId = (u64, u64);
 #[derive(Clone, Debug, Default, PartialEq)]
 struct UndoLayer {
     since: SnapshotId,
-    /// The changed rows as they were then.
-    before: HashMap<(TableId, Key), Stored, FixedState>,
+    /// The changed rows as they were then, by table.
+    before: Vec<Before>,
 }
 
 /// Rows that can go back to snapshots: the one that they began with or that counts, and later ones
@@ -32,27 +31,22 @@ pub struct State {
 
 impl State {
     /// Creates a state with the rows of a snapshot.
-    pub fn new(rows: Rows, since: SnapshotId) -> State {
+    pub fn new(mut rows: Rows, since: SnapshotId) -> State {
+        rows.settle();
         State { rows, layers: vec![UndoLayer { since, ..UndoLayer::default() }] }
     }
 
     /// Takes the rows that have changed since the last snapshot, or all rows, for the next one.
-    /// Removed rows are included in both cases.
+    /// Removed rows are included in both cases. The last epoch has ended.
     pub fn take(&mut self, all: bool, of: SnapshotId) -> Vec<(TableId, Key, Stored)> {
-        let changed = self.layers.last().map(|layer| &layer.before);
-        let changed = changed.into_iter().flat_map(HashMap::keys).map(|(table, key)| {
-            let row = self.rows.get(*table, key);
-            (*table, key.clone(), row)
-        });
-        let mut taken: Vec<_> = match all {
-            false => changed.collect(),
-            true => changed.filter(|(.., row)| row.is_none()).collect(),
-        };
+        let mut taken = Vec::new();
+        if let Some(UndoLayer { before, .. }) = self.layers.last() {
+            taken = self.rows.changed(before);
+            self.rows.snapped(before);
+        }
         if all {
-            let row = |(table, key, row): (TableId, &Key, &Arc<[Value]>)| {
-                (table, key.clone(), Some(row.clone()))
-            };
-            taken.extend(self.rows.iter().map(row));
+            taken.retain(|(.., row)| row.is_none());
+            taken.extend(self.rows.iter().map(|(table, key, row)| (table, key, Some(row))));
         }
         self.layers.push(UndoLayer { since: of, ..UndoLayer::default() });
         taken
@@ -71,9 +65,8 @@ impl State {
         if let Some(at) = at.filter(|at| *at > 0) {
             let later = self.layers.remove(at).before;
             let earlier = &mut self.layers[at - 1].before;
-            for (key, row) in later {
-                earlier.entry(key).or_insert(row);
-            }
+            earlier.resize_with(earlier.len().max(later.len()), Before::default);
+            earlier.iter_mut().zip(later).for_each(|(earlier, later)| earlier.append(later));
         }
     }
 
@@ -83,14 +76,12 @@ impl State {
     }
 
     /// Returns the rows as they were at a snapshot. These rows must be able to go back to it.
-    pub fn back_to(mut self, of: SnapshotId) -> State {
+    pub fn back_to(mut self, of: SnapshotId) -> Rows {
         let at = self.layers.iter().position(|layer| layer.since == of);
         for layer in self.layers.drain(at.unwrap_or(0)..).rev() {
-            for ((table, key), row) in layer.before {
-                self.rows.apply(Tid(0), table, &key, row);
-            }
+            self.rows.rewind(&layer.before);
         }
-        State::new(self.rows, of)
+        self.rows
     }
 
     /// Injects a defect: only changes since the last part was taken are undone.
@@ -111,55 +102,85 @@ impl Store for State {
         table: TableId,
         from: &Key,
         to: &Key,
+        reverse: bool,
         each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
     ) {
-        self.rows.range(table, from, to, each);
+        self.rows.range(table, from, to, reverse, each);
     }
 
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
-        if let Some(layer) = self.layers.last_mut() {
-            let rows = &self.rows;
-            let before = layer.before.entry((table, key.clone()));
-            before.or_insert_with(|| rows.get(table, key));
-        }
         self.rows.apply(tid, table, key, row);
+    }
+
+    fn end_epoch(&mut self) {
+        match self.layers.last_mut() {
+            Some(layer) => self.rows.end_epoch_keeping(&mut layer.before),
+            None => self.rows.end_epoch(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tidemill_core::{Column, DataType, Schema, TableSpec};
+
     use super::*;
 
-    fn key(n: u8) -> Key {
-        Key([n][..].into())
+    fn tables() -> Rows {
+        let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
+        let words = TableSpec::new("words", vec![0], Schema::new(columns).into());
+        let columns = vec![Column::new("id", DataType::Str), Column::new("n", DataType::Int)];
+        let texts = TableSpec::new("texts", vec![0], Schema::new(columns).into());
+        Rows::new(&[words, texts])
     }
 
-    fn put(state: &mut State, n: u8, value: Option<i64>) {
-        let row = value.map(|value| Arc::from([Value::Int(value)]));
-        state.apply(Tid(1), TableId(0), &key(n), row);
+    fn id(table: u16, n: i64) -> Value {
+        match table {
+            0 => Value::Int(n),
+            _ => Value::str(&n.to_string()),
+        }
     }
 
-    fn keys(taken: &[(TableId, Key, Stored)]) -> Vec<Key> {
-        let mut keys: Vec<Key> = taken.iter().map(|(_, key, _)| key.clone()).collect();
-        keys.sort();
-        keys
+    /// Writes one row in an epoch of its own, in both tables.
+    fn put(state: &mut State, tid: u64, n: i64, value: Option<i64>) {
+        for table in [0, 1] {
+            let row = value.map(|value| Arc::from([id(table, n), Value::Int(value)]));
+            state.apply(Tid(tid), TableId(table), &Key::of([&id(table, n)]), row);
+        }
+        state.end_epoch();
+    }
+
+    /// Returns the numbers of the rows, which must be the same in both tables.
+    fn numbers(taken: &[(TableId, Key, Stored)]) -> Vec<i64> {
+        let of = |table: u16| {
+            let is_it = |n: &i64| {
+                let key = Key::of([&id(table, *n)]);
+                taken.iter().any(|(of, k, _)| (*of, k) == (TableId(table), &key))
+            };
+            (0..10).filter(is_it).collect::<Vec<_>>()
+        };
+        assert_eq!(of(0), of(1));
+        assert_eq!(taken.len(), 2 * of(0).len(), "each row once");
+        of(0)
     }
 
     #[test]
     fn rows_lead_back_to_the_snapshot_that_counts() {
-        let mut state = State::new(Rows::new(1), (1, 0));
-        put(&mut state, 1, Some(10));
-        put(&mut state, 2, Some(20));
-        assert_eq!(keys(&state.take(false, (1, 3))), [key(1), key(2)]);
+        let mut state = State::new(tables(), (1, 0));
+        put(&mut state, 1, 1, Some(10));
+        put(&mut state, 2, 2, Some(20));
+        assert_eq!(numbers(&state.take(false, (1, 3))), [1, 2]);
         let third = state.rows.clone();
-        put(&mut state, 1, Some(11));
-        put(&mut state, 2, None);
-        assert_eq!(keys(&state.take(true, (1, 5))), [key(1), key(2)], "removed ones, too");
+        put(&mut state, 3, 1, Some(11));
+        put(&mut state, 4, 1, Some(12));
+        put(&mut state, 5, 2, None);
+        assert_eq!(numbers(&state.take(true, (1, 5))), [1, 2], "removed ones, too");
         let fifth = state.rows.clone();
-        put(&mut state, 3, Some(30));
-        for (of, rows) in [((1, 0), Rows::new(1)), ((1, 3), third), ((1, 5), fifth)] {
+        put(&mut state, 6, 3, Some(30));
+        put(&mut state, 7, 2, Some(21));
+        for (of, rows) in [((1, 0), tables()), ((1, 3), third), ((1, 5), fifth)] {
             assert!(state.leads_to(of));
-            assert_eq!(state.clone().back_to(of), State::new(rows, of));
+            assert_eq!(state.clone().back_to(of), rows);
         }
         assert!(!state.leads_to((2, 5)), "another generation's epoch may be another");
         state.counts((1, 3));
@@ -169,14 +190,34 @@ mod tests {
 
     #[test]
     fn what_a_snapshot_took_that_does_not_count_is_in_the_next() {
-        let mut state = State::new(Rows::new(1), (1, 0));
-        put(&mut state, 1, Some(10));
+        let mut state = State::new(tables(), (1, 0));
+        put(&mut state, 1, 1, Some(10));
+        put(&mut state, 2, 3, Some(30));
         state.take(false, (1, 3));
-        put(&mut state, 1, Some(11));
-        put(&mut state, 2, Some(20));
+        put(&mut state, 3, 1, Some(11));
+        put(&mut state, 4, 2, Some(20));
+        put(&mut state, 5, 3, None);
         state.give_up((1, 3));
         assert!(!state.leads_to((1, 3)));
-        assert_eq!(keys(&state.take(false, (1, 4))), [key(1), key(2)]);
-        assert_eq!(state.back_to((1, 0)).rows, Rows::new(1));
+        assert_eq!(numbers(&state.take(false, (1, 4))), [1, 2, 3]);
+        assert_eq!(state.back_to((1, 0)), tables());
+    }
+
+    #[test]
+    fn rows_that_went_back_change_again() {
+        let mut state = State::new(tables(), (1, 0));
+        (1..9).for_each(|n| put(&mut state, n as u64, n, Some(n)));
+        state.take(false, (1, 1));
+        state.counts((1, 1));
+        let first = state.rows.clone();
+        for tid in 20..40 {
+            put(&mut state, tid, tid as i64 % 9, (tid % 3 > 0).then_some(tid as i64));
+        }
+        let mut state = State::new(state.back_to((1, 1)), (1, 1));
+        assert_eq!(state.rows, first);
+        put(&mut state, 11, 5, None);
+        put(&mut state, 12, 6, Some(60));
+        assert_eq!(numbers(&state.take(false, (2, 2))), [5, 6]);
+        assert_eq!(state.back_to((1, 1)), first);
     }
 }

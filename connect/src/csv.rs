@@ -21,6 +21,7 @@ pub(crate) struct CsvFormat {
     origin: String,
     dialect: Dialect,
     has_header: bool,
+    skip_lines: u64,
     /// The columns of the file, from the settings.
     order: Option<Vec<String>>,
     /// The columns of the file.
@@ -41,6 +42,7 @@ impl CsvFormat {
             origin: origin.into(),
             dialect,
             has_header: settings.header.unwrap_or(settings.order.is_none()),
+            skip_lines: settings.skip_lines.unwrap_or(0),
             order: settings.order.clone(),
             names: Vec::new(),
             rules,
@@ -80,6 +82,16 @@ impl CsvFormat {
     fn no_column(&self, rule: &Rule, names: &[String]) -> Error {
         let Rule { name, field, .. } = rule;
         let error = Error::input(format!("{} has no column '{field}'", self.origin));
+        if let [one] = names {
+            let is_other = |c: &char| u8::try_from(*c) != Ok(self.dialect.delimiter);
+            let mut likely = [';', '\t', '|', ','].into_iter().filter(is_other);
+            if let Some(delimiter) = likely.find(|c| one.contains(*c)) {
+                return error.help(format!(
+                    "its header is one column, '{}': write delimiter={delimiter:?}",
+                    text::shorten(one, 200).escape_debug()
+                ));
+            }
+        }
         match nearest(field, names.iter().map(String::as_str)) {
             Some(near) => {
                 error.help(format!("did you mean '{near}'? Say columns={{\"{name}\": \"{near}\"}}"))
@@ -151,6 +163,10 @@ impl Format for CsvFormat {
 
     fn has_header(&self) -> bool {
         self.has_header
+    }
+
+    fn lines_before(&self) -> u64 {
+        self.skip_lines
     }
 
     fn header(&mut self, record: &[u8], split: &CsvSplit) -> Result<()> {

@@ -95,6 +95,10 @@ pub struct FilesSettings {
     /// file with neither a header nor `order` has the stream's columns, in their order.
     #[serde(default)]
     pub header: Option<bool>,
+    /// CSV: the number of lines before the header, or before the first row without one. They are
+    /// skipped, whatever is in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_lines: Option<u64>,
     /// CSV: the names of the file's columns, in place of a header's.
     #[serde(default)]
     pub order: Option<Vec<String>>,
@@ -150,6 +154,7 @@ impl FilesSettings {
             unclosed: None,
             encoding: None,
             header: None,
+            skip_lines: None,
             order: None,
             columns: BTreeMap::new(),
             nulls: None,
@@ -178,6 +183,7 @@ impl FilesSettings {
             ("quote", self.quote.is_some(), CSV),
             ("unclosed", self.unclosed.is_some(), CSV),
             ("header", self.header.is_some(), CSV),
+            ("skip_lines", self.skip_lines.is_some(), CSV),
             ("order", self.order.is_some(), CSV),
             ("nulls", self.nulls.is_some(), CSV),
             ("unknown_fields", self.unknown_fields.is_some(), NAMED),

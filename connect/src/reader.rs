@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidemill_core::{BatchBuilder, Error, Result, Schema};
 
 use crate::input::Input;
-use crate::records::{Flaw, Found, Mark, Next, Records, Skipped, Split, Unclosed};
+use crate::records::{Flaw, Found, Line, Mark, Next, Records, Skipped, Split, Unclosed};
 use crate::source::{BadRow, Chunk, Place, Polled, Source, RESTORE};
 use crate::text::{cut, shorten};
 
@@ -20,6 +20,11 @@ pub(crate) trait Format: Send {
 
     /// Whether the first record is a header.
     fn has_header(&self) -> bool;
+
+    /// The number of lines before the header.
+    fn lines_before(&self) -> u64 {
+        0
+    }
 
     /// Takes the header, or returns the reason why it does not fit.
     fn header(&mut self, record: &[u8], split: &Self::Split) -> Result<()>;
@@ -61,8 +66,11 @@ pub(crate) struct FileSource<F: Format> {
     /// The records; `None` before the first poll and after the end. A folder may have more files
     /// than a process may hold open.
     records: Option<Records<F::Split>>,
-    /// Whether the header is still to be read. A followed file may not have it yet.
+    /// Whether the header, or a line before it, is still to be read. A followed file may not have
+    /// them yet.
     header_due: bool,
+    /// The number of lines before the header that are still to be skipped.
+    lines_due: u64,
     place: Place,
     offset: u64,
     ended: bool,
@@ -88,6 +96,7 @@ impl<F: Format> FileSource<F> {
             unclosed,
             records: None,
             header_due: false,
+            lines_due: 0,
             place: Place::start(),
             offset: 0,
             ended: false,
@@ -112,15 +121,28 @@ impl<F: Format> FileSource<F> {
         }
         self.offset = 0;
         self.place = Place::start();
-        self.header_due = self.format.has_header();
+        self.lines_due = self.format.lines_before();
+        self.header_due = self.format.has_header() || self.lines_due > 0;
         let (max, unclosed) = (self.record_bytes_max, self.unclosed);
         self.records = Some(Records::new(bytes, self.format.split(), max, unclosed));
         self.take_header()
     }
 
-    /// Reads the header if it is due and available.
+    /// Reads the header, and the lines before it, if they are due and available.
     fn take_header(&mut self) -> Result<()> {
         let (true, Some(records)) = (self.header_due, &mut self.records) else { return Ok(()) };
+        while self.lines_due > 0 {
+            match records.skip_line() {
+                Ok(Line::Skipped) => self.lines_due -= 1,
+                Ok(Line::Pending) => return Ok(()),
+                Ok(Line::End) => self.lines_due = 0,
+                Err(e) => return Err(self.io(&e)),
+            }
+        }
+        if !self.format.has_header() {
+            self.header_due = false;
+            return Ok(());
+        }
         match records.next() {
             Ok(Next::Found(Found { flaw: Some(flaw), .. })) => {
                 let reason = self.flaw_reason(flaw);

@@ -108,6 +108,15 @@ pub(crate) enum Skipped {
     Continued,
 }
 
+/// The result of [`Records::skip_line`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    Skipped,
+    /// The line has no end yet, but the input may grow.
+    Pending,
+    End,
+}
+
 /// Splits its input into records. Blank lines are not records.
 pub(crate) struct Records<S> {
     pub split: S,
@@ -201,15 +210,44 @@ impl<S: Split> Records<S> {
         if self.consumed != mark.bytes || self.mark().checksum != mark.checksum {
             return Ok(Skipped::Changed);
         }
-        if last != b'\n' {
-            if self.unread.is_empty() {
-                self.fill()?;
-            }
-            if !self.unread.is_empty() {
-                return Ok(Skipped::Continued);
-            }
+        if last != b'\n' && !self.is_at_newline()? {
+            return Ok(Skipped::Continued);
         }
         Ok(Skipped::Same)
+    }
+
+    /// Skips the rest of a line, whatever is in it.
+    pub fn skip_line(&mut self) -> io::Result<Line> {
+        loop {
+            let data = &self.buf[self.unread.clone()];
+            let end = data.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(data.len(), |at| at + 1);
+            self.unread.start += taken;
+            self.consumed += taken as u64;
+            if end.is_some() {
+                self.line += 1;
+                return Ok(Line::Skipped);
+            }
+            if self.ended {
+                return Ok(Line::End);
+            }
+            if self.fill()? == Filled::Dry {
+                return Ok(Line::Pending);
+            }
+        }
+    }
+
+    /// Whether a newline or the end of the input comes next. The newline may have been added to a
+    /// last record that had none: alone it is a blank line.
+    fn is_at_newline(&mut self) -> io::Result<bool> {
+        // A newline has up to two bytes.
+        while self.unread.len() < 2 && !self.ended {
+            if self.fill()? == Filled::Dry {
+                break;
+            }
+        }
+        let next = &self.buf[self.unread.clone()];
+        Ok(next.is_empty() || next.starts_with(b"\n") || next.starts_with(b"\r\n"))
     }
 
     /// Notes that nothing more will be appended to the input.

@@ -5,6 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tracing::{debug, info, warn};
+
+/// Logs an event about a source, a sink, or something else of the app.
+macro_rules! say {
+    ($level:ident, $who:ident, $event:literal $(, $what:ident)?) => {
+        if $who.starts_with("sink") {
+            $level!(target: "tidemill::sink", who = $who, $($what,)? $event);
+        } else if $who.starts_with("source") {
+            $level!(target: "tidemill::source", who = $who, $($what,)? $event);
+        } else {
+            $level!(target: "tidemill::engine", who = $who, $($what,)? $event);
+        }
+    };
+}
 
 /// The reasons why sources and sinks wait, by their names, for the operator of a run. Clones share
 /// it.
@@ -26,14 +40,21 @@ impl Troubles {
     /// Reports a trouble, in place of an earlier one of the same name.
     pub fn report(&self, who: &str, what: &str) {
         let mut by_name = self.inner.by_name.lock();
-        if by_name.get(who).is_none_or(|before| before != what) {
-            by_name.insert(who.to_owned(), what.to_owned());
+        if by_name.get(who).is_some_and(|before| before == what) {
+            return;
+        }
+        // A wait is a warning once, however often its reason changes.
+        match by_name.insert(who.to_owned(), what.to_owned()) {
+            None => say!(warn, who, "waits", what),
+            Some(_) => say!(debug, who, "waits", what),
         }
     }
 
     /// Removes a trouble that is over.
     pub fn clear(&self, who: &str) {
-        self.inner.by_name.lock().remove(who);
+        if self.inner.by_name.lock().remove(who).is_some() {
+            say!(info, who, "continues");
+        }
     }
 
     /// Returns all present troubles.

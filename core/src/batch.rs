@@ -23,7 +23,7 @@ use crate::value::{Row, Value};
 
 mod outside;
 
-pub use outside::{refusal, value_of};
+pub use outside::{any_of, refusal, value_of};
 
 /// Rows of one schema, by column. Cheap to clone.
 #[derive(Clone, Debug)]

@@ -214,8 +214,8 @@ impl History {
                 .help("say history=\"1h\" (by time), history=1000 (by count) or both, as a tuple"))
         };
         match (self.time_us, self.versions) {
-            (None, None) => wrong("its history keeps nothing".into()),
-            (Some(us), _) if us <= 0 => wrong(format!("a history of {us} us keeps nothing")),
+            (None, None) => wrong("its history retains nothing".into()),
+            (Some(us), _) if us <= 0 => wrong(format!("a history of {us} us retains nothing")),
             (_, Some(n)) if n == 0 || n > History::VERSIONS_MAX => wrong(format!(
                 "a history has 1 to {} versions of a row, not {n}",
                 History::VERSIONS_MAX

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::encode;
+use crate::{encode, DataType};
 
 /// One value.
 ///
@@ -64,6 +64,19 @@ impl Value {
             Value::Float(f) => canonical_f64(*f).to_bits(),
             _ => return None,
         })
+    }
+
+    /// Returns the value of a [word](Value::word). All NaNs become the one NaN. For a type without
+    /// words, this is the word as an int.
+    #[inline]
+    pub fn of_word(ty: &DataType, word: u64) -> Value {
+        match ty {
+            DataType::Bool => Value::Bool(word != 0),
+            DataType::Timestamp => Value::Timestamp(word as i64),
+            DataType::Decimal(scale) => Value::Decimal(word as i64, *scale),
+            DataType::Float => Value::Float(canonical_f64(f64::from_bits(word))),
+            _ => Value::Int(word as i64),
+        }
     }
 
     /// Returns the bytes of heap memory beyond the value itself.
@@ -249,5 +262,25 @@ mod tests {
             let json = serde_json::to_string(&Value::Float(f)).unwrap();
             assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), Value::Float(f), "{json}");
         }
+    }
+
+    #[test]
+    fn values_come_back_from_words() {
+        let float = |f: f64| (DataType::Float, Value::Float(f));
+        let all = [
+            (DataType::Bool, Value::Bool(true)),
+            (DataType::Int, Value::Int(i64::MIN)),
+            (DataType::Timestamp, Value::Timestamp(-1)),
+            (DataType::Decimal(3), Value::Decimal(-1500, 3)),
+            float(-0.0),
+            float(f64::from_bits(f64::NAN.to_bits() | 1)),
+        ];
+        for (ty, value) in all {
+            assert_eq!(Value::of_word(&ty, value.word().unwrap()), value);
+        }
+        let Value::Float(nan) = Value::of_word(&DataType::Float, f64::NAN.to_bits() | 1) else {
+            unreachable!("it is a float")
+        };
+        assert_eq!(nan.to_bits(), f64::NAN.to_bits());
     }
 }

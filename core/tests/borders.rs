@@ -64,14 +64,38 @@ fn features(of: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
+/// The libraries of the two Python packages.
+const EXTENSIONS: [&str; 2] = ["tidemill-extension", "tidemill-bench-python"];
+
 #[test]
-fn the_extension_and_the_tests_are_one_build() {
-    let extension = features(&["--package", "tidemill-python", "--edges", "normal"]);
+fn the_extensions_and_the_tests_are_one_build() {
     let tests = features(&["--workspace", "--edges", "normal,dev"]);
-    let other =
-        extension.iter().filter(|(package, features)| !features.is_subset(&tests[*package]));
-    let other: Vec<_> = other.collect();
-    assert!(other.is_empty(), "built twice, for the tests with other features: {other:?}");
+    for package in EXTENSIONS {
+        // `make setup` builds with this feature.
+        let of = ["--package", package, "--edges", "normal", "--features", "testing"];
+        let extension = features(&of);
+        // The tests don't link the libraries themselves, which have hardly any code.
+        let is_library = |package: &str| EXTENSIONS.iter().any(|of| package.starts_with(of));
+        let others = extension.iter().filter(|(package, _)| !is_library(package));
+        let other: Vec<_> =
+            others.filter(|(package, features)| !features.is_subset(&tests[*package])).collect();
+        assert!(other.is_empty(), "built twice, for the tests with other features: {other:?}");
+    }
+}
+
+#[test]
+fn wheels_have_no_functions_for_tests() {
+    let has_them = |of: &[&str]| {
+        let binding = features(of).into_iter().filter(|(of, _)| of.starts_with("tidemill-python "));
+        let all: Vec<String> = binding.flat_map(|(_, features)| features).collect();
+        assert!(!all.is_empty(), "the binding is not in {of:?}");
+        all.iter().any(|features| features.split(',').any(|feature| feature == "testing"))
+    };
+    for package in EXTENSIONS {
+        let wheel = ["--package", package, "--edges", "normal", "--features", "kafka-tls-vendored"];
+        assert!(!has_them(&wheel), "a wheel of {package}");
+        assert!(has_them(&["--package", package, "--edges", "normal", "--features", "testing"]));
+    }
 }
 
 #[test]
@@ -80,9 +104,16 @@ fn only_flow_knows_timely() {
 }
 
 #[test]
-fn only_python_knows_pyo3() {
-    assert_eq!(users_of("pyo3"), ["tidemill-python"]);
-    assert_eq!(users_of("pyo3-arrow"), ["tidemill-python"]);
+fn only_the_bindings_know_pyo3() {
+    assert_eq!(
+        users_of("pyo3"),
+        ["tidemill-bench-python", "tidemill-extension", "tidemill-python"]
+    );
+}
+
+#[test]
+fn the_reference_is_only_for_tests() {
+    assert_eq!(users_of("tidemill-reference"), [""; 0]);
 }
 
 #[test]
@@ -99,6 +130,36 @@ fn only_their_crates_know_kafka_and_s3() {
     // Schema registries are asked over HTTP.
     assert_eq!(users_of("ureq"), ["tidemill-kafka"]);
     assert_eq!(users_of("object_store"), ["tidemill-s3"]);
+}
+
+#[test]
+fn pure_parts_do_not_log() {
+    let logging = ["connect", "engine", "env", "gateway", "host", "kafka"];
+    assert_eq!(users_of("tracing"), logging.map(|part| format!("tidemill-{part}")));
+    assert_eq!(users_of("tracing-subscriber"), ["tidemill-engine"]);
+}
+
+/// Users filter by target, so each event has one of the documented targets.
+#[test]
+fn every_target_is_a_known_one() {
+    let known = fs::read_to_string(root().join("engine/src/logging.rs")).unwrap();
+    for part in ["connect", "engine", "env", "gateway", "host", "kafka"] {
+        for file in sources(&root().join(part).join("src")) {
+            let text = fs::read_to_string(&file).unwrap();
+            let logs = text.contains("use tracing::");
+            for line in text.lines().filter(|_| logs) {
+                let is_event = ["error!(", "warn!(", "info!(", "debug!(", "trace!("]
+                    .iter()
+                    .any(|event| line.contains(event));
+                let target =
+                    line.split("target: \"").nth(1).and_then(|rest| rest.split('"').next());
+                let is_known = |target: &str| known.contains(&format!("(\"{target}\", "));
+                assert!(target.is_none_or(is_known), "{}: {line}", file.display());
+                let is_begun = line.trim_end().ends_with("!(");
+                assert!(!is_event || is_begun || target.is_some(), "{}: {line}", file.display());
+            }
+        }
+    }
 }
 
 #[test]
@@ -119,8 +180,7 @@ fn the_door_is_only_for_those_who_may_go_out() {
             "tidemill-log",
             "tidemill-mesh",
             "tidemill-python",
-            "tidemill-sim",
-            "tidemill-snapshot"
+            "tidemill-sim"
         ]
     );
 }
@@ -135,8 +195,20 @@ fn parts_do_not_know_what_they_must_not() {
         ("txn", &["tidemill-env", "tidemill-connect", "tidemill-flow", "tidemill-engine"]),
         ("function", &["tidemill-env", "tidemill-flow", "tidemill-engine", "tidemill-cluster"]),
         ("cluster", &["tidemill-env", "tidemill-flow", "tidemill-engine", "tidemill-log"]),
+        ("reference", &["tidemill-table", "tidemill-function", "tidemill-engine"]),
+        ("sim", &["tidemill-txn", "tidemill-function", "tidemill-cluster", "tidemill-engine"]),
         ("mesh", &["tidemill-cluster", "tidemill-function", "tidemill-txn", "tidemill-engine"]),
-        ("durable", &["tidemill-function", "tidemill-engine", "tidemill-mesh", "tidemill-log"]),
+        (
+            "durable",
+            &[
+                "tidemill-cluster",
+                "tidemill-function",
+                "tidemill-engine",
+                "tidemill-mesh",
+                "tidemill-log",
+                "tidemill-snapshot",
+            ],
+        ),
         (
             "kafka",
             &[
@@ -166,7 +238,17 @@ fn parts_do_not_know_what_they_must_not() {
         ("flow", &["tidemill-table", "tidemill-txn", "tidemill-connect", "tidemill-engine"]),
         ("engine", &["tidemill-gateway", "tokio", "pyo3"]),
         ("gateway", &["tidemill-txn", "tidemill-table", "tidemill-flow", "pyo3"]),
-        ("snapshot", &["tidemill-table", "tidemill-txn", "tidemill-log", "tidemill-engine"]),
+        (
+            "snapshot",
+            &[
+                "tidemill-table",
+                "tidemill-txn",
+                "tidemill-log",
+                "tidemill-engine",
+                "tidemill-cluster",
+                "tidemill-env",
+            ],
+        ),
     ] {
         let manifest = fs::read_to_string(root().join(part).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();

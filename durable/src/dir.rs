@@ -1,230 +1,226 @@
-//! Objects as files of a directory that all processes see.
+//! Objects as files of a directory.
 //!
-//! An object is written to a temporary file, which is synced. Then, under a lock that the processes
-//! share, it gets its name unless that is taken, and the directory is synced. Temporary files are
-//! not objects. Those that crashes leave are removed when they are a day old.
+//! An object is written to a temporary file, which is synced and gets the object's name unless that
+//! is taken. Then the directory is synced. Temporary files are not objects; a sweep removes those
+//! that crashes have left.
 
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
 use parking_lot::Mutex;
-use tidemill_core::{Error, Result};
-use tidemill_env::{Env, Lock};
+use tidemill_core::{Error, Kind, Result};
+use tidemill_env::{Disk, Env, Lock, WriteFile};
 
-use crate::{is_name, Store, Then, Trouble};
+use crate::store::{check_name, is_segment, name_of_prefix, Object, ObjectWriter, Store};
 
-/// The prefix of the names of temporary files. No object has such a name.
+/// The beginning of temporary files' names. No object has such a name.
 const TEMPORARY: &str = ".tmp-";
-/// The file whose lock is held while a name is given.
+/// The file whose lock is held while a name is given, where several processes write.
 const NAMING: &str = ".naming";
 /// The age at which no process can still be writing a temporary file, in microseconds.
 const STALE_US: i64 = 86_400_000_000;
-/// The maximum number of waiting calls. Further ones fail.
-const QUEUE: usize = 1024;
-/// The time for which a put waits for the lock of names, which is held only briefly, in
-/// microseconds.
-const LOCK_WAIT_US: u64 = 10_000_000;
+/// The time for which a put waits for the lock of names, which is held only briefly, in seconds.
+const LOCK_WAIT_S: u64 = 10;
+/// The pause before the lock is requested again, in microseconds.
+const LOCK_AGAIN_US: u64 = 200;
 
-type Job = Box<dyn FnOnce(&Inner) + Send>;
-
-/// A store in a directory of a disk. Several processes of one machine may share it. Several
-/// machines may, if the file system has locks for all of them.
-///
-/// Calls are answered on a few threads of its own, which end after the store has been dropped.
-pub struct DirStore {
-    jobs: Sender<Job>,
-    inner: Arc<Inner>,
-}
+/// A store in a directory of a disk. Clones are the same store. Any process may read.
+#[derive(Clone)]
+pub struct DirStore(Arc<Inner>);
 
 struct Inner {
-    env: Env,
+    disk: Arc<dyn Disk>,
     root: PathBuf,
-    /// Held by the thread of this process that gives a name, before it requests the lock of the
-    /// file.
+    writers: Writers,
+    /// Held by the thread of this process that gives a name.
     naming: Mutex<()>,
-    trouble: Trouble,
+}
+
+/// The processes that write to the directory.
+enum Writers {
+    /// This process alone, with the number of its temporary files so far.
+    One(AtomicU64),
+    /// Several processes.
+    Several(Env),
 }
 
 impl DirStore {
-    /// Opens the store in a directory, which is created if missing, with this many threads.
-    ///
-    /// # Errors
-    /// If the directory can't be created or written, or if no thread can be started.
-    pub fn open(env: &Env, root: impl Into<PathBuf>, threads: usize) -> Result<DirStore> {
-        let root = root.into();
-        let failed = |e: &io::Error| {
-            Error::io(format!("opening the store {}", root.display()), e)
-                .help("the directory must be there for all processes, and may be written by them")
-        };
-        env.disk.create_dir_all(&root).map_err(|e| failed(&e))?;
-        let inner = Inner {
-            env: env.clone(),
-            root: root.clone(),
-            naming: Mutex::default(),
-            trouble: Trouble::default(),
-        };
-        inner.sweep(&root).map_err(|e| failed(&e))?;
-        let inner = Arc::new(inner);
-        let (jobs, waiting) = bounded::<Job>(QUEUE);
-        for n in 0..threads.max(1) {
-            let (inner, waiting): (_, Receiver<Job>) = (inner.clone(), waiting.clone());
-            let body = move || waiting.iter().for_each(|job| job(&inner));
-            let started = env.threads.spawn(&format!("store-{n}"), Box::new(body));
-            started.map_err(|e| Error::io("starting a thread of the store", &e))?;
-        }
-        Ok(DirStore { jobs, inner })
+    /// Creates a store in the directory `root`, to which no other process writes. The directory
+    /// need not exist yet. Touches nothing.
+    pub fn alone(disk: Arc<dyn Disk>, root: impl Into<PathBuf>) -> DirStore {
+        DirStore::new(disk, root.into(), Writers::One(AtomicU64::new(0)))
     }
 
-    /// Runs a job on one of the threads. Fails it if too many wait.
-    fn run<T: Send + 'static>(
-        &self,
-        failure: T,
-        then: Then<T>,
-        act: impl FnOnce(&Inner) -> T + Send + 'static,
-    ) {
-        // The answer must be given whether or not the queue takes the job.
-        let then = Arc::new(Mutex::new(Some(then)));
-        let told = then.clone();
-        let job: Job = Box::new(move |inner| {
-            let answer = act(inner);
-            if let Some(then) = told.lock().take() {
-                then(answer);
-            }
-        });
-        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = self.jobs.try_send(job)
-        {
-            let then = then.lock().take();
-            if let Some(then) = then {
-                then(failure);
-            }
-        }
+    /// Opens a store in the directory `root`, to which several processes of one machine may write.
+    /// Several machines may, if the file system has locks for all of them. Creates the directory if
+    /// it is missing, and sweeps it.
+    ///
+    /// # Errors
+    /// If the directory can't be created or written.
+    pub fn shared(env: &Env, root: impl Into<PathBuf>) -> Result<DirStore> {
+        let root = root.into();
+        let open = || {
+            let opening = |e| failed("opening the store", &root, &e);
+            env.disk.create_dir_all(&root).map_err(opening)?;
+            let store =
+                DirStore::new(env.disk.clone(), root.clone(), Writers::Several(env.clone()));
+            store.sweep()?;
+            Ok(store)
+        };
+        open().map_err(|error: Error| match &*error.help {
+            "" => error
+                .help("the directory must be there for all processes, and may be written by them"),
+            _ => error,
+        })
+    }
+
+    fn new(disk: Arc<dyn Disk>, root: PathBuf, writers: Writers) -> DirStore {
+        DirStore(Arc::new(Inner { disk, root, writers, naming: Mutex::default() }))
+    }
+
+    /// Removes unfinished objects that crashes have left, and makes sure that the visible objects
+    /// survive the next crash. The only writing process calls it before it writes.
+    ///
+    /// # Errors
+    /// If the disk fails.
+    pub fn sweep(&self) -> Result<()> {
+        self.0.sweep(&self.0.root)
     }
 }
 
 impl Inner {
-    /// Returns the value, or notes a failure as a trouble of the disk.
-    fn tried<T>(&self, doing: &str, result: io::Result<T>) -> Option<T> {
-        match result {
-            Ok(done) => {
-                self.trouble.is_over();
-                Some(done)
-            }
-            Err(error) => {
-                let root = self.root.display();
-                self.trouble.has(format!("the store {root}: {doing}: {error}"));
-                None
-            }
-        }
-    }
-
     fn path(&self, name: &str) -> PathBuf {
         // The whole name is not joined at once, because names have slashes on every system.
         name.split('/').fold(self.root.clone(), |path, segment| path.join(segment))
     }
 
-    /// Removes temporary files that crashes have left.
-    fn sweep(&self, dir: &Path) -> io::Result<()> {
-        let now_us = self.env.clock.now_us();
-        for path in self.env.disk.list(dir)? {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // Another process may have removed it first.
-            let Some(meta) = found(self.env.disk.metadata(&path))? else { continue };
-            if meta.is_dir && is_name(&name) {
-                self.sweep(&path)?;
-            } else if name.starts_with(TEMPORARY) && now_us - meta.modified_us > STALE_US {
-                found(self.env.disk.remove(&path))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts an object. Returns whether it was new.
-    fn put(&self, name: &str, bytes: &[u8]) -> io::Result<bool> {
-        let path = self.path(name);
-        // Check before the work, as well as under the lock.
-        if self.env.disk.exists(&path)? {
-            return Ok(false);
-        }
-        let dir = path.parent().unwrap_or(&self.root);
-        self.env.disk.create_dir_all(dir)?;
-        let temporary = dir.join(format!("{TEMPORARY}{:016x}", self.env.random.next_u64()));
-        let named = self.write(&temporary, bytes).and_then(|()| self.name(&temporary, &path));
-        if !matches!(named, Ok(true)) {
-            // If this fails, the file is swept later.
-            let _ = self.env.disk.remove(&temporary);
-        }
-        Ok(named? && self.env.disk.sync_dir(dir).is_ok())
-    }
-
-    fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let mut file = self.env.disk.create(path)?;
-        file.write_all(bytes)?;
-        file.sync()
-    }
-
-    /// Gives a file its name, unless that is taken.
-    fn name(&self, from: &Path, to: &Path) -> io::Result<bool> {
-        let _thread = self.naming.lock();
-        let _process = self.lock()?;
-        if self.env.disk.exists(to)? {
-            return Ok(false);
-        }
-        self.env.disk.rename(from, to)?;
-        Ok(true)
-    }
-
-    /// Takes the lock that all processes share.
-    fn lock(&self) -> io::Result<Box<dyn Lock>> {
-        let path = self.root.join(NAMING);
-        let begun_ns = self.env.clock.monotonic_ns();
-        loop {
-            if let Some(lock) = self.env.disk.try_lock(&path)? {
-                return Ok(lock);
-            }
-            if self.env.clock.monotonic_ns() - begun_ns > LOCK_WAIT_US * 1000 {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            self.env.clock.sleep_us(200);
-        }
-    }
-
-    fn get(&self, name: &str) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        self.env.disk.open_read(&self.path(name))?.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn delete(&self, name: &str) -> io::Result<()> {
-        let path = self.path(name);
-        if found(self.env.disk.remove(&path))?.is_some() {
-            self.env.disk.sync_dir(path.parent().unwrap_or(&self.root))?;
-        }
-        Ok(())
-    }
-
-    /// Adds all objects in a directory and below.
-    fn list(&self, dir: &Path, above: &str, names: &mut Vec<String>) -> io::Result<()> {
-        let Some(paths) = found(self.env.disk.list(dir))? else { return Ok(()) };
+    fn sweep(&self, dir: &Path) -> Result<()> {
+        let Some(paths) = found(self.disk.list(dir)).map_err(|e| failed("listing", dir, &e))?
+        else {
+            return Ok(());
+        };
         for path in paths {
-            let Some(segment) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            if !is_name(segment) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if !name.starts_with(TEMPORARY) && !is_segment(&name) {
                 continue;
             }
-            let name = format!("{above}{segment}");
-            match found(self.env.disk.metadata(&path))? {
-                // It has been removed since.
+            // Another process may have removed it since.
+            let meta =
+                found(self.disk.metadata(&path)).map_err(|e| failed("reading", &path, &e))?;
+            let Some(meta) = meta else { continue };
+            if name.starts_with(TEMPORARY) {
+                if self.is_left(meta.modified_us) {
+                    found(self.disk.remove(&path)).map_err(|e| failed("removing", &path, &e))?;
+                }
+            } else if meta.is_dir {
+                self.sweep(&path)?;
+            }
+        }
+        self.disk.sync_dir(dir).map_err(|e| failed("syncing", dir, &e))
+    }
+
+    /// Whether a crash has left a temporary file that was last changed at this time.
+    fn is_left(&self, modified_us: i64) -> bool {
+        match &self.writers {
+            Writers::One(_) => true,
+            Writers::Several(env) => env.clock.now_us() - modified_us > STALE_US,
+        }
+    }
+
+    /// Lists all objects in a directory and below.
+    fn list(&self, dir: &Path, prefix: &str, objects: &mut Vec<Object>) -> Result<()> {
+        let Some(paths) = found(self.disk.list(dir)).map_err(|e| failed("listing", dir, &e))?
+        else {
+            return Ok(());
+        };
+        for path in paths {
+            let Some(segment) = path.file_name().and_then(|n| n.to_str()) else { continue };
+            if !is_segment(segment) {
+                continue;
+            }
+            // The file may have been removed since.
+            let meta =
+                found(self.disk.metadata(&path)).map_err(|e| failed("reading", &path, &e))?;
+            let name = format!("{prefix}{segment}");
+            match meta {
                 None => {}
-                Some(meta) if meta.is_dir => self.list(&path, &format!("{name}/"), names)?,
-                Some(_) => names.push(name),
+                Some(meta) if meta.is_dir => self.list(&path, &format!("{name}/"), objects)?,
+                Some(meta) => objects.push(Object { name, len: meta.len }),
             }
         }
         Ok(())
+    }
+
+    fn open(self: &Arc<Inner>, name: &str) -> Result<DirWriter> {
+        check_name(name)?;
+        let path = self.path(name);
+        let dir = path.parent().expect("it lies in the root").to_owned();
+        let temporary = dir.join(self.temporary());
+        let created = match found(self.disk.create(&temporary)) {
+            // It is the first object of this directory.
+            Ok(None) => {
+                self.disk.create_dir_all(&dir).map_err(|e| failed("making", &dir, &e))?;
+                self.disk.create(&temporary)
+            }
+            Ok(Some(file)) => Ok(file),
+            Err(error) => Err(error),
+        };
+        let file = created.map_err(|e| failed("creating", &temporary, &e))?;
+        let left = Some(temporary);
+        Ok(DirWriter { store: self.clone(), path, dir, left, file: Some(file) })
+    }
+
+    /// Returns a name that no other temporary file has.
+    fn temporary(&self) -> String {
+        match &self.writers {
+            Writers::One(count) => {
+                format!("{TEMPORARY}{}", count.fetch_add(1, Ordering::Relaxed))
+            }
+            Writers::Several(env) => format!("{TEMPORARY}{:016x}", env.random.next_u64()),
+        }
+    }
+
+    /// Takes the lock that all writing processes share, if there are several.
+    fn lock(&self) -> Result<Option<Box<dyn Lock>>> {
+        let Writers::Several(env) = &self.writers else { return Ok(None) };
+        let path = self.root.join(NAMING);
+        let until_ns = env.clock.monotonic_ns() + LOCK_WAIT_S * 1_000_000_000;
+        loop {
+            let lock = self.disk.try_lock(&path).map_err(|e| failed("locking", &path, &e))?;
+            if lock.is_some() {
+                return Ok(lock);
+            }
+            if env.clock.monotonic_ns() > until_ns {
+                let path = path.display();
+                let held = format!("others have held the lock {path} for {LOCK_WAIT_S} s");
+                return Err(Error::new(Kind::Io, held).help(
+                    "end the process that holds it; if there is none, check the file system",
+                ));
+            }
+            env.clock.sleep_us(LOCK_AGAIN_US);
+        }
+    }
+
+    /// Reads from a file, if there is one.
+    fn read(&self, name: &str, from: u64, len: Option<u64>) -> Result<Option<Vec<u8>>> {
+        check_name(name)?;
+        let path = self.path(name);
+        let read = || {
+            let mut file = self.disk.open_read(&path)?;
+            let rest = file.len()?.saturating_sub(from);
+            let len = len.map_or(rest, |len| len.min(rest));
+            file.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
+            file.take(len).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        found(read()).map_err(|e| failed("reading", &path, &e))
     }
 }
 
-/// Returns `None` instead of the error that there is no such file.
+/// Returns `None` in place of the error that there is no such file.
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -233,141 +229,120 @@ fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
+fn failed(doing: &str, path: &Path, error: &io::Error) -> Error {
+    let what = format!("{doing} {}", path.display());
+    if error.kind() == ErrorKind::StorageFull {
+        return Error::resource(format!("{what}: {error}")).help("free space on that disk");
+    }
+    Error::io(what, error)
+}
+
 impl Store for DirStore {
-    fn put(&self, name: String, bytes: Vec<u8>, then: Then<bool>) {
-        self.run(false, then, move |inner| {
-            let put = || inner.tried(&format!("writing {name}"), inner.put(&name, &bytes));
-            is_name(&name) && put().unwrap_or(false)
-        });
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<bool> {
+        let mut writer = self.0.open(name)?;
+        writer.write(bytes)?;
+        writer.publish()
     }
 
-    fn get(&self, name: String, then: Then<Option<Vec<u8>>>) {
-        self.run(None, then, move |inner| {
-            // A missing object is no trouble of the disk.
-            let get = || inner.tried(&format!("reading {name}"), found(inner.get(&name)));
-            is_name(&name).then(get).flatten().flatten()
-        });
+    fn create(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        Ok(Box::new(self.0.open(name)?))
     }
 
-    fn delete(&self, name: String, then: Then<bool>) {
-        self.run(false, then, move |inner| {
-            let delete = || inner.tried(&format!("deleting {name}"), inner.delete(&name));
-            is_name(&name) && delete().is_some()
-        });
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        self.0.read(name, 0, None)
     }
 
-    fn list(&self, prefix: String, then: Then<Option<Vec<String>>>) {
-        self.run(None, then, move |inner| {
-            // Only the directory that the prefix names is listed.
-            let above = prefix.rsplit_once('/').map_or("", |(above, _)| above);
-            if !(above.is_empty() || is_name(above)) {
-                return Some(Vec::new());
-            }
-            let (dir, above) = match above {
-                "" => (inner.root.clone(), String::new()),
-                above => (inner.path(above), format!("{above}/")),
-            };
-            let mut names = Vec::new();
-            inner.tried("listing", inner.list(&dir, &above, &mut names))?;
-            names.retain(|name| name.starts_with(&prefix));
-            // Directories sort differently from names: `a-b` comes before `a/b`.
-            names.sort_unstable();
-            Some(names)
-        });
+    fn get_range(&self, name: &str, from: u64, len: u64) -> Result<Option<Vec<u8>>> {
+        self.0.read(name, from, Some(len))
     }
 
-    fn trouble(&self) -> Option<String> {
-        self.inner.trouble.now()
+    fn list(&self, prefix: &str) -> Result<Vec<Object>> {
+        let dir =
+            name_of_prefix(prefix)?.map_or_else(|| self.0.root.clone(), |name| self.0.path(name));
+        let mut objects = Vec::new();
+        self.0.list(&dir, prefix, &mut objects)?;
+        // Directories have another order than names: `a-b` precedes `a/b`.
+        objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(objects)
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let path = self.0.path(name);
+        if found(self.0.disk.remove(&path)).map_err(|e| failed("removing", &path, &e))?.is_some() {
+            let dir = path.parent().expect("it lies in the root");
+            self.0.disk.sync_dir(dir).map_err(|e| failed("syncing", dir, &e))?;
+        }
+        Ok(())
+    }
+}
+
+/// A file that is becoming an object.
+struct DirWriter {
+    store: Arc<Inner>,
+    path: PathBuf,
+    dir: PathBuf,
+    /// The temporary file, while there is one.
+    left: Option<PathBuf>,
+    /// The file; `None` after a failure, and when it is complete.
+    file: Option<Box<dyn WriteFile>>,
+}
+
+impl DirWriter {
+    fn temporary(&self) -> &Path {
+        self.left.as_deref().unwrap_or(&self.path)
+    }
+
+    /// Does something to the file. A failure ends it: after a failed sync, a later one may succeed
+    /// without having stored the bytes.
+    fn with<T>(&mut self, act: impl FnOnce(&mut dyn WriteFile) -> io::Result<T>) -> Result<T> {
+        let Some(file) = &mut self.file else {
+            let what = format!("{} was not written: it failed before", self.path.display());
+            return Err(Error::new(Kind::Io, what));
+        };
+        act(&mut **file).map_err(|error| {
+            self.file = None;
+            failed("writing", self.temporary(), &error)
+        })
+    }
+
+    /// Gives the file its name, unless that is taken.
+    fn publish(&mut self) -> Result<bool> {
+        self.with(|file| file.sync())?;
+        self.file = None;
+        let store = self.store.clone();
+        let thread = store.naming.lock();
+        let process = store.lock()?;
+        if store.disk.exists(&self.path).map_err(|e| failed("reading", &self.path, &e))? {
+            return Ok(false);
+        }
+        let renamed = store.disk.rename(self.temporary(), &self.path);
+        renamed.map_err(|e| failed("naming", &self.path, &e))?;
+        self.left = None;
+        drop((process, thread));
+        store.disk.sync_dir(&self.dir).map_err(|e| failed("syncing", &self.dir, &e))?;
+        Ok(true)
+    }
+}
+
+impl ObjectWriter for DirWriter {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.with(|file| file.write_all(bytes))
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<bool> {
+        self.publish()
+    }
+}
+
+impl Drop for DirWriter {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.left {
+            // If this fails, a later sweep removes it.
+            let _ = self.store.disk.remove(temporary);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::channel;
-
-    use tidemill_sim::SimEnv;
-
-    use super::*;
-
-    fn put(store: &DirStore, name: &str, bytes: &[u8]) -> bool {
-        let (send, receive) = channel();
-        store.put(name.into(), bytes.into(), Box::new(move |is_put| send.send(is_put).unwrap()));
-        receive.recv().unwrap()
-    }
-
-    fn get(store: &DirStore, name: &str) -> Option<Vec<u8>> {
-        let (send, receive) = channel();
-        store.get(name.into(), Box::new(move |bytes| send.send(bytes).unwrap()));
-        receive.recv().unwrap()
-    }
-
-    #[test]
-    fn a_directory_keeps_the_contract() {
-        let dir = tempfile::tempdir().unwrap();
-        let store = DirStore::open(&Env::real(), dir.path().join("some").join("where"), 4).unwrap();
-        let store: Arc<dyn Store> = Arc::new(store);
-        crate::contract::store(&store);
-        let sim = SimEnv::new(1);
-        let store: Arc<dyn Store> = Arc::new(DirStore::open(&sim.env(), "/store", 4).unwrap());
-        crate::contract::store(&store);
-    }
-
-    /// Two stores of one directory act like two processes: only one of them puts.
-    #[test]
-    fn two_that_share_a_directory_put_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let stores = [(); 2].map(|()| DirStore::open(&Env::real(), dir.path(), 2).unwrap());
-        for round in 0..50 {
-            let name = format!("x/{round}");
-            let (send, receive) = channel();
-            for (store, byte) in stores.iter().zip([1u8, 2]) {
-                let send = send.clone();
-                let then = Box::new(move |is_put: bool| send.send((byte, is_put)).unwrap());
-                store.put(name.clone(), vec![byte], then);
-            }
-            drop(send);
-            let winners: Vec<u8> = receive.iter().filter(|put| put.1).map(|put| put.0).collect();
-            assert_eq!(get(&stores[0], &name), Some(winners.clone()), "{winners:?}");
-        }
-    }
-
-    /// Whichever call fails, and however the machine stops: an object that was put is there, and
-    /// any other is there as a whole or not at all.
-    #[test]
-    fn an_object_is_whole_or_absent_wherever_it_fails() {
-        for (nth, how) in (1..30).flat_map(|nth| (0..4).map(move |how| (nth, how))) {
-            let sim = SimEnv::new(nth * 10 + how);
-            let store = DirStore::open(&sim.env(), "/store", 1).unwrap();
-            assert!(put(&store, "x/old", b"old"));
-            match how % 2 {
-                0 => sim.disk.fail_nth(None, nth, ErrorKind::Other),
-                _ => sim.disk.fail_from(None, nth, ErrorKind::StorageFull),
-            }
-            let is_put = put(&store, "x/new", b"new");
-            match how / 2 {
-                0 => sim.disk.crash_torn(),
-                _ => sim.disk.crash(),
-            }
-            let store = DirStore::open(&sim.env(), "/store", 1).unwrap();
-            assert_eq!(get(&store, "x/old").unwrap(), b"old");
-            match get(&store, "x/new") {
-                Some(bytes) => assert_eq!(bytes, b"new"),
-                None => assert!(!is_put),
-            }
-        }
-    }
-
-    #[test]
-    fn only_old_temporary_files_are_swept() {
-        let sim = SimEnv::new(1);
-        let store = DirStore::open(&sim.env(), "/store", 1).unwrap();
-        assert!(put(&store, "x/y", b"1"));
-        let left = Path::new("/store/x/.tmp-1");
-        sim.env().disk.create(left).unwrap();
-        DirStore::open(&sim.env(), "/store", 1).unwrap();
-        assert!(sim.env().disk.exists(left).unwrap());
-        sim.clock.advance_us(2 * STALE_US as u64);
-        DirStore::open(&sim.env(), "/store", 1).unwrap();
-        assert!(!sim.env().disk.exists(left).unwrap());
-    }
-}
+mod tests;

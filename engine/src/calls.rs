@@ -16,6 +16,7 @@ use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Handler, Program, FAULT};
 
 use crate::requests::{self, Known, Request};
+use crate::spec::ProcedureDecl;
 use crate::view::{Pushed, View};
 
 /// The result of a call.
@@ -135,6 +136,12 @@ pub struct Procedure {
     pub parameters: Arc<Schema>,
     /// The columns of its return value, if it returns anything.
     pub reply: Option<Arc<Schema>>,
+    /// The JSON Schema of its return value, where that is known.
+    pub reply_schema: Option<serde_json::Value>,
+    /// Its description for people.
+    pub about: Option<String>,
+    /// The parameter that receives the caller's name.
+    pub caller: Option<usize>,
     /// Whether its calls may be [requests](Request).
     pub takes_requests: bool,
     /// The stream of its calls.
@@ -153,14 +160,22 @@ pub(crate) fn named<'p>(
         let error = Error::program(format!("no procedure '{name}' can be called"));
         match nearest(name, procedures.keys().map(String::as_str)) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help("only procedures without a stream can be called"),
+            None => error.help(
+                "clients can call procedures without a stream, and functions of entities that are \
+                 not private",
+            ),
         }
     })
 }
 
 /// The procedures of a program that clients can call, by name.
-pub(crate) fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
+pub(crate) fn procedures(
+    program: &Program,
+    decls: &BTreeMap<String, ProcedureDecl>,
+) -> BTreeMap<String, Procedure> {
+    let is_private = |h: &&Handler| decls.get(&*h.name).is_some_and(|decl| decl.private);
     let called = program.handlers.iter().filter(|h| program.calls.contains(&h.input));
+    let called = called.filter(|h| !is_private(h));
     let procedure = |handler: &Handler| {
         let schema = |stream: StreamId| program.streams[stream.index()].spec.schema.clone();
         let calls = schema(handler.input);
@@ -171,9 +186,32 @@ pub(crate) fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
         };
         let reply = handler.output.map(schema);
         let (name, calls) = (handler.name.clone(), handler.input);
-        (name.to_string(), Procedure { name, parameters, reply, takes_requests, calls })
+        let ProcedureDecl { caller, about, reply: reply_schema, .. } =
+            decls.get(&*name).cloned().unwrap_or_default();
+        let caller = caller.and_then(|caller| parameters.index_of(&caller));
+        let procedure = Procedure {
+            name,
+            parameters,
+            reply,
+            reply_schema,
+            about,
+            caller,
+            takes_requests,
+            calls,
+        };
+        (procedure.name.to_string(), procedure)
     };
     called.map(procedure).collect()
+}
+
+/// Whether a stream has the late or rejected events of a stream that only the engine fills: calls
+/// and firings of timers.
+pub(crate) fn is_of_engine(program: &Program, stream: &str) -> bool {
+    let base = stream.strip_suffix(".late").or(stream.strip_suffix(".dead"));
+    let Some(base) = base else { return false };
+    let timers = program.timers.iter().map(|timer| &timer.stream);
+    let mut filled = program.calls.iter().chain(timers);
+    filled.any(|filled| *program.streams[filled.index()].spec.name == *base)
 }
 
 /// Returns the stream of a procedure's calls, and the event of this call.

@@ -2,6 +2,11 @@
 
 use serde::Serialize;
 
+use crate::requests::is_hidden;
+
+/// The most differences that an error names.
+const NAMED_MAX: usize = 5;
+
 /// A difference, and its treatment by an upgrade.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Change {
@@ -40,6 +45,24 @@ impl Change {
         Change { to: Some(to.into()), ..self }
     }
 
+    /// Describes the change in a few words; `None` for parts that the engine adds.
+    pub(crate) fn shown(&self) -> Option<String> {
+        if is_hidden(&self.name) {
+            return None;
+        }
+        let (what, name) = (self.what, &self.name);
+        let shown = match (self.change, &self.from, &self.to) {
+            ("added", ..) => format!("{what} {name} is new"),
+            ("removed", ..) => format!("{what} {name} is gone"),
+            ("renamed", Some(from), _) => format!("{what} {name} was {from}"),
+            (_, Some(from), Some(to)) => {
+                format!("{what} {name} has changed from {from} to {to}")
+            }
+            _ => format!("{what} {name} has changed"),
+        };
+        Some(shown)
+    }
+
     /// Sets whether the change loses data.
     pub(crate) fn loses(self, something: bool) -> Change {
         Change { lossless: !something, ..self }
@@ -69,6 +92,16 @@ impl Found {
         let lossy = self.changes.iter().filter(|change| !change.lossless);
         lossy.map(|c| format!("{} {}: {}", c.what, c.name, c.upgrade)).collect()
     }
+}
+
+/// Joins the first differences of a list, in words.
+pub(crate) fn first_differences(mut named: Vec<String>) -> String {
+    let others = named.len().saturating_sub(NAMED_MAX);
+    named.truncate(NAMED_MAX);
+    if others > 0 {
+        named.push(format!("{others} more"));
+    }
+    named.join("; ")
 }
 
 /// A number of things, in words.

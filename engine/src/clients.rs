@@ -14,6 +14,10 @@ use crate::requests::{is_hidden, Request};
 use crate::serve;
 use crate::settings::Settings;
 
+/// The help for the text of a key that can't be read.
+const KEY_HELP: &str =
+    "write values as in JSON, such as 7 or true, but texts, times and bytes without quotes";
+
 /// The health of an app.
 #[derive(Clone, Debug)]
 pub struct Health {
@@ -51,6 +55,9 @@ pub trait App: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
 
+    /// Its own version, if it has one.
+    fn version(&self) -> Option<&str>;
+
     /// The procedures that clients can call, by name.
     fn procedures(&self) -> &BTreeMap<String, Procedure>;
 
@@ -59,6 +66,10 @@ pub trait App: Send + Sync {
 
     /// The streams with retained rows, with their columns.
     fn streams(&self) -> Vec<(String, Arc<Schema>)>;
+
+    /// Whether a stream belongs to the engine's own input, such as calls, and so says nothing to
+    /// clients.
+    fn is_of_engine(&self, stream: &str) -> bool;
 
     /// Returns at most `rows_max` retained rows of a stream, from a number on. They are durable if
     /// there is a data directory. There are none if that number is not there.
@@ -103,6 +114,18 @@ pub trait App: Send + Sync {
     /// When there is no such table, or it can't be read now.
     fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>>;
 
+    /// Returns the first rows of a table by key, after a key or from the begin: at most `limit`,
+    /// and whether there are more.
+    ///
+    /// # Errors
+    /// When there is no such table, or it can't be read in the order of its keys now.
+    fn rows_after(
+        &self,
+        table: &str,
+        after: Option<&[Value]>,
+        limit: usize,
+    ) -> Result<(Vec<Row>, bool)>;
+
     /// Calls a procedure. `then` receives the result, on a thread that it must not block.
     ///
     /// A caller with a request id may repeat a call that got no reply, or only the end of the
@@ -128,30 +151,30 @@ impl dyn App {
         calls::named(self.procedures(), name)
     }
 
-    /// Returns the row of [`App::row`], by a text for each key column. `read` parses the texts.
+    /// Parses a key of a table from a text for each key column. `read` parses a text.
     ///
     /// # Errors
-    /// When there is no such table, or the texts are no key of it.
-    pub fn row_by(
+    /// When the texts are no key of the table.
+    pub fn key_of(
         &self,
         spec: &TableSpec,
         key: &[String],
         read: impl Fn(&str, &tidemill_core::Column) -> Result<Value, String>,
-    ) -> Result<Option<Row>> {
+    ) -> Result<Vec<Value>> {
         let table = &spec.name;
         if key.len() != spec.key.len() {
             let what = format!("a key of table {table} has {} columns", spec.key.len());
             let names = spec.key.iter().map(|c| &*spec.schema.columns[*c].name);
             let names = names.collect::<Vec<_>>().join(", ");
-            return Err(Error::input(what).help(format!("give one key= for each of {names}")));
+            return Err(Error::input(what).help(format!("give one value for each of {names}")));
         }
         let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
         let value = |(text, column): (&String, &tidemill_core::Column)| {
             read(text, column)
                 .map_err(|why| Error::input(format!("key column '{}': {why}", column.name)))
+                .map_err(|error| error.help(KEY_HELP))
         };
-        let values: Vec<Value> = key.iter().zip(columns).map(value).collect::<Result<_>>()?;
-        self.row(table, &values)
+        key.iter().zip(columns).map(value).collect()
     }
 }
 
@@ -164,8 +187,16 @@ impl App for Mill {
         &self.view.program.name
     }
 
+    fn version(&self) -> Option<&str> {
+        self.view.version.as_deref()
+    }
+
     fn procedures(&self) -> &BTreeMap<String, Procedure> {
         &self.view.procedures
+    }
+
+    fn is_of_engine(&self, stream: &str) -> bool {
+        calls::is_of_engine(&self.view.program, stream)
     }
 
     fn tables(&self) -> Vec<&TableSpec> {
@@ -217,6 +248,15 @@ impl App for Mill {
 
     fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         Mill::row(self, table, key)
+    }
+
+    fn rows_after(
+        &self,
+        table: &str,
+        after: Option<&[Value]>,
+        limit: usize,
+    ) -> Result<(Vec<Row>, bool)> {
+        Mill::rows_after(self, table, after, limit)
     }
 
     fn call_then(

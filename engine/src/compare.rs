@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use serde_json::{json, Value};
 use tidemill_core::{encode, EngineUse, Error, Kind, Result, Row, TableId, TableSpec};
+use tidemill_durable::Store;
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
-use tidemill_snapshot::{load, Manifest, Store};
+use tidemill_snapshot::{load, Manifest};
 use tidemill_table::StoredVersion;
 use tidemill_txn::program::{Handler, OwnedWindow, Program};
 

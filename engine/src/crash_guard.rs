@@ -29,7 +29,8 @@ use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64, take_u8};
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_env::Disk;
-use tidemill_txn::program::slide_of;
+use tidemill_txn::program::{slide_of, Program};
+use tracing::warn;
 
 use crate::full_disk::is_full;
 
@@ -45,6 +46,21 @@ const MARGIN: u64 = 1000;
 
 /// The size of a note, in bytes.
 const NOTE_BYTES: usize = 46;
+
+/// Reports an event, or a slide of a window, that is not the cause of the last death.
+pub(crate) fn report_spared(program: &Program, event: (SourceId, u64)) {
+    let what = "the process ended while it executed nothing, so no event is the cause";
+    match slide_of(event) {
+        Some((window, ends)) => {
+            let window = program.windows.get(window.index()).map(|of| &*of.name);
+            warn!(target: "tidemill::recovery", window, ends, what, "spared");
+        }
+        None => {
+            let source = program.sources.get(event.0.index()).map(|of| &*of.name);
+            warn!(target: "tidemill::recovery", source, row = event.1, what, "spared");
+        }
+    }
+}
 
 /// The execution under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

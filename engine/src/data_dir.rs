@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Error, Result};
+use tidemill_durable::{DirStore, Store};
 use tidemill_env::{hold, Addr, Closed, Disk, Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
-use tidemill_snapshot::{DirStore, Store};
 
 use crate::emptied::{foreign, is_passing, Emptied, Purpose};
 use crate::process_mode;
@@ -124,7 +124,7 @@ impl DataDir {
 
     /// Opens the store of snapshots. Removes leftovers of a crash.
     pub(crate) fn store(&self) -> Result<Arc<dyn Store>> {
-        let store = DirStore::new(self.disk.clone(), self.path.join("store"));
+        let store = DirStore::alone(self.disk.clone(), self.path.join("store"));
         store.sweep()?;
         Ok(Arc::new(store))
     }
@@ -186,7 +186,7 @@ impl Site {
 
     /// The store of snapshots.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
-        Arc::new(DirStore::new(self.disk.clone(), self.path.join("store")))
+        Arc::new(DirStore::alone(self.disk.clone(), self.path.join("store")))
     }
 
     /// The address of a running engine.

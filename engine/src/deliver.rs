@@ -11,18 +11,19 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender};
-use serde_json::json;
 use tidemill_connect::Place;
 use tidemill_core::{Batch, Cut, Error, Kind, Result, SourceId};
-use tidemill_env::Env;
+use tidemill_env::{Clock, Env};
 use tidemill_log::Log;
 use tidemill_txn::execute::{AbortedSlide, Faulted, Overdue};
 use tidemill_txn::program::{Program, QuestionId};
+use tracing::{info, trace, warn};
 
 use crate::calls::Answer;
 use crate::counts::Counts;
 use crate::followed::Noted;
 use crate::full_disk::FULL_US;
+use crate::logging::Paced;
 use crate::outlets::Outlets;
 use crate::reasons::Reasons;
 use crate::records::{self, CutRecord};
@@ -122,6 +123,11 @@ pub(crate) struct Delivery {
     pub(crate) tail: (usize, usize),
     /// Whether recorded epochs are being replayed.
     pub(crate) is_recovering: bool,
+    /// The progress of the recovery, for the log.
+    pub(crate) progress: Progress,
+    /// The dead-letter and late events, for the log.
+    pub(crate) dead: Paced,
+    pub(crate) late: Paced,
     /// The functions whose code has changed since the newest snapshot.
     pub(crate) changed: Vec<String>,
     /// Whether results of a replay that differ from the record are accepted.
@@ -139,6 +145,8 @@ impl Delivery {
         if let Err(error) = &result {
             self.shared.fail(error.clone());
         }
+        let counts = self.shared.out.lock().counts.clone();
+        self.report_counts(&counts, true);
         // The channel is closed, so that senders notice the end. Waiting threads are woken.
         let Delivery { shared, items, mut outlets, keeper, .. } = self;
         drop(items);
@@ -194,7 +202,7 @@ impl Delivery {
                         self.outlets.settle()?;
                         self.shared.out.lock().is_recovering = false;
                         self.is_recovering = false;
-                        self.shared.life.recovered();
+                        self.progress.ends();
                         self.shared.delivered.notify_all();
                     }
                 }
@@ -252,7 +260,7 @@ impl Delivery {
                         return Err(error);
                     }
                     let what = format!("{}; accept_replay=True accepts that", error.what);
-                    self.shared.life.tell("accepted", json!({"what": what}));
+                    warn!(target: "tidemill::recovery", what, "accepted");
                     self.shared.troubles.report("recovery", &what);
                     // The next start should begin after it.
                     self.shared.force.store(true, Ordering::Release);
@@ -342,6 +350,7 @@ impl Delivery {
                 self.outlets.write(stream, batch)?;
             }
             self.outlets.commit()?;
+            self.report(&cut, &counts);
             let mut out = shared.out.lock();
             for (stream, batch) in events {
                 self.outlets.keep(&stream, batch, &mut out.kept);
@@ -379,7 +388,62 @@ impl Delivery {
     }
 }
 
+/// The progress of a recovery.
+pub(crate) struct Progress {
+    clock: Arc<dyn Clock>,
+    begun_ns: u64,
+    /// The epochs to replay, and those that have been.
+    epochs: u64,
+    done: u64,
+    pace: Paced,
+}
+
+impl Progress {
+    pub(crate) fn new(env: &Env, begun_ns: u64, epochs: u64) -> Progress {
+        let (clock, mut pace) = (env.clock.clone(), Paced::default());
+        // The first report is due after a while.
+        pace.due(1, Some(&*clock));
+        Progress { clock, begun_ns, epochs, done: 0, pace }
+    }
+
+    fn advances(&mut self) {
+        self.done += 1;
+        if self.pace.due(self.done, Some(&*self.clock)).is_some() {
+            let (done, epochs) = (self.done, self.epochs);
+            info!(target: "tidemill::recovery", done, epochs, "recovery progress");
+        }
+    }
+
+    fn ends(&self) {
+        let seconds = self.clock.monotonic_ns().saturating_sub(self.begun_ns) as f64 / 1e9;
+        info!(target: "tidemill::recovery", epochs = self.epochs, seconds, "recovery ended");
+    }
+}
+
 impl Delivery {
+    /// Reports an epoch, and what a user may have to look at.
+    fn report(&mut self, cut: &Cut, counts: &Counts) {
+        let (epoch, events) = (cut.epoch, counts.events);
+        trace!(target: "tidemill::engine", epoch, events, "epoch");
+        if self.is_recovering {
+            // An earlier run has reported them.
+            (self.dead, self.late) = (Paced::after(counts.dead), Paced::after(counts.late));
+            return self.progress.advances();
+        }
+        self.report_counts(counts, false);
+    }
+
+    /// Reports new dead-letter and late events, at the end also those since the last report.
+    fn report_counts(&mut self, counts: &Counts, is_end: bool) {
+        let clock = (!is_end).then_some(&*self.env.clock);
+        if let Some(rows) = self.dead.due(counts.dead, clock) {
+            warn!(target: "tidemill::source", rows, total = counts.dead, "dead letters");
+        }
+        if let Some(rows) = self.late.due(counts.late, clock) {
+            warn!(target: "tidemill::source", rows, total = counts.late, "late events");
+        }
+    }
+
     /// Counts the reasons of an epoch's aborts. Returns all counts, if they are wanted.
     fn count_aborts(
         &self,

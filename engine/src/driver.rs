@@ -20,6 +20,7 @@ use tidemill_table::{Changed, Table};
 use tidemill_txn::execute::{put_commands, take_commands, Executor, Outcome};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequenced, Sequencer};
 use tidemill_txn::program::{Answers, Program};
+use tracing::{debug, info};
 
 use crate::awaited::{ended, Awaited, Missing};
 use crate::calls::Reply;
@@ -159,6 +160,18 @@ pub(crate) struct SourceState {
 }
 
 impl SourceState {
+    /// Reports whether it is idle, or has ended, if that differs from before.
+    fn report(&self, (was_idle, had_ended): (bool, bool)) {
+        let (source, rows) = (self.name.as_str(), self.next_offset);
+        match (had_ended, self.ended) {
+            (false, true) => info!(target: "tidemill::source", source, rows, "ended"),
+            (true, false) => info!(target: "tidemill::source", source, rows, "continues"),
+            _ if self.ended || was_idle == self.was_idle => {}
+            _ if self.was_idle => debug!(target: "tidemill::source", source, rows, "idle"),
+            _ => debug!(target: "tidemill::source", source, rows, "active"),
+        }
+    }
+
     /// Whether a poll that began after this drain was seen has found nothing.
     fn has_found_nothing(&mut self, drain: u64) -> bool {
         let polls = self.empty_polls.load(Ordering::Acquire);
@@ -445,12 +458,16 @@ impl Driver {
             let flushed = draining.is_some() && (source.is_push || source.is_followed);
             let is_idle = flushed || self.is_idle(index, now);
             let source = &mut self.sources[index];
+            let before = (source.was_idle, source.ended);
             match &recorded {
                 None => (source.was_idle, source.ended) = (is_idle, source.end_seen),
                 Some(Recorded { record, .. }) => {
                     source.was_idle = record.cut.idle.contains(&id);
                     source.ended = record.cut.ended.contains(&id);
                 }
+            }
+            if before != (source.was_idle, source.ended) {
+                source.report(before);
             }
             if source.was_idle && !source.ended {
                 idle.push(id);
@@ -597,10 +614,10 @@ impl Driver {
         let ns = self.env.clock.monotonic_ns() - begun;
         // A replayed slide was reported the first time.
         if recorded.is_none() {
-            crate::faults::report_slides(&shared.life, &self.program, &outcome.aborted_slides);
+            crate::faults::report_slides(&self.program, &outcome.aborted_slides);
         }
         if recorded.is_none() && !outcome.faults.is_empty() {
-            crate::faults::report(&shared.life, &self.program, &outcome.faults);
+            crate::faults::report(&self.program, &outcome.faults);
             if self.settings.on_fault == OnFault::Stop {
                 if let Some(error) = crate::faults::stops(&self.program, &outcome.faults) {
                     return Err(error);

@@ -12,9 +12,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use serde_json::json;
 use tidemill_connect::push::TrySend;
 use tidemill_core::{rules, Batch, Error, Result, Row, Schema, TableSpec, Value};
+use tracing::warn;
 
 use crate::followed::Changes;
 use crate::spec::ExternalDecl;
@@ -180,7 +180,8 @@ fn run(view: &Weak<View>, outbox: &OutboxWork, all: &[usize]) {
             Some(row) => outbox.answer(&here, &row),
             None => {
                 // The row is tried again after a while, behind the others.
-                here.shared.life.tell("external work failed", json!({"answers": outbox.answers}));
+                let answers = &*outbox.answers;
+                warn!(target: "tidemill::function", answers, "external work failed");
                 (0..AGAIN).take_while(|_| !is_over(&here)).for_each(|_| wait_out(&here));
                 outbox.work.lock().waiting.push_back(asked[outbox.key].clone());
             }

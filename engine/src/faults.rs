@@ -6,25 +6,21 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
 use tidemill_core::Error;
 use tidemill_txn::execute::{AbortedSlide, Faulted};
 use tidemill_txn::program::{slide_of, Program};
-
-use crate::life::Life;
+use tracing::warn;
 
 /// Logs the first fault of each handler in an epoch.
-pub(crate) fn report(life: &Life, program: &Program, faults: &[Faulted]) {
+pub(crate) fn report(program: &Program, faults: &[Faulted]) {
     let mut told = BTreeSet::new();
     for fault in faults.iter().filter(|fault| told.insert(fault.handler)) {
         let (what, at) = fault.abort.parts();
         let of = faults.iter().filter(|other| other.handler == fault.handler).count();
-        life.tell(
-            "fault",
-            json!({
-                "handler": program.handlers[fault.handler].name, "source": source(program, fault),
-                "offset": offset(fault), "what": what, "line": at, "in_this_epoch": of,
-            }),
+        let (handler, source) = (&*program.handlers[fault.handler].name, source(program, fault));
+        warn!(
+            target: "tidemill::function",
+            handler, source, offset = offset(fault), what, line = at, in_this_epoch = of, "fault"
         );
     }
 }
@@ -53,12 +49,12 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
 }
 
 /// Logs slides whose triggers aborted, because no event reports them.
-pub(crate) fn report_slides(life: &Life, program: &Program, slides: &[AbortedSlide]) {
+pub(crate) fn report_slides(program: &Program, slides: &[AbortedSlide]) {
     for AbortedSlide { window, ends_us, abort } in slides {
-        let window = &program.windows[window.index()].name;
+        let window = &*program.windows[window.index()].name;
         let (what, at) = abort.parts();
-        let slide = json!({"window": window, "ends": ends_us, "what": what, "line": at});
-        life.tell("slide aborted", slide);
+        let ends = *ends_us;
+        warn!(target: "tidemill::function", window, ends, what, line = at, "slide aborted");
     }
 }
 

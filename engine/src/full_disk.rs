@@ -121,6 +121,10 @@ impl Disk for Patient {
         self.file(path, || self.disk.open_append(path))
     }
 
+    fn open_shared(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        self.file(path, || self.disk.open_shared(path))
+    }
+
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
         self.file(path, || self.disk.open_at(path, at))
     }

@@ -29,7 +29,7 @@
 //! | `schema`, `compare`, `renames`, `changes` | differences between two versions of a program |
 //! | `upgrade`, `convert`, `carry` | upgrades: the rows, and all other state |
 //! | `report`, `inspect` | the status and summary of a run; the description of an app |
-//! | `life` | the events of an engine's life |
+//! | `logging` | the log, as lines of text or JSON |
 //!
 //! The engine must not know Python.
 
@@ -49,6 +49,7 @@ mod counts;
 mod crash_guard;
 mod data_dir;
 mod deliver;
+mod differences;
 mod driver;
 mod emptied;
 mod external;
@@ -66,7 +67,7 @@ pub mod fuzz;
 mod histories;
 mod inspect;
 mod internal;
-mod life;
+mod logging;
 mod mill;
 mod needed;
 mod objects;
@@ -105,12 +106,12 @@ pub use emptied::fresh_deletes;
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};
 pub use functions::{inner, AppFunctions, StartFunction};
-pub use life::LifeSink;
+pub use logging::{log_filter, log_lines, LOG_TARGETS};
 pub use mill::Mill;
 pub use report::{HandlerReport, ReasonReport, Status, Summary, TableReport, UnstableReport};
 pub use requests::Request;
 pub use schema::schema_diff;
-pub use settings::{Durable, OnFault, Recovery, Settings, Upgrade};
-pub use spec::{AppSpec, ExternalDecl, FunctionDecl, SinkDecl, SourceDecl};
+pub use settings::{Durable, LogFormat, OnFault, Recovery, Settings, Upgrade};
+pub use spec::{AppSpec, ExternalDecl, FunctionDecl, ProcedureDecl, SinkDecl, SourceDecl};
 pub use tidemill_connect::push::TrySend;
 pub use workers::Workers;

@@ -6,28 +6,29 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use serde_json::json;
 use tidemill_connect::push::TrySend;
-use tidemill_core::{Batch, Cut, Error, Kind, Result, Row, Schema, SourceId, StreamId, Value};
+use tidemill_core::{Batch, Cut, Error, Key, Kind, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_env::{Env, Handle};
 use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::{slide_of, Program};
+use tracing::dispatcher::{get_default, with_default};
+use tracing::{info, warn, Dispatch};
 
 use crate::awaited::Awaited;
 use crate::calls::{self, Calls, Reply, Then};
 use crate::clocks;
 use crate::counts::Counts;
-use crate::crash_guard::{CrashGuard, Suspect};
-use crate::deliver::{self, Delivery, Item, Logs};
+use crate::crash_guard::{self, CrashGuard, Suspect};
+use crate::deliver::{self, Delivery, Item, Logs, Progress};
 use crate::driver::{present_input, Driver, SnapshotPlan};
 use crate::external;
 use crate::feed::stopped;
 use crate::file_conflicts;
 use crate::full_disk::SpaceWaiter;
 use crate::inspect::path_words;
-use crate::life::{self, Life, LifeSink};
+use crate::logging::{self, Paced};
 use crate::open::{open, Opened, Opening};
 use crate::reasons::{self, Reasons};
 use crate::recent::Recent;
@@ -36,12 +37,13 @@ use crate::recover::Recorded;
 use crate::report::{Status, Summary};
 use crate::requests::{self, Request};
 use crate::rings::Rings;
-use crate::serve::Server;
+use crate::serve::{self, Server};
 use crate::settings::{Durable, Recovery};
 use crate::shared::{Delivered, Shared, State};
 use crate::snapshots::Keeper;
 use crate::spec::AppSpec;
 use crate::timers;
+use crate::upgrade;
 use crate::view::{Before, Pushed, View};
 use crate::workers::Workers;
 
@@ -88,39 +90,37 @@ fn judge(suspect: &Suspect, last_epoch: u64, program: &Program) -> Result<Verdic
 pub struct Mill {
     pub(crate) view: Arc<View>,
     thread: Mutex<Option<Handle>>,
+    log: Dispatch,
 }
 
 impl Mill {
-    /// Opens an app and starts it.
+    /// Opens an app and starts it. Without settings for its log, it logs to the present dispatcher of
+    /// `tracing`.
     ///
     /// # Errors
     /// When the program, a setting, a source or a sink is wrong. Nothing runs then.
     pub fn start(spec: AppSpec, env: Env) -> Result<Mill> {
-        let sink = match &spec.settings.log_to {
-            Some(path) => {
-                // The check comes first, because the log is written from its first line on.
-                file_conflicts::check(&spec, &[], &env)?;
-                Some(life::sink(&env, path)?)
-            }
-            None => None,
-        };
-        Mill::start_with(spec, env, sink)
+        spec.settings.check_log()?;
+        if spec.settings.log_to.is_some() {
+            // The check comes first, because the log is written from its first line on.
+            file_conflicts::check(&spec, &[], &env)?;
+        }
+        let log = logging::open(&spec.settings, &env, None)?;
+        with_default(&log, || Mill::begin(spec, env).inspect_err(logging::failed))
     }
 
-    /// Opens an app and starts it. The events of its life go to `sink` instead of `log_to`.
-    ///
-    /// # Errors
-    /// As [`Mill::start`].
-    pub fn start_with(spec: AppSpec, env: Env, sink: Option<Arc<dyn LifeSink>>) -> Result<Mill> {
-        let life = Life::new(&env, sink);
-        Mill::begin(spec, env, life.clone()).inspect_err(|error| life.error(error))
+    /// Runs something that logs to the app's log.
+    pub fn logged<T>(&self, body: impl FnOnce() -> T) -> T {
+        with_default(&self.log, body)
     }
 
-    fn begin(spec: AppSpec, env: Env, life: Life) -> Result<Mill> {
+    fn begin(spec: AppSpec, env: Env) -> Result<Mill> {
         let settings = spec.settings.clone();
         settings.check()?;
-        life.tell("start", json!({"app": spec.program.name, "data_dir": settings.data_dir}));
+        let begun_ns = env.clock.monotonic_ns();
+        logging::started(&spec.program.name, settings.data_dir.as_deref(), &settings);
         let (decls, externals) = (spec.sources.clone(), spec.externals.clone());
+        let (said, version) = (spec.procedures.clone(), spec.version.clone());
         let (items, receiver) = deliver::channel();
         let Opened {
             program,
@@ -180,8 +180,8 @@ impl Mill {
         if let Some(opening) = &durable {
             let (closed, shown) = (opening.dir.closed, opening.dir.path.display());
             if closed.closed > 0 {
-                let said = json!({"data_dir": opening.dir.path, "files": closed.closed});
-                life.tell("closed", said);
+                let (data_dir, files) = (shown.to_string(), closed.closed);
+                warn!(target: "tidemill::engine", data_dir, files, "closed");
             }
             if closed.open > 0 {
                 let what = format!(
@@ -191,11 +191,12 @@ impl Mill {
                 troubles.report(&format!("data directory {shown}"), &what);
             }
             if let Some(upgraded) = &opening.upgraded {
-                life.tell("upgrade", upgraded.clone());
+                upgrade::report(upgraded);
             }
-            life.recovering(&opening.recovered);
+            opening.recovered.report();
         }
         let is_recovering = last.is_some();
+        let recorded = durable.as_ref().map_or(0, |d| d.recovered.cuts.len() as u64);
         let out = Delivered {
             epoch,
             offsets: sources.iter().map(|s| s.next_offset).collect(),
@@ -225,7 +226,6 @@ impl Mill {
             rings_changed: Condvar::new(),
             followed: Mutex::default(),
             recent: Recent::default(),
-            life,
             copying: Mutex::new(()),
             force: AtomicBool::new(false),
             is_durable: durable.is_some(),
@@ -273,6 +273,9 @@ impl Mill {
             keep_cuts: settings.keep_cuts,
             tail: (settings.tail_rows, settings.tail_bytes),
             is_recovering,
+            progress: Progress::new(&env, begun_ns, recorded),
+            dead: Paced::after(counts.dead),
+            late: Paced::after(counts.late),
             changed: durable.as_ref().map(Opening::changed).unwrap_or_default(),
             accepts: settings.accept_replay,
         };
@@ -308,19 +311,7 @@ impl Mill {
             let last = replay.back().map_or(epoch, |r: &Recorded| r.record.cut.epoch);
             let limit = settings.poison_after;
             if let Some(event) = tried.spared {
-                let what = "the process ended while it executed nothing, so no event is the cause";
-                let mut said = match slide_of(event) {
-                    Some((window, end)) => {
-                        let window = program.windows.get(window.index()).map(|of| &*of.name);
-                        json!({"window": window, "ends": end})
-                    }
-                    None => {
-                        let source = program.sources.get(event.0.index()).map(|of| &*of.name);
-                        json!({"source": source, "row": event.1})
-                    }
-                };
-                said["what"] = what.into();
-                shared.life.tell("spared", said);
+                crash_guard::report_spared(&program, event);
             }
             if let Some(suspect) = suspect.filter(|suspect| suspect.deaths >= limit) {
                 let verdict = judge(&suspect, last, &program).or_else(|error| {
@@ -329,6 +320,8 @@ impl Mill {
                     tried.forget(&suspect)?;
                     Err(error)
                 })?;
+                let (event, reason) = (program.event_named(suspect.event), &*verdict.reason);
+                warn!(target: "tidemill::source", event, reason, "quarantined");
                 // The verdict precedes every cut that obeys it.
                 let record = put_verdict(&verdict);
                 items.send(Item::Verdict(record)).map_err(|_| stopped())?;
@@ -403,7 +396,7 @@ impl Mill {
                 (name, Pushed { source, handle, is_over, known, sent: AtomicU64::new(known) })
             })
             .collect();
-        let procedures = calls::procedures(&program);
+        let procedures = calls::procedures(&program, &said);
         let view = Arc::new(View {
             program,
             env: env.clone(),
@@ -412,6 +405,7 @@ impl Mill {
             pushed,
             answers: externals.iter().map(|external| external.answers.clone()).collect(),
             procedures,
+            version,
             paths,
             started_ns,
             decls,
@@ -448,7 +442,8 @@ impl Mill {
                     end.error.get_or_insert(Error::internal(what));
                 }
                 end.seconds = (env.clock.monotonic_ns() - started_ns) as f64 / 1e9;
-                shared.life.stopped(&end.error);
+                let (failed, seconds) = (end.error.is_some(), end.seconds);
+                info!(target: "tidemill::engine", failed, seconds, "stop");
                 drop(end);
                 shared.rings_changed.notify_all();
                 if let Some(timers) = timers {
@@ -479,7 +474,7 @@ impl Mill {
                 .spawn("tidemill-engine", Box::new(body))
                 .map_err(|e| Error::io("starting the engine's thread", &e))?
         };
-        Ok(Mill { view, thread: Mutex::new(Some(thread)) })
+        Ok(Mill { view, thread: Mutex::new(Some(thread)), log: get_default(Dispatch::clone) })
     }
 
     /// Sends events into a pushed stream, and waits while its queue is full. Returns the number of
@@ -772,26 +767,46 @@ impl Mill {
     pub fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
         let index = self.view.table_index(table)?;
         self.view.shared.wait_for_recovery()?;
-        let spec = &self.view.program.tables[index];
+        let key = self.stored_key(index, key)?;
+        let state = self.view.shared.state.lock();
+        let seq = state.as_of(self.view.shared.delivered_epoch()).seq;
+        Ok(state.tables[index].as_of(seq)?.get(&key))
+    }
+
+    /// Returns the first rows of a table by key, after a key or from the begin, as of the same cut
+    /// as [`table`](Mill::table): at most `limit`, and whether there are more. The engine waits
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// When there is no such table, or the values are not a key of it.
+    pub fn rows_after(
+        &self,
+        table: &str,
+        after: Option<&[Value]>,
+        limit: usize,
+    ) -> Result<(Vec<Row>, bool)> {
+        let index = self.view.table_index(table)?;
+        let after = after.map(|key| self.stored_key(index, key)).transpose()?;
+        serve::rows_after(&self.view, index, after.map(|key| Key::of(&key)).as_ref(), limit)
+    }
+
+    /// Converts a key of a table.
+    fn stored_key(&self, table: usize, key: &[Value]) -> Result<Vec<Value>> {
+        let spec = &self.view.program.tables[table];
         let columns = spec.key.iter().map(|c| &spec.schema.columns[*c]);
         if key.len() != spec.key.len() {
             return Err(Error::input(format!(
-                "a key of table {table} has {} columns, not {}",
+                "a key of table {} has {} columns, not {}",
+                spec.name,
                 spec.key.len(),
                 key.len()
             )));
         }
-        let key: Vec<Value> = key
-            .iter()
-            .zip(columns)
-            .map(|(value, column)| {
-                tidemill_core::rules::store(value, column)
-                    .map_err(|fault| Error::input(format!("table {table}: {fault}")))
-            })
-            .collect::<Result<_>>()?;
-        let state = self.view.shared.state.lock();
-        let seq = state.as_of(self.view.shared.delivered_epoch()).seq;
-        Ok(state.tables[index].as_of(seq)?.get(&key))
+        let stored = |(value, column)| {
+            tidemill_core::rules::store(value, column)
+                .map_err(|fault| Error::input(format!("table {}: {fault}", spec.name)))
+        };
+        key.iter().zip(columns).map(stored).collect()
     }
 
     /// Returns the columns of a table.

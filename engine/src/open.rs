@@ -18,10 +18,12 @@ use tidemill_table::Table;
 use tidemill_txn::execute::tables;
 use tidemill_txn::order::Newest;
 use tidemill_txn::program::{Origin, Program, Stage};
+use tracing::info;
 
 use crate::begins::StartPositions;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
+use crate::differences;
 use crate::driver::SourceState;
 use crate::feed::{Feed, Pace, Places, ToLog};
 use crate::file_conflicts;
@@ -29,7 +31,6 @@ use crate::full_disk::{patient, SpaceWaits};
 use crate::outlets::{NamedSink, Outlets};
 use crate::recover::{recover, Recovered};
 use crate::requests;
-use crate::schema::Left;
 use crate::settings::{Durable, Settings, Upgrade, SEGMENT_BYTES_MIN};
 use crate::spec::{AppSpec, SinkDecl, SourceDecl, Target};
 use crate::stages::{FailedList, Step};
@@ -209,6 +210,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
             })),
             branches: branches(&program, partition.stream, &failed),
         });
+        info!(target: "tidemill::source", source = state.name, row = state.next_offset, "opened");
         sources.push(state);
     }
     let seed = env.random.next_u64();
@@ -225,6 +227,9 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let fresh = opening.map_or(settings.fresh, |opening| opening.dir.fresh);
     let opener = Opener { program: &program, fresh, opening, env: &patient, troubles: &troubles };
     let mut outlets = opener.outlets(&sinks, &keep, &mut begins)?;
+    for sink in &sinks {
+        info!(target: "tidemill::sink", stream = &*sink.stream, "opened");
+    }
     if let Some(opening) = &durable {
         // This comes before anything is read or written.
         begins.write(&*env.disk, &opening.dir.path)?;
@@ -332,7 +337,7 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
     let text = crate::fingerprint::text(program);
     let fingerprint = crate::fingerprint::of(&text);
     let recovered = recover(&dir, &env.disk, program, &stored.sources, fingerprint)
-        .map_err(|error| other_partitions(&dir, stored).unwrap_or(error))?;
+        .map_err(|error| differences::explained(error, env, &dir, stored, settings))?;
     if let Some(internal) = &recovered.internal {
         let (then, now) = (&internal.facts.sources, &program.sources);
         let same = then.len() == now.len() && then.iter().zip(now).all(|(t, n)| *t.name == *n.name);
@@ -341,57 +346,6 @@ fn durable(stored: &Stored, settings: &Settings, env: &Env) -> Result<Option<Ope
         }
     }
     Ok(Some(Opening { dir, recovered, fingerprint, program: stored.bytes(), upgraded }))
-}
-
-/// The error when a program differs only by the partitions of its topics, or by its files.
-fn other_partitions(dir: &DataDir, now: &Stored) -> Option<Error> {
-    let left = Left::newest(&*dir.store().ok()?, dir.app).ok()??;
-    let names = |stored: &Stored| -> Vec<String> {
-        stored.program.sources.iter().map(|source| source.name.to_string()).collect()
-    };
-    let (before, names) = (names(&left.stored), names(now));
-    let is_of = |name: &String, is_it: fn(&SourceDecl) -> bool| {
-        let of = |decl: &&SourceDecl| name.starts_with(&format!("{}/", decl.stream));
-        now.sources.iter().filter(|decl| is_it(decl)).any(|decl| of(&decl))
-    };
-    let is_of_topic = |name: &String| is_of(name, |decl| decl.kafka.is_some());
-    let is_of_file = |name: &String| is_of(name, |decl| decl.files.is_some());
-    let more: Vec<&String> = names.iter().filter(|name| !before.contains(name)).collect();
-    let fewer: Vec<&String> = before.iter().filter(|name| !names.contains(name)).collect();
-    let mut all = more.iter().chain(&fewer);
-    let are_files = all.clone().all(|name| is_of_file(name));
-    if more.is_empty() && fewer.is_empty() || !all.all(|name| is_of_topic(name) || is_of_file(name))
-    {
-        return None;
-    }
-    let mut program = now.program.clone();
-    program.sources.clone_from(&left.stored.program.sources);
-    let [kept, same] = [&left.stored.program, &program]
-        .map(|program| crate::fingerprint::of(&crate::fingerprint::text(program)));
-    let list =
-        |names: &[&String]| names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
-    let mut what = match are_files {
-        true => "the files are not those that were read before".to_owned(),
-        false => "the topics have other partitions than those that were read before".to_owned(),
-    };
-    if !more.is_empty() {
-        what.push_str(&format!("; there are also {}", list(&more)));
-    }
-    if !fewer.is_empty() {
-        what.push_str(&format!("; there is no longer {}", list(&fewer)));
-    }
-    (kept == same).then(|| {
-        Error::setting(what).help(match are_files {
-            true => {
-                "put missing files back and take new ones out; or continue with the present files: \
-                 --upgrade (upgrade=True)"
-            }
-            false => {
-                "continue with all present partitions: --upgrade (upgrade=True); or name those to \
-                 read: tm.kafka(..., partitions=[...])"
-            }
-        })
-    })
 }
 
 /// A source, whose rows may have to be logged first.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use tidemill_connect::{Polled, Source, Troubles};
 use tidemill_core::{Error, Kind, LateRow, Result, SourceId, StreamTime};
+use tidemill_durable::Store;
 use tidemill_env::{Clock, Env};
 use tidemill_flow::{Bad, Branch, Parcel, Stage};
 use tidemill_log::{LogKind, Reader as LogReader};
-use tidemill_snapshot::{epochs, open_at, Manifest, Store};
+use tidemill_snapshot::{epochs, open_at, Manifest};
 use tidemill_table::Table;
 use tidemill_txn::execute::{tables, Serial};
 use tidemill_txn::order::{CutInput, Groups, Newest, Run, Sequencer};

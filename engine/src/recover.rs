@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use tidemill_connect::Chunk;
 use tidemill_core::{Error, Result, Schema, SourceId};
+use tidemill_durable::Store;
 use tidemill_env::Disk;
 use tidemill_log::{is_begun, Log, LogKind, LogSpec, Record};
-use tidemill_snapshot::{newest, Loader, Manifest, Store};
+use tidemill_snapshot::{newest, Loader, Manifest};
 use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
+use tracing::{info, warn};
 
 use crate::data_dir::DataDir;
 use crate::fingerprint::{is_of_this_engine, is_same, is_same_program};
@@ -174,14 +176,33 @@ fn other_sources(cut: &CutRecord, program: &Program) -> Option<Error> {
     })
 }
 
+/// The text of the error for the data of another version of the program.
+const OTHER_PROGRAM: &str = "the data directory was written by another version of this program";
+
+/// Whether an error says that another version of the program wrote the data.
+pub(crate) fn is_other_program(error: &Error) -> bool {
+    error.what == OTHER_PROGRAM
+}
+
 fn other_program() -> Error {
-    Error::setting("the data directory was written by another version of this program").help(
+    Error::setting(OTHER_PROGRAM).help(
         "see the differences: tidemill schema diff; take the data over: --upgrade (upgrade=True); \
          or run the version that wrote it; --fresh starts from scratch and deletes everything",
     )
 }
 
 impl Recovered {
+    /// Reports damage that was mended, and the replay to come.
+    pub(crate) fn report(&self) {
+        for damage in [&self.input, &self.cut_log].iter().flat_map(|log| log.damaged()) {
+            warn!(target: "tidemill::log", what = damage.to_string(), "damage");
+        }
+        let (epochs, from) = (self.cuts.len(), self.manifest.as_ref().map(|m| m.head.epoch));
+        if epochs > 0 {
+            info!(target: "tidemill::recovery", snapshot_epoch = from, epochs, "recovery begun");
+        }
+    }
+
     /// Fills the tables from the snapshot.
     pub(crate) fn load(&self, tables: &mut [Table]) -> Result<()> {
         let (Some(manifest), Some(internal)) = (&self.manifest, &self.internal) else {

@@ -24,7 +24,7 @@ use tidemill_core::{
     StreamTime, TableId, TableSpec, Value,
 };
 use tidemill_txn::program::{
-    Abort, Aggregate, Asker, Body, Opaque, Origin, Program, Stream, Tx, Window, WindowId,
+    Abort, Aggregate, Asker, Body, Opaque, Origin, Program, Stream, Take, Tx, Window, WindowId,
 };
 
 /// The prefix of all names that the engine adds to a program. No other names have it.
@@ -43,7 +43,7 @@ const CLOCK: &str = "\u{1}clock";
 const HOUR_US: i64 = 3_600_000_000;
 /// The number of expired requests that a new one removes. It is more than one, so that they do not
 /// accumulate.
-const SWEEP_MAX: usize = 4;
+const SWEPT: Take = Take::First(4);
 
 /// Whether a name is one of the engine's own.
 pub(crate) fn is_hidden(name: &str) -> bool {
@@ -323,7 +323,7 @@ impl Once {
 
     /// Removes some expired requests.
     fn sweep(&self, now_us: i64, tx: &mut dyn Tx) -> Result<(), Abort> {
-        for row in tx.scan(self.expiries, &[], &[Value::Timestamp(now_us)], SWEEP_MAX)? {
+        for row in tx.scan(self.expiries, &[], &[Value::Timestamp(now_us)], SWEPT)? {
             tx.delete(self.requests, &row[1..])?;
             tx.delete(self.expiries, &row)?;
         }
@@ -372,13 +372,13 @@ impl Tx for Watched<'_> {
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: usize,
+        take: Take,
     ) -> Result<Vec<Row>, Abort> {
-        self.tx.scan(table, from, to, limit)
+        self.tx.scan(table, from, to, take)
     }
 
-    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
-        self.tx.find(table, leading, limit)
+    fn find(&mut self, table: TableId, leading: &[Value], take: Take) -> Result<Vec<Row>, Abort> {
+        self.tx.find(table, leading, take)
     }
 
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort> {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use serde_json::{json, Value};
 use tidemill_core::{Kind, Result};
+use tidemill_durable::Store;
 use tidemill_env::{Addr, Env};
-use tidemill_snapshot::{epochs, Manifest, Store};
+use tidemill_snapshot::{epochs, Manifest};
 
 use crate::changes::{counted, Found};
 use crate::compare::Comparison;

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use tidemill_core::Error;
 use tidemill_txn::schedule::Strategy;
 
+use crate::logging::log_filter;
+
 /// The contents of a data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -89,6 +91,16 @@ pub enum OnFault {
     Abort,
     /// The run ends with an error, before any effect of the event is committed.
     Stop,
+}
+
+/// The form of the lines of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// A JSON object a line.
+    Json,
 }
 
 /// The settings of users. A name ends with its unit.
@@ -185,8 +197,11 @@ pub struct Settings {
     pub http_deadline_us: i64,
     /// The time for which the result of a request is retained, in microseconds of the clock.
     pub http_requests_kept_us: i64,
-    /// The target of the events of the engine's life, one JSON object a line. It is a file, to
-    /// which lines are appended, or `-` for standard error.
+    /// The levels of events that are logged, by target. Without it and `log_to` nothing is logged.
+    pub log: Option<String>,
+    /// The form of the lines. Without it they are JSON with `log_to`, and otherwise text.
+    pub log_format: Option<LogFormat>,
+    /// The file to which the log is appended, or `-` for standard error, which is the default.
     pub log_to: Option<PathBuf>,
     /// Whether a start takes over the data of another version of the program, after a clean stop.
     pub upgrade: Upgrade,
@@ -237,6 +252,8 @@ impl Default for Settings {
             http_idle_us: 30_000_000,
             http_deadline_us: 30_000_000,
             http_requests_kept_us: 24 * 60 * 60 * 1_000_000,
+            log: None,
+            log_format: None,
             log_to: None,
             upgrade: Upgrade::Off,
             renames: BTreeMap::new(),
@@ -252,6 +269,13 @@ impl Settings {
     /// The deadline of a function's call, in microseconds; `None` for no limit.
     pub fn deadline(&self) -> Option<i64> {
         Some(self.deadline_us.unwrap_or(DEADLINE_US)).filter(|us| *us > 0)
+    }
+
+    /// Refuses directives for the log that can't be followed.
+    pub(crate) fn check_log(&self) -> tidemill_core::Result<()> {
+        let Some(log) = &self.log else { return Ok(()) };
+        let wrong = |e: Error| Error::setting(format!("log is '{log}': {}", e.what)).help(e.help);
+        log_filter(log).map(drop).map_err(wrong)
     }
 
     /// Refuses settings that can't work.
@@ -290,7 +314,7 @@ impl Settings {
             }
         }
         self.strategy.parse::<Strategy>()?;
-        Ok(())
+        self.check_log()
     }
 }
 
@@ -317,5 +341,7 @@ mod tests {
         assert!(said.contains("tail_rows is 18446744073709551615"), "{said}");
         let said = refused(Settings { poison_after: 1, ..Settings::default() });
         assert!(said.contains("from 2 to"), "{said}");
+        let said = refused(Settings { log: Some("inof".into()), ..Settings::default() });
+        assert!(said.contains("log is 'inof'") && said.contains("'info'"), "{said}");
     }
 }

@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use serde_json::json;
 use tidemill_connect::Troubles;
 use tidemill_core::{Cut, Error, Result};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::order::Groups;
+use tracing::{info, warn};
 
 use crate::calls::Calls;
 use crate::counts::Counts;
 use crate::followed::Followed;
-use crate::life::Life;
+use crate::logging;
 use crate::outlets::RetainedBatches;
 use crate::reasons::Reasons;
 use crate::recent::Recent;
@@ -48,8 +48,6 @@ pub(crate) struct Shared {
     pub(crate) followed: Mutex<Followed>,
     /// The execution of the last epochs.
     pub(crate) recent: Recent,
-    /// The log of the engine's life.
-    pub(crate) life: Life,
     /// Held while the data directory is copied. Nothing is removed there meanwhile.
     pub(crate) copying: Mutex<()>,
     /// Whether a snapshot should be taken at once.
@@ -235,7 +233,7 @@ impl Shared {
 
     pub(crate) fn fail(&self, error: Error) {
         self.troubles.give_up();
-        self.life.error(&error);
+        logging::failed(&error);
         self.end.lock().error.get_or_insert(error);
         self.delivered.notify_all();
         self.rings_changed.notify_all();
@@ -276,7 +274,7 @@ impl Shared {
         let mut out = self.out.lock();
         if out.stalled.is_none() {
             out.stalls += 1;
-            self.life.tell("disk full", json!({"what": error.what}));
+            warn!(target: "tidemill::log", what = error.what, "disk full");
         }
         out.stalled = Some(error);
         drop(out);
@@ -287,7 +285,7 @@ impl Shared {
     pub(crate) fn has_room(&self) {
         if self.out.lock().stalled.take().is_some() {
             self.is_full.store(false, Ordering::Release);
-            self.life.tell("disk has room", json!({}));
+            info!(target: "tidemill::log", "disk has room");
         }
     }
 

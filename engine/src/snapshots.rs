@@ -1,12 +1,15 @@
 //! Takes snapshots, on a thread of its own, from the driver's copies at a cut.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
 use tidemill_core::{Error, Kind, Result};
+use tidemill_durable::Store;
 use tidemill_env::{Clock, Env, Handle};
-use tidemill_snapshot::{Delta, Head, Snapshots, Store};
+use tidemill_snapshot::{Delta, Head, Snapshots};
 use tidemill_table::Changed;
+use tracing::{debug, info, warn};
 
 use crate::internal::Internal;
 use crate::objects::Part;
@@ -91,7 +94,13 @@ struct Work {
 
 impl Work {
     fn take(&mut self, capture: &Capture) -> Result<()> {
-        let is_first = self.snapshots.newest().is_none();
+        let (is_first, begun_ns) = (self.snapshots.newest().is_none(), self.clock.monotonic_ns());
+        let epoch = capture.internal.facts.epoch;
+        debug!(target: "tidemill::snapshot", epoch, "snapshot begun");
+        let before: BTreeSet<String> = match self.snapshots.newest() {
+            Some(newest) => newest.objects.iter().map(|object| object.name.clone()).collect(),
+            None => BTreeSet::new(),
+        };
         let mut delta = match self.waiting.take() {
             _ if capture.is_whole => Delta::whole(),
             Some(delta) => delta,
@@ -123,11 +132,15 @@ impl Work {
                 drop(out);
                 self.shared.delivered.notify_all();
                 let epoch = manifest.head.epoch;
-                self.shared.life.tell("snapshot", serde_json::json!({"epoch": epoch}));
+                let new = manifest.objects.iter().filter(|object| !before.contains(&object.name));
+                let bytes = new.map(|object| object.len).sum::<u64>() + manifest.internal.len;
+                let seconds = (self.clock.monotonic_ns() - begun_ns) as f64 / 1e9;
+                info!(target: "tidemill::snapshot", epoch, bytes, seconds, "snapshot");
             }
             // The logs have everything, and the next snapshot includes these changes.
             Err(error) if error.kind == Kind::Resource => {
                 self.waiting = Some(delta);
+                warn!(target: "tidemill::snapshot", what = error.what, "snapshot failed");
                 self.shared.out.lock().snapshot_error = Some(error);
                 return Ok(());
             }

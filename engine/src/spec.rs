@@ -39,6 +39,12 @@ pub struct AppSpec {
     /// is known.
     #[serde(default)]
     pub codes: BTreeMap<String, String>,
+    /// Facts about procedures and functions that clients may call, by name.
+    #[serde(default)]
+    pub procedures: BTreeMap<String, ProcedureDecl>,
+    /// The app's own version, if it has one. Only people read it.
+    #[serde(default)]
+    pub version: Option<String>,
     /// The settings.
     #[serde(default)]
     pub settings: Settings,
@@ -48,7 +54,19 @@ impl AppSpec {
     /// Creates an app of a program and its sources, without any sink.
     pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
         let (sinks, keep, externals, functions, codes) = Default::default();
-        AppSpec { program, sources, sinks, keep, externals, functions, codes, settings }
+        let (procedures, version) = Default::default();
+        AppSpec {
+            program,
+            sources,
+            sinks,
+            keep,
+            externals,
+            functions,
+            codes,
+            procedures,
+            version,
+            settings,
+        }
     }
 }
 
@@ -60,6 +78,24 @@ pub struct FunctionDecl {
     pub handler: String,
     /// The number of the table that holds the entities.
     pub table: u16,
+}
+
+/// Facts about a procedure, or a function of an entity, for its callers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProcedureDecl {
+    /// Whether only other functions of the app may call it, and no client.
+    #[serde(default)]
+    pub private: bool,
+    /// The parameter that receives the caller's name. Callers can't set it.
+    #[serde(default)]
+    pub caller: Option<String>,
+    /// Its description for people.
+    #[serde(default)]
+    pub about: Option<String>,
+    /// The JSON Schema of its reply, where that is known.
+    #[serde(default)]
+    pub reply: Option<serde_json::Value>,
 }
 
 /// Work outside, which is done after the transactions that ask for it are durable.

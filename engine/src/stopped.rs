@@ -73,7 +73,13 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
             let report = serve::verify(&Site::look(&env.disk, path)?)?;
             reply.end(json!({"verify": report}))
         }
-        verb @ ("tail" | "summary" | "dlq_replay") => {
+        "tail" => {
+            let tail = serve::Tail::take(&mut fields)?;
+            fields.done()?;
+            let past = Left::open(env, path)?.at(Moment::Newest)?;
+            tail.answer_stopped(&past.rings, reply)
+        }
+        verb @ ("summary" | "dlq_replay") => {
             Site::look(&env.disk, path)?;
             let what = format!("no engine runs on {}, and '{verb}' needs one", path.display());
             Err(Error::resource(what).help("start it first").into())
@@ -131,7 +137,7 @@ impl Left<'_> {
             "status": {
                 "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,
                 "events": counts.events, "transactions": committed + aborted + faults, "aborted": aborted,
-                "faults": faults,
+                "faults": faults, "reasons": facts.reasons.report(),
                 "dead": counts.dead, "late": counts.late, "buffered": counts.buffered,
                 "lag_us": counts.lag_us, "recovering": false, "snapshot_epoch": facts.epoch,
                 "as_of": facts.epoch, "http": null,

@@ -22,7 +22,7 @@ use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
 
 /// Converts a held directory to this version of the program, if it belongs to another one. Returns
-/// the changes, for the log of the engine's life.
+/// the changes, for the log.
 ///
 /// # Errors
 /// When the upgrade is not possible, or loses data without the user's consent. Nothing has changed
@@ -62,6 +62,12 @@ pub(crate) fn upgrade(
         &delta,
     )?;
     Ok(Some(said))
+}
+
+/// Reports an upgrade with its changes.
+pub(crate) fn report(upgraded: &serde_json::Value) {
+    let (epoch, changes) = (upgraded["epoch"].as_u64(), upgraded["changes"].to_string());
+    tracing::info!(target: "tidemill::recovery", epoch, changes, "upgrade");
 }
 
 /// Refuses an upgrade that is not possible or loses data.

@@ -32,6 +32,8 @@ pub(crate) struct View {
     pub(crate) answers: Vec<String>,
     /// The procedures that clients may call.
     pub(crate) procedures: BTreeMap<String, Procedure>,
+    /// The app's own version, if it has one.
+    pub(crate) version: Option<String>,
     /// For each handler, how it is executed.
     pub(crate) paths: Vec<String>,
     pub(crate) started_ns: u64,

@@ -16,9 +16,9 @@ use tidemill_engine::{
     App, AppSpec, Mill, Recovery, RetainedRows, Settings, SinkDecl, SourceDecl, Summary,
 };
 use tidemill_env::Env;
+use tidemill_reference::InputRow;
 use tidemill_sim::{SimDisk, SimEnv};
 use tidemill_txn::program::Program;
-use tidemill_txn::reference::InputRow;
 
 fn json_value(value: &Value) -> serde_json::Value {
     match value {

@@ -13,9 +13,9 @@ use random::{Dice, Shape};
 use serde_json::json;
 use tidemill_core::{Key, Row, Schema, StreamId, Value};
 use tidemill_engine::{AppSpec, Mill, Settings, SourceDecl};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::Program;
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 /// A value in a JSON line.
@@ -117,7 +117,7 @@ fn check(seed: u64, workers: usize) {
     }
     let summary = mill.finish().unwrap();
     let cuts: Vec<CutAt> = mill.cuts().into_iter().map(random::cut_at).collect();
-    let wanted = reference::run(&program, &sources, &cuts);
+    let wanted = tidemill_reference::run(&program, &sources, &cuts);
     let watermarks: Vec<_> = mill.cuts().into_iter().map(|c| c.watermarks).collect();
     assert_eq!(wanted.watermarks, watermarks, "watermarks");
     for (table, wanted) in program.tables.iter().zip(&wanted.tables) {

@@ -47,6 +47,13 @@ pub trait Disk: Send + Sync {
     /// `NotFound` if the directory does not exist.
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
 
+    /// Opens a file to which several writers append, also of other processes, and creates it if there
+    /// is none. Each write goes to the file's end at that time, so none overwrites another.
+    ///
+    /// # Errors
+    /// `NotFound` if the directory does not exist.
+    fn open_shared(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
+
     /// Opens a file for writing at byte `at`, without changing its bytes or its length, and creates
     /// it if there is none. If `at` is after the end, the first write fills the gap with zeros.
     ///
@@ -301,6 +308,10 @@ impl RealDisk {
     fn open_whole(&self, path: &Path, truncate: bool) -> io::Result<File> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(truncate);
+        self.open_with(path, options)
+    }
+
+    fn open_with(&self, path: &Path, mut options: OpenOptions) -> io::Result<File> {
         unix::restrict(&mut options, self.is_private(path));
         let file = options.open(path).map_err(|e| unix::explained(path, e))?;
         regular(path, file)
@@ -340,6 +351,12 @@ impl Disk for RealDisk {
         let mut file = self.open_whole(path, false)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Box::new(RealWrite(file)))
+    }
+
+    fn open_shared(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        let mut options = OpenOptions::new();
+        options.append(true).create(true);
+        Ok(Box::new(RealWrite(self.open_with(path, options)?)))
     }
 
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {

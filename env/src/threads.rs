@@ -6,6 +6,9 @@ use std::io;
 use std::num::NonZero;
 use std::sync::mpsc;
 
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Dispatch, Event, Metadata, Subscriber};
+
 /// The niceness of a background thread, which gets a tenth of a core that another thread wants.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
@@ -13,7 +16,7 @@ const NICE: i32 = 10;
 /// Starts threads.
 pub trait Threads: Send + Sync {
     /// Starts a thread that runs `body`. The name is for people: in panic messages, debuggers, and
-    /// `top` (Linux shows its first 15 bytes).
+    /// `top` (Linux shows its first 15 bytes). The thread logs to where its starter logs.
     ///
     /// # Errors
     /// `InvalidInput` if the name contains a NUL byte, or the operating system's error if it has no
@@ -86,6 +89,9 @@ impl Threads for RealThreads {
                 "a thread's name contains a NUL byte",
             ));
         }
+        // Two engines of one process have different logs, so a thread inherits its own.
+        let log = tracing::dispatcher::get_default(Dispatch::clone);
+        let body = move || tracing::dispatcher::with_default(&log, body);
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
         let wait = move || thread.join().map_err(|panic| panic_message(&*panic));
         Ok(Handle::new(name, Box::new(wait)))
@@ -118,6 +124,25 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     }
 }
 
+/// A log that has nothing.
+struct Own;
+
+impl Subscriber for Own {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        false
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, _: &Event<'_>) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
 /// Checks the guarantees of [`Threads`]. Threads that panic on purpose print their message.
 ///
 /// # Panics
@@ -141,6 +166,15 @@ pub fn check(threads: &dyn Threads) {
     let mut seen: Vec<i32> = receive.try_iter().collect();
     seen.sort_unstable();
     assert_eq!(seen, [0, 1, 2, 3]);
+
+    let inherits = || tracing::dispatcher::get_default(|log| log.is::<Own>());
+    let body = Box::new(move || assert!(inherits(), "a thread logs to where its starter logs"));
+    let started = tracing::dispatcher::with_default(&Dispatch::new(Own), || {
+        [threads.spawn("check-log", body.clone()), threads.spawn_background("check-log", body)]
+    });
+    for handle in started {
+        assert_eq!(handle.expect("a thread starts").join(), Ok(()));
+    }
 
     let text = threads.spawn("check-panic", Box::new(|| panic!("on purpose")));
     assert_eq!(text.expect("a thread starts").join(), Err("on purpose".to_owned()));

@@ -159,7 +159,7 @@ fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
 
 /// Returns the error for bytes that are not an encoding.
 pub(crate) fn damaged() -> Error {
-    Error::internal("another process of the mesh sent a parcel that cannot be read")
+    Error::internal("another process sent data that can't be read")
 }
 
 /// Takes a number.

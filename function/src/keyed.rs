@@ -36,16 +36,6 @@ impl<V> Keyed<V> {
         self.values.get_mut(key)
     }
 
-    pub fn insert(&mut self, key: &Key, value: V) {
-        match self.values.get_mut(key) {
-            Some(there) => *there = value,
-            None => {
-                self.ordered(key);
-                self.values.insert(key.clone(), value);
-            }
-        }
-    }
-
     /// Returns the value of a key, and inserts a default if there is none.
     pub fn entry(&mut self, key: Key) -> &mut V
     where
@@ -65,16 +55,6 @@ impl<V> Keyed<V> {
         }
     }
 
-    pub fn retain(&mut self, mut keeps: impl FnMut(&Key) -> bool) {
-        self.values.retain(|key, _| keeps(key));
-        self.order = OnceLock::new();
-    }
-
-    /// Returns all values, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (&Key, &V)> + '_ {
-        self.values.iter()
-    }
-
     /// Removes and returns all values, in no order.
     pub fn take(&mut self) -> impl Iterator<Item = (Key, V)> {
         std::mem::take(self).values.into_iter()
@@ -85,7 +65,7 @@ impl<V> Keyed<V> {
         &'a self,
         from: &Key,
         to: &Key,
-    ) -> impl Iterator<Item = (&'a Key, &'a V)> + 'a {
+    ) -> impl DoubleEndedIterator<Item = (&'a Key, &'a V)> + 'a {
         let order = self.order.get_or_init(|| self.values.keys().cloned().collect());
         // A `BTreeSet` panics on a range that ends before it begins.
         let to = to.max(from);
@@ -120,7 +100,7 @@ mod tests {
             for (what, a, b) in steps {
                 match what {
                     0 => {
-                        keyed.insert(&key(a), b);
+                        *keyed.entry(key(a)) = b;
                         map.insert(key(a), b);
                     }
                     1 => {
@@ -135,10 +115,12 @@ mod tests {
                         let (from, to) = (key(a.min(b)), key(a.max(b)));
                         let range = (Bound::Included(&from), Bound::Excluded(&to));
                         prop_assert!(keyed.range(&from, &to).eq(map.range::<Key, _>(range)));
+                        let (keyed, map) = (keyed.range(&from, &to), map.range::<Key, _>(range));
+                        prop_assert!(keyed.rev().eq(map.rev()));
                     }
                 }
                 prop_assert_eq!(keyed.get(&key(a)), map.get(&key(a)));
-                prop_assert_eq!(keyed.iter().collect::<BTreeMap<_, _>>(), map.iter().collect());
+                prop_assert_eq!(keyed.values.iter().collect::<BTreeMap<_, _>>(), map.iter().collect());
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Asker};
+use tidemill_txn::program::{Abort, Asker, Take};
 use tidemill_txn::Program;
 
 /// A call of a function of an entity.
@@ -31,12 +31,15 @@ pub enum Target {
     Put,
     /// Removes the row.
     Delete,
-    /// Returns the first rows within the bounds, at most this many, in the order of their keys, as
-    /// a list of lists. If no single node owns all of them, the result has those that the executing
-    /// node owns.
-    Find(Bounds, u32),
+    /// Writes the row as it is: the caller writes the row's entries in indexes, too.
+    Write,
+    /// Removes the row as it is: the caller removes the row's entries in indexes, too.
+    Remove,
+    /// Returns the first or last rows within the bounds, as a list of lists. If no single node owns
+    /// all of them, the result has those that the executing node owns.
+    Find(Bounds, Take),
     /// Like [`Target::Find`], but over all nodes together.
-    Gather(Bounds, u32),
+    Gather(Bounds, Take),
 }
 
 /// The bounds of the rows of a table.
@@ -237,23 +240,26 @@ pub trait Context {
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop>;
     /// Removes a row, if it is there.
     fn delete(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop>;
-    /// Returns the first `limit` rows, in key order, whose keys begin with these values. Asks all
-    /// nodes if these columns do not determine the partition.
+    /// Writes or removes a row of any table as it is. Its values fit the columns, and the caller
+    /// also writes the row's entries in indexes.
+    fn write(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) -> Result<(), Stop>;
+    /// Returns the first or last rows whose keys begin with these values. Asks all nodes if these
+    /// columns do not determine the partition.
     fn find(
         &mut self,
         table: TableId,
         leading: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
-    /// Returns the first `limit` rows, in key order, whose keys are not below `from`, and are below
-    /// `to` unless that is empty. Bounds are leading columns of keys. Asks all nodes if the columns
-    /// that both bounds share do not determine the partition.
+    /// Returns the first or last rows whose keys are not below `from`, and are below `to` unless
+    /// that is empty. Bounds are leading columns of keys. Asks all nodes if the columns that both
+    /// bounds share do not determine the partition.
     fn range(
         &mut self,
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop>;
     /// Announces the rows that the function will probably use. Those of other nodes are requested
     /// together, so the function does not begin again for each. Affects only speed.

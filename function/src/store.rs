@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, TableId, Value};
+use tidemill_core::{Key, TableId, TableSpec, Value};
+use tidemill_table::{Before, Table};
 
-use crate::keyed::Keyed;
 use crate::order::Tid;
 
 /// A row, or `None` if there is no such row.
@@ -15,52 +15,113 @@ pub trait Store {
     /// Returns a row as the last epoch left it.
     fn get(&self, table: TableId, key: &Key) -> Stored;
 
-    /// Passes the rows from one key up to but without another to `each`, in key order, until it
-    /// returns `false`.
+    /// Passes the rows from one key up to but without another to `each`, until it returns `false`.
+    /// They are in key order, or in reverse order.
     fn range(
         &self,
         table: TableId,
         from: &Key,
         to: &Key,
+        reverse: bool,
         each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
     );
 
     /// Sets or removes a row that a transaction of the epoch has written. For each row, these calls
     /// come in the order of the transactions.
     fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored);
+
+    /// Ends an epoch: all that its transactions have written was applied.
+    fn end_epoch(&mut self);
 }
 
-/// Rows in memory.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The rows of a node's partitions, in tables.
+#[derive(Clone, Debug, Default)]
 pub struct Rows {
-    tables: Vec<Keyed<Arc<[Value]>>>,
+    tables: Vec<Table>,
+    /// The last transaction that has written a row.
+    last: Tid,
 }
 
 impl Rows {
-    /// Creates this many empty tables.
-    pub fn new(tables: usize) -> Rows {
-        Rows { tables: (0..tables).map(|_| Keyed::default()).collect() }
+    /// Creates empty tables.
+    pub fn new(tables: &[TableSpec]) -> Rows {
+        let table = |spec: &TableSpec| {
+            // Versions that outlive an epoch are rows of another table.
+            let spec = TableSpec { history: None, ..spec.clone() };
+            let mut table = Table::new(spec.into(), 0);
+            table.track();
+            table
+        };
+        Rows { tables: tables.iter().map(table).collect(), last: Tid(0) }
     }
 
     /// Retains the rows for which `keeps` returns `true`.
     pub fn retain(&mut self, mut keeps: impl FnMut(TableId, &Key) -> bool) {
-        for (table, rows) in self.tables.iter_mut().enumerate() {
-            rows.retain(|key| keeps(TableId(table as u16), key));
+        for (number, table) in (0..).zip(&mut self.tables) {
+            let mut kept = Table::new(table.spec().clone(), 0);
+            kept.track();
+            for (key, row) in table.entries().filter(|(key, _)| keeps(TableId(number), key)) {
+                kept.put_by_key(&key, Some(&row), 0);
+            }
+            *table = kept;
         }
     }
 
     /// Returns all rows, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (TableId, &Key, &Arc<[Value]>)> + '_ {
-        self.tables.iter().enumerate().flat_map(|(table, rows)| {
-            let table = TableId(table as u16);
-            rows.iter().map(move |(key, row)| (table, key, row))
+    pub fn iter(&self) -> impl Iterator<Item = (TableId, Key, Arc<[Value]>)> + '_ {
+        (0..).zip(&self.tables).flat_map(|(number, table)| {
+            table.entries().map(move |(key, row)| (TableId(number), key, row.into()))
         })
+    }
+
+    /// Notes that a snapshot has all rows as they are now.
+    pub fn settle(&mut self) {
+        self.tables.iter_mut().for_each(|table| table.settle(self.last.0));
+    }
+
+    /// Ends an epoch. Adds the rows that are changed for the first time since a snapshot to
+    /// `before`, by table.
+    pub fn end_epoch_keeping(&mut self, before: &mut Vec<Before>) {
+        before.resize_with(self.tables.len(), Before::default);
+        for (table, before) in self.tables.iter_mut().zip(before) {
+            table.commit_keeping(self.last.0, before);
+        }
+    }
+
+    /// Returns the changed rows, as they are now.
+    pub fn changed(&self, before: &[Before]) -> Vec<(TableId, Key, Stored)> {
+        let of = |(number, (table, before)): (u16, (&Table, &Before))| {
+            let row = |key: Key| {
+                let row = table.get_by_key(&key);
+                (TableId(number), key, row)
+            };
+            table.changed_keys(before).into_iter().map(row).collect::<Vec<_>>()
+        };
+        (0..).zip(self.tables.iter().zip(before)).flat_map(of).collect()
+    }
+
+    /// Notes that a snapshot has the changed rows as they are now.
+    pub fn snapped(&mut self, before: &[Before]) {
+        self.tables.iter_mut().zip(before).for_each(|(table, before)| table.snapped(before));
+    }
+
+    /// Restores the changed rows as they were.
+    pub fn rewind(&mut self, before: &[Before]) {
+        for (table, before) in self.tables.iter_mut().zip(before) {
+            table.rewind(before, 0);
+        }
+    }
+}
+
+impl PartialEq for Rows {
+    fn eq(&self, other: &Rows) -> bool {
+        self.tables.iter().map(Table::rows).eq(other.tables.iter().map(Table::rows))
     }
 }
 
 impl Store for Rows {
     fn get(&self, table: TableId, key: &Key) -> Stored {
-        self.tables[table.index()].get(key).cloned()
+        self.tables[table.index()].get_by_key(key)
     }
 
     fn range(
@@ -68,20 +129,41 @@ impl Store for Rows {
         table: TableId,
         from: &Key,
         to: &Key,
+        reverse: bool,
         each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
     ) {
-        for (key, row) in self.tables[table.index()].range(from, to) {
-            if !each(key, row) {
-                return;
-            }
+        let table = &self.tables[table.index()];
+        let pass = |key: &Key| {
+            let row = table.get_by_key(key).expect("it is in the order of keys");
+            each(key, &row)
+        };
+        // An empty bound has no rows before it. To the table, it would be no bound.
+        if to <= from {
+            return;
         }
+        if !table.spec().ordered {
+            let within = |(key, _): (Key, _)| (*from <= key && key < *to).then_some(key);
+            let mut keys: Vec<Key> = table.entries().filter_map(within).collect();
+            keys.sort_unstable();
+            match reverse {
+                false => keys.iter().all(pass),
+                true => keys.iter().rev().all(pass),
+            };
+            return;
+        }
+        let mut keys = table.keys(from, to);
+        match reverse {
+            false => keys.all(pass),
+            true => keys.rev().all(pass),
+        };
     }
 
-    fn apply(&mut self, _: Tid, table: TableId, key: &Key, row: Stored) {
-        let table = &mut self.tables[table.index()];
-        match row {
-            Some(row) => table.insert(key, row),
-            None => table.remove(key),
-        };
+    fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
+        self.last = self.last.max(tid);
+        self.tables[table.index()].put_by_key(key, row.as_deref(), tid.0);
+    }
+
+    fn end_epoch(&mut self) {
+        self.tables.iter_mut().for_each(|table| table.commit(self.last.0));
     }
 }

@@ -103,7 +103,7 @@ impl Versions {
         to: &Key,
         place: (Tid, &'a [u32]),
         is_there: impl Fn(Tid) -> bool + 'a,
-    ) -> impl Iterator<Item = (&'a Key, &'a Version)> + 'a {
+    ) -> impl DoubleEndedIterator<Item = (&'a Key, &'a Version)> + 'a {
         self.tables[table.index()]
             .range(from, to)
             .filter_map(move |(key, versions)| Some((key, newest(versions, place, &is_there)?)))

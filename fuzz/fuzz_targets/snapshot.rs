@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use tidemill_fuzz::Parts;
-use tidemill_snapshot::{load, manifest_at, MemoryStore, Snapshots, Store};
+use tidemill_durable::{MemoryStore, Store};
+use tidemill_snapshot::{load, manifest_at, Snapshots};
 use xxhash_rust::xxh3::xxh3_64;
 
 const APP: u128 = 0xabc;
@@ -100,10 +101,10 @@ fuzz_target!(|bytes: &[u8]| {
         }
     };
     for (nth, (bytes, _)) in objects.iter().enumerate() {
-        store.put(&format!("data/{nth}"), bytes).unwrap();
+        assert!(store.put(&format!("data/{nth}"), bytes).unwrap());
     }
-    store.put("internal/0", b"int").unwrap();
-    store.put("manifest/0000000000000009", &manifest).unwrap();
+    assert!(store.put("internal/0", b"int").unwrap());
+    assert!(store.put("manifest/0000000000000009", &manifest).unwrap());
     let Ok(Some(found)) = manifest_at(&store, APP, 9) else { return };
     let store: Arc<dyn Store> = Arc::new(store);
     let _ = found.internal(&*store);

@@ -11,13 +11,15 @@ use axum::http::{header, HeaderMap, HeaderValue, StatusCode};
 use ring::digest::{digest as hash, SHA256};
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Result, Value};
 use tidemill_env::Env;
 
 use crate::refusal::Refusal;
 
 /// The role that every client has.
 const EVERYBODY: &str = "*";
+/// The prefix of a client's name, as functions see their caller.
+const CLIENT: &str = "client:";
 /// The largest size of the file of tokens, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
@@ -27,6 +29,16 @@ pub(crate) struct Client {
     /// The client's name; empty where there are no tokens.
     pub(crate) name: String,
     roles: Vec<String>,
+}
+
+impl Client {
+    /// The client as functions see their caller; null if it has no name.
+    pub(crate) fn as_caller(&self) -> Value {
+        match self.name.is_empty() {
+            true => Value::Null,
+            false => Value::str(&format!("{CLIENT}{}", self.name)),
+        }
+    }
 }
 
 /// The rules for who may do what.
@@ -181,7 +193,10 @@ fn unauthorized(what: &str) -> Refusal {
 }
 
 fn read(env: &Env, path: &Path) -> Result<Vec<([u8; 32], Client)>> {
-    let io = |e: std::io::Error| Error::io(path.display(), &e);
+    let io = |e: std::io::Error| {
+        Error::io(format!("http_tokens: {}", path.display()), &e)
+            .help("give the file of tokens, which tidemill token makes")
+    };
     let mut text = String::new();
     let file = env.disk.open_read(path).map_err(io)?;
     file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(io)?;

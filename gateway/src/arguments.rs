@@ -11,17 +11,24 @@ use tidemill_core::{rules, Column, Schema, Value};
 
 use crate::refusal::Refusal;
 
-/// Returns a value for each parameter.
+/// Returns a value for each parameter. `caller` has the parameter for the caller, which no client
+/// may give, and its value.
 ///
 /// # Errors
 /// If the body is not an object, if it names an unknown parameter, or if a value is missing or
 /// doesn't fit.
-pub(crate) fn arguments(body: &[u8], parameters: &Schema) -> Result<Vec<Value>, Refusal> {
+pub(crate) fn arguments(
+    body: &[u8],
+    parameters: &Schema,
+    caller: Option<(usize, Value)>,
+) -> Result<Vec<Value>, Refusal> {
     let fields = fields(body)?;
     let mut given: Vec<Option<&RawValue>> = vec![None; parameters.len()];
+    let is_open = |index: &usize| caller.as_ref().is_none_or(|(hidden, _)| hidden != index);
     for (name, value) in fields {
-        let Some(index) = parameters.index_of(&name) else {
-            let names = || parameters.columns.iter().map(|column| &*column.name);
+        let Some(index) = parameters.index_of(&name).filter(is_open) else {
+            let open = (0..parameters.len()).filter(is_open);
+            let names = || open.clone().map(|index| &*parameters.columns[index].name);
             let help = match nearest(&name, names()) {
                 Some(near) => format!("did you mean '{near}'?"),
                 None => format!("the parameters are {}", names().collect::<Vec<_>>().join(", ")),
@@ -33,7 +40,14 @@ pub(crate) fn arguments(body: &[u8], parameters: &Schema) -> Result<Vec<Value>, 
             return Err(Refusal::wrong(what, "give it once"));
         }
     }
-    parameters.columns.iter().zip(given).map(|(column, raw)| argument(column, raw)).collect()
+    let all = parameters.columns.iter().zip(given);
+    let values: Result<Vec<Value>, Refusal> =
+        all.map(|(column, raw)| argument(column, raw)).collect();
+    let mut values = values?;
+    if let Some((index, name)) = caller {
+        values[index] = name;
+    }
+    Ok(values)
 }
 
 fn argument(column: &Column, raw: Option<&RawValue>) -> Result<Value, Refusal> {

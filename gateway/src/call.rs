@@ -44,7 +44,8 @@ pub(crate) async fn call(
     let until = Instant::now() + waits;
     let id = request_id(&headers)?;
     let body = read(&shared, &headers, body).await?;
-    let arguments = arguments(&body, &procedure.parameters)?;
+    let caller = procedure.caller.map(|column| (column, client.as_caller()));
+    let arguments = arguments(&body, &procedure.parameters, caller)?;
     let arguments = Batch::from_rows(procedure.parameters.clone(), [&arguments[..]]);
     let told = send(&shared, &client, procedure, arguments, id)?;
     Counted::add(&shared.counted.calls);

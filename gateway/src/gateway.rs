@@ -5,22 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidemill_core::{Error, Result};
+use tidemill_core::Result;
 use tidemill_engine::App;
 use tidemill_env::{Env, Handle};
-use tokio::net::TcpListener;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::time::timeout;
+use tracing::info;
+use tracing::instrument::WithSubscriber as _;
 
 use crate::notifier::Notifier;
 use crate::plan::Plan;
 use crate::shared::Shared;
 use crate::{routes, server};
 
-/// The largest number of threads that answer. Their work is short, and the cores are for the
-/// engine.
-const THREADS_MAX: usize = 4;
 /// How long the end waits for calls in progress, and then for connections.
 const GRACE: Duration = Duration::from_secs(5);
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -37,20 +35,9 @@ impl Gateway {
     /// Starts to answer clients.
     ///
     /// # Errors
-    /// If the address is not available, or if roles are needed for something that does not exist.
+    /// If roles are needed for something that does not exist.
     pub fn start(plan: Plan, app: Arc<dyn App>, env: &Env) -> Result<Gateway> {
-        let Plan { address, access, tls } = plan;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(env.threads.cores().min(THREADS_MAX))
-            .thread_name("tidemill-http")
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(|e| Error::io("starting the threads that answer clients", &e))?;
-        let listening = runtime.block_on(TcpListener::bind(address));
-        let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
-        let (address, listener) =
-            listening.map_err(|e| Error::io(format!("listening on {address}"), &e))?;
+        let Plan { address, listener, runtime, access, tls } = plan;
         let (notifier, thread) = Notifier::start(env, app.clone())?;
         let shared = Shared::new(app.clone(), access, notifier.clone(), env.random.next_u64());
         let shared = match shared {
@@ -61,9 +48,12 @@ impl Gateway {
             }
         };
         app.answers_at(&address.to_string());
+        let (at, is_tls) = (address.to_string(), tls.is_some());
+        info!(target: "tidemill::http", address = at, tls = is_tls, "listening");
         let closing = watch::Sender::new(false);
         let routes = routes::of(&shared);
-        runtime.spawn(server::serve(listener, tls, routes, shared.clone(), closing.subscribe()));
+        let serve = server::serve(listener, tls, routes, shared.clone(), closing.subscribe());
+        runtime.spawn(serve.with_current_subscriber());
         Ok(Gateway { address, shared, closing, running: Mutex::new(Some((runtime, thread))) })
     }
 

@@ -13,6 +13,7 @@ use tidemill_engine::{App, Procedure};
 use crate::access::Access;
 use crate::call::{is_whole_reply, ID_BYTES_MAX};
 use crate::refusal::{json_response, Refusal};
+use crate::rows::{LIMIT, LIMIT_MAX};
 use crate::shared::{Limits, Shared};
 
 pub(crate) async fn openapi(
@@ -29,7 +30,7 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
     for procedure in app.procedures().values() {
         paths.insert(format!("/call/{}", procedure.name), called(procedure, access, limits));
     }
-    for (name, schema) in app.streams() {
+    for (name, schema) in app.streams().into_iter().filter(|(name, _)| !app.is_of_engine(name)) {
         let what = format!("streams/{name}");
         let about = format!("The events of {name}, as they become durable.");
         let from = json!({
@@ -59,25 +60,43 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             paths.insert(format!("/{what}/changes"), path);
         }
         let key = json!({
-            "name": "key", "in": "query", "required": true, "style": "form", "explode": true,
-            "description": "A value for each key column, in their order.",
+            "name": "key", "in": "query", "style": "form", "explode": true,
+            "description": "A value for each key column, in their order; several keys follow each \
+                            other. Without a key, the answer has rows in the order of their keys.",
+            "schema": {"type": "array", "items": {"type": "string"}, "minItems": table.key.len()},
+        });
+        let after = json!({
+            "name": "after", "in": "query", "style": "form", "explode": true,
+            "description": "The key after which the rows begin.",
             "schema": {
                 "type": "array", "items": {"type": "string"},
                 "minItems": table.key.len(), "maxItems": table.key.len(),
             },
         });
+        let limit = json!({
+            "name": "limit", "in": "query", "description": "The most rows.",
+            "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT},
+        });
         let found = json!({
-            "type": "object", "required": ["row"],
-            "properties": {"row": or_null(row(&table.schema))},
+            "type": "object",
+            "properties": {
+                "row": or_null(row(&table.schema)),
+                "rows": {"type": "array", "items": or_null(row(&table.schema))},
+                "more": {"type": "boolean"},
+            },
         });
         paths.insert(
             format!("/{what}/rows"),
             guarded(
                 json!({"get": {
-                    "summary": format!("A row of {}, as the last durable cut has left it.", table.name),
-                    "parameters": [key],
+                    "summary": format!("Rows of {}, as the last durable cut has left them.", table.name),
+                    "parameters": [key, after, limit],
                     "responses": {
-                        "200": answer("The row, or null.", &found),
+                        "200": answer(
+                            "For one key 'row', which is null where there is none; for several \
+                             keys 'rows', a row or null for each; for none 'rows' and 'more'.",
+                            &found,
+                        ),
                         "400": refused("This is not a key."),
                     },
                 }}),
@@ -111,7 +130,7 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
     );
     let mut document = json!({
         "openapi": "3.1.0",
-        "info": {"title": app.name(), "version": env!("CARGO_PKG_VERSION")},
+        "info": {"title": app.name(), "version": app.version().unwrap_or("0")},
         "paths": paths,
         "components": {"schemas": {"Refusal": refusal()}},
     });
@@ -136,19 +155,28 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
             "schema": {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX},
         }));
     }
-    let reply = match &procedure.reply {
-        Some(schema) if is_whole_reply(schema) => typed(&schema.columns[0]),
-        Some(schema) => or_null(row(schema)),
-        None => json!({"type": "null"}),
+    let reply = match (&procedure.reply_schema, &procedure.reply) {
+        (Some(schema), _) => schema.clone(),
+        (None, Some(schema)) if is_whole_reply(schema) => typed(&schema.columns[0]),
+        (None, Some(schema)) => or_null(row(schema)),
+        (None, None) => json!({"type": "null"}),
     };
     let returned = object([("reply", reply)], &["reply"]);
     let aborted = object([("aborted", json!({"type": "string"}))], &["aborted"]);
     let fault = object([("fault", json!({"type": "string"}))], &["fault"]);
-    let needed: Vec<&str> = (procedure.parameters.columns.iter())
+    let asked = match procedure.caller {
+        None => procedure.parameters.columns.clone(),
+        Some(caller) => {
+            let mut columns = procedure.parameters.columns.clone();
+            columns.remove(caller);
+            columns
+        }
+    };
+    let needed: Vec<&str> = (asked.iter())
         .filter(|column| column.default.is_none() && !column.nullable)
         .map(|column| &*column.name)
         .collect();
-    let mut body = row(&procedure.parameters);
+    let mut body = object_of(&asked);
     (body["required"], body["additionalProperties"]) = (json!(needed), json!(false));
     let mut responses = json!({
         "200": answer("The call was executed.", &returned),
@@ -164,16 +192,18 @@ fn called(procedure: &Procedure, access: &Access, limits: &Limits) -> Value {
     if procedure.takes_requests {
         responses["422"] = refused("The request id belongs to another call.");
     }
-    guarded(
-        json!({"post": {
-            "summary": format!("Calls {}.", procedure.name),
-            "operationId": procedure.name,
-            "parameters": parameters,
-            "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
-            "responses": responses,
-        }}),
-        access.role(&procedure.name),
-    )
+    let mut path = json!({"post": {
+        "summary": format!("Calls {}.", procedure.name),
+        "operationId": procedure.name,
+        "parameters": parameters,
+        "requestBody": {"required": true, "content": {"application/json": {"schema": body}}},
+        "responses": responses,
+    }});
+    if let Some(about) = &procedure.about {
+        path["post"]["summary"] = json!(about.lines().next().unwrap_or_default());
+        path["post"]["description"] = json!(about);
+    }
+    guarded(path, access.role(&procedure.name))
 }
 
 /// Returns a path of server-sent events.
@@ -247,7 +277,11 @@ fn object<const N: usize>(fields: [(&str, Value); N], required: &[&str]) -> Valu
 
 /// Returns the schema of a row as an object.
 fn row(schema: &Schema) -> Value {
-    let fields = schema.columns.iter().map(|column| (column.name.to_string(), typed(column)));
+    object_of(&schema.columns)
+}
+
+fn object_of(columns: &[Column]) -> Value {
+    let fields = columns.iter().map(|column| (column.name.to_string(), typed(column)));
     json!({"type": "object", "properties": fields.collect::<Map<String, Value>>()})
 }
 

@@ -6,24 +6,34 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use tidemill_core::{Error, Result};
 use tidemill_engine::Settings;
 use tidemill_env::Env;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Access;
 use crate::tls::acceptor;
 
-/// The checked settings of the gateway.
+/// The largest number of threads that answer. Their work is short, and the cores are for the
+/// engine.
+const THREADS_MAX: usize = 4;
+
+/// The checked settings of the gateway, and its open port.
 pub struct Plan {
     pub(crate) address: SocketAddr,
+    pub(crate) listener: TcpListener,
+    pub(crate) runtime: Runtime,
     pub(crate) access: Access,
     pub(crate) tls: Option<TlsAcceptor>,
 }
 
 impl Plan {
-    /// Returns the plan that the settings ask for, if they ask for any.
+    /// Returns the plan that the settings ask for, if they ask for any. Connections wait from now
+    /// on until the gateway starts.
     ///
     /// # Errors
-    /// If a setting or a file that it names is wrong. Also if clients of other machines could
-    /// connect without a token, or if others could read their traffic.
+    /// If a setting or a file that it names is wrong, or if the address is not available. Also if
+    /// clients of other machines could connect without a token, or if others could read their
+    /// traffic.
     pub fn of(settings: &Settings, env: &Env) -> Result<Option<Plan>> {
         let Some(port) = settings.http_port else {
             return Ok(None);
@@ -51,6 +61,20 @@ impl Plan {
             .help("set http_tokens, http_cert and http_key, or listen on 127.0.0.1"));
         }
         let access = Access::of(env, tokens, &settings.http_roles)?;
-        Ok(Some(Plan { address: SocketAddr::new(host, port), access, tls }))
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(env.threads.cores().min(THREADS_MAX))
+            .thread_name("tidemill-http")
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|e| Error::io("starting the threads that answer clients", &e))?;
+        let wanted = SocketAddr::new(host, port);
+        let listening = runtime.block_on(TcpListener::bind(wanted));
+        let listening = listening.and_then(|l| Ok((l.local_addr()?, l)));
+        let (address, listener) = listening.map_err(|e| {
+            Error::io(format!("listening on {wanted}"), &e)
+                .help("choose a free port of this machine with http_port (--http), or 0 for any")
+        })?;
+        Ok(Some(Plan { address, listener, runtime, access, tls }))
     }
 }

@@ -4,6 +4,7 @@ use axum::http::{header, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{json, Value};
 use tidemill_core::{Error, Kind};
+use tracing::debug;
 
 /// The seconds after which a client that was refused for lack of room may try again.
 const RETRY_AFTER: &str = "1";
@@ -70,6 +71,8 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Parts { status, error, mut more, headers } = *self.0;
+        let (code, kind, what) = (status.as_u16(), error.kind.name(), error.what.as_str());
+        debug!(target: "tidemill::http", status = code, kind, what, "refused");
         more["error"] = json!({"kind": error.kind.name(), "what": error.what, "help": error.help});
         let mut response = json_response(status, more.to_string().into_bytes());
         response.headers_mut().extend(headers);

@@ -52,7 +52,7 @@ fn all() -> Router<Arc<Shared>> {
         .route(call, post(call::call))
         .route(stream, get(follow::follow))
         .route(changes, get(changes::changes))
-        .route(rows, get(rows::row))
+        .route(rows, get(rows::rows))
         .route(openapi, get(openapi::openapi))
         .route(health, get(health::health))
         .route(metrics, get(health::metrics))

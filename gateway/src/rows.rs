@@ -1,4 +1,4 @@
-//! A row of a table, as the last durable cut left it.
+//! Rows of a table, as the last durable cut left them.
 
 use std::sync::Arc;
 
@@ -8,7 +8,9 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use tidemill_connect::values;
 use tidemill_core::error::nearest;
-use tidemill_core::{Column, DataType, Error, TableSpec, Value};
+use tidemill_core::{Column, DataType, Error, Row, TableSpec, Value};
+use tracing::dispatcher::{get_default, with_default};
+use tracing::Dispatch;
 
 use crate::refusal::{json_response, Refusal};
 use crate::shared::Shared;
@@ -25,7 +27,22 @@ pub(crate) fn table<'f>(shared: &'f Shared, name: &str) -> Result<&'f TableSpec,
     })
 }
 
-pub(crate) async fn row(
+/// The rows of a page by default, the most, and the most keys of a request.
+pub(crate) const LIMIT: usize = 100;
+pub(crate) const LIMIT_MAX: usize = 1000;
+const KEYS_MAX: usize = 1000;
+
+/// The wanted rows.
+enum Wanted {
+    /// The row with a key.
+    One(Vec<Value>),
+    /// The rows with several keys, in the order of the keys.
+    Several(Vec<Vec<Value>>),
+    /// The first rows after a key.
+    Page { after: Option<Vec<Value>>, limit: usize },
+}
+
+pub(crate) async fn rows(
     State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
@@ -34,26 +51,121 @@ pub(crate) async fn row(
     let client = shared.access.client(&headers)?;
     let spec = table(&shared, &name)?.clone();
     shared.access.permit(&client, &format!("tables/{name}"))?;
-    let help = "give ?key=VALUE, once for each key column in their order";
-    let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
-    if let Some((other, _)) = query.iter().find(|(name, _)| name != "key") {
-        return Err(Refusal::wrong(format!("there is no parameter '{other}'"), help));
-    }
-    let key: Vec<String> = query.into_iter().map(|(_, value)| value).collect();
+    let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), HELP))?;
+    let wanted = wanted(&shared, &spec, &query)?;
     // Tables are locked while an epoch is executed, so no thread of the runtime may wait for them.
-    let found =
-        tokio::task::spawn_blocking(move || (shared.app.row_by(&spec, &key, value), spec.schema))
-            .await;
-    let found = found.map_err(|e| Refusal::of(Error::internal(format!("reading a row: {e}"))));
-    let (row, schema) = found?;
-    let row = row.map_err(Refusal::of)?;
-    let mut body = b"{\"row\":".to_vec();
-    match &row {
-        Some(row) => values::write_row(&schema, row, &mut body),
-        None => body.extend_from_slice(b"null"),
+    let log = get_default(Dispatch::clone);
+    let body = move || with_default(&log, || body(&shared, &spec, &wanted, &query));
+    let body = tokio::task::spawn_blocking(body);
+    let body = body.await;
+    let body = body.map_err(|e| Refusal::of(Error::internal(format!("reading rows: {e}"))))?;
+    Ok(json_response(StatusCode::OK, body?))
+}
+
+const HELP: &str = "give ?key=VALUE, once for each key column in their order, or ?limit=N and \
+                    ?after=VALUE for rows in the order of their keys";
+
+fn wanted(
+    shared: &Shared,
+    spec: &TableSpec,
+    query: &[(String, String)],
+) -> Result<Wanted, Refusal> {
+    let (mut keys, mut after, mut limit) = (Vec::new(), Vec::new(), None);
+    for (name, text) in query {
+        match &**name {
+            "key" => keys.push(text.clone()),
+            "after" => after.push(text.clone()),
+            "limit" => limit = Some(text),
+            other => {
+                return Err(Refusal::wrong(format!("there is no parameter '{other}'"), HELP));
+            }
+        }
+    }
+    let key = |texts: &[String]| shared.app.key_of(spec, texts, value).map_err(Refusal::of);
+    if !keys.is_empty() {
+        if limit.is_some() || !after.is_empty() {
+            return Err(Refusal::wrong("keys and a page of rows are asked for together", HELP));
+        }
+        let columns = spec.key.len();
+        if keys.len() > KEYS_MAX * columns {
+            let what = format!("more than {KEYS_MAX} keys are asked for");
+            return Err(Refusal::wrong(what, "ask for the others in another request"));
+        }
+        if keys.len() <= columns || keys.len() % columns != 0 {
+            return key(&keys).map(Wanted::One);
+        }
+        return keys.chunks(columns).map(key).collect::<Result<_, _>>().map(Wanted::Several);
+    }
+    let after = if after.is_empty() { None } else { Some(key(&after)?) };
+    let is_limit = |limit: &usize| (1..=LIMIT_MAX).contains(limit);
+    match limit.map(|text| text.parse().ok().filter(is_limit)) {
+        None => Ok(Wanted::Page { after, limit: LIMIT }),
+        Some(Some(limit)) => Ok(Wanted::Page { after, limit }),
+        Some(None) => {
+            Err(Refusal::wrong("limit is not a number of rows", &format!("give 1 to {LIMIT_MAX}")))
+        }
+    }
+}
+
+/// Reads the rows, and returns the body of the answer.
+fn body(
+    shared: &Shared,
+    spec: &TableSpec,
+    wanted: &Wanted,
+    query: &[(String, String)],
+) -> Result<Vec<u8>, Refusal> {
+    let row = |key: &[Value]| shared.app.row(&spec.name, key).map_err(Refusal::of);
+    let mut body = Vec::new();
+    match wanted {
+        Wanted::One(key) => {
+            let row = row(key)?;
+            if row.is_none() {
+                refuse_quoted(spec, query)?;
+            }
+            body.extend_from_slice(b"{\"row\":");
+            write(spec, row.as_ref(), &mut body);
+        }
+        Wanted::Several(keys) => {
+            body.extend_from_slice(b"{\"rows\":[");
+            for (nth, key) in keys.iter().enumerate() {
+                body.extend_from_slice(if nth > 0 { b"," } else { b"" });
+                write(spec, row(key)?.as_ref(), &mut body);
+            }
+            body.push(b']');
+        }
+        Wanted::Page { after, limit } => {
+            let found = shared.app.rows_after(&spec.name, after.as_deref(), *limit);
+            let (rows, has_more) = found.map_err(Refusal::of)?;
+            body.extend_from_slice(b"{\"rows\":[");
+            for (nth, row) in rows.iter().enumerate() {
+                body.extend_from_slice(if nth > 0 { b"," } else { b"" });
+                write(spec, Some(row), &mut body);
+            }
+            body.extend_from_slice(format!("],\"more\":{has_more}").as_bytes());
+        }
     }
     body.push(b'}');
-    Ok(json_response(StatusCode::OK, body))
+    Ok(body)
+}
+
+fn write(spec: &TableSpec, row: Option<&Row>, body: &mut Vec<u8>) {
+    match row {
+        Some(row) => values::write_row(&spec.schema, row, body),
+        None => body.extend_from_slice(b"null"),
+    }
+}
+
+/// Refuses the key of a missing row if it has the quotes of JSON around a text.
+fn refuse_quoted(spec: &TableSpec, query: &[(String, String)]) -> Result<(), Refusal> {
+    let is_quoted = |text: &str| text.len() > 1 && text.starts_with('"') && text.ends_with('"');
+    let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
+    let mut texts = columns.zip(query).filter(|(column, _)| column.ty == DataType::Str);
+    let Some((column, (_, text))) = texts.find(|(_, (_, text))| is_quoted(text)) else {
+        return Ok(());
+    };
+    let what = format!("there is no row whose '{}' is {text}, quotes included", column.name);
+    let bare = text.trim_matches('"');
+    Err(Refusal::wrong(what, &format!("texts have no quotes here: give ?key={bare}")))
 }
 
 /// Parses a key column's value from an address: as in JSON, but without quotes.

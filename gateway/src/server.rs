@@ -18,6 +18,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tracing::debug;
+use tracing::instrument::WithSubscriber as _;
 
 use crate::checks;
 use crate::routes::Routes;
@@ -62,13 +64,15 @@ pub(crate) async fn serve(
         }
         let (tls, routes, shared, closing) =
             (tls.clone(), routes.clone(), shared.clone(), closing.clone());
-        tokio::spawn(async move {
+        let serve = async move {
             shared.counted.connections.fetch_add(1, Ordering::Relaxed);
             let talk = connection(stream, tls, routes, &shared, (seat.clone(), closing));
             // A client that must leave gets no message, because sending one could mean waiting.
             select(pin!(talk), pin!(seat.evicted())).await;
             shared.counted.connections.fetch_sub(1, Ordering::Relaxed);
-        });
+        };
+        // Its task logs where this one does.
+        tokio::spawn(serve.with_current_subscriber());
     }
 }
 
@@ -84,11 +88,14 @@ async fn connection(
     let _held = Held::new(&stream);
     match tls {
         None => talk(stream, routes, shared, (seat, closing)).await,
-        Some(tls) => {
-            if let Ok(Ok(stream)) = timeout(shared.limits.idle, tls.accept(stream)).await {
-                talk(stream, routes, shared, (seat, closing)).await;
+        Some(tls) => match timeout(shared.limits.idle, tls.accept(stream)).await {
+            Ok(Ok(stream)) => talk(stream, routes, shared, (seat, closing)).await,
+            Ok(Err(error)) => {
+                let what = error.to_string();
+                debug!(target: "tidemill::http", what, "handshake failed");
             }
-        }
+            Err(_) => debug!(target: "tidemill::http", what = "no answer", "handshake failed"),
+        },
     }
 }
 

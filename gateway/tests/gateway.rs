@@ -188,7 +188,8 @@ fn what_is_wrong_is_said() {
     for (path, words) in [
         ("/tables/acounts/rows?key=1", "did you mean 'accounts'?"),
         ("/tables/tidemill.requests/rows?key=1", "there is no table"),
-        ("/tables/accounts/rows", "has 1 columns"),
+        ("/tables/accounts/rows?limit=0", "give 1 to 1000"),
+        ("/tables/accounts/rows?key=1&limit=2", "a page of rows"),
         ("/tables/accounts/rows?key=a", "key column 'id'"),
         ("/tables/accounts/rows?kee=a", "'kee'"),
         ("/streams/ad", "did you mean 'add'?"),
@@ -483,7 +484,8 @@ fn requests_have_one_meaning() {
         ("/tables/accounts/rows?key=1%00", 400),
         ("/tables/%ff/rows?key=1", 400),
         ("/streams/add?from=1&from=1", 400),
-        ("/tables/accounts/rows?key=1&key=2", 400),
+        ("/tables/accounts/rows?key=1&key=2", 200),
+        ("/tables/accounts/rows?after=1&after=2", 400),
         ("/tables/accounts%2Frows?key=1", 404),
         ("/tables/a%2Fb/rows?key=1", 404),
         ("/tables/../health", 404),
@@ -831,6 +833,16 @@ fn the_document_describes_what_there_is() {
     }
     assert!(!document.to_string().contains("tidemill.requests"));
     app.stop();
+}
+
+#[test]
+fn a_taken_port_is_refused_before_anything_runs() {
+    let taken = Env::real().net.listen(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = taken.local_addr().unwrap().tcp().unwrap().port();
+    let settings = Settings { http_port: Some(port), ..settings() };
+    let error = Plan::of(&settings, &Env::real()).err().unwrap();
+    assert!(error.what.contains(&format!("listening on 127.0.0.1:{port}")), "{error}");
+    assert!(error.help.contains("http_port"), "{error}");
 }
 
 #[test]

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{
-    Buffered, Coordinator, Input, LateEvent, Left, LeftOut, Packet, SourceProgress, Times, Written,
-    WrongClock,
+    Buffered, Coordinator, Input, LateEvent, Left, LeftOut, Packet, Progress, SourceProgress,
+    Times, Written, WrongClock,
 };
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
+use tracing::{debug, error, info, trace, warn};
 
 use crate::drive::{address, drive, Resources, Seen};
 use crate::inbox::Inbox;
@@ -33,6 +34,8 @@ pub struct Status {
     pub generation: u64,
     /// Its members and their addresses.
     pub members: Vec<(Peer, Addr)>,
+    /// The process ids of the connected workers, each on its own machine.
+    pub processes: BTreeMap<Peer, u32>,
     /// The last cut.
     pub epoch: u64,
     /// The epoch of the snapshot that a recovery would go back to.
@@ -94,6 +97,7 @@ struct ProcessState {
     directory: Mutex<BTreeMap<Peer, Addr>>,
     refused: Mutex<VecDeque<String>>,
     troubles: Mutex<BTreeMap<Peer, String>>,
+    processes: Mutex<BTreeMap<Peer, u32>>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
     marks: LeftMarks,
@@ -121,6 +125,7 @@ impl CoordinatorProcess {
             directory: Mutex::default(),
             refused: Mutex::default(),
             troubles: Mutex::default(),
+            processes: Mutex::default(),
             status: Mutex::default(),
             rates: Mutex::default(),
             marks: LeftMarks::default(),
@@ -130,7 +135,7 @@ impl CoordinatorProcess {
         let mesh = Arc::new(mesh);
         // This is the only place that sets it.
         let _ = state.mesh.set(Arc::downgrade(&mesh));
-        let resources = Resources::new(env, &mesh, shared, inbox, &settings.cluster, None);
+        let resources = Resources::new(env, &mesh, shared, inbox, &settings.cluster, None)?;
         let own = state.clone();
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
@@ -144,7 +149,12 @@ impl CoordinatorProcess {
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             status.late_event = machine.late_event().cloned();
             status.is_whole = why.is_none() && status.ended.is_none() && machine.is_whole();
-            status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));
+            let is_asked = why.is_none() && status.ended.is_none();
+            let why = &**status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));
+            match is_asked {
+                true => info!(target: "tidemill::engine", why, "stop"),
+                false => error!(target: "tidemill::engine", why, "stop"),
+            }
             drop(status);
             own.end.notify_all();
             resources.inbox.close();
@@ -187,6 +197,7 @@ impl CoordinatorProcess {
         let troubles = self.state.troubles.lock();
         status.troubles = troubles.iter().map(|(who, what)| (*who, what.clone())).collect();
         drop(troubles);
+        status.processes = self.state.processes.lock().clone();
         status.refused = self.state.refused.lock().iter().cloned().collect();
         status
     }
@@ -206,9 +217,17 @@ impl ProcessState {
     /// Notes what holds a process up, or that nothing does.
     fn trouble(&self, who: Peer, what: Option<String>) {
         let mut troubles = self.troubles.lock();
+        let process = if who == COORDINATOR { "coordinator".into() } else { who.to_string() };
         match what {
+            Some(what) if !troubles.contains_key(&who) => {
+                warn!(target: "tidemill::cluster", process, what, "waits");
+                troubles.insert(who, what);
+            }
             Some(what) => drop(troubles.insert(who, what)),
-            None => drop(troubles.remove(&who)),
+            None if troubles.remove(&who).is_some() => {
+                info!(target: "tidemill::cluster", process, "continues");
+            }
+            None => {}
         }
     }
 
@@ -241,6 +260,7 @@ impl ProcessState {
                     if cuts.is_empty() { Vec::new() } else { rates.at(now_us, &cuts).to_vec() };
                 drop(rates);
                 let mut status = self.status.lock();
+                report(&status, &found, machine.wrong_clock());
                 let directory = self.directory.lock();
                 let at = |member: &tidemill_cluster::Member| {
                     let peer = Peer(member.0);
@@ -259,10 +279,37 @@ impl ProcessState {
     }
 }
 
+/// Reports what differs from the status at the last tick.
+fn report(before: &Status, now: &Progress, wrong_clock: Option<(WrongClock, i64)>) {
+    if before.generation != now.generation {
+        let (generation, ended, workers) = (now.generation, before.generation, now.members.len());
+        match generation {
+            0 => warn!(target: "tidemill::cluster", generation = ended, "generation ended"),
+            _ => info!(target: "tidemill::cluster", generation, workers, "generation begun"),
+        }
+    }
+    if before.snapshot != now.snapshot {
+        debug!(target: "tidemill::snapshot", epoch = now.snapshot, "snapshot");
+    }
+    if before.epoch != now.epoch {
+        trace!(target: "tidemill::engine", epoch = now.epoch, "epoch");
+    }
+    if before.left_out.len() < now.left_out.len() {
+        let workers = now.left_out.len();
+        warn!(target: "tidemill::cluster", workers, "workers left out");
+    }
+    if let (None, Some((wrong, now_us))) = (before.wrong_clock, wrong_clock) {
+        let (clock, at) = (format!("{wrong:?}"), now_us);
+        warn!(target: "tidemill::cluster", clock, now_us = at, "wrong clock");
+    }
+}
+
 impl Sink for ProcessState {
     fn take(&self, event: Event) {
         match event {
             Event::Up { peer, address } => {
+                let (worker, at) = (peer.to_string(), address.to_string());
+                info!(target: "tidemill::cluster", worker, address = at, "worker joined");
                 self.directory.lock().insert(peer, address);
             }
             Event::Message { peer, bytes } => {
@@ -289,16 +336,31 @@ impl Sink for ProcessState {
                     Some(Message::Trouble(what)) => {
                         self.trouble(peer, Some(what).filter(|what| !what.is_empty()));
                     }
+                    Some(Message::Process(id)) => {
+                        self.processes.lock().insert(peer, id);
+                    }
                     _ => {}
                 }
             }
-            Event::Down { peer, .. } => {
-                self.directory.lock().remove(&peer);
+            Event::Down { peer, why } => {
+                self.processes.lock().remove(&peer);
+                if self.directory.lock().remove(&peer).is_some() {
+                    let (worker, has_ended) =
+                        (peer.to_string(), self.status.lock().ended.is_some());
+                    match has_ended {
+                        true => debug!(target: "tidemill::cluster", worker, why, "worker lost"),
+                        false => warn!(target: "tidemill::cluster", worker, why, "worker lost"),
+                    }
+                }
                 self.trouble(peer, None);
                 self.inbox.push(Input::Broken { to: address(peer) });
             }
             Event::Refused { why, .. } => {
                 let mut refused = self.refused.lock();
+                // A process that tries again and again is reported once.
+                if refused.front() != Some(&why) {
+                    warn!(target: "tidemill::cluster", why, "connection refused");
+                }
                 refused.truncate(REFUSALS - 1);
                 refused.push_front(why);
             }

@@ -9,6 +9,7 @@ use tidemill_cluster::wire::{put_object, take_object};
 use tidemill_cluster::{
     Address, Coordinator, Effect, Input, Manifest, Packet, Record, Token, Topic, Worker,
 };
+use tidemill_core::Result;
 use tidemill_durable::Trouble;
 use tidemill_env::{panic_message, Env};
 use tidemill_mesh::{Lane, Mesh, Peer};
@@ -16,6 +17,7 @@ use tidemill_mesh::{Lane, Mesh, Peer};
 use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::outside::{Outboxes, Outside};
+use crate::store_calls::StoreCalls;
 use crate::{Shared, COORDINATOR};
 
 /// The time for which a read waits for records, in microseconds.
@@ -82,6 +84,7 @@ pub(crate) struct Resources {
     pub env: Env,
     pub mesh: Arc<Mesh>,
     pub shared: Shared,
+    pub store: StoreCalls,
     pub inbox: Arc<Inbox>,
     pub outside: Arc<Outside>,
     pub busy: Arc<Busy>,
@@ -95,6 +98,9 @@ pub(crate) struct Resources {
 
 impl Resources {
     /// Creates the resources of a process.
+    ///
+    /// # Errors
+    /// If no thread can be started for the store.
     pub fn new(
         env: &Env,
         mesh: &Arc<Mesh>,
@@ -102,10 +108,11 @@ impl Resources {
         inbox: Arc<Inbox>,
         cluster: &str,
         outboxes: Option<Arc<dyn Outboxes>>,
-    ) -> Resources {
-        Resources {
+    ) -> Result<Resources> {
+        Ok(Resources {
             env: env.clone(),
             mesh: mesh.clone(),
+            store: StoreCalls::start(env, shared.store.clone())?,
             shared,
             outside: Outside::new(env, &inbox),
             inbox,
@@ -113,7 +120,7 @@ impl Resources {
             outboxes,
             prefix: cluster.into(),
             reading: Arc::default(),
-        }
+        })
     }
 }
 
@@ -219,8 +226,8 @@ type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
 impl Resources {
     /// Returns what holds the process up, as text.
     pub fn trouble(&self) -> Option<String> {
-        let Shared { log, store } = &self.shared;
-        let found = [log.trouble(), store.trouble().or_else(|| self.reading.now())];
+        let store = self.store.trouble().or_else(|| self.reading.now());
+        let found = [self.shared.log.trouble(), store];
         let found: Vec<String> = found.into_iter().flatten().collect();
         (!found.is_empty()).then(|| found.join("; "))
     }
@@ -247,24 +254,19 @@ impl Resources {
 
     fn perform(&self, effect: Effect) {
         let inbox = self.inbox.clone();
-        let Shared { log, store } = &self.shared;
         match effect {
             Effect::Read { token, topic, from, limit } => {
                 let then = move |records| inbox.push(Input::Records { token, records });
-                log.read(topic, from, limit, READ_WAIT_US, Box::new(then));
+                self.shared.log.read(topic, from, limit, READ_WAIT_US, Box::new(then));
             }
             Effect::Put { token, name, object } => {
-                let (store, name, told) = (store.clone(), self.name(&name), inbox.clone());
-                // Encoding runs on another thread, because it may take long.
-                let work = move || {
+                let bytes = move || {
                     let mut bytes = Vec::new();
                     put_object(&object, &mut bytes);
-                    let then = move |is_stored| told.push(Input::Stored { token, is_stored });
-                    store.put(name, bytes, Box::new(then));
+                    bytes
                 };
-                if self.env.threads.spawn("cluster-store", Box::new(work)).is_err() {
-                    inbox.push(Input::Stored { token, is_stored: false });
-                }
+                let then = move |is_stored| inbox.push(Input::Stored { token, is_stored });
+                self.store.put(self.name(&name), bytes, Box::new(then));
             }
             Effect::Get { token, name } => {
                 let (name, env, reading) =
@@ -284,7 +286,7 @@ impl Resources {
                         inbox.push_late(at_ns, Input::Got { token, object: None });
                     }
                 };
-                store.get(name, Box::new(then));
+                self.store.get(name, Box::new(then));
             }
             Effect::Ask { token, ask } => self.outside.ask(token, ask),
             Effect::Outbox { all, rows } => {
@@ -301,24 +303,16 @@ impl Resources {
 
     /// Removes records and objects that are no longer needed.
     fn release(&self, manifest: &Arc<Manifest>, cuts: u64) {
-        let Shared { log, store } = &self.shared;
+        let log = &self.shared.log;
         log.trim(Topic::Cuts, cuts);
         let (inputs, outputs) = (manifest.inputs_needed(), manifest.outputs_needed());
         for (source, (input, output)) in inputs.zip(outputs).enumerate() {
             log.trim(Topic::Input(source as u32), input);
             log.trim(Topic::Output(source as u32), output);
         }
-        let (prefix, manifest, deleting) = (self.name(""), manifest.clone(), store.clone());
-        let then = move |names: Option<Vec<String>>| {
-            for name in names.into_iter().flatten() {
-                let own = name.strip_prefix(&prefix).unwrap_or_default();
-                if !manifest.keeps(own) {
-                    // Objects that are not deleted now are deleted after a later snapshot.
-                    deleting.delete(name, Box::new(drop));
-                }
-            }
-        };
-        store.list(self.name(""), Box::new(then));
+        // Objects that are not deleted now are deleted after a later snapshot.
+        let manifest = manifest.clone();
+        self.store.sweep(self.name(""), move |name| manifest.keeps(name));
     }
 
     fn name(&self, name: &str) -> String {

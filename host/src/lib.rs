@@ -11,6 +11,7 @@
 //! | file | what it does |
 //! | --- | --- |
 //! | `drive`, `inbox` | passes inputs to a state machine, and performs its effects |
+//! | `store_calls` | calls of the store on threads of their own |
 //! | `outside` | asks the questions of functions to the outside, and has work done there |
 //! | `worker`, `coordinator` | a process of either kind |
 //! | `request_server` | the request server: requests of clients, and their replies |
@@ -33,6 +34,7 @@ mod outside;
 mod rates;
 mod request_server;
 mod served;
+mod store_calls;
 mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
@@ -44,8 +46,8 @@ pub use worker::{Ended, WorkerProcess};
 
 use std::sync::Arc;
 
-use tidemill_cluster::{wire::MESSAGES, Settings as Cluster};
-use tidemill_durable::{Log, Store};
+use tidemill_cluster::{wire::MESSAGES, Log, Settings as Cluster};
+use tidemill_durable::Store;
 use tidemill_env::Addr;
 use tidemill_mesh::{Peer, Secret, Tls};
 

@@ -31,6 +31,8 @@ pub(crate) enum Message {
     NotFound { call: u64 },
     /// To the coordinator: what holds a worker up, or an empty text when nothing does any more.
     Trouble(String),
+    /// To the coordinator: the worker's process id on its machine.
+    Process(u32),
 }
 
 impl Message {
@@ -92,6 +94,10 @@ impl Message {
                 out.push(7);
                 put_bytes(what.as_bytes(), &mut out);
             }
+            Message::Process(id) => {
+                out.push(8);
+                put_u32(*id, &mut out);
+            }
         }
         out
     }
@@ -136,6 +142,7 @@ impl Message {
             }
             6 => Message::NotFound { call: take_u64(input)? },
             7 => Message::Trouble(take_text(input)?.to_string()),
+            8 => Message::Process(take_u32(input)?),
             _ => return None,
         };
         input.is_empty().then_some(message)

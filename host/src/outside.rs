@@ -6,9 +6,8 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tidemill_cluster::{Input, Token};
+use tidemill_cluster::{Input, Log, Token};
 use tidemill_core::{Key, Result, TableId};
-use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::Stored;
 use tidemill_txn::program::Asker;

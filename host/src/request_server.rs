@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Output, Record, Records, Refused, Request, RequestId, Topic};
+use tidemill_cluster::{Log, Output, Record, Records, Refused, Request, RequestId, Then, Topic};
 use tidemill_core::Value;
-use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
 use tidemill_function::{Call, Tid};
 use tidemill_place::{Partition, PARTITIONS};

@@ -1,16 +1,17 @@
 //! The process of a worker.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Input, Member, Packet, Worker};
+use tidemill_cluster::{Input, Log, Member, Packet, SplitLog, Worker};
 use tidemill_core::{Error, Result};
-use tidemill_durable::{Log, SplitLog, Store, Trouble};
+use tidemill_durable::{Store, Trouble};
 use tidemill_env::{Addr, Clock, Env, Handle};
 use tidemill_function::Functions;
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
+use tracing::{debug, error, info, warn};
 
 use crate::drive::{address, drive, Busy, Resources, Seen};
 use crate::inbox::Inbox;
@@ -60,6 +61,8 @@ struct ProcessState {
     clock: Arc<dyn Clock>,
     /// The time since when the coordinator has not been connected, in nanoseconds; 0 when it is.
     unconnected_since_ns: AtomicU64,
+    /// Whether the connected coordinator has been sent the process id.
+    has_process: AtomicBool,
 }
 
 impl WorkerProcess {
@@ -93,6 +96,7 @@ impl WorkerProcess {
             trouble: Trouble::default(),
             clock: env.clock.clone(),
             unconnected_since_ns: AtomicU64::new(env.clock.monotonic_ns().max(1)),
+            has_process: AtomicBool::new(false),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), state.clone())?;
         let mesh = Arc::new(mesh);
@@ -113,7 +117,7 @@ impl WorkerProcess {
         let shared = Shared { log, store };
         let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
         let resources =
-            Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone());
+            Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone())?;
         let beats = resources.busy.clone();
         let joined = coordinator.clone();
         let own = state.clone();
@@ -123,8 +127,9 @@ impl WorkerProcess {
             let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
                 if let Seen::Tick = seen {
                     resources.mesh.link(COORDINATOR, Some(coordinator.clone()));
-                    *own.status.lock() = machine.status();
+                    own.has_status(machine.status());
                     own.report(&resources, &mut told_at_ns);
+                    own.introduce(&resources.mesh);
                     if machine.has_left() {
                         own.ended(Ended::Stopped);
                     }
@@ -141,6 +146,9 @@ impl WorkerProcess {
         let lives = move || own.beat(&at, &*clock, &beats, beat_us);
         let lives = env.threads.spawn("worker-beat", Box::new(lives)).map_err(failed)?;
         let threads = Mutex::new(vec![executes, lives]);
+        let (worker, address, to) =
+            (me.to_string(), mesh.address().to_string(), joined.to_string());
+        info!(target: "tidemill::cluster", worker, address, coordinator = to, "joining");
         Ok(WorkerProcess { mesh, state, threads, outboxes, coordinator: joined, lease_us })
     }
 
@@ -206,8 +214,25 @@ impl Drop for WorkerProcess {
 }
 
 impl ProcessState {
+    fn has_status(&self, now: String) {
+        let mut status = self.status.lock();
+        if *status != now {
+            debug!(target: "tidemill::cluster", status = now, "worker");
+        }
+        *status = now;
+    }
+
     fn ended(&self, how: Ended) {
-        self.ended.lock().get_or_insert(how);
+        let mut ended = self.ended.lock();
+        if ended.is_none() {
+            match &how {
+                Ended::Stopped => info!(target: "tidemill::engine", "stop"),
+                Ended::Refused(why) => error!(target: "tidemill::cluster", why, "refused"),
+                Ended::Failed(why) => error!(target: "tidemill::engine", why, "stop"),
+            }
+        }
+        ended.get_or_insert(how);
+        drop(ended);
         self.inbox.close();
         self.end.notify_all();
     }
@@ -243,10 +268,26 @@ impl ProcessState {
         *told_at_ns = now_ns;
         let what = has.clone().unwrap_or_default();
         match has {
-            Some(what) => self.trouble.has(what),
-            None => self.trouble.is_over(),
+            Some(what) => {
+                if had.is_none() {
+                    warn!(target: "tidemill::cluster", what, "waits");
+                }
+                self.trouble.has(what);
+            }
+            None => {
+                info!(target: "tidemill::cluster", "continues");
+                self.trouble.is_over();
+            }
         }
         resources.mesh.send(COORDINATOR, Lane::Urgent, Message::Trouble(what).bytes());
+    }
+
+    /// Sends the process id to a coordinator that does not have it yet.
+    fn introduce(&self, mesh: &Mesh) {
+        let is_connected = self.unconnected_since_ns.load(Ordering::Acquire) == 0;
+        if is_connected && !self.has_process.swap(true, Ordering::AcqRel) {
+            mesh.send(COORDINATOR, Lane::Urgent, Message::Process(std::process::id()).bytes());
+        }
     }
 
     /// Takes the addresses of the others. Of two workers, the one with the smaller number connects.
@@ -264,9 +305,12 @@ impl Sink for ProcessState {
         let mesh = self.mesh.get().and_then(Weak::upgrade);
         match event {
             Event::Up { peer: COORDINATOR, .. } => {
-                self.unconnected_since_ns.store(0, Ordering::Release)
+                self.unconnected_since_ns.store(0, Ordering::Release);
+                info!(target: "tidemill::cluster", "coordinator connected");
             }
-            Event::Up { .. } => {}
+            Event::Up { peer, .. } => {
+                debug!(target: "tidemill::cluster", worker = peer.to_string(), "worker connected");
+            }
             Event::Message { peer, bytes } => {
                 let message = Message::of(&bytes);
                 let is_answer = |message| match self.remote.get().filter(|_| peer == COORDINATOR) {
@@ -289,10 +333,16 @@ impl Sink for ProcessState {
                     (_, None) => {}
                 }
             }
-            Event::Down { peer, .. } => {
+            Event::Down { peer, why } => {
                 if peer == COORDINATOR {
                     let now_ns = self.clock.monotonic_ns().max(1);
-                    self.unconnected_since_ns.store(now_ns, Ordering::Release);
+                    self.has_process.store(false, Ordering::Release);
+                    if self.unconnected_since_ns.swap(now_ns, Ordering::AcqRel) == 0 {
+                        warn!(target: "tidemill::cluster", why, "coordinator lost");
+                    }
+                } else {
+                    let worker = peer.to_string();
+                    debug!(target: "tidemill::cluster", worker, why, "worker disconnected");
                 }
                 if let Some(remote) = self.remote.get().filter(|_| peer == COORDINATOR) {
                     remote.broken();

@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{Header, Message, OwnedHeaders};
 use rdkafka::producer::{
     BaseProducer, BaseRecord, DeliveryResult, NoCustomPartitioner, Producer, ProducerContext,
     PurgeConfig,
 };
-use tidemill_cluster::{Refused, Topic};
+use tidemill_cluster::{Refused, Then, Topic};
 use tidemill_core::{Error, Result};
-use tidemill_durable::Then;
 
 use crate::fence::Waiting;
 use crate::log::Core;
 use crate::message::{Mark, Outgoing};
+use crate::report::report;
 use crate::settings::KafkaSettings;
 use crate::topics::{self, is_missing};
 
@@ -50,6 +51,10 @@ pub(crate) struct Reports {
 }
 
 impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        report(self.core.log(), level, facility, line);
+    }
+
     fn error(&self, error: KafkaError, reason: &str) {
         self.core.note(&error, reason);
         if let KafkaError::Global(RDKafkaErrorCode::Fatal) = error {

@@ -6,8 +6,7 @@
 
 use std::collections::VecDeque;
 
-use tidemill_cluster::Refused;
-use tidemill_durable::Then;
+use tidemill_cluster::{Refused, Then};
 
 use crate::message::Mark;
 use crate::requests::Known;

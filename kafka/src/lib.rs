@@ -41,6 +41,7 @@ mod log;
 mod message;
 mod read;
 mod registry;
+mod report;
 mod requests;
 mod security;
 mod settings;

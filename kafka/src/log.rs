@@ -7,18 +7,20 @@ use crossbeam_channel::{bounded, Receiver, Sender, TrySendError};
 use parking_lot::Mutex;
 use rdkafka::admin::AdminClient;
 use rdkafka::client::ClientContext;
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext, RDKafkaLogLevel};
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{Log, Then};
 use tidemill_env::Env;
+use tracing::dispatcher::get_default;
+use tracing::Dispatch;
 
 use crate::append::{Appends, Failed};
 use crate::fence::Fence;
 use crate::message::{encode, Format};
 use crate::read::{Command, Driver, Read};
+use crate::report::report;
 use crate::requests::{remembered, Requester};
 use crate::settings::KafkaSettings;
 use crate::topics;
@@ -113,6 +115,8 @@ impl Part {
 /// The state that all threads of a log share.
 pub(crate) struct Core {
     pub(crate) env: Env,
+    /// Where its creator logs.
+    log: Dispatch,
     pub(crate) parts: Vec<Part>,
     /// The producers that have failed.
     failed: Failed,
@@ -134,6 +138,7 @@ impl Core {
         let (waker, wakes) = bounded(1);
         let core = Core {
             env: env.clone(),
+            log: get_default(Dispatch::clone),
             parts: parts(settings),
             failed: Failed::default(),
             is_over: AtomicBool::new(false),
@@ -268,6 +273,10 @@ impl Core {
         text.clone_into(&mut self.heard.lock());
     }
 
+    pub(crate) fn log(&self) -> &Dispatch {
+        &self.log
+    }
+
     pub(crate) fn last_error(&self) -> String {
         self.heard.lock().clone()
     }
@@ -277,6 +286,10 @@ impl Core {
 pub(crate) struct Listener(pub(crate) Arc<Core>);
 
 impl ClientContext for Listener {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        report(self.0.log(), level, facility, line);
+    }
+
     fn error(&self, error: KafkaError, reason: &str) {
         self.0.note(&error, reason);
     }

@@ -12,10 +12,9 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 use rdkafka::message::OwnedMessage;
 use rdkafka::topic_partition_list::TopicPartitionList;
-use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_cluster::{Record, Records, Refused, Then, Topic};
 use tidemill_connect::Message;
 use tidemill_core::Error;
-use tidemill_durable::Then;
 
 use crate::append::Appends;
 use crate::fence::{Answer, Judge};

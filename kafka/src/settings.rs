@@ -111,16 +111,21 @@ impl KafkaSettings {
                 .help("name one or more, as host:9092,other:9092"));
         }
         if self.sources == 0 || i32::try_from(self.total()).is_err() {
-            return Err(Error::setting(format!("there can't be {} sources", self.total())));
+            return Err(Error::setting(format!(
+                "a log has 1 to 2147483647 sources, not {}",
+                self.total()
+            )));
         }
         for (nth, Followed { topic, .. }) in self.followed.iter().enumerate() {
             if [inputs, outputs].contains(&topic) || cuts == Some(topic) {
-                return Err(Error::setting(format!("the topic {topic} is one of the log itself"))
-                    .help("follow others"));
+                return Err(Error::setting(format!(
+                    "topic {topic} belongs to the cluster's log itself"
+                ))
+                .help("read another topic, or give the cluster another name (cluster_name)"));
             }
             if self.followed[..nth].iter().any(|other| other.topic == *topic) {
-                return Err(Error::setting(format!("the topic {topic} is followed twice"))
-                    .help("several handlers may take the events of one stream"));
+                return Err(Error::setting(format!("two streams read topic {topic}"))
+                    .help("declare one of them: several handlers may take its events"));
             }
         }
         for name in self.properties.keys() {
@@ -190,7 +195,7 @@ pub(crate) fn client(
     chosen: &BTreeMap<String, String>,
 ) -> Result<ClientConfig> {
     let mut config = ClientConfig::new();
-    config.set_log_level(RDKafkaLogLevel::Error);
+    config.set_log_level(RDKafkaLogLevel::Info);
     config.set("bootstrap.servers", brokers);
     config.set("client.id", "tidemill");
     config.set("reconnect.backoff.ms", "50");
@@ -199,6 +204,10 @@ pub(crate) fn client(
     config.set("socket.nagle.disable", "true");
     // This makes the removal or re-creation of a topic visible soon.
     config.set("topic.metadata.refresh.interval.ms", "5000");
+    // OpenSSL from its sources does not know where this system has the certificates of authorities.
+    if cfg!(feature = "tls-vendored") && !chosen.contains_key("ssl.ca.pem") {
+        config.set("ssl.ca.location", "probe");
+    }
     for (name, value) in own {
         config.set(*name, value);
     }
@@ -222,27 +231,27 @@ const APPENDS_MAX: usize = 1_000_000;
 /// the earlier ones are there.
 pub(crate) const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
 pub(crate) const ONE_BY_ONE: &str =
-    "each message is appended once, even if a broker dies while others are in flight";
+    "leave it out: each message is appended once, even if a broker dies while others are in flight";
 
 /// The properties on which the guarantees of the log depend, and the help for each.
 const TAKEN: &[(&str, &str)] = &[
-    ("bootstrap.servers", "use the setting for brokers"),
-    ("metadata.broker.list", "use the setting for brokers"),
-    ("acks", "all replicas have a record when it counts"),
-    ("request.required.acks", "all replicas have a record when it counts"),
-    ("enable.idempotence", "records are in their order, each once"),
-    ("enable.gapless.guarantee", "records are in their order, none missing"),
-    ("message.timeout.ms", "use the setting for the time-out"),
-    ("delivery.timeout.ms", "use the setting for the time-out"),
+    ("bootstrap.servers", "name the brokers in cluster_log=kafka://host:port"),
+    ("metadata.broker.list", "name the brokers in cluster_log=kafka://host:port"),
+    ("acks", "leave it out: all replicas have a record when it counts"),
+    ("request.required.acks", "leave it out: all replicas have a record when it counts"),
+    ("enable.idempotence", "leave it out: records are in their order, each once"),
+    ("enable.gapless.guarantee", "leave it out: records are in their order, none missing"),
+    ("message.timeout.ms", "leave it out: undeliverable records wait"),
+    ("delivery.timeout.ms", "leave it out: undeliverable records wait"),
     ("max.in.flight", ONE_BY_ONE),
     (IN_FLIGHT, ONE_BY_ONE),
-    ("transactional.id", "the log does without transactions"),
-    ("group.id", "it follows from the topics"),
-    ("enable.auto.commit", "nothing is committed for reading"),
-    ("enable.auto.offset.store", "nothing is committed for reading"),
-    ("auto.offset.reset", "records that are missing are an error"),
-    ("enable.partition.eof", "reads need it"),
-    ("partitioner", "the partition is that of the source"),
+    ("transactional.id", "leave it out: the log needs no transactions"),
+    ("group.id", "leave it out: it follows from the topics"),
+    ("enable.auto.commit", "leave it out: no positions are committed"),
+    ("enable.auto.offset.store", "leave it out: no positions are committed"),
+    ("auto.offset.reset", "leave it out: missing records are an error"),
+    ("enable.partition.eof", "leave it out: reads need it"),
+    ("partitioner", "leave it out: each source has its own partition"),
 ];
 
 /// Returns the error for settings that librdkafka refuses.
@@ -299,6 +308,13 @@ mod tests {
                 assert!(refusal.contains("make setup FEATURES=kafka-tls"), "{refusal}");
             }
         }
+    }
+
+    #[test]
+    fn vendored_openssl_looks_where_systems_have_their_authorities() {
+        let config = client("x:9092", &[], &BTreeMap::new()).unwrap();
+        let expected = cfg!(feature = "tls-vendored").then_some("probe");
+        assert_eq!(config.get("ssl.ca.location"), expected);
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn too_few(name: &str, found: u32, wanted: u32, settings: &KafkaSettings) -> Err
         ));
     }
     error.help(format!(
-        "set the number of sources to {found}, or give the topic more partitions before the first \
+        "set cluster_sources to {found}, or give the topic more partitions before the first \
              start: kafka-topics --alter --topic {name} --partitions {wanted}"
     ))
 }
@@ -255,7 +255,7 @@ fn refused(core: &Core, what: &str, code: RDKafkaErrorCode) -> Error {
             "grant it: topics need Describe, Read, Write, Create and Delete, and the group Read",
         ),
         Code::InvalidReplicationFactor => {
-            error.help("there are fewer brokers than `replication` asks for")
+            error.help("start more brokers, or lower cluster_log_replication")
         }
         Code::InvalidTopic => {
             error.help("names are letters, digits, '.', '_' and '-', 249 at most")

@@ -1,15 +1,16 @@
 //! Copies of a log that is being written.
 
 use std::io::{Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use tidemill_core::Result;
+use tidemill_core::{Error, Result};
 use tidemill_env::Disk;
 
 use crate::dir::{self, Segment};
 use crate::errors;
+use crate::format::{seed, Head, Header};
 use crate::last;
-use crate::segment::{Blocks, Next};
+use crate::segment::{Blocks, Next, Place};
 use crate::LogSpec;
 
 /// The bytes that are copied at a time.
@@ -20,8 +21,8 @@ const PIECE_BYTES: usize = 1 << 20;
 ///
 /// The copy has the segments with records from number `from` on, up to the whole block with the
 /// last record before number `until`. The log may be appended to in the meantime, but not be
-/// trimmed. The copy of its last segment ends with a block, followed by zeros. The copy is durable
-/// when this returns.
+/// trimmed. The copy of its last segment ends with a block: the room for further blocks is not
+/// copied. The copy is durable when this returns.
 ///
 /// # Errors
 /// If the log has fewer records or is damaged, or if the disk fails or is full.
@@ -32,16 +33,20 @@ pub fn copy(disk: &dyn Disk, spec: &LogSpec, from: u64, until: u64, to: &Path) -
     segments.drain(..behind.saturating_sub(1));
     let mut bytes = 0;
     let mut end = segments.first().map_or(0, |segment| segment.header.first);
+    let mut segments = segments.into_iter().peekable();
     let mut copied = None;
-    for segment in segments {
-        if end >= until && bytes > 0 {
-            break;
-        }
+    while let Some(segment) = segments.next() {
         let (records, blocks_end) = blocks_until(disk, &segment, until)?;
         end = records;
-        copy_segment(disk, &segment, blocks_end, to)?;
-        bytes += segment.header.length;
+        let is_last = end >= until || segments.peek().is_none();
+        bytes += match is_last {
+            true => copy_last(disk, &segment, blocks_end, to)?,
+            false => copy_segment(disk, &segment, blocks_end, to)?,
+        };
         copied = Some(segment);
+        if is_last {
+            break;
+        }
     }
     if end < until {
         let what =
@@ -69,14 +74,12 @@ fn blocks_until(disk: &dyn Disk, segment: &Segment, until: u64) -> Result<(u64, 
     Ok((blocks.number, blocks.at))
 }
 
-fn copy_segment(disk: &dyn Disk, segment: &Segment, len: u64, to: &Path) -> Result<()> {
-    let name = segment.path.file_name().unwrap_or_default();
-    let path = to.join(name);
+/// Copies a segment that another one follows, whose header names the last block of this one.
+fn copy_segment(disk: &dyn Disk, segment: &Segment, len: u64, to: &Path) -> Result<u64> {
+    let path = path_in(segment, to);
+    let length = segment.header.length;
     let reading = |e| errors::io(&segment.path, "reading the segment", &e);
-    let writing = |e: std::io::Error| match errors::is_full(&e) {
-        true => errors::full(&path, segment.header.length, &e),
-        false => errors::io(&path, "writing the copy", &e),
-    };
+    let writing = |e| not_written(&path, length, &e);
     let mut source = disk.open_read(&segment.path).map_err(reading)?.take(len);
     let mut copy = disk.create(&path).map_err(writing)?;
     let mut piece = vec![0; PIECE_BYTES.min(len as usize)];
@@ -87,6 +90,40 @@ fn copy_segment(disk: &dyn Disk, segment: &Segment, len: u64, to: &Path) -> Resu
         copy.write_all(&piece[..wanted]).map_err(writing)?;
         left -= wanted as u64;
     }
-    crate::room::write_zeros(&mut *copy, segment.header.length - len).map_err(writing)?;
-    copy.sync().map_err(writing)
+    crate::room::write_zeros(&mut *copy, length - len).map_err(writing)?;
+    copy.sync().map_err(writing)?;
+    Ok(length)
+}
+
+/// Copies the last segment up to `end`, as a segment of that length. The checksums of blocks depend
+/// on the header, so they are computed again.
+fn copy_last(disk: &dyn Disk, segment: &Segment, end: u64, to: &Path) -> Result<u64> {
+    let path = path_in(segment, to);
+    let header = Header { length: end, ..segment.header };
+    let copies = header.kind.copies();
+    let writing = |e| not_written(&path, end, &e);
+    let mut copy = disk.create(&path).map_err(writing)?;
+    copy.write_all(&header.bytes().repeat(copies as usize)).map_err(writing)?;
+    let mut blocks = Blocks::open(disk, segment.clone())?;
+    let mut chain = header.checksum();
+    while blocks.at < end {
+        let Next::Block(Place { head, at, whole_at, .. }) = blocks.next()? else { break };
+        let mut block = blocks.get(whole_at, head.size())?.to_vec();
+        let seed = seed(header.checksum(), at);
+        chain = Head::seal(&mut block, head.payload, head.records, head.first, chain, seed);
+        copy.write_all(&block.repeat(copies as usize)).map_err(writing)?;
+    }
+    copy.sync().map_err(writing)?;
+    Ok(end)
+}
+
+fn path_in(segment: &Segment, to: &Path) -> PathBuf {
+    to.join(segment.path.file_name().unwrap_or_default())
+}
+
+fn not_written(path: &Path, bytes: u64, error: &std::io::Error) -> Error {
+    match errors::is_full(error) {
+        true => errors::full(path, bytes, error),
+        false => errors::io(path, "writing the copy", error),
+    }
 }

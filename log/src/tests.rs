@@ -156,7 +156,13 @@ fn a_copy_is_a_log() {
         }
         for (from, until) in [(0, 0), (0, 1), (0, 40), (7, 7), (7, 20), (39, 40), (40, 40)] {
             let to = PathBuf::from(format!("/copy/{from}-{until}"));
-            crate::copy(&*disk, &spec(kind), from, until, &to).unwrap();
+            let bytes_copied = crate::copy(&*disk, &spec(kind), from, until, &to).unwrap();
+            let mut segments = disk.list(&to).unwrap();
+            segments.retain(|path| !path.ends_with("LAST"));
+            segments.sort();
+            let len = |path: &PathBuf| disk.metadata(path).unwrap().len;
+            assert_eq!(segments.iter().map(len).sum::<u64>(), bytes_copied);
+            assert!(len(segments.last().unwrap()) < spec(kind).segment_bytes, "has spare room");
             let copied = LogSpec { dir: to, ..spec(kind) };
             let all: Vec<Record> =
                 read(disk.clone(), &copied, from).unwrap().map(Result::unwrap).collect();

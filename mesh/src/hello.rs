@@ -58,6 +58,13 @@ pub(crate) struct Card {
     pub address: Addr,
 }
 
+/// The parts of a fingerprint, each with its bits.
+const PARTS: [(&str, u128); 3] = [
+    ("its tables, streams, handlers or sinks", u128::MAX << 64),
+    ("the code of its functions or its Python", 0xFFFF_FFFF << 32),
+    ("its number of sources, log or store of snapshots", 0xFFFF_FFFF),
+];
+
 impl Card {
     pub fn of(settings: &Settings, address: Addr) -> Card {
         let Settings { me, cluster, app, version, .. } = settings;
@@ -99,12 +106,14 @@ impl Card {
                 other.cluster, self.cluster
             ));
         }
-        if other.app != self.app {
+        let differs = PARTS.iter().filter(|(_, bits)| (other.app ^ self.app) & bits != 0);
+        let differs: Vec<&str> = differs.map(|(name, _)| *name).collect();
+        if !differs.is_empty() {
             return Some(format!(
-                "{who} runs another program, or has other settings (fingerprint {:032x}, not \
-                 {:032x}): start all processes of a cluster with the same app and Python, number of \
-                 sources, log and store of snapshots",
-                other.app, self.app
+                "{who} runs another program, or has other settings: it differs in {}; start all \
+                 processes of a cluster with the same app and Python, number of sources, log and store \
+                 of snapshots",
+                differs.join(", and in ")
             ));
         }
         (other.peer == self.peer).then(|| format!("{who} has the same number, {}", other.peer.0))

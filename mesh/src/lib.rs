@@ -41,15 +41,23 @@ mod sealed;
 mod tls;
 
 pub use hello::Secret;
-pub use mesh::Mesh;
+pub use mesh::{check_address, Mesh};
 pub use queue::Lane;
 pub use tls::Tls;
+
+use std::fmt;
 
 use tidemill_env::Addr;
 
 /// A process, by its number in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub u32);
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
 
 /// The settings of all processes of a cluster, and those of this one.
 #[derive(Clone, Debug)]
@@ -62,7 +70,8 @@ pub struct Settings {
     pub tls: Option<Tls>,
     /// The name of the cluster.
     pub cluster: String,
-    /// The fingerprint of the program.
+    /// The fingerprint of the program: 64 bits of its declarations, then 32 bits of the code of its
+    /// functions, then 32 bits of the settings that all processes share.
     pub app: u128,
     /// The version of the messages' content.
     pub version: u32,

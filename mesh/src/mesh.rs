@@ -64,6 +64,19 @@ struct Links {
     is_closed: bool,
 }
 
+/// Refuses an address at which this process can't listen now.
+///
+/// # Errors
+/// If it can't, for instance because another process listens there.
+pub fn check_address(env: &Env, address: &Addr) -> Result<()> {
+    env.net.listen(address).map(drop).map_err(|error| not_listening(address, &error))
+}
+
+fn not_listening(address: &Addr, error: &std::io::Error) -> Error {
+    Error::io(format!("listening at {address}"), error)
+        .help("give an address of this machine with a port that is free, or port 0")
+}
+
 impl Mesh {
     /// Listens at an address, and passes events to the sink.
     ///
@@ -75,10 +88,7 @@ impl Mesh {
         settings: Settings,
         sink: Arc<dyn Sink>,
     ) -> Result<Mesh> {
-        let listening = |error| {
-            Error::io(format!("listening at {address}"), &error)
-                .help("give an address of this machine with a port that is free, or port 0")
-        };
+        let listening = |error| not_listening(address, &error);
         let listener = env.net.listen(address).map_err(listening)?;
         let own = listener.local_addr().map_err(listening)?;
         let card = Card::of(&settings, settings.advertised.clone().unwrap_or(own));

@@ -151,10 +151,12 @@ fn both_sides_are_told_of_the_end_once_and_can_meet_again(base: Base) {
 fn whoever_does_not_belong_is_turned_away_with_a_reason(base: Base) {
     let there = Process::start(1, base, |_| {});
     type Change = fn(&mut Settings);
-    let cases: [(&str, Change); 5] = [
+    let cases: [(&str, Change); 7] = [
         ("secret", |s| s.secret = Secret::new(b"guessed")),
         ("not 'other'", |s| s.cluster = "other".into()),
-        ("another program", |s| s.app = 8),
+        ("differs in its number of sources", |s| s.app ^= 8),
+        ("differs in the code of its functions or its Python; start", |s| s.app ^= 8 << 32),
+        ("handlers or sinks, and in the code", |s| s.app ^= 0x0101 << 56),
         ("same release", |s| s.version = 3),
         ("same number", |s| s.me = Peer(1)),
     ];

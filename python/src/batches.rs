@@ -7,13 +7,12 @@ use arrow_array::{Array, ArrayRef};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyMapping, PySequence, PyString};
-use pyo3_arrow::{PyArray, PyChunkedArray, PyRecordBatch, PyTable};
 use tidemill_core::batch::{BatchBuilder, ColumnBuilder};
 use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Column, DataType, Error, Schema, Value};
 
-use crate::errors;
 use crate::values::{input, to_python};
+use crate::{arrow, errors};
 
 /// Converts the rows of `mill.send`: a list of dicts, a dict of lists, or an object with the Arrow
 /// interface. Returns all of them, or an error that names the row and its column.
@@ -24,14 +23,13 @@ pub fn from_python(
 ) -> PyResult<Vec<Batch>> {
     let py = rows.py();
     let fail = |e: Error| errors::to_python(py, &e);
-    if rows.hasattr("__arrow_c_stream__")? || rows.hasattr("__arrow_c_array__")? {
+    if arrow::has_data(rows)? {
         return from_arrow(owner, schema, rows);
     }
     if let Ok(columns) = rows.cast::<PyDict>() {
         return Ok(vec![from_columns(owner, schema, columns)?]);
     }
-    let is_lazy = || rows.get_type().name().is_ok_and(|name| name == "LazyFrame");
-    if rows.is_instance_of::<PyString>() || is_lazy() {
+    if rows.is_instance_of::<PyString>() || is_lazy(rows) {
         return Err(fail(not_rows(owner, rows)));
     }
     let Ok(items) = rows.try_iter() else { return Err(fail(not_rows(owner, rows))) };
@@ -48,23 +46,33 @@ pub fn from_python(
 
 fn from_arrow(owner: &str, schema: &Arc<Schema>, rows: &Bound<'_, PyAny>) -> PyResult<Vec<Batch>> {
     let py = rows.py();
-    let rows = checked(owner, rows, "")?;
-    let not_taken = |why: PyErr| not_read(&rows, why, not_rows(owner, &rows));
-    let batches = match rows.hasattr("__arrow_c_stream__")? {
-        true => imported(owner, || rows.extract::<PyTable>())?.map_err(not_taken)?.into_inner().0,
-        false => {
-            let batch = imported(owner, || rows.extract::<PyRecordBatch>())?;
-            vec![batch.map_err(not_taken)?.into_inner()]
-        }
-    };
+    let given = rows;
+    let rows = checked(owner, given, "")?;
+    let not_taken = |why: PyErr| not_read(&rows, why, not_rows(owner, given));
+    let batches = imported(owner, || arrow::batches(&rows))?.map_err(not_taken)?;
     let mut first = 0;
     let mut taken = Vec::with_capacity(batches.len());
     for batch in &batches {
-        let batch = Batch::from_arrow(owner, schema, batch, first);
-        taken.push(batch.map_err(|e| errors::to_python(py, &e))?);
+        let more = Batch::from_arrow(owner, schema, batch, first);
+        taken.push(more.map_err(|error| {
+            let fields = batch.schema();
+            let unknown = fields.fields().iter().find(|f| schema.index_of(f.name()).is_none());
+            let error = unknown
+                .and_then(|field| index_help(given, field.name()))
+                .map_or_else(|| error.clone(), |help| error.clone().help(help));
+            errors::to_python(py, &error)
+        })?);
         first += taken.last().map_or(0, Batch::len);
     }
     Ok(taken)
+}
+
+/// Returns how to send a frame of pandas without its index, if the column is one.
+fn index_help(given: &Bound<'_, PyAny>, column: &str) -> Option<String> {
+    let foreign = given.py().import("tidemill.foreign").ok()?;
+    let help: String =
+        foreign.getattr("index_help").ok()?.call1((given, column)).ok()?.extract().ok()?;
+    (!help.is_empty()).then_some(help)
 }
 
 /// Imports an object with Arrow's interface, and checks it as far as an importer can.
@@ -92,7 +100,11 @@ fn not_read(given: &Bound<'_, PyAny>, why: PyErr, mut error: Error) -> PyErr {
     if !why.is_instance_of::<PyException>(py) {
         return why;
     }
-    error.what = format!("{} that can be read: {}", error.what, why.value(py));
+    let why = why.value(py).to_string();
+    if why.contains("\"Null\"") {
+        error = error.help("give columns of the null type another type, or send a pyarrow Table");
+    }
+    error.what = format!("{} that can be read: {why}", error.what);
     errors::to_python(py, &error)
 }
 
@@ -103,8 +115,7 @@ fn arrow_column(
     values: &Bound<'_, PyAny>,
 ) -> PyResult<Option<ArrayRef>> {
     let py = values.py();
-    let is_stream = values.hasattr("__arrow_c_stream__")?;
-    if !is_stream && !values.hasattr("__arrow_c_array__")? {
+    if !arrow::has_data(values)? {
         return Ok(None);
     }
     let values = checked(owner, values, &column.name)?;
@@ -113,17 +124,7 @@ fn arrow_column(
         let what = format!("{owner}: column '{}' holds no values", column.name);
         not_read(&values, why, Error::input(what))
     };
-    let (chunks, field) = match values.hasattr("__arrow_c_stream__")? {
-        true => {
-            let chunks = imported(owner, || values.extract::<PyChunkedArray>())?;
-            chunks.map_err(not_taken)?.into_inner()
-        }
-        false => {
-            let array = imported(owner, || values.extract::<PyArray>())?;
-            let (array, field) = array.map_err(not_taken)?.into_inner();
-            (vec![array], field)
-        }
-    };
+    let (chunks, field) = imported(owner, || arrow::arrays(&values))?.map_err(not_taken)?;
     let mut first = 0;
     let mut taken = Vec::with_capacity(chunks.len());
     for chunk in &chunks {
@@ -136,6 +137,10 @@ fn arrow_column(
         [_] => Ok(taken.pop()),
         _ => Ok(Some(Batch::joined(&arrays))),
     }
+}
+
+fn is_lazy(rows: &Bound<'_, PyAny>) -> bool {
+    rows.get_type().name().is_ok_and(|name| name == "LazyFrame")
 }
 
 fn not_rows(owner: &str, rows: &Bound<'_, PyAny>) -> Error {
@@ -224,6 +229,7 @@ fn from_columns(owner: &str, schema: &Arc<Schema>, columns: &Bound<'_, PyDict>) 
         };
         let of_column = match &array {
             Some(array) => Ok(array.len()),
+            None if is_lazy(&values) => return Err(fail(not_rows(owner, &values))),
             None if values.is_instance_of::<PyString>() => Err(()),
             None => values.len().map_err(|_| ()),
         };

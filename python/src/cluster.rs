@@ -4,9 +4,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use std::collections::BTreeMap;
 
-use tidemill_bench::Way;
 use tidemill_core::Error;
 use tidemill_engine::{join, App, Cluster, ClusterSettings};
 use tidemill_env::Env;
@@ -48,7 +46,8 @@ impl NativeCluster {
             let plan = Plan::of(&spec.settings, &env)?;
             let cluster = Arc::new(Cluster::start(&spec, functions, &chosen, &secret, &env)?);
             let app: Arc<dyn App> = cluster.clone();
-            let gateway = plan.map(|plan| Gateway::start(plan, app, &env)).transpose()?;
+            let serve = |plan| cluster.logged(|| Gateway::start(plan, app, &env));
+            let gateway = plan.map(serve).transpose()?;
             Ok((gateway.map(Arc::new), cluster))
         })?;
         Ok(NativeCluster { gateway: Unlocked::new(gateway), cluster: Unlocked::new(cluster) })
@@ -85,35 +84,11 @@ impl NativeCluster {
     }
 }
 
-/// Sends the requests of a benchmark to a running cluster, and compares the results. It uses the
-/// request server of a coordinator in this process, or else the topics of `kafka`: the brokers, the
-/// cluster's name, and properties of librdkafka. Returns a line of JSON.
-#[pyfunction]
-#[pyo3(signature = (spec, opaques, arguments, offered, progress, cluster=None, kafka=None))]
-#[allow(clippy::too_many_arguments)] // Python passes them by name.
-pub fn offer(
-    py: Python<'_>,
-    spec: &str,
-    opaques: Vec<Py<PyAny>>,
-    arguments: &str,
-    offered: &str,
-    progress: Py<PyAny>,
-    cluster: Option<&Bound<'_, NativeCluster>>,
-    kafka: Option<(String, String, BTreeMap<String, String>)>,
-) -> PyResult<String> {
-    let (_, functions) = app_functions(py, spec, opaques)?;
-    let way = match (cluster, kafka) {
-        (Some(cluster), _) => Way::RequestServer(Arc::clone(&cluster.get().cluster)),
-        (None, Some((brokers, cluster, properties))) => Way::Kafka { brokers, cluster, properties },
-        (None, None) => {
-            return Err(to_python(py, &Error::internal("neither a coordinator nor Kafka is given")))
-        }
-    };
-    let mut report = |line: &str| {
-        // A progress line that can't be shown does not end the run.
-        let _ = Python::attach(|py| progress.call1(py, (line,)));
-    };
-    detached(py, || tidemill_bench::offer_json(arguments, offered, &functions, way, &mut report))
+impl NativeCluster {
+    /// Returns the coordinator.
+    pub fn running(&self) -> Arc<Cluster> {
+        Arc::clone(&self.cluster)
+    }
 }
 
 /// A worker in this process.

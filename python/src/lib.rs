@@ -1,9 +1,11 @@
 //! The Python binding of Tidemill: it converts values, releases the interpreter lock, and maps
 //! errors. The typed package around it is `python/tidemill`.
 //!
-//! This is the only crate that knows PyO3. It holds no algorithms: the rules of values are
-//! `tidemill_core::rules`, and everything that runs is in the engine.
+//! Only this crate and the two libraries made of it (`python/extension`, `bench/python`) know PyO3.
+//! They hold no algorithms: the rules of values are `tidemill_core::rules`, and everything that
+//! runs is in the engine.
 
+mod arrow;
 mod attached;
 mod batches;
 mod cluster;
@@ -12,8 +14,10 @@ mod errors;
 mod external;
 mod mill;
 mod msgpack;
+#[cfg(feature = "testing")]
 mod nodes;
 mod opaque;
+#[cfg(feature = "testing")]
 mod reference;
 mod remote;
 mod row;
@@ -25,6 +29,12 @@ mod suspended;
 mod transaction;
 mod values;
 mod waits;
+
+// The binding of the benchmarks, in `bench/python`, is built on these.
+pub use cluster::NativeCluster;
+pub use errors::{detached, to_python};
+pub use opaque::functions;
+pub use remote::app_functions;
 
 use mimalloc::MiMalloc;
 use pyo3::prelude::*;
@@ -38,15 +48,17 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::cluster::{offer, NativeCluster, NativeWorker};
+    use super::cluster::{NativeCluster, NativeWorker};
     #[pymodule_export]
     use super::deadline::Watched;
     #[pymodule_export]
     use super::msgpack::{packed, unpacked};
+    #[cfg(feature = "testing")]
     #[pymodule_export]
     use super::nodes::run_nodes;
     #[pymodule_export]
     use super::opaque::finished;
+    #[cfg(feature = "testing")]
     #[pymodule_export]
     use super::reference::run_reference;
     #[pymodule_export]
@@ -59,9 +71,9 @@ mod _native {
     use super::values::Shape;
 
     #[pymodule_export]
-    use super::mill::{bench, forked, inspect, token_digest, NativeMill};
+    use super::mill::{forked, inspect, token_digest, NativeMill};
     #[pymodule_export]
-    use super::running::{ask, fresh_deletes, schema_diff, NativeReplies};
+    use super::running::{ask, fresh_deletes, log_fault, schema_diff, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -8,21 +8,19 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
-use pyo3_arrow::{PyRecordBatch, PyTable};
 use serde::Serialize;
 use tidemill_core::batch::arrow_schema;
 use tidemill_core::{Batch, Error, Schema, Value};
-use tidemill_engine::{AppSpec, Mill, Reply, Settings, Summary, TrySend};
+use tidemill_engine::{AppSpec, Mill, Reply, Summary, TrySend};
 use tidemill_env::Env;
 use tidemill_gateway::{Gateway, Plan};
-use tidemill_txn::Program;
 
-use crate::batches;
 use crate::errors::{detached, to_python};
 use crate::external::PyOutside;
 use crate::opaque::functions;
 use crate::values::{loose, to_tuple};
 use crate::waits::{aside, detach, end, patiently};
+use crate::{arrow, batches};
 
 /// A running app, which the package's `Mill` wraps.
 #[pyclass(frozen, name = "Mill", module = "tidemill._native")]
@@ -90,7 +88,8 @@ impl NativeMill {
             // Refusals come before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
             let mill = Arc::new(Mill::start(spec, env.clone())?);
-            let gateway = plan.map(|plan| Gateway::start(plan, mill.clone(), &env)).transpose()?;
+            let serve = |plan| mill.logged(|| Gateway::start(plan, mill.clone(), &env));
+            let gateway = plan.map(serve).transpose()?;
             Ok(Arc::new(Running { gateway, mill }))
         })?;
         Ok(NativeMill { running, schemas, process: std::process::id() })
@@ -254,7 +253,7 @@ impl NativeMill {
     fn table_arrow<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
         self.recovered(py)?;
         let batch = detached(py, || self.running.mill.table(name)?.to_arrow())?;
-        PyRecordBatch::new(batch).into_pyarrow(py)
+        arrow::record_batch(py, batch)
     }
 
     fn output_rows<'py>(
@@ -274,8 +273,9 @@ impl NativeMill {
             .map(|b: &Batch| b.schema().clone())
             .or(self.schemas.get(stream).cloned());
         let schema = Arc::new(arrow_schema(schema.as_deref().unwrap_or(&Schema::default())));
-        let arrow = detached(py, || batches.iter().map(Batch::to_arrow).collect::<Result<_, _>>())?;
-        PyTable::try_new(arrow, schema)?.into_pyarrow(py)
+        let batches =
+            detached(py, || batches.iter().map(Batch::to_arrow).collect::<Result<_, _>>())?;
+        arrow::table(py, schema, batches)
     }
 }
 
@@ -316,28 +316,4 @@ pub fn inspect(py: Python<'_>, spec: &str, opaques: Vec<Py<PyAny>>) -> PyResult<
 #[pyfunction]
 pub fn token_digest(token: &str) -> String {
     tidemill_gateway::digest(token)
-}
-
-/// Runs a benchmark. Returns its line of JSON. `program` is the workload's program from the
-/// package, with its opaque functions. `progress` is called with lines for people.
-#[pyfunction]
-pub fn bench(
-    py: Python<'_>,
-    arguments: &str,
-    program: Option<&str>,
-    opaques: Vec<Py<PyAny>>,
-    progress: Py<PyAny>,
-) -> PyResult<String> {
-    let opaques = match program {
-        Some(json) => {
-            let program = Program::from_json(json).map_err(|e| to_python(py, &e))?;
-            functions(opaques, &program, Settings::default().deadline())
-        }
-        None => Vec::new(),
-    };
-    let mut report = |line: &str| {
-        // A progress line that can't be shown does not end the run.
-        let _ = Python::attach(|py| progress.call1(py, (line,)));
-    };
-    detached(py, || tidemill_bench::run_json(arguments, program, opaques, &mut report))
 }

@@ -13,6 +13,7 @@ use pyo3::types::{
 use rmp::{decode, encode, Marker};
 use tidemill_connect::values;
 use tidemill_core::msgpack::{put, put_decimal, Extension, DEPTH_MAX};
+use tidemill_core::value::check_years;
 use tidemill_core::Value;
 
 use crate::values::{decimal_of, is_span, loose, to_decimal, to_python};
@@ -33,11 +34,23 @@ pub fn unpacked<'py>(py: Python<'py>, packed: &[u8]) -> PyResult<Bound<'py, PyAn
 /// Returns the msgpack bytes of an object.
 pub fn to_bytes(object: &Bound<'_, PyAny>) -> Result<Vec<u8>, String> {
     let mut out = Vec::new();
-    write(object, &mut out, 0)?;
+    write(object, &mut out, 0, false)?;
     Ok(out)
 }
 
-fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(), String> {
+/// Returns the msgpack bytes of an object that comes from outside. Times lie in the years 1 to 9999.
+pub fn to_input_bytes(object: &Bound<'_, PyAny>) -> Result<Vec<u8>, String> {
+    let mut out = Vec::new();
+    write(object, &mut out, 0, true)?;
+    Ok(out)
+}
+
+fn write(
+    object: &Bound<'_, PyAny>,
+    out: &mut Vec<u8>,
+    depth: usize,
+    is_input: bool,
+) -> Result<(), String> {
     if depth >= DEPTH_MAX {
         return Err(format!("a value is nested more than {DEPTH_MAX} deep"));
     }
@@ -68,13 +81,13 @@ fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(
         let n = object.len().map_err(|e| failed(&e))?;
         encode::write_array_len(out, length(n)?).map_err(|e| failed(&e))?;
         for item in object.try_iter().map_err(|e| failed(&e))? {
-            write(&item.map_err(|e| failed(&e))?, out, depth + 1)?;
+            write(&item.map_err(|e| failed(&e))?, out, depth + 1, is_input)?;
         }
     } else if let Ok(dict) = object.cast::<PyDict>() {
         encode::write_map_len(out, length(dict.len())?).map_err(|e| failed(&e))?;
         for (key, value) in dict {
-            write(&key, out, depth + 1)?;
-            write(&value, out, depth + 1)?;
+            write(&key, out, depth + 1, is_input)?;
+            write(&value, out, depth + 1, is_input)?;
         }
         check_keys(dict)?;
     } else if let Some(text) = decimal_of(object)? {
@@ -85,13 +98,14 @@ fn write(object: &Bound<'_, PyAny>, out: &mut Vec<u8>, depth: usize) -> Result<(
         if is_span(object) {
             return Err(wrong());
         }
-        put(
-            &loose(object).map_err(|fault| match fault.to_string() {
-                why if why.contains("can't be stored") => wrong(),
-                why => why,
-            })?,
-            out,
-        );
+        let value = loose(object).map_err(|fault| match fault.to_string() {
+            why if why.contains("can't be stored") => wrong(),
+            why => why,
+        })?;
+        match value {
+            Value::Timestamp(us) if is_input => put(&Value::Timestamp(check_years(us)?), out),
+            value => put(&value, out),
+        }
     }
     Ok(())
 }

@@ -161,7 +161,7 @@ pub fn run_nodes<'py>(
     let requests = requests(&functions, calls)?;
     let owners = Owners::equal(nodes);
     let node = |n| {
-        let rows = Rows::new(program.tables.len());
+        let rows = Rows::new(&program.tables);
         Node::new(NodeId(n), functions.clone(), owners.clone(), Settings::default(), rows)
     };
     let mut net = Net {
@@ -236,8 +236,8 @@ pub fn run_nodes<'py>(
     for (at, table) in tables_of_app {
         let rows = net.nodes.iter().flat_map(|node| node.store().iter());
         let rows = rows.filter(|(table, ..)| table.index() == at);
-        let rows: BTreeMap<_, &[Value]> = rows.map(|(_, key, row)| (key, &row[..])).collect();
-        let rows: Vec<&[Value]> = rows.into_values().collect();
+        let rows: BTreeMap<_, _> = rows.map(|(_, key, row)| (key, row)).collect();
+        let rows: Vec<&[Value]> = rows.values().map(|row| &row[..]).collect();
         tables.set_item(&*table.name, dicts(&table.schema, &rows)?)?;
     }
     found.set_item("tables", tables)?;

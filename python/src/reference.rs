@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::Value as Json;
 use tidemill_core::{Batch, Error, SourceId, SourceSpec, StreamId};
-use tidemill_txn::reference::{self, CutAt, InputRow};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::Program;
 
 use crate::batches;
@@ -56,7 +56,7 @@ pub fn run_reference<'py>(
             ended: (0..sources.len() as u32).map(SourceId).collect(),
             ..CutAt::default()
         };
-        Ok::<_, Error>(reference::run(&program, &sources, &[cut]))
+        Ok::<_, Error>(tidemill_reference::run(&program, &sources, &[cut]))
     })?;
     let (tables, outputs) = (PyDict::new(py), PyDict::new(py));
     for (spec, rows) in program.tables.iter().zip(&outcome.tables) {

@@ -14,7 +14,7 @@ use tidemill_core::rules::Fault;
 use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_engine::{inner, AppFunctions, AppSpec, StartFunction};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Take, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::deadline::{overdue, Timed};
@@ -84,15 +84,14 @@ impl Tx for OnNode<'_> {
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: usize,
+        take: Take,
     ) -> Result<Vec<Row>, Abort> {
-        let limit = u32::try_from(limit).unwrap_or(u32::MAX);
-        let rows = self.context.range(table, from, to, limit);
+        let rows = self.context.range(table, from, to, take);
         Ok(self.done(rows)?.iter().map(|row| row.as_ref().into()).collect())
     }
 
-    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
-        let rows = self.context.find(table, leading, u32::try_from(limit).unwrap_or(u32::MAX));
+    fn find(&mut self, table: TableId, leading: &[Value], take: Take) -> Result<Vec<Row>, Abort> {
+        let rows = self.context.find(table, leading, take);
         Ok(self.done(rows)?.iter().map(|row| row.as_ref().into()).collect())
     }
 

@@ -66,3 +66,9 @@ pub fn schema_diff(
         Ok(tidemill_engine::schema_diff(&Env::real(), Path::new(data_dir), &spec)?.to_string())
     })
 }
+
+/// Returns what is wrong with directives for the log and how to mend them, or `None`.
+#[pyfunction]
+pub fn log_fault(directives: &str) -> Option<(String, String)> {
+    tidemill_engine::log_filter(directives).err().map(|error| (error.what, error.help))
+}

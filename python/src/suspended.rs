@@ -14,7 +14,7 @@ use pyo3::Python;
 use tidemill_core::{StreamId, TableId, Value};
 use tidemill_env::{Env, Handle as Thread};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop};
-use tidemill_txn::program::Asker;
+use tidemill_txn::program::{Asker, Take};
 
 use crate::attached::attached;
 use crate::deadline;
@@ -239,14 +239,19 @@ impl Context for RemoteContext {
         self.uses(move |context| context.delete(table, &key))
     }
 
+    fn write(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) -> Result<(), Stop> {
+        let (key, row) = (key.to_vec(), row.map(<[Value]>::to_vec));
+        self.uses(move |context| context.write(table, &key, row.as_deref()))
+    }
+
     fn find(
         &mut self,
         table: TableId,
         leading: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         let leading = leading.to_vec();
-        self.uses(move |context| context.find(table, &leading, limit))
+        self.uses(move |context| context.find(table, &leading, take))
     }
 
     fn range(
@@ -254,10 +259,10 @@ impl Context for RemoteContext {
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         let (from, to) = (from.to_vec(), to.to_vec());
-        self.uses(move |context| context.range(table, &from, &to, limit))
+        self.uses(move |context| context.range(table, &from, &to, take))
     }
 
     fn expect(

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use tidemill_core::rules::{self, Fault};
 use tidemill_core::{Schema, StreamId, TableId, Value};
 use tidemill_function::Handle;
-use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Tx, Window, WindowId};
+use tidemill_txn::program::{Abort, AbortKind, Aggregate, Asker, Take, Tx, Window, WindowId};
 
 use crate::attached::attached;
 use crate::deadline::{overdue, Timed};
@@ -383,13 +383,14 @@ impl NativeTx {
         NativeTx::row_at(slf, table, id, at)
     }
 
-    /// The rows of a range of keys, in key order. Without ``end``, those that begin with ``start``.
+    /// The rows of a range of keys, in key order or reverse. Without ``end``, those that begin with ``start``.
     fn scan<'py>(
         slf: &Bound<'py, NativeTx>,
         table: &Bound<'py, PyAny>,
         start: &Bound<'py, PyTuple>,
         end: Option<&Bound<'py, PyTuple>>,
         limit: Option<&Bound<'py, PyAny>>,
+        reverse: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let (py, tx) = (slf.py(), slf.get());
         let id = tx.table(table)?;
@@ -399,8 +400,8 @@ impl NativeTx {
             rows.flush(py, Some(id))?;
             let (of, engine) = (TableId(id as u16), engine(&mut rows.tx));
             let found = match end? {
-                Some(end) => engine.scan(of, &start?, &end, most(limit))?,
-                None => engine.find(of, &start?, most(limit))?,
+                Some(end) => engine.scan(of, &start?, &end, take(limit, reverse))?,
+                None => engine.find(of, &start?, take(limit, reverse))?,
             };
             let mut places = Vec::with_capacity(found.len());
             for row in found {
@@ -423,6 +424,7 @@ impl NativeTx {
         start: &Bound<'py, PyTuple>,
         end: Option<&Bound<'py, PyTuple>>,
         limit: Option<&Bound<'py, PyAny>>,
+        reverse: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let (py, tx) = (slf.py(), slf.get());
         let (table, places) = (index.getattr("table")?, index.getattr("places")?);
@@ -434,8 +436,8 @@ impl NativeTx {
             rows.flush(py, Some(id))?;
             let (of, engine) = (TableId(entries as u16), engine(&mut rows.tx));
             let found = match end? {
-                Some(end) => engine.scan(of, &start?, &end, most(limit))?,
-                None => engine.find(of, &start?, most(limit))?,
+                Some(end) => engine.scan(of, &start?, &end, take(limit, reverse))?,
+                None => engine.find(of, &start?, take(limit, reverse))?,
             };
             let key = |entry: &[Value]| places.iter().map(|place| entry[*place].clone()).collect();
             Ok(found.iter().map(|entry| rows.find(id, key(entry))).collect::<Vec<_>>())
@@ -674,9 +676,12 @@ impl NativeTx {
 }
 
 /// Returns the number of rows that a limit allows. Negative limits allow none.
-fn most(limit: Option<&Bound<'_, PyAny>>) -> usize {
-    let of = |limit: &Bound<'_, PyAny>| {
-        limit.extract::<i64>().map_or(usize::MAX, |limit| limit.max(0) as usize)
-    };
-    limit.map_or(usize::MAX, of)
+fn take(limit: Option<&Bound<'_, PyAny>>, reverse: bool) -> Take {
+    let of = |limit: &Bound<'_, PyAny>| limit.extract::<u32>().unwrap_or(u32::MAX);
+    let limit = limit.map_or(u32::MAX, of);
+    if reverse {
+        Take::Last(limit)
+    } else {
+        Take::First(limit)
+    }
 }

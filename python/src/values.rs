@@ -255,7 +255,7 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
     let name = || object.get_type().name().map(|n| n.to_string()).unwrap_or_default();
     match &column.ty {
         DataType::Any if !object.is_none() => {
-            return msgpack::to_bytes(object).map(|b| Value::Any(b.into()));
+            return msgpack::to_input_bytes(object).map(|b| Value::Any(b.into()));
         }
         DataType::Decimal(scale) => {
             if let Some(text) = decimal_of(object)? {
@@ -280,6 +280,12 @@ pub fn input(object: &Bound<'_, PyAny>, column: &Column) -> Result<Value, String
             // Python does not show an int of thousands of digits.
             let shown = object.repr().map_or_else(|_| format!("the {}", name()), |r| r.to_string());
             format!("{shown} is out of range")
+        } else if name() == "date" {
+            let shown = object.str().map(|text| text.to_string()).unwrap_or_default();
+            format!(
+                "{shown} is a date, and no moment: send a datetime with a time zone, such as \
+                 datetime(y, m, d, tzinfo=timezone.utc)"
+            )
         } else {
             fault.to_string()
         }

@@ -63,6 +63,53 @@ def test_frames_of_all_kinds() -> None:
         assert [row["n"] for row in taken(app, numbered)] == index
 
 
+def test_columns_without_a_value_have_any_type() -> None:
+    """polars exports its null type, also inside of lists and structs, with a buffer."""
+    app, _ = taker(n=tm.optional(int), l=tm.optional(tm.list(str)), a=tm.optional(tm.any))
+    columns = {"n": [None, None], "l": [[], None], "a": [{"x": None, "y": [None]}, {"x": None}]}
+    wanted = [
+        {"n": None, "l": [], "a": {"x": None, "y": [None]}},
+        {"n": None, "l": None, "a": {"x": None, "y": None}},
+    ]
+    frame = pl.DataFrame(columns)
+    assert frame.schema["n"] == pl.Null
+    for rows in (frame, {name: frame[name] for name in columns}, pa.table(columns)):
+        assert taken(app, rows) == wanted
+    fixed = pl.DataFrame({"l": pl.Series([[None]], dtype=pl.Array(pl.Null, 1))})
+    assert taken(app, fixed) == [{"n": None, "l": [None], "a": None}]
+
+    class Wrapped:
+        """A frame of a library that passes polars' stream on."""
+
+        def __arrow_c_stream__(self, schema: object = None) -> object:
+            return frame.__arrow_c_stream__(schema)
+
+    with pytest.raises(tm.InputError, match="Null") as caught:
+        taken(app, Wrapped())
+    assert "columns of the null type" in caught.value.help
+
+
+def test_an_index_and_a_lazy_column_say_how_they_are_sent() -> None:
+    app, _ = taker(n=int)
+    frame = pd.DataFrame({"n": [1, 2]})
+    for named in (
+        frame.set_index(pd.Index(["a", "b"], name="m")),
+        frame.set_index(pd.MultiIndex.from_tuples([(1, 2), (1, 3)], names=["m", None])),
+    ):
+        with pytest.raises(tm.InputError, match="no column 'm'") as caught:
+            taken(app, named)
+        assert "reset_index(drop=True)" in caught.value.help
+        assert taken(app, named.reset_index(drop=True)) == [{"n": 1}, {"n": 2}]
+    with pytest.raises(tm.InputError, match="no column 'm'") as caught:
+        taken(app, pd.DataFrame({"n": [1], "m": [2]}))
+    assert "reset_index" not in caught.value.help
+    with pytest.raises(tm.InputError, match="a LazyFrame describes rows") as caught:
+        taken(app, {"n": pl.LazyFrame({"n": [1]})})
+    assert "collect" in caught.value.help
+    with pytest.raises(tm.InputError, match="a value of type Series holds no rows"):
+        taken(app, pd.Series([1, 2], name="n"))
+
+
 def test_what_ends_while_it_is_read_says_why() -> None:
     app, _ = taker(n=int)
     schema = pa.schema({"n": pa.int64()})
@@ -158,9 +205,20 @@ def test_keys_of_dictionaries_and_offsets_of_lists_are_looked_at() -> None:
     items = pa.Array.from_buffers(pa.list_(pa.int64()), 2, [None, offsets],
                                   children=[pa.array([1, 2])])  # fmt: skip
     deep = pa.StructArray.from_arrays([strings([0, 1, 2], b"\xff\xff")], ["x"])
-    for column, array in (("t", words), ("l", items), ("a", deep)):
+    views = pa.ListViewArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array([9, 1], pa.int32()),
+                                         pa.array([1, 2]))  # fmt: skip
+    buffer = pa.allocate_buffer(8)
+    inside = memoryview(buffer).cast("B").cast("i")
+    inside[:] = memoryview(struct.pack("2i", 1, 3)).cast("i")
+    ends = pa.Array.from_buffers(pa.int32(), 2, [None, buffer])
+    runs = pa.RunEndEncodedArray.from_arrays(ends, pa.array(["a", "b"]))
+    wrong = (("t", words), ("t", runs), ("l", items), ("l", views), ("a", deep), ("a", views))
+    tables = [(c, pa.table({"a": pa.nulls(len(array)), c: array})) for c, array in wrong]
+    # The last run now ends before the last row.
+    inside[1] = 2
+    for column, table in tables:
         with pytest.raises(tm.InputError, match=rf"column '{column}'.*is not valid Arrow"):
-            taken(app, pa.table({"a": pa.nulls(len(array)), column: array}))
+            taken(app, table)
 
 
 def test_broken_arrays_are_refused_or_taken_and_nothing_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 import tidemill as tm
-from tidemill.cli import grid, main, plot
+from tidemill.cli import main
 from tidemill.cli.output import refuse_unwritable
+from tidemill_bench import grid, plot
 
 SVG = "{http://www.w3.org/2000/svg}"
 #: Two cells: as many as GrepSum has lengths.
@@ -178,6 +180,25 @@ def test_what_is_refused(
     assert said in capsys.readouterr().err
     # Nothing is left behind.
     assert [path.name for path in tmp_path.iterdir()] == ["bad.jsonl"]
+
+
+def test_without_the_package_the_command_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tidemill_bench", None)
+    assert main(["bench", "sl", "--threads", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "error: the benchmarks are not installed" in said
+    assert f"help: pip install tidemill-bench=={tm.__version__}, or in the sources" in said
+
+
+def test_functions_in_python_are_refused_where_two_engines_are_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # This process has imported tidemill first. The command starts again instead: see test_cli.py.
+    for words in ("sl --program python --events 10", "ycsb-t --processes 2"):
+        assert main(["bench", *words.split()]) == 1
+        assert "this process has two engines" in capsys.readouterr().err
 
 
 def test_a_gap_in_a_line_is_a_gap() -> None:

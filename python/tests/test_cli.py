@@ -88,7 +88,7 @@ def test_run(folder: Path) -> None:
     assert "transactions" in people.stdout
     # The output of functions may precede the report.
     assert "data  ledger.tidemill: started from scratch\n" in people.stdout
-    assert people.stderr == "--fresh: deletes in ledger.tidemill: APP, cuts, input, store\n"
+    assert people.stderr == "--fresh: deleted in ledger.tidemill: APP, cuts, input, store\n"
 
 
 def test_a_finished_run_is_not_done_again(folder: Path) -> None:

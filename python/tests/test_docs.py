@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 #: The pages for users; pages about internals and experiments are for readers of the sources.
 PAGES = [
     "README.md",
+    "python/README.md",
+    "bench/python/README.md",
     *sorted(
         str(path.relative_to(ROOT))
         for path in (ROOT / "docs").rglob("*.md")
@@ -102,6 +105,18 @@ def test_the_blocks_of_a_page_run(
             printed = out.getvalue()
         elif block.language in ("sh", "bash"):
             printed = run(block.code, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["python/README.md", "bench/python/README.md"])
+def test_links_of_a_package_work_where_the_package_index_shows_them(name: str) -> None:
+    project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
+    repository = project["urls"]["Repository"]
+    targets = re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text())
+    assert targets
+    for target in targets:
+        path, _, anchor = target.removeprefix(f"{repository}/blob/main/").partition("#")
+        assert target == repository or (path != target and (ROOT / path).is_file()), target
+        assert not anchor, "tools/prose.py does not check it"
 
 
 def test_the_demo_is_what_the_readme_says(tmp_path: Path) -> None:

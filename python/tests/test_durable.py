@@ -98,10 +98,12 @@ def test_settings_that_contradict_each_other(counter: Counter, tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_process_at_a_time(counter: Counter, tmp_path: Path) -> None:
+def test_one_start_at_a_time(counter: Counter, tmp_path: Path) -> None:
     with (
         counter.app.start(data_dir=tmp_path),
-        pytest.raises(tm.ResourceError, match="another process runs on data directory"),
+        pytest.raises(
+            tm.ResourceError, match=r"this process has the data directory .* open already, since "
+        ),
     ):
         counter.app.start(data_dir=tmp_path)
     other = tm.App("other")

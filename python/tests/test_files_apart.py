@@ -124,7 +124,7 @@ def test_a_start_anew_deletes_what_is_the_engines_and_no_more(folder: Path) -> N
     before = (folder / "out/a.csv").read_text()
     done = run(folder, "--fresh")
     assert done.returncode == 0, done.stderr
-    assert "deletes in apart.tidemill: " in done.stderr
+    assert "deleted in apart.tidemill: " in done.stderr
     assert "store" in done.stderr
     assert (folder / "out/a.csv").read_text() == before
     assert (other / "kept").read_text() == "kept"

@@ -529,7 +529,7 @@ def texts(schema: dict[str, Any], dice: random.Random) -> list[str]:
     if dice.random() < 0.3:
         return [dice.choice(wrong) for _ in range(dice.choice([1, 1, 1, 0, 2, 3]))]
     if schema["type"] == "array":
-        count = dice.randint(schema["minItems"], schema["maxItems"])
+        count = dice.randint(schema["minItems"], schema.get("maxItems", 4))
         return [dice.choice(["Ritz", "1", "-5", "Sävoy"]) for _ in range(count)]
     if schema["type"] == "integer":
         low = schema["minimum"]

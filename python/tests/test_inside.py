@@ -106,7 +106,7 @@ def test_an_index_is_refused_where_it_can_not_be() -> None:
     table = app.table("t", key="id", id=int, tags=tm.list(int), name=str)
     assert "can't be indexed" in refused(lambda: table.index("tags"))
     assert "no column 'nam'" in refused(lambda: table.index("nam"))
-    assert "each column once" in refused(lambda: table.index("name", "name"))
+    assert "names a column twice" in refused(lambda: table.index("name", "name"))
     entries = table.index("name").entries
     stream = app.stream("s", id=int, name=str)
 
@@ -306,7 +306,7 @@ def test_a_window_by_count_belongs_to_one_procedure() -> None:
     def lead(tx, slide):
         best = max(recent.groups(), key=lambda group: (group.rows, -group.candidate))
         assert slide.rows == len(recent.rows()) == 4
-        tx.emit(top, candidate=best.candidate, rows=best.rows, weight=best.weight, all=slide.came)
+        tx.emit(top, candidate=best.candidate, rows=best.rows, weight=best.weight, all=slide.added)
 
     @app.transaction(top, opaque=True)
     def spy(tx, e):

@@ -349,8 +349,11 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
         ([*worker, *join], "the cluster has no secret"),
         ([*worker, *secret], "give its address: --join ADDRESS"),
         ([*worker, *secret, "--join", "here"], "join is 'here', which is not an address"),
-        (["worker", other, *secret, *join], "runs another program"),
-        ([*worker, *secret, *join, "--set", "cluster_sources=4"], "number of sources"),
+        (["worker", other, *secret, *join], "differs in its tables, streams, handlers or sinks"),
+        (
+            [*worker, *secret, *join, "--set", "cluster_sources=4"],
+            "differs in its number of sources",
+        ),
         (
             [*worker, *secret, *join, "--set", "cluster_name=tank"],
             "belongs to cluster 'bank', not 'tank'",
@@ -437,6 +440,11 @@ def test_how_a_cluster_does(tmp_path: Path) -> None:
         assert all(word in shown.stdout for word in (worker, "generation", "bank"))
         found: dict[str, Any] = json.loads(command("status", "--cluster", url, "--json").stdout)
         assert [member["worker"] for member in found["members"]] == [worker]
+        assert found["process"] == parent.process.pid
+        child = wait_for("the id of the worker", lambda: health(url)["members"][0]["process"])
+        started_by = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[1]
+        assert int(started_by) == parent.process.pid
+        assert f"process {parent.process.pid}" in shown.stdout
         assert found["ready"]
         assert found["epoch"] >= 1
         # One request has come in at one of the sources.

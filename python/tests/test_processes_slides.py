@@ -57,7 +57,7 @@ import tidemill as tm
 app = tm.App("ticks")
 ticks = app.stream("ticks", n=int)
 counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
-slid = app.stream("slid", rows=int, came=int)
+slid = app.stream("slid", rows=int, added=int)
 window = app.window("window", time="100ms", n=int)
 
 
@@ -75,7 +75,7 @@ def keep(tx, ticks):
 
 @app.trigger(window)
 def close(tx, slide):
-    tx.emit(slid, rows=slide.rows, came=slide.came)
+    tx.emit(slid, rows=slide.rows, added=slide.added)
 
 
 slid.write(tm.files("slid.jsonl"))
@@ -144,7 +144,7 @@ def test_the_clock_ends_them_without_event_time(tmp_path: Path, flags: list[str]
         url = parent.find(r"http +(http://\S+)")
 
         def have_come(rows: int) -> bool:
-            return sum(slid["came"] for slid in lines(tmp_path / "slid.jsonl")) == rows
+            return sum(slid["added"] for slid in lines(tmp_path / "slid.jsonl")) == rows
 
         for n in range(2):
             answer = httpx.post(f"{url}/call/push", json={"n": n}, timeout=PATIENCE)

@@ -34,4 +34,5 @@ def test_its_map_has_all_parts() -> None:
     rows = re.findall(r"^\| (`[^|]*`) \|", section, re.MULTILINE)
     mapped = set(re.findall(r"`(\w+)`", " ".join(rows)))
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]
-    assert mapped == set(workspace["members"])
+    # A package inside a part belongs to it.
+    assert mapped == {member.split("/")[0] for member in workspace["members"]}

@@ -41,6 +41,10 @@ def test_settings_and_their_defaults_are_those_of_the_reference() -> None:
     # Nothing is said there until it is used: ten seconds.
     assert settings.pop("deadline_us") is None
     assert told.pop("deadline_us") == "10,000,000"
+    # They depend on each other.
+    for name in ("log", "log_format", "log_to"):
+        assert settings.pop(name) is None
+        assert " with `log" in told.pop(name)
     for name, default in told.items():
         found = None if settings[name] == {} else settings[name]
         assert (found, type(found)) == (value_of(default), type(value_of(default))), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
+import os
 import re
 import socket
 import subprocess
@@ -354,7 +355,9 @@ def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
         assert len(health["sources"]) == 8
         keys = {"source", "requests", "lag", "requests_per_s", "skew", "worker"}
         assert all(source.keys() >= keys for source in health["sources"])
-        assert [member.keys() for member in health["members"]] == [{"worker", "address"}]
+        assert [member.keys() for member in health["members"]] == [{"worker", "address", "process"}]
+        until(lambda: cluster.status()["members"][0]["process"] == os.getpid())
+        assert cluster.status()["process"] == os.getpid()
         assert (health["left_out"], health["refused"], health["troubles"]) == ([], [], [])
         metrics = httpx.get(f"{cluster.url}/metrics").text
         assert "\ntidemill_cluster_processes_in_trouble 0\n" in metrics

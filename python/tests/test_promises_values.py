@@ -857,7 +857,8 @@ def test_a_float_is_the_nearest_to_what_was_given(tmp_path: Path) -> None:
         (str, pa.nulls(2), [None, None]),
         (tm.timestamp, pa.array([5, 6], pa.time32("s")), "a time of day"),
         (int, pa.array([pa.MonthDayNano([1, 2, 3])] * 2), "a span of time"),
-        (tm.list(int), pa.array([[1], [2]], pa.list_view(pa.int64())), "is not supported"),
+        (float, pa.array([1, 2]).cast(pa.float16()), "is not supported"),
+        (tm.list(int), pa.array([[1], [2]], pa.list_view(pa.int64())), [[1], [2]]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )

@@ -33,7 +33,7 @@ def everywhere() -> tm.App:
         self.n += 1
         before = [row.id for row in shop.scan(1, 4)]
         await shop[to].sell(1 + to % 3)
-        return [before, [(row.id, row.n) for row in shop.scan(limit=3)]]
+        return [before, [(row.id, row.n) for row in shop.scan(limit=3, reverse=self.id % 2 == 1)]]
 
     @shop.function(creates=True)
     async def sell(self: Any, ctx: tm.Context, n: int) -> None:
@@ -44,7 +44,7 @@ def everywhere() -> tm.App:
     @shop.function(creates=True)
     async def look(self: Any, ctx: tm.Context, city: str) -> list[Any]:
         rows = [(row.id, row.n) for row in by_city[city]]
-        few = [row.id for row in by_city.scan("A", "N", limit=2)]
+        few = [row.id for row in by_city.scan("A", "N", limit=2, reverse=self.id > 2)]
         return [rows, few, [row.id for row in by_city.scan()]]
 
     @shop.function
@@ -59,7 +59,7 @@ def everywhere() -> tm.App:
     @app.procedure
     def name(tx: Any, id: int, name: str) -> list[Any]:
         owners.upsert(id=id, name=name)
-        first = [row.id for row in rates.scan(limit=2)]
+        first = [row.id for row in rates.scan(limit=2, reverse=id % 2 == 0)]
         rates.upsert(kind="own", id=id, rate=len(first))
         return [first, [(row.kind, row.id, row.rate) for row in rates.scan("b", "z")]]
 

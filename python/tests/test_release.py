@@ -11,6 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,11 @@ dynamic = ["version"]
 dependencies = ["httpx==1.0"]
 """
 
+BENCH = """[project]
+name = "tidemill-bench"
+dependencies = ["tidemill==0.1.0"]
+"""
+
 
 def git(at: Path, *arguments: str) -> None:
     options = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
@@ -78,6 +84,7 @@ def repository(tmp_path: Path) -> Path:
         "CHANGELOG.md": CHANGELOG,
         "README.md": "# Tidemill\n\nVersion 0.1 is not on PyPI yet.\n",
         "python/pyproject.toml": PYPROJECT,
+        "bench/python/pyproject.toml": BENCH,
         ".gitignore": "/dist\n/target\n",
     }.items():
         (at / name).parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +103,8 @@ def release(at: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def texts(at: Path) -> dict[str, str]:
-    return {name: (at / name).read_text() for name in ("Cargo.toml", "Cargo.lock", "CHANGELOG.md")}
+    names = ("Cargo.toml", "Cargo.lock", "CHANGELOG.md", "bench/python/pyproject.toml")
+    return {name: (at / name).read_text() for name in names}
 
 
 def test_a_release_sets_the_version_and_the_date(repository: Path) -> None:
@@ -109,6 +117,8 @@ def test_a_release_sets_the_version_and_the_date(repository: Path) -> None:
     assert changed["CHANGELOG.md"] == CHANGELOG.replace(
         "## Next, not yet released", "## 0.2.0, 2026-02-03"
     )
+    bench = changed["bench/python/pyproject.toml"]
+    assert bench == BENCH.replace("tidemill==0.1.0", "tidemill==0.2.0")
     assert not (repository / "dist").exists()
     for step in (
         "README.md:3: Version 0.1 is not on PyPI yet.",
@@ -182,6 +192,7 @@ def test_the_first_release_has_the_version_of_the_workspace(repository: Path) ->
         "Cargo.toml": CARGO,
         "Cargo.lock": LOCK,
         "CHANGELOG.md": first.replace("0.1.0, not yet released", "0.1.0, 2026-02-03"),
+        "bench/python/pyproject.toml": BENCH,
     }
 
 
@@ -234,6 +245,9 @@ def test_the_repository_has_the_forms_that_a_release_changes() -> None:
     cargo = tool.cargo_with(version, (ROOT / "Cargo.toml").read_text())
     assert tool.current(cargo) == version
     assert tool.lock_with(version, lock, before).count('version = "99.0.0"') == crates
+    bench = (ROOT / "bench/python/pyproject.toml").read_text()
+    assert f'"tidemill=={before}"' in bench
+    assert '"tidemill==99.0.0"' in tool.bench_with(version, bench)
     assert tool.HEADING.search((ROOT / "CHANGELOG.md").read_text())
     assert 'dynamic = ["version"]' in (ROOT / "python/pyproject.toml").read_text()
 
@@ -254,6 +268,47 @@ def test_sums_and_lists_of_components(tmp_path: Path) -> None:
     assert sums == f"{hashlib.sha256(wheel.read_bytes()).hexdigest()}  {wheel.name}\n"
     (tmp_path / "SHA256SUMS").write_text(sums)
     subprocess.run(["sha256sum", "--check", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def crate(folder: Path, name: str, **more: str | None) -> dict[str, Any]:
+    """A crate as cargo describes it."""
+    made = {
+        "name": name,
+        "version": "1.0.0",
+        "license": "MIT",
+        "links": None,
+        "authors": ["A <a@b>"],
+    }
+    made |= {"repository": "", "homepage": "", "manifest_path": str(folder / name / "Cargo.toml")}
+    (folder / name).mkdir()
+    return made | more
+
+
+def test_notices_have_each_text_once_and_the_licences_of_c_sources(tmp_path: Path) -> None:
+    tool = loaded("notices")
+    crates = [crate(tmp_path, name) for name in ("a", "b", "plain")]
+    crates.append(crate(tmp_path, "zstd-sys", links="zstd"))
+    for name, text in (("a/LICENSE", "The text\nof both"), ("b/COPYING", "The text of both")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "zstd-sys/zstd").mkdir()
+    (tmp_path / "zstd-sys/zstd/LICENSE").write_text("The text of zstd")
+    page = tool.page(list(tool.parts(crates)))
+    assert "a 1.0.0 · MIT · [1]" in page
+    assert "b 1.0.0 · MIT · [1]" in page
+    assert page.count("of both") == 1
+    assert "Copyright (c) A\n\nPermission is hereby granted" in page
+    assert "zstd, in C, within zstd-sys" in page
+    assert page.count("The text of zstd") == 1
+
+
+def test_notices_refuse_what_has_no_licence(tmp_path: Path) -> None:
+    tool = loaded("notices")
+    with pytest.raises(tool.MissingError, match=r"new-sys 1\.0\.0 links 'new': name its C sources"):
+        list(tool.parts([crate(tmp_path, "new-sys", links="new")]))
+    with pytest.raises(tool.MissingError, match="rare has no licence file"):
+        list(tool.parts([crate(tmp_path, "rare", license="MPL-2.0")]))
+    with pytest.raises(tool.MissingError, match=r"zstd-sys 1\.0\.0 has no zstd/LICENSE"):
+        list(tool.parts([crate(tmp_path, "zstd-sys", links="zstd")]))
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def take(tx, e):
     )
     assert main(["run", "bank.py", "--fresh"]) == 0
     said = capsys.readouterr().err
-    assert "--fresh: deletes in bank.tidemill: APP, cuts, input, store" in said
+    assert "--fresh: deleted in bank.tidemill: APP, cuts, input, store" in said
     assert main(["run", "bank.py", "--fresh", "--data-dir", "new"]) == 0
     assert "fresh" not in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ PYTHON = [
     re.compile(r"\bsuppress\("),
 ]
 # Folders that do not ship, or only for measurements and tests.
-OTHER = {"tests", "target", "bench", "sim", "workloads", ".venv"}
+OTHER = {"tests", "target", "bench", "sim", ".venv"}
 # How far above the line its reason may stand.
 ABOVE = 6
 

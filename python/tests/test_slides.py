@@ -25,7 +25,7 @@ class Candles:
         app = self.app = tm.App("market")
         self.trades = app.stream("trades", time="at" if timed else None, at=int, price=int)
         self.seen = seen = app.table("seen", key="end", end=int, n=int)
-        self.candles = candles = app.stream("candles", end=int, rows=int, came=int, low=int)
+        self.candles = candles = app.stream("candles", end=int, rows=int, added=int, low=int)
         window = self.window = app.window(
             "minute",
             time=size,
@@ -43,7 +43,7 @@ class Candles:
         def close(tx, slide):
             tx.require(slide.end != 240 or not timed, "nobody trades at four")
             for group in window.groups():
-                tx.emit(candles, end=slide.end, rows=slide.rows, came=slide.came, low=group.low)
+                tx.emit(candles, end=slide.end, rows=slide.rows, added=slide.added, low=group.low)
             if timed:
                 seen.upsert(end=slide.end, n=slide.rows)
 
@@ -81,7 +81,7 @@ def test_a_slide_is_a_transaction_of_its_own() -> None:
 
 
 def slides(times: list[int], size: int, slide: int) -> list[tuple[int, int, int]]:
-    """Ends, rows and those that came of all slides, by the definition."""
+    """Ends, rows and added rows of all slides, by the definition."""
     found = []
     if times:
 
@@ -295,7 +295,7 @@ def follow(tx, pings):
             window.insert(at=ping.at)
 
 
-with app.start(data_dir=sys.argv[1], recovery=sys.argv[2], log_to="life") as mill:
+with app.start(data_dir=sys.argv[1], recovery=sys.argv[2], log_to="log") as mill:
     mill.send(pings, [{"at": at} for at in range(0, 300, 7)][mill.sent(pings) :])
     mill.finish()
     summary = mill.summary()
@@ -320,7 +320,7 @@ def test_a_slide_that_ends_the_process_is_one_without_its_triggers(
     assert [code for code, _ in said] == [7, 7, 7, 7, 0], said
     reason = "it ended the process 3 times, each time while nothing else was executed"
     assert said[-1][1] == f"{wanted[:32]} ['{reason}']"
-    aborted = [json.loads(line) for line in (tmp_path / "life").read_text().splitlines()]
+    aborted = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     aborted = [line for line in aborted if line["event"] == "slide aborted"]
     assert [(line["window"], line["ends"], line["what"]) for line in aborted] == [
         ("second", 120, "no more"),

@@ -181,7 +181,7 @@ def test_names_that_are_not_there_are_refused(folder: Folder) -> None:
     assert "has no table 'x'" in said
     code, said = folder.tidemill("run", "app.py", "--upgrade", "--rename", "accounts.holdr")
     assert code == 1
-    assert "does not say what has which name now" in said
+    assert "does not map old names to new ones" in said
 
 
 def test_settings_come_from_the_file(folder: Folder) -> None:

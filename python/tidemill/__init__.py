@@ -11,6 +11,10 @@
 'traced'
 """
 
+# isort: off
+from tidemill import _starting  # noqa: F401
+
+# isort: on
 from tidemill._native import __version__
 from tidemill.app import App
 from tidemill.client import (
@@ -61,12 +65,13 @@ from tidemill.functions import (
 from tidemill.index import Index
 from tidemill.kafka import Kafka, kafka
 from tidemill.mill import Mill, OutputView, TableView
+from tidemill.opaque import Tx
 from tidemill.owned import OwnedWindow
 from tidemill.stream import Handler, Stream
 from tidemill.table import Table
 from tidemill.trigger import Trigger
+from tidemill.types import Caller, column, decimal, optional, timestamp
 from tidemill.types import any_value as any
-from tidemill.types import column, decimal, optional, timestamp
 from tidemill.types import list_of as list
 from tidemill.window import Window, last, session, sliding, tumbling
 
@@ -76,6 +81,7 @@ __all__ = [
     "App",
     "AsyncClient",
     "BadValue",
+    "Caller",
     "Change",
     "Client",
     "Context",
@@ -107,6 +113,7 @@ __all__ = [
     "Table",
     "TableView",
     "Trigger",
+    "Tx",
     "Window",
     "__version__",
     "abs",

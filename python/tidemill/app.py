@@ -7,12 +7,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from tidemill import _native, owned, procedure
+from tidemill import _native, again, owned, procedure
+from tidemill.columns import columns_at
 from tidemill.config import apart, checked_settings, one_process, refuse_idle
 from tidemill.entity import Entity
 from tidemill.errors import ProgramError, SettingError
 from tidemill.external import External
 from tidemill.given import kept_of, parameters_of
+from tidemill.index import Index
+from tidemill.keywords import known_keywords
 from tidemill.owned import Aggregates, OwnedWindow
 from tidemill.source import here
 from tidemill.stream import Handler, Stream
@@ -24,7 +27,6 @@ from tidemill.types import (
     Column,
     Json,
     Schema,
-    declared_columns,
     duration_us,
 )
 
@@ -42,9 +44,10 @@ class App:
             data directory from it.
         seed: The seed of ``tx.random`` and ``tx.uuid``, from 0 to 2**64 - 1. The default is 0.
             The numbers of a transaction follow from the seed and the event.
+        version: The app's version, for the readers of its OpenAPI document. The default is none.
 
     Raises:
-        ProgramError: The name is empty, or the seed is out of range.
+        ProgramError: The name is empty, the seed is out of range, or the version is no text.
 
     Example:
         >>> app = App("ledger")
@@ -60,12 +63,16 @@ class App:
         <handler pay (traced)>
     """
 
-    def __init__(self, name: str, *, seed: int = 0) -> None:
+    def __init__(self, name: str, *, seed: int = 0, version: str | None = None) -> None:
         if not isinstance(name, str) or not name:
-            raise ProgramError(f"an app's name is a text, not {name!r}", "", here())
+            raise ProgramError(
+                f"an app's name is a text, not {name!r}", 'write tm.App("name")', here()
+            )
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ProgramError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}", "", here())
-        self.name = name
+        if version is not None and not isinstance(version, str):
+            raise ProgramError(f"an app's version is a text, not {version!r}", "", here())
+        self.name, self.version = name, version
         #: The seed of ``tx.random`` and ``tx.uuid``; the event is the other part.
         self.seed = seed
         self.at = here()
@@ -77,6 +84,7 @@ class App:
         self.kept: list[str] = []
         self.nestings: list[dict[str, Any]] = []
         self.windows: list[OwnedWindow] = []
+        self.indexes: dict[str, Index] = {}
         self.triggers: list[Trigger] = []
         #: The streams of firings, and their periods in microseconds.
         self.timers: list[tuple[Stream, int]] = []
@@ -131,8 +139,8 @@ class App:
             <table accounts: id: int, balance: int>
         """
         at = here()
-        self._name("table", name, self.tables, at)
-        made = self._columns(f"table {name}", schema, columns, at)
+        self._name("table", name, () if again.interactive() else self.tables.values(), at)
+        made = columns_at(at, f"table {name}", schema, columns, self.table)
         names = (key,) if isinstance(key, str) else tuple(key)
         if partition_prefix is not None and not 1 <= partition_prefix <= len(names):
             raise ProgramError(
@@ -162,6 +170,7 @@ class App:
                 problem = f"is {column.ty}, which can't be part of a key"
             if problem:
                 raise ProgramError(f"table {name}: '{column.name}' {problem}", "", at)
+        table = again.same_table(self, table)
         self.tables[name] = table
         return table
 
@@ -176,7 +185,7 @@ class App:
         prefix: int | None = None,
     ) -> Table:
         """Adds a table that only the engine writes."""
-        self._name("table", name, self.tables, at)
+        self._name("table", name, self.tables.values(), at)
         schema = Schema(columns)
         made = Table(self, len(self.tables), name, key, schema, prefix, at, None, ordered, keeps)
         self.tables[name] = made
@@ -244,12 +253,13 @@ class App:
             [{'leads': 2}, {'leads': 2}, {'leads': 1}]
         """
         at = here()
-        self._name("window", name, [w.name for w in self.windows], at)
-        made = self._columns(f"window {name}", schema, columns, at)
+        self._name("window", name, self.windows, at)
+        made = columns_at(at, f"window {name}", schema, columns, self.window)
         window = owned.declare(self, name, made, rows, time, slide, group, sums, aggregates, at)
         self.windows.append(window)
         return window
 
+    @known_keywords
     def trigger(
         self,
         on: Stream | Table | OwnedWindow,
@@ -272,7 +282,7 @@ class App:
           these is a row or None. The trigger runs when the function that wrote the rows has
           returned, once for each row that differs then.
         - on a window that slides, the ``end`` of the window (a time), the number of active
-          ``rows``, and the number of rows that ``came`` with this slide. It runs at once.
+          ``rows``, and the number of rows that this slide ``added``. It runs at once.
         - on a window with ``changes=["insert"]``, the new row, before that row slides the window.
 
         Args:
@@ -314,9 +324,9 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Trigger:
             chosen = str(name or getattr(function, "__name__", "trigger"))
-            self._name("trigger", chosen, [t.name for t in self.triggers], at)
+            self._name("trigger", chosen, self.triggers, at)
             trigger = Trigger(self, function, on, changes, chosen, emits, at)
-            self.triggers.append(trigger)
+            again.replaced(self.triggers, trigger)
             return trigger
 
         return decorate
@@ -359,11 +369,13 @@ class App:
             <stream payments: at: timestamp, amount: int>
         """
         at = here()
-        self._name("stream", name, [s.name for s in self.streams], at)
-        made = self._columns(f"stream {name}", schema, columns, at)
+        self._name("stream", name, () if again.interactive() else self.streams, at)
+        made = columns_at(at, f"stream {name}", schema, columns, self.stream)
         if late not in ("side", "admit", "error"):
             raise ProgramError(
-                f"stream {name}: late={late!r}", 'it is "side", "admit" or "error"', at
+                f"stream {name}: late={late!r} does not say what happens to late rows",
+                'say "side", "admit" or "error"',
+                at,
             )
         if time is not None:
             if not isinstance(time, str):
@@ -380,7 +392,8 @@ class App:
                     "",
                     at,
                 )
-        return Stream(self, name, made, "input", at, time, late)
+        same = again.same_stream(self, [made.json(), time, late, "input"], name, at)
+        return Stream(self, name, made, "input", at, time, late) if same is None else same
 
     @overload
     def transaction(
@@ -389,6 +402,7 @@ class App:
     ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
     @overload
     def transaction(self, function: Callable[..., Any], /) -> Handler: ...
+    @known_keywords
     def transaction(
         self,
         stream: Any,
@@ -451,9 +465,9 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Handler:
             chosen = str(name or getattr(function, "__name__", "handler"))
-            self._name("handler", chosen, [h.name for h in self.handlers], at)
-            self._name("stream", chosen, [s.name for s in self.streams], at)
-            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
+            self._name("handler", chosen, self.handlers, at)
+            self._name("stream", chosen, self.streams, at)
+            made = None if out is None else columns_at(at, f"out of {chosen}", out, {})
             return Handler(self, function, stream, chosen, at, opaque, made, emits, owns=owns)
 
         return decorate
@@ -465,6 +479,7 @@ class App:
         self, *streams: Stream, name: str | None = None, out: object = None,
         emits: Iterable[Stream] = (), owns: object = (), role: str | None = None,
     ) -> Callable[[Callable[..., Any]], Handler]: ...  # fmt: skip
+    @known_keywords
     def procedure(
         self,
         *streams: Any,
@@ -585,8 +600,11 @@ class App:
         """
         more: dict[str, Any] = {"partition_prefix": partition_prefix, "ordered": ordered}
         table = self.table(name, key=key, schema=schema, **more, **columns)  # type: ignore[arg-type]
-        return Entity(self, table)
+        if table.entity is None:
+            table.entity = Entity(self, table)
+        return table.entity
 
+    @known_keywords
     def every(
         self,
         period: str | int | dt.timedelta,
@@ -638,17 +656,18 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> Handler:
             chosen = str(name or getattr(function, "__name__", "timer"))
-            self._name("handler", chosen, [h.name for h in self.handlers], at)
-            self._name("stream", chosen, [s.name for s in self.streams], at)
-            columns = self._columns(f"firings of {chosen}", {"at": TIMESTAMP}, {}, at)
+            self._name("handler", chosen, self.handlers, at)
+            self._name("stream", chosen, self.streams, at)
+            columns = columns_at(at, f"firings of {chosen}", {"at": TIMESTAMP}, {})
             firings = Stream(self, f"{chosen}.firings", columns, "input", at)
-            made = None if out is None else self._columns(f"out of {chosen}", out, {}, at)
+            made = None if out is None else columns_at(at, f"out of {chosen}", out, {})
             handler = Handler(self, function, firings, chosen, at, True, made, emits, owns=owns)
             self.timers.append((firings, period_us))
             return handler
 
         return decorate
 
+    @known_keywords
     def external(
         self,
         *,
@@ -713,16 +732,17 @@ class App:
 
         def decorate(function: Callable[..., Any]) -> External:
             chosen = str(name or getattr(function, "__name__", "external"))
-            self._name("stream", chosen, [s.name for s in self.streams], at)
+            self._name("stream", chosen, self.streams, at)
             asked = parameters_of(function, chosen, at, "external")
             owner = f"out of {chosen}"
-            said = Schema([]) if out is None else self._columns(owner, out, {}, at)
+            said = Schema([]) if out is None else columns_at(at, owner, out, {})
             made = External(self, function, chosen, asked, said, at_once, retries, at)
             self.externals.append(made)
             return made
 
         return decorate
 
+    @known_keywords
     def nested(
         self, name: str, *procedures: Handler, before: Iterable[tuple[Handler, Handler]] = ()
     ) -> None:
@@ -768,28 +788,23 @@ class App:
             ... def words(mill):
             ...     return {"words": len(mill.table(counts))}
         """
-        self.summaries.append(function)
+        if again.interactive():
+            again.replaced(self.summaries, function, lambda one: one.__qualname__)
+        else:
+            self.summaries.append(function)
         return function
 
-    def _name(self, what: str, name: object, known: Iterable[str], at: str) -> None:
+    def _name(self, what: str, name: object, known: Iterable[Any], at: str) -> None:
         if not isinstance(name, str) or not name:
-            raise ProgramError(f"a {what}'s name is a text, not {name!r}", "", at)
-        if name in known:
-            raise ProgramError(f"there are two {what}s named '{name}'", "give one another name", at)
-
-    def _columns(
-        self, owner: str, schema: object, columns: Mapping[str, object], at: str
-    ) -> Schema:
-        try:
-            return declared_columns(owner, schema, columns)
-        except ProgramError as error:
-            raise ProgramError(error.what, error.help, error.at or at) from None
+            raise ProgramError(
+                f"a {what}'s name is a text, not {name!r}", 'give it a name, such as "payments"', at
+            )
+        again.check_name(self, what, name, {one.name: one for one in known}, at)
 
     def add_stream(self, stream: Stream) -> int:
         """Adds a stream to the app and returns its number."""
-        self._name("stream", stream.name, [s.name for s in self.streams], stream.at)
-        self.streams.append(stream)
-        return len(self.streams) - 1
+        self._name("stream", stream.name, (), stream.at)
+        return again.add_stream(self, stream)
 
     # Running.
 

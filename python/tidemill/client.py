@@ -255,7 +255,10 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
     headers = {"content-type": "application/json"}
     if request is not None:
         headers["idempotency-key"] = request
-    error: Error = DeadlineError(f"there was no time to call {procedure}")
+    error: Error = DeadlineError(
+        f"there was no time to call {procedure}: the deadline is {options.deadline} s",
+        "give a longer deadline=",
+    )
     heard = False
     waits = _waits()
     for attempt in range(options.retries + 1):
@@ -510,7 +513,7 @@ class Client(_Client):
         *,
         token: str | None = None,
         deadline: float = 30.0,
-        retries: int = 8,
+        retries: int = 30,
         verify: Any = True,
     ) -> None:
         import httpx
@@ -706,7 +709,7 @@ class AsyncClient(_Client):
         *,
         token: str | None = None,
         deadline: float = 30.0,
-        retries: int = 8,
+        retries: int = 30,
         verify: Any = True,
     ) -> None:
         import httpx

@@ -33,11 +33,15 @@ ON_FAULT: Final = ("stop", "abort")
 #: What ``cluster_cuts`` may be.
 CUTS: Final = ("log", "coordinator")
 
+#: What ``log_format`` may be.
+LOG_FORMAT: Final = ("text", "json")
+
 #: What to say where it is none of these.
 _SAY: Final = {
     DURABLE: "say none to keep nothing, log to repeat everything at a start, or log+snapshots",
     RECOVERY: "say weak to log inputs, or strong to log each transaction, too",
     ON_FAULT: "say stop to end the run at the event, or abort to count it and go on",
+    LOG_FORMAT: "say text for people, or json for programs",
     CUTS: "say log to have them in Kafka, or coordinator to have them on its disk",
 }
 
@@ -358,11 +362,26 @@ SETTINGS: Final[dict[str, Setting]] = {
         default="24 hours",
         help="Microseconds for which the reply to a request with an id is remembered.",
     ),
+    "log": Setting(
+        str,
+        MODES,
+        default="`info` with `log_to`; otherwise nothing is logged",
+        help=(
+            "Levels of the [log](../guides/operate.md#the-log), also by target: "
+            "`info,tidemill::sink=debug`."
+        ),
+    ),
+    "log_format": Setting(
+        LOG_FORMAT,
+        MODES,
+        default="`json` with `log_to`, otherwise `text`",
+        help="Form of the log: a line of text or a JSON object for each event.",
+    ),
     "log_to": Setting(
         Path,
-        _ONE,
-        default="none",
-        help="File that gets a JSON line for each event of the engine's life. `-`: standard error.",
+        MODES,
+        default="`-` with `log`",
+        help="File to which the log is appended. `-`: standard error.",
     ),
     "upgrade": Setting(
         LOSSY,
@@ -575,6 +594,8 @@ def _checked(name: str, value: Any, origin: str) -> Any:
         return _names(name, value, origin)
     if kind is Path:
         return _path(name, value, origin)
+    if name == "log":
+        return _log(value, origin)
     if kind is str:
         return _text(name, value, origin)
     if isinstance(kind, tuple):
@@ -617,6 +638,20 @@ def _text(name: str, value: Any, origin: str) -> str:
     return value
 
 
+def _log(value: Any, origin: str) -> str:
+    """Directives for the log.
+
+    >>> _log("inof", "--set")
+    Traceback (most recent call last):
+    tidemill.errors.SettingError: --set: log='inof': 'inof' is neither a level nor a target: did ...
+    """
+    text = _text("log", value, origin)
+    if fault := _native.log_fault(text):
+        what, help = fault
+        raise SettingError(f"{origin}: log={_shown(text)}: {what}", help)
+    return text
+
+
 def _shown(value: object) -> str:
     """A value for an error: as Python writes it, but not at any length."""
     text = repr(value)
@@ -654,13 +689,13 @@ def _names(name: str, value: Any, origin: str) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(text, str) and text for pair in value.items() for text in pair
     ):
-        what, help = "what has which name now", "old names with new ones: accounts=clients"
+        what, help = "old names to new ones", "old names with new ones: accounts=clients"
         if name == "http_roles":
-            what, help = "which role is needed for what", "names with roles: transfer=teller"
+            what, help = "names to roles", "names with roles: transfer=teller"
         elif name == "cluster_log_options":
-            what = "which property of librdkafka is what"
+            what = "properties of librdkafka to values"
             help = "properties with texts: security.protocol=ssl"
-        raise SettingError(f"{origin}: {name}={shown} does not say {what}", f"give {help}")
+        raise SettingError(f"{origin}: {name}={shown} does not map {what}", f"give {help}")
     for text in (text for pair in value.items() for text in pair):
         # Certificates, among options, have several lines.
         lines = text.split("\n") if name == "cluster_log_options" else [text]
@@ -791,6 +826,8 @@ def _missing(name: str, mode: str, known: set[str], layers: Layers) -> str:
         return "durable=log+snapshots"
     if name == "renames" and not last.get("upgrade"):
         return "upgrade"
+    if name == "log_format" and not known & {"log", "log_to"}:
+        return "log_to or log"
     # Clients follow an output over HTTP, or at the socket in the data directory.
     is_kept = name.startswith(("tail_", "dlq_"))
     return "http_port" if is_kept and mode != DIRECTORY and "http_port" not in known else ""

@@ -27,11 +27,17 @@ class Transaction(Protocol):
 
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
         """Returns whether a row exists."""
+        ...
 
     def scan(
-        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+        self,
+        table: Table,
+        start: tuple[object, ...],
+        end: tuple[object, ...] | None,
+        limit: int | None,
+        reverse: bool,
     ) -> Any:
-        """Returns the rows of a range of keys."""
+        """Returns the rows of a range of keys; with no ``end``, those that begin with ``start``."""
 
     def find(
         self,
@@ -39,6 +45,7 @@ class Transaction(Protocol):
         start: tuple[object, ...],
         end: tuple[object, ...] | None,
         limit: int | None,
+        reverse: bool,
     ) -> Any:
         """Returns the rows of a range of an index; with no ``end``, those that match ``start``."""
 
@@ -62,6 +69,8 @@ class _Local(threading.local):
     transaction: Transaction | None = None
     #: Whether this thread runs a function of ``tx.lookup``, for which a transaction waits.
     asks: bool = False
+    #: Whether a command of ``tidemill`` loads the user's file in this thread.
+    loads: bool = False
 
 
 #: The state of this thread.
@@ -99,6 +108,26 @@ def outside(what: str, may_be_asked: bool = False) -> None:
     if running is not None:
         running.refuse(error)
     raise error
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Marks the block in which a command loads the user's file."""
+    local.loads = True
+    try:
+        yield
+    finally:
+        local.loads = False
+
+
+def refuse_loading() -> None:
+    """Refuses a start while a command loads the file with the app, which the command starts."""
+    if local.loads:
+        raise ProgramError(
+            "app.start() runs while a command of tidemill loads this file for its app",
+            'put it under if __name__ == "__main__":, which only python APP.py executes',
+            here(),
+        )
 
 
 @contextmanager

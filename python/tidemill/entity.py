@@ -20,7 +20,8 @@ from tidemill import _native
 from tidemill.context import local
 from tidemill.deadline import Overdue
 from tidemill.errors import Abort, BadValue, ProgramError, Untraceable
-from tidemill.given import parameters_of
+from tidemill.given import caller_of, parameters_of
+from tidemill.keywords import known_keywords
 from tidemill.opaque import OpaqueCall, Running, Tx, check_function, verdict
 from tidemill.procedure import calls_of
 from tidemill.source import blocking, globals_changed, globals_written, here, referenced
@@ -178,6 +179,24 @@ class Function(Handler):
         """Raises ``TypeError`` for a function that returns a reply without awaiting it."""
         raise TypeError(f"{self.name} returns a reply, and not the value in it: write return await")
 
+    def with_caller(
+        self, args: tuple[Any, ...], named: dict[str, Any], caller: str
+    ) -> dict[str, Any]:
+        """Returns the arguments by name, with the name of the function that calls.
+
+        Args:
+            args: The positional arguments.
+            named: The arguments by name.
+            caller: The name of the calling function.
+
+        Raises:
+            TypeError: The caller names itself.
+        """
+        assert self.caller is not None
+        if self.caller in named or len(args) >= len(self.parameters.columns):
+            raise TypeError(f"{self.name}: its caller can't give '{self.caller}'")
+        return {**named, self.caller: f"function:{caller}"}
+
     def filled(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         """Returns the arguments with defaults filled in, in the order of the parameters.
 
@@ -237,7 +256,7 @@ class Function(Handler):
 class Graph:
     """The calls of one transaction."""
 
-    __slots__ = ("calls", "context", "depth", "failed", "owner", "running")
+    __slots__ = ("calls", "context", "depth", "failed", "function", "owner", "running")
 
     #: False: calls are executed at once, in this process.
     is_remote = False
@@ -250,6 +269,8 @@ class Graph:
         self.failed: BaseException | None = None
         #: The kind of entity whose function runs, and its row.
         self.owner: tuple[Entity, _native.Row] | None = None
+        #: The name of the function that runs.
+        self.function = running.handler.name
 
     def call(
         self,
@@ -270,8 +291,11 @@ class Graph:
         if self.depth == DEPTH_MAX:
             running.fail(Abort(f"calls are more than {DEPTH_MAX} deep in one another"))
         owner, self.owner = self.owner, (function.entity, row)
+        caller, self.function = self.function, function.name
         self.depth += 1
         try:
+            if named is not None and function.caller is not None:
+                named = function.with_caller(args, named, caller)
             values = args if named is None else function.bound(args, named)
             if not function.creates:
                 function.check(row)
@@ -292,7 +316,7 @@ class Graph:
             raise
         finally:
             self.depth -= 1
-            self.owner = owner
+            self.owner, self.function = owner, caller
 
 
 def _copied(function: Function, result: object) -> object:
@@ -310,6 +334,7 @@ class Reference:
 
     __slots__ = ("_key",)
     _entity: Entity
+    _key: tuple[Any, ...]
 
     def __init__(self, key: tuple[Any, ...]) -> None:
         object.__setattr__(self, "_key", key)
@@ -327,8 +352,14 @@ class Reference:
         row: _native.Row = graph_of(self._entity).running.row(self._entity.table, self._key)
         return row
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise self._entity.unknown(name)
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Reply[Any]]: ...
+
+    else:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise self._entity.unknown(name)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(
@@ -409,7 +440,9 @@ class Entity:
         creates: bool = False,
         emits: Iterable[Stream] = (),
         role: str | None = None,
+        private: bool = False,
     ) -> Callable[[Callable[..., Any]], Function]: ...
+    @known_keywords
     def function(
         self,
         function: Callable[..., Any] | None = None,
@@ -419,12 +452,14 @@ class Entity:
         creates: bool = False,
         emits: Iterable[Stream] = (),
         role: str | None = None,
+        private: bool = False,
     ) -> Any:
         """Makes a function, plain or async, a function of the entity.
 
         It is declared as ``async def reserve(self, ctx, n: int = 1)``. ``self`` is the entity's
         row, whose columns can be read and set. ``ctx`` is the transaction (:class:`Context`). The
-        other parameters have types, as columns have, and may have defaults.
+        other parameters have types, as columns have, and may have defaults. A last parameter of
+        type :data:`tidemill.Caller` receives the caller.
 
         Args:
             function: The function, where the decorator is used without parentheses.
@@ -436,6 +471,8 @@ class Entity:
                 The default is none.
             role: The role that the token of an HTTP client needs to call the function. The
                 default is none.
+            private: Whether only other functions of the app may call the function. The default is
+                False: clients may, too.
 
         Returns:
             The :class:`Function`, or a decorator that returns it.
@@ -461,7 +498,14 @@ class Entity:
 
         def decorate(function: Callable[..., Any]) -> Function:
             chosen = str(name or getattr(function, "__name__", "function"))
+            if private and role is not None:
+                raise ProgramError(
+                    f"function {self.name}.{chosen} is private, and has a role for clients",
+                    "leave out role=, or private=True",
+                    at,
+                )
             made = _declared(self, function, chosen, bool(creates), emits, role, at)
+            made.private, made.caller = bool(private), caller_of(function)
             self.functions[chosen] = made
             setattr(self._reference, chosen, method(made))
             return made
@@ -490,7 +534,15 @@ class Entity:
         graph_of(self).running.insert(self.table, columns, False)
         return Reply(None)
 
-    def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
+    def scan(
+        self,
+        start: object = None,
+        end: object = None,
+        *,
+        prefix: object = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Any:
         """Returns the entities of a range of keys, in key order, as rows.
 
         Only functions of the same kind of entity can call it. The kind was declared with
@@ -501,7 +553,12 @@ class Entity:
             start: The first key of the range, inclusive. For several key columns it is a tuple of
                 the leading ones. The default is None, no bound.
             end: The key after the range, exclusive, in the same form. The default is None.
+            prefix: The beginning of the keys' texts or bytes, instead of the bounds. For several
+                key columns it is a tuple of leading values, of which the last is such a beginning.
+                The default is None.
             limit: The largest number of rows. The default is all.
+            reverse: Whether the rows are in reverse order, so that a limit gives the last ones. The
+                default is False.
 
         Returns:
             A list of rows.
@@ -517,24 +574,29 @@ class Entity:
                 f"write one that scans, and call it: {self.name}[key].its_name()",
                 here(),
             )
-        prefix = self.table.partition_prefix
-        if prefix is not None:
+        partition = self.table.partition_prefix
+        if partition is not None:
             row = graph.owner[1]
-            own = tuple(row[self.table.key[place]] for place in range(prefix))
-            first = start if isinstance(start, tuple) else () if start is None else (start,)
-            last = end if isinstance(end, tuple) else () if end is None else (end,)
-            if first[:prefix] != own or (end is not None and last[:prefix] != own):
+            own = tuple(row[self.table.key[place]] for place in range(partition))
+            first, last = (
+                bound if isinstance(bound, tuple) else () if bound is None else (bound,)
+                for bound in ((start, end) if prefix is None else (prefix, None))
+            )
+            is_within = len(first) > partition or prefix is None
+            is_within = is_within and (not last or last[:partition] == own)
+            if first[:partition] != own or not is_within:
                 raise ProgramError(
                     f"a scan of {self.name} must begin and end with the partition of self: {own}",
                     f"write {self.name}.scan({own}, ...)",
                     here(),
                 )
-            if end is None:
-                rows = graph.running.scan(self.table, own, None, limit if first == own else None)
+            if prefix is None and end is None:
+                most = limit if first == own else None
+                rows = graph.running.scan(self.table, own, None, most, reverse)
                 names = self.table.key[: len(first)]
                 rows = [row for row in rows if tuple(row[name] for name in names) >= first]
                 return rows[:limit]
-        return self.table.scan(start, end, limit=limit)
+        return self.table.scan(start, end, prefix=prefix, limit=limit, reverse=reverse)
 
     def unknown(self, name: str) -> AttributeError:
         """Returns the error for a name that no function has."""
@@ -580,11 +642,18 @@ def _declared(
     """Declares a function of an entity; :meth:`Entity.function` calls it."""
     chosen, table = f"{entity.name}.{name}", entity.table
     if name.startswith("_") or name in ("exists", "delete", "create", "scan", "function"):
-        raise ProgramError(f"function {chosen}: the name '{name}' is taken", "", at)
+        raise ProgramError(
+            f"function {chosen}: the name '{name}' is taken",
+            "give it another name, without _ at its beginning: entities have create, delete, "
+            "exists, scan and function themselves",
+            at,
+        )
     if name in table.schema.index:
-        raise ProgramError(f"function {chosen}: '{name}' is a column of {entity.name}", "", at)
-    entity.app._name("handler", chosen, [h.name for h in entity.app.handlers], at)
-    entity.app._name("stream", chosen, [s.name for s in entity.app.streams], at)
+        raise ProgramError(
+            f"function {chosen}: '{name}' is a column of {entity.name}", "rename one of them", at
+        )
+    entity.app._name("handler", chosen, entity.app.handlers, at)
+    entity.app._name("stream", chosen, entity.app.streams, at)
     parameters = parameters_of(function, chosen, at, "function")
     for parameter in parameters:
         if parameter in table.key:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tidemill.columns import columns_at
 from tidemill.errors import ProgramError
 from tidemill.stream import Handler, Stream
 from tidemill.types import STR, Json, Schema, optional
@@ -60,7 +61,7 @@ class External(Stream):
         self.at_once = at_once
         self.outbox: Table = app.table(f"{name}.outbox", key="id", schema={"id": STR, **asked})
         self.answers = app.stream(f"{name}.answers", schema={"id": STR, **said})
-        columns = app._columns(f"external {name}", {"id": STR, **asked, **said}, {}, at)
+        columns = columns_at(at, f"external {name}", {"id": STR, **asked, **said}, {})
         super().__init__(app, name, columns, "input", at)
         names = [*asked]
 
@@ -105,6 +106,7 @@ class OpaqueExternal:
         """Calls the function, with retries while it raises, until ``gives_up`` returns true."""
         external, (wait, longest) = self.external, _WAITS
         key, *values = row
+        what = ""
         for left in range(external.retries, -1, -1):
             try:
                 said = external.function(key, *values)

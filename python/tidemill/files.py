@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tidemill.errors import ProgramError
+from tidemill.keywords import known_keywords
 from tidemill.source import here
 from tidemill.types import Json
 
 _SOURCE_ONLY = (
+    "skip_lines",
     "quote",
     "unclosed",
     "encoding",
@@ -46,17 +48,21 @@ class Files:
         for name in others:
             if name in self.options:
                 raise ProgramError(
-                    f"{self.path}: {name}= means nothing for files that are {use}", "", self.at
+                    f"{self.path}: {name}= means nothing for files that are {use}",
+                    "leave it out",
+                    self.at,
                 )
         return {"path": self.path, **self.options}
 
 
+@known_keywords
 def files(
     path: str | os.PathLike[str],
     format: Literal["csv", "jsonl", "parquet"] | None = None,
     *,
     delimiter: str | None = None,
     header: bool | None = None,
+    skip_lines: int | None = None,
     quote: str | None = None,
     unclosed: Literal["stop", "skip"] | None = None,
     encoding: str | None = None,
@@ -89,6 +95,8 @@ def files(
             ``.tsv``.
         header: Whether the first line of CSV has the names of the columns. The default is True,
             and False with ``order``. Without names the file has the stream's columns in order.
+        skip_lines: Reading CSV: the number of lines before the header, which are skipped. Without
+            a header they are before the first row. The default is 0.
         quote: Reading CSV: the quote character, doubled inside a field. ``""`` makes quotes
             ordinary characters. The default is ``"``.
         unclosed: Reading CSV: the reaction to a quote that is not closed. ``"stop"`` (the default)
@@ -117,7 +125,8 @@ def files(
         The description of the files.
 
     Raises:
-        ProgramError: ``order`` is a text, or the delimiter is not one character.
+        ProgramError: ``order`` is a text, the delimiter is not one character, or ``skip_lines`` is
+            not a number.
 
     Example:
         >>> files("in/*.csv", delimiter=";").source_json()
@@ -127,6 +136,7 @@ def files(
         "format": format,
         "delimiter": delimiter,
         "header": header,
+        "skip_lines": skip_lines,
         "quote": quote,
         "unclosed": unclosed,
         "encoding": encoding,
@@ -145,5 +155,8 @@ def files(
         raise ProgramError("order= is a list of column names", f'write order=["{order}"]', at)
     if delimiter is not None and len(delimiter) != 1:
         raise ProgramError(f"delimiter={delimiter!r} is not one character", "", at)
+    is_count = isinstance(skip_lines, int) and not isinstance(skip_lines, bool) and skip_lines >= 0
+    if skip_lines is not None and not is_count:
+        raise ProgramError(f"skip_lines is a number of lines, not {skip_lines!r}", "", at)
     options = {name: value for name, value in given.items() if value is not None}
     return Files(os.fspath(path), options, at)

@@ -104,6 +104,8 @@ def checked(owner: str, rows: Any, column: str) -> Any:
         except pa.ArrowException as error:
             why = "; ".join(str(part) for part in error.args)
             raise InputError(f"{owner}: {why}", "give each column one type") from None
+    if _is_of(rows, "polars"):
+        rows = _without_nulls(rows)
     if not _is_of(rows, "pyarrow") or not hasattr(rows, "validate"):
         return rows
     pa = sys.modules["pyarrow"]
@@ -122,6 +124,43 @@ def checked(owner: str, rows: Any, column: str) -> Any:
                 ) from None
             first += len(chunk)
     return rows
+
+
+def index_help(rows: Any, column: str) -> str:
+    """Returns how to send a frame of pandas without a named index, if the column is one."""
+    is_index = _is_of(rows, "pandas") and column in getattr(rows.index, "names", ())
+    return "it is the frame's index: send frame.reset_index(drop=True)" if is_index else ""
+
+
+def _without_nulls(rows: Any) -> Any:
+    """Converts columns of the null type to bools that are null.
+
+    polars exports the null type with a buffer, which Arrow's interface forbids.
+    """
+    import polars as pl
+
+    if isinstance(rows, pl.Series):
+        ty = _without_null(rows.dtype)
+        return rows if ty == rows.dtype else rows.cast(ty)
+    if not isinstance(rows, pl.DataFrame):
+        return rows
+    types = {name: (ty, _without_null(ty)) for name, ty in rows.schema.items()}
+    casts = [pl.col(name).cast(to) for name, (ty, to) in types.items() if ty != to]
+    return rows.with_columns(casts) if casts else rows
+
+
+def _without_null(ty: Any) -> Any:
+    import polars as pl
+
+    if ty == pl.Null:
+        return pl.Boolean
+    if isinstance(ty, pl.List):
+        return pl.List(_without_null(ty.inner))
+    if isinstance(ty, pl.Array):
+        return pl.Array(_without_null(ty.inner), ty.size)
+    if isinstance(ty, pl.Struct):
+        return pl.Struct({field.name: _without_null(field.dtype) for field in ty.fields})
+    return ty
 
 
 def _of_pandas(rows: Any) -> Any:

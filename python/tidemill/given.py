@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tidemill.errors import ProgramError
-from tidemill.types import column, duration_us
+from tidemill.types import Caller, column, duration_us, optional
+
+_HISTORY = 'say history="1h" (by time), history=1000 (by count) or both, as a tuple'
 
 
 def span(given: object, what: str) -> int:
@@ -47,10 +49,39 @@ def parameters_of(
                 f"write {parameter.name}: int, or another type that a column may have",
                 at,
             )
+        if parameter.annotation == Caller:
+            check_caller(what, name, parameter, given, at)
+            columns[parameter.name] = optional(str)
+            continue
         columns[parameter.name] = parameter.annotation
         if parameter.default is not parameter.empty:
             columns[parameter.name] = column(parameter.annotation, default=parameter.default)
     return columns
+
+
+def check_caller(
+    what: str, name: str, parameter: inspect.Parameter, given: list[inspect.Parameter], at: str
+) -> None:
+    """Refuses a parameter for the caller that could not receive it."""
+    if what == "external":
+        raise ProgramError(
+            f"{what} {name}: '{parameter.name}' is a caller, and only transactions request it",
+            "give the caller as a column of the request, of type str",
+            at,
+        )
+    if parameter is not given[-1] or parameter.default not in (parameter.empty, None):
+        raise ProgramError(
+            f"{what} {name}: the caller '{parameter.name}' is not the last parameter, or has a "
+            "default",
+            f"declare it last, as {parameter.name}: tm.Caller",
+            at,
+        )
+
+
+def caller_of(function: Callable[..., Any]) -> str | None:
+    """Returns the parameter of a function that receives the caller's name, if there is one."""
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    return next((p.name for p in parameters if p.annotation == Caller), None)
 
 
 def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
@@ -63,13 +94,13 @@ def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
         time, versions = given, None
     for kept in (time, versions):
         if isinstance(kept, bool) or (isinstance(kept, int) and kept <= 0):
-            raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
+            raise ProgramError(f"{owner}: history={given!r} retains nothing", _HISTORY, at)
     if versions is not None and not isinstance(versions, int):
         raise ProgramError(
-            f"{owner}: history retains a number of versions, not {versions!r}", "", at
+            f"{owner}: history retains a number of versions, not {versions!r}", _HISTORY, at
         )
     if time is None and versions is None:
-        raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
+        raise ProgramError(f"{owner}: history={given!r} retains nothing", _HISTORY, at)
     if time is None or isinstance(time, int):
         return time, versions
     try:
@@ -77,5 +108,5 @@ def kept_of(owner: str, given: Any, at: str) -> tuple[int | None, int | None]:
     except ProgramError as error:
         raise ProgramError(error.what, error.help, at) from None
     if time_us == 0:
-        raise ProgramError(f"{owner}: history={given!r} retains nothing", "", at)
+        raise ProgramError(f"{owner}: history={given!r} retains nothing", _HISTORY, at)
     return time_us, versions

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill import again
 from tidemill.context import current, local
 from tidemill.errors import ProgramError
-from tidemill.limits import check_limit
+from tidemill.ranges import check_alone, check_limit, with_prefix
 from tidemill.source import here
 from tidemill.types import Column
 
@@ -51,28 +52,48 @@ class Index:
     def __getitem__(self, key: object) -> list[Any]:
         """Returns the rows with these values of the leading columns, in the index's order."""
         transaction = local.transaction or current(f"{self} is read")
-        found: list[Any] = transaction.find(self, self._bound(key), None, None)
+        found: list[Any] = transaction.find(self, self._bound(key), None, None, False)
         return found
 
-    def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
+    def scan(
+        self,
+        start: object = None,
+        end: object = None,
+        *,
+        prefix: object = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Any:
         """Returns the rows of a range of the index, in its order.
 
         Args:
             start: The first value of the range, inclusive, or a tuple of values of the leading
                 columns. The default is None, no bound.
             end: The value after the range, exclusive, in the same form. The default is None.
+            prefix: The beginning of the indexed texts or bytes, instead of the bounds. For several
+                columns it is a tuple of leading values, of which the last is such a beginning.
+                The default is None.
             limit: The largest number of rows. The default is all.
+            reverse: Whether the rows are in reverse order, so that a limit gives the last ones. The
+                default is False.
 
         Returns:
             A list of rows.
 
         Raises:
-            ProgramError: A bound has more values than the index has columns, or there is no
-                transaction.
+            ProgramError: A bound has more values than the index has columns, both bounds and a
+                prefix are given, or there is no transaction.
         """
-        bounds = [() if bound is None else self._bound(bound) for bound in (start, end)]
         check_limit(limit)
-        return current(f"{self} is read").find(self, bounds[0], bounds[1], limit)
+        transaction = current(f"{self} is read")
+        if prefix is not None:
+            check_alone(start, end)
+            indexed = [self.entries.schema.find(str(self), c, here()) for c in self.columns]
+            columns = [self.entries.schema.columns[column] for column in indexed]
+            first, last = with_prefix(str(self), columns, prefix)
+            return transaction.find(self, first, last, limit, reverse)
+        bounds = [() if bound is None else self._bound(bound) for bound in (start, end)]
+        return transaction.find(self, bounds[0], bounds[1], limit, reverse)
 
     def _bound(self, key: object) -> tuple[object, ...]:
         values = key if isinstance(key, tuple) else (key,)
@@ -102,9 +123,15 @@ def declare(table: Table, columns: Sequence[str], unique: bool, name: str | None
                 at,
             )
     if len(set(indexed)) < len(indexed):
-        raise ProgramError(f"{owner}: an index has each column once", "", at)
+        raise ProgramError(f"{owner}: an index names a column twice", "name each one once", at)
     chosen = name or f"{table.name}.by_{'_'.join(columns)}"
-    table.app._name("table", chosen, table.app.tables, at)
+    earlier = table.app.indexes.get(chosen)
+    if again.interactive() and earlier is not None:
+        again.refuse_running(table.app, "index", chosen, at)
+        if (earlier.table, earlier.columns, earlier.unique) == (table, tuple(columns), unique):
+            return earlier
+        raise again.changed("index", chosen, at)
+    table.app._name("table", chosen, table.app.tables.values(), at)
     both = [*indexed, *(c for c in table.key_columns if c not in indexed)]
     made = [Column(table.schema.columns[c].name, table.schema.columns[c].ty) for c in both]
     key = [column.name for column in (made[: len(indexed)] if unique else made)]
@@ -115,4 +142,5 @@ def declare(table: Table, columns: Sequence[str], unique: bool, name: str | None
     if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
         prefix = len(indexed)
     entries = table.app._kept(chosen, tuple(key), made, at, True, keeps, prefix)
-    return Index(table, tuple(columns), entries, unique)
+    made_index = table.app.indexes[chosen] = Index(table, tuple(columns), entries, unique)
+    return made_index

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tidemill.errors import ProgramError
+from tidemill.keywords import known_keywords
 from tidemill.source import here
 from tidemill.types import EPOCH, MICROSECOND, Json
 
@@ -61,6 +62,7 @@ class Kafka:
         return {"topic": self.topic, "brokers": self.brokers, **self.options}
 
 
+@known_keywords
 def kafka(
     topic: str,
     *,
@@ -145,7 +147,7 @@ def kafka(
     at = here()
     named = brokers if isinstance(brokers, str) else ",".join(brokers)
     if not isinstance(topic, str) or not topic:
-        raise ProgramError(f"a topic has a name, not {topic!r}", "", at)
+        raise ProgramError(f"a topic's name is a text, not {topic!r}", 'write tm.kafka("name")', at)
     if not named.strip():
         raise ProgramError(f"topic {topic}: no broker is named", 'say brokers="localhost:9092"', at)
     if format not in (None, "json", "msgpack", "avro"):
@@ -219,7 +221,9 @@ def _partitions(topic: str, partitions: Iterable[int] | None, at: str) -> list[i
     for partition in listed:
         if not isinstance(partition, int) or isinstance(partition, bool) or partition < 0:
             raise ProgramError(
-                f"topic {topic}: {partition!r} is not the number of a partition", "", at
+                f"topic {topic}: {partition!r} is not the number of a partition",
+                "give ints from 0 on",
+                at,
             )
     if not listed or len(set(listed)) < len(listed):
         raise ProgramError(
@@ -256,7 +260,9 @@ def _meta(topic: str, meta: Mapping[str, str] | None, at: str) -> dict[str, str]
 
 def _bytes(topic: str, name: str, given: int | None, at: str) -> int | None:
     if given is not None and given < 64 << 10:
-        raise ProgramError(f"topic {topic}: {name}={given!r} is less than 65536", "", at)
+        raise ProgramError(
+            f"topic {topic}: {name}={given!r} is less than 65536", "give more bytes", at
+        )
     return given
 
 
@@ -265,7 +271,9 @@ def _timeout(topic: str, timeout: float | dt.timedelta | None, at: str) -> int |
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, dt.timedelta) else float(timeout)
     if seconds <= 0:
-        raise ProgramError(f"topic {topic}: timeout={timeout!r} is not positive", "", at)
+        raise ProgramError(
+            f"topic {topic}: timeout={timeout!r} is not positive", "give more than 0 seconds", at
+        )
     return round(seconds * 1e6)
 
 

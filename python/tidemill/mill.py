@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tidemill import _native
 from tidemill.config import apart, in_memory
-from tidemill.context import local, outside
-from tidemill.errors import Error, Fault, ProgramError, aborted
+from tidemill.context import local, outside, refuse_loading
+from tidemill.errors import Error, Fault, ProgramError, ResourceError, aborted
 from tidemill.source import here
 from tidemill.stream import Handler, Side, Stream
 from tidemill.table import Table
@@ -52,9 +52,16 @@ class Mill:
     ) -> None:
         self.app = app
         outside("app.start()")
+        refuse_loading()
         self._process = os.getpid()
+        self._at = here()
+        self._folder = None if in_memory(settings) else os.path.realpath(settings["data_dir"])
         spec, opaques = app.spec(apart(settings)[0], keep_all=keep_all, push=push)
-        self._native = _native.Mill(json.dumps(spec), opaques)
+        try:
+            self._native = _native.Mill(json.dumps(spec), opaques)
+        except ResourceError:
+            self._refuse_second()
+            raise
         self._scheme = "https" if "http_cert" in settings else "http"
         self._ended = self._ending = False
         self._durable = not in_memory(settings)
@@ -62,6 +69,18 @@ class Mill:
         self._sent: dict[str, int] = {}
         self._lock = threading.Lock()
         _RUNNING.add(self)
+
+    def _refuse_second(self) -> None:
+        """Raises the error for a data directory that this process has open already."""
+        for mill in running():
+            if self._folder is not None and mill._folder == self._folder:
+                raise ResourceError(
+                    f"this process has the data directory {self._folder} open already, since "
+                    f"{mill._at}",
+                    "use that mill, or end it first with mill.stop(); another run needs another "
+                    "data_dir",
+                    here(),
+                ) from None
 
     def _open(self, what: str) -> _native.Mill:
         """Returns the engine, if this thread and process may use it."""
@@ -215,10 +234,18 @@ class Mill:
         """
         native = self._open("call")
         name = procedure.name if isinstance(procedure, Handler) else procedure
-        if not any(calls.name == f"{name}.calls" for calls in self.app.calls):
+        called = next((one for one in self.app.handlers if one.called and one.name == name), None)
+        if called is None:
             raise ProgramError(
                 f"{procedure!r} can't be called",
                 "give a procedure that @app.procedure declared without streams",
+                here(),
+            )
+        called.refuse_private(here())
+        if called.caller in arguments:
+            raise ProgramError(
+                f"{name} gets its caller from the engine, and '{called.caller}' is given",
+                f"leave out {called.caller}=",
                 here(),
             )
         kind, value = native.call(name, [arguments])
@@ -386,6 +413,9 @@ class Mill:
                         "send into the input stream that it derives from",
                         here(),
                     )
+                for handler in self.app.handlers:
+                    if handler.called and handler.input is known:
+                        handler.refuse_private(here())
                 return name
         names = [stream.name for stream in self.app.streams if stream.origin == "input"]
         raise ProgramError(f"there is no stream '{name}'", _known(name, names), here())
@@ -514,6 +544,11 @@ def _known(name: str, known: Iterable[str]) -> str:
 
 #: The mills that this process started, or a process from which it was forked.
 _RUNNING: weakref.WeakSet[Mill] = weakref.WeakSet()
+
+
+def running() -> list[Mill]:
+    """Returns the mills that run in this process."""
+    return [mill for mill in _RUNNING if not mill._ended and mill._process == os.getpid()]
 
 
 def _leave_all() -> None:

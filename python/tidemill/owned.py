@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: The columns of the event for a trigger on a window: the time at which the window ends (0 for a
 #: window by count), the number of active rows, and the number of rows that this slide activated.
-SLIDE = ("end", "rows", "came")
+SLIDE = ("end", "rows", "added")
 
 #: The largest number of slides of a window by time while one row is in it. Each slide is a
 #: transaction, so more would stall the engine.
@@ -263,7 +263,9 @@ def declare(
     """Makes a window with columns ``made`` and its tables; see :meth:`App.window`."""
     owner = f"window {name}"
     if (rows is None) == (time is None):
-        raise ProgramError(f"{owner} has either rows= or time=", 'say rows=100, or time="10s"', at)
+        raise ProgramError(
+            f"{owner} needs either rows= or time=", 'say rows=100, or time="10s"', at
+        )
     extent: Json
     try:
         if rows is not None:

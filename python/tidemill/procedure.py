@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill import again
+from tidemill.columns import columns_at
 from tidemill.errors import ProgramError
-from tidemill.given import parameters_of
+from tidemill.given import caller_of, parameters_of
 from tidemill.stream import Handler, Stream
 from tidemill.types import Column, Schema, any_value, optional
 
@@ -57,9 +59,9 @@ def declare(
                 )
             return called(app, function, name, emits, owns, role, at)
         chosen = str(name or getattr(function, "__name__", "procedure"))
-        app._name("handler", chosen, [h.name for h in app.handlers], at)
-        app._name("stream", chosen, [s.name for s in app.streams], at)
-        made = None if out is None else app._columns(f"out of {chosen}", out, {}, at)
+        app._name("handler", chosen, app.handlers, at)
+        app._name("stream", chosen, app.streams, at)
+        made = None if out is None else columns_at(at, f"out of {chosen}", out, {})
         first, *more = streams
         return Handler(app, function, first, chosen, at, True, made, emits, more, owns=owns)
 
@@ -77,11 +79,13 @@ def called(
 ) -> Handler:
     """Declares a procedure that clients call."""
     chosen = str(name or getattr(function, "__name__", "procedure"))
-    app._name("handler", chosen, [h.name for h in app.handlers], at)
-    app._name("stream", chosen, [s.name for s in app.streams], at)
+    app._name("handler", chosen, app.handlers, at)
+    app._name("stream", chosen, app.streams, at)
     given = parameters_of(function, chosen, at)
     calls, _, reply = calls_of(app, f"procedure {chosen}", chosen, [], given, role, at)
-    return Handler(app, function, calls, chosen, at, True, reply, emits, called=True, owns=owns)
+    made = Handler(app, function, calls, chosen, at, True, reply, emits, called=True, owns=owns)
+    made.caller = caller_of(function)
+    return made
 
 
 def calls_of(
@@ -100,10 +104,11 @@ def calls_of(
     """
     if role is not None and (not isinstance(role, str) or not role):
         raise ProgramError(f"{owner}: a role is a text, not {role!r}", "", at)
-    columns = app._columns(owner, parameters, {}, at) if parameters else Schema(())
-    reply = app._columns(f"reply of {called}", {"reply": optional(any_value)}, {}, at)
+    columns = columns_at(at, owner, parameters, {}) if parameters else Schema(())
+    reply = columns_at(at, f"reply of {called}", {"reply": optional(any_value)}, {})
     calls = Stream(app, f"{called}.calls", Schema((*keys, *columns.columns)), "input", at)
     app.calls.append(calls)
+    app.roles.pop(called, None)
     if role is not None:
         app.roles[called] = role
     return calls, columns, reply
@@ -117,7 +122,12 @@ def nest(
     at: str,
 ) -> None:
     """Makes procedures one nested transaction; see :meth:`App.nested`."""
-    app._name("nested transaction", name, [n["name"] for n in app.nestings], at)
+    if not again.interactive():
+        known = [nesting["name"] for nesting in app.nestings]
+        if name in known:
+            raise ProgramError(
+                f"there are two nested transactions named '{name}'", "give one another name", at
+            )
     for procedure in [*procedures, *(p for pair in pairs for p in pair)]:
         if not isinstance(procedure, Handler) or not procedure.is_procedure:
             raise ProgramError(
@@ -127,11 +137,10 @@ def nest(
             )
         if procedure.app is not app:
             raise ProgramError(f"{procedure!r} belongs to another app", "", at)
-    app.nestings.append(
-        {
-            "name": name,
-            "procedures": [procedure.index for procedure in procedures],
-            "before": [[a.index, b.index] for a, b in pairs],
-            "at": at,
-        }
-    )
+    nesting = {
+        "name": name,
+        "procedures": [procedure.index for procedure in procedures],
+        "before": [[a.index, b.index] for a, b in pairs],
+        "at": at,
+    }
+    again.replaced(app.nestings, nesting, lambda one: one["name"])

@@ -117,6 +117,8 @@ class Calls:
         """Sends a call. An error in it aborts the transaction, even if the function catches it."""
         running = cast(Running, local.transaction)
         try:
+            if function.caller is not None:
+                named = function.with_caller(args, named, running.handler.name)
             if named or len(args) != len(function.parameters.columns):
                 args = function.filled(args, named)
             return Remote(running, running.call(function.index, key, args))

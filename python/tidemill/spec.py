@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidemill import units
 from tidemill.entity import Function, OpaqueFunction, calls_entities
 from tidemill.external import OpaqueExternal
+from tidemill.json_schema import reply_schema
 from tidemill.opaque import OpaqueCall, OpaqueHandler, OpaqueProcedure, OpaqueTrigger
 from tidemill.source import code_hash
 from tidemill.types import Json
@@ -88,6 +90,17 @@ def spec(
             if isinstance(handler, Function)
         ],
         "codes": codes(app),
+        "procedures": {
+            handler.name: {
+                "private": handler.private,
+                "caller": handler.caller,
+                "about": inspect.getdoc(handler.function),
+                "reply": reply_schema(handler.function),
+            }
+            for handler in app.handlers
+            if handler.called
+        },
+        "version": app.version,
         "settings": with_roles(app, settings) if served else dict(settings),
     }
     return spec, opaques

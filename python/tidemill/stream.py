@@ -6,10 +6,12 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill import again
 from tidemill.errors import ProgramError
 from tidemill.expr import Block, Traced
 from tidemill.files import Files
 from tidemill.kafka import Kafka
+from tidemill.keywords import known_keywords
 from tidemill.names import check, of_events
 from tidemill.source import here
 from tidemill.trace import NotTraced, Recorder, SymbolicEvent, record_twice
@@ -83,10 +85,13 @@ class Stream(Side):
         self.pushed = False
         self.has_source = False
         self.batch: Json = None
+        #: Whether it is left of a handler that was declared again without it.
+        self.is_vacant = False
         self.id = app.add_stream(self)
 
     # Where events come from.
 
+    @known_keywords
     def read(
         self,
         source: Files | Kafka,
@@ -127,6 +132,7 @@ class Stream(Side):
         self._source(source, out_of_orderness, idle, at)
         return self
 
+    @known_keywords
     def push(self, *, out_of_orderness: Duration = "0s", idle: Duration | None = None) -> Stream:
         """Takes events from :meth:`Mill.send`, beside those that :meth:`read` reads.
 
@@ -146,11 +152,12 @@ class Stream(Side):
         """
         at = here()
         if self.pushed:
-            raise ProgramError(f"stream {self.name} is pushed already", "", at)
+            raise ProgramError(f"stream {self.name} is pushed already", "call push() once", at)
         self.pushed = True
         self._source(None, out_of_orderness, idle, at)
         return self
 
+    @known_keywords
     def batches(
         self, of: int | str | dt.timedelta | None = None, *, time: int | Duration | None = None
     ) -> Stream:
@@ -250,6 +257,7 @@ class Stream(Side):
 
     # Steps before transactions.
 
+    @known_keywords
     def filter(self, keep: object, /, *, name: str | None = None) -> Stream:
         """Derives the stream of the events for which a condition holds.
 
@@ -343,6 +351,11 @@ class Stream(Side):
         return block.lift(expression, at)
 
     def _derived(self, name: str | None, kind: str, schema: Schema, stage: Json, at: str) -> Stream:
+        origin = {"derived": {"from": self.id, "stage": stage}}
+        if again.interactive():
+            same = again.same_derived(self.app, name, schema, origin, at)
+            if same is not None:
+                return same
         names = {stream.name for stream in self.app.streams}
         if name is None:
             name = f"{self.name}.{kind}"
@@ -350,7 +363,7 @@ class Stream(Side):
             while name in names:
                 count += 1
                 name = f"{self.name}.{kind}{count}"
-        return Stream(self.app, name, schema, {"derived": {"from": self.id, "stage": stage}}, at)
+        return Stream(self.app, name, schema, origin, at)
 
     # Sides.
 
@@ -367,7 +380,7 @@ class Stream(Side):
     def _never_late(self) -> tuple[str, str] | None:
         """Returns why none of its events can be late, and the remedy; None where some can."""
         root: Stream = self
-        while _is_derived(root.origin):
+        while isinstance(root.origin, dict) and "derived" in root.origin:
             root = self.app.streams[root.origin["derived"]["from"]]
         if root.time is None:
             return (
@@ -483,6 +496,10 @@ class Handler(Stream):
         self.is_procedure = more is not None
         #: Whether clients call it with parameters and get a reply.
         self.called = called
+        #: Whether only other functions of the app may call it.
+        self.private = False
+        #: The parameter that receives the caller's name, if there is one.
+        self.caller: str | None = None
         #: The streams that a procedure takes after its first one.
         self.more: tuple[Stream, ...] = tuple(more or ())
         batches = [stream.name for stream in (input, *self.more)] if self.is_procedure else ["e"]
@@ -490,7 +507,7 @@ class Handler(Stream):
         check_function(function, name, at, given, self.is_procedure or called or opaque)
         self.function = function
         self.input = input
-        self.index = len(app.handlers)
+        self.index: int = next((h.index for h in app.handlers if h.name == name), len(app.handlers))
         self.recorder: Recorder | None = None
         self.why = "traced"
         self.emits: set[Stream] = set(emits)
@@ -532,7 +549,8 @@ class Handler(Stream):
         #: The streams of ``emits``, without those that called entity functions emit into.
         self.named_emits = frozenset(self.emits)
         self.has_output = schema is not None
-        app.handlers.append(self)
+        self.name = name
+        again.add_handler(app, self)
         claim(owns, self.index, name, app)
         if schema is not None:
             super().__init__(app, name, schema, {"output": self.index}, at)
@@ -606,6 +624,15 @@ class Handler(Stream):
                 f"handler {self.name} returns nothing that could be {use}",
                 "return dict(column=value, ...) from it",
                 here(),
+            )
+
+    def refuse_private(self, at: str) -> None:
+        """Refuses a call from outside if only other functions may call it."""
+        if self.private:
+            raise ProgramError(
+                f"{self.name} is private, so only other functions of the app call it",
+                "call a function that calls it, or declare it without private=True",
+                at,
             )
 
     def __call__(self, tx: Any, *given: Any) -> Any:

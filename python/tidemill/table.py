@@ -9,13 +9,15 @@ from tidemill.context import current, local
 from tidemill.errors import ProgramError
 from tidemill.index import Index
 from tidemill.index import declare as declare_index
-from tidemill.limits import check_limit
+from tidemill.keywords import known_keywords
 from tidemill.names import check, of_rows
+from tidemill.ranges import check_alone, check_limit, with_prefix
 from tidemill.source import here
 from tidemill.types import Json, Schema
 
 if TYPE_CHECKING:
     from tidemill.app import App
+    from tidemill.entity import Entity
     from tidemill.stream import Stream
 
 
@@ -54,6 +56,8 @@ class Table:
         self.ordered = ordered
         #: The index or window for which the engine writes the table; None where programs write it.
         self.keeps = keeps
+        #: The kind of entity whose rows the table has, if it has any.
+        self.entity: Entity | None = None
         #: The span of the history, where it was given as a text or timedelta.
         self.span: object = None
         #: A stream whose time is an int and whose handlers use the table, if there is one.
@@ -88,7 +92,15 @@ class Table:
         transaction = current(f"table {self.name} is read")
         return transaction.contains(self, self.key_values(key))
 
-    def scan(self, start: object = None, end: object = None, *, limit: int | None = None) -> Any:
+    def scan(
+        self,
+        start: object = None,
+        end: object = None,
+        *,
+        prefix: object = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Any:
         """Returns the rows of a range of keys, in key order.
 
         In a traced handler the result can only be aggregated:
@@ -99,14 +111,19 @@ class Table:
             start: The first key of the range, inclusive. For several key columns it is a tuple of
                 the leading ones. The default is None, no bound.
             end: The key after the range, exclusive, in the same form. The default is None.
-            limit: The largest number of rows. The default is all. A traced handler can't give it.
+            prefix: The beginning of the keys' texts or bytes, instead of the bounds. For several
+                key columns it is a tuple of leading values, of which the last is such a beginning.
+                The default is None.
+            limit: The largest number of rows. The default is all.
+            reverse: Whether the rows are in reverse order, so that a limit gives the last ones. The
+                default is False. A traced handler can't give a limit or a reverse order.
 
         Returns:
             The rows, or an object to aggregate them with.
 
         Raises:
             ProgramError: The table was not declared with ``ordered=True``, a bound has more
-                values than the key, or there is no transaction.
+                values than the key, both bounds and a prefix are given, or there is no transaction.
         """
         if not self.ordered:
             raise ProgramError(
@@ -115,6 +132,12 @@ class Table:
                 here(),
             )
         check_limit(limit)
+        transaction = current(f"table {self.name} is read")
+        if prefix is not None:
+            check_alone(start, end)
+            columns = [self.schema.columns[column] for column in self.key_columns]
+            first, last = with_prefix(f"table {self.name}", columns, prefix)
+            return transaction.scan(self, first, last, limit, reverse)
         bounds = []
         for bound in (start, end):
             values = () if bound is None else bound if isinstance(bound, tuple) else (bound,)
@@ -126,8 +149,9 @@ class Table:
                     here(),
                 )
             bounds.append(values)
-        return current(f"table {self.name} is read").scan(self, bounds[0], bounds[1], limit)
+        return transaction.scan(self, bounds[0], bounds[1], limit, reverse)
 
+    @known_keywords
     def index(self, *columns: str, unique: bool = False, name: str | None = None) -> Index:
         """Declares an index of the table's rows by other columns than the key.
 

@@ -318,13 +318,22 @@ class Recorder:
         return self.over(table, row, window)[name]
 
     def scan(
-        self, table: Table, start: tuple[object, ...], end: tuple[object, ...], limit: int | None
+        self,
+        table: Table,
+        start: tuple[object, ...],
+        end: tuple[object, ...] | None,
+        limit: int | None,
+        reverse: bool,
     ) -> Over:
         """Returns the rows of a range of keys, to be aggregated."""
         at = here()
         if limit is not None:
             raise Untraceable("a limit is for rows that are iterated over")
-        bounds = [self._key(table, bound, at) for bound in (start, end)]
+        if reverse:
+            raise Untraceable("a reverse order is for rows that are iterated over")
+        if end is None and start:
+            raise Untraceable("an empty text as prefix is for functions with real values")
+        bounds = [self._key(table, bound, at) for bound in (start, end or ())]
 
         def read(name: str | None, aggregate: Json) -> Traced:
             body = {"table": table.id, "from": bounds[0], "to": bounds[1]}
@@ -332,11 +341,11 @@ class Recorder:
 
         return Over(read, f"table {table.name}", table.schema)
 
-    def find(self, index: object, *_: object) -> NoReturn:
+    def find(self, index: object, *_: object, **__: object) -> NoReturn:
         """Raises ``Untraceable``."""
         raise Untraceable(f"{index} is for functions that run with real values")
 
-    def window_insert(self, window: object, *_: object) -> NoReturn:
+    def window_insert(self, window: object, *_: object, **__: object) -> NoReturn:
         """Raises ``Untraceable``."""
         raise Untraceable(f"{window} is for functions that run with real values")
 

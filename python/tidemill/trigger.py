@@ -57,7 +57,9 @@ class Trigger:
         if wrong or not self.changes or (is_window and len(self.changes) > 1):
             meant = f"one of {', '.join(may)}" if is_window else f"any of {', '.join(may)}"
             raise ProgramError(
-                f"trigger {name}: changes={list(self.changes)!r}", f"give {meant}", at
+                f"trigger {name}: changes={list(self.changes)!r} can't trigger it",
+                f"give {meant}",
+                at,
             )
         if isinstance(on, Stream) and changes is not None:
             raise ProgramError(

@@ -15,17 +15,25 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from tidemill.errors import ProgramError
+from tidemill.keywords import known_keywords
 
 SCALE_MAX: Final = 18
 INT_MIN: Final = -(2**63)
 INT_MAX: Final = 2**63 - 1
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 MICROSECOND: Final = dt.timedelta(microseconds=1)
+#: The first and the last microsecond of the years 1 to 9999, since 1970.
+YEARS_US: Final = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 
 Json: TypeAlias = Any
+
+#: The type of a last parameter that receives the caller of a procedure or a function of an entity:
+#: ``"client:NAME"`` for a client with a token, ``"function:NAME"`` for a function of the app, and
+#: None for a client without a name and for ``mill.call``.
+Caller: TypeAlias = Annotated[str | None, "caller"]
 
 
 class _Missing:
@@ -121,6 +129,8 @@ def column_type(given: object) -> ColumnType:
 
     >>> column_type(int).ty == INT, column_type(int | None).nullable
     (True, True)
+    >>> print(column_type(typing.Annotated[dec.Decimal, decimal(2)]).ty)
+    decimal(2)
     """
     if isinstance(given, ColumnType):
         return given
@@ -133,6 +143,10 @@ def column_type(given: object) -> ColumnType:
     if plain is not None:
         return ColumnType(plain)
     origin, arguments = typing.get_origin(given), typing.get_args(given)
+    if origin is typing.Annotated:
+        return _annotated(given, *arguments)
+    if origin in (typing.Required, typing.NotRequired):
+        return column_type(arguments[0])
     if origin in (typing.Union, types.UnionType) and type(None) in arguments:
         others = [a for a in arguments if a is not type(None)]
         if len(others) == 1:
@@ -140,7 +154,10 @@ def column_type(given: object) -> ColumnType:
     if origin is list and len(arguments) == 1:
         return ColumnType(list_of(arguments[0]))
     if given is dec.Decimal:
-        raise ProgramError("a decimal needs its digits after the point", "write tm.decimal(2)")
+        raise ProgramError(
+            "a decimal needs its digits after the point",
+            "write tm.decimal(2), or Annotated[Decimal, tm.decimal(2)] in an annotation",
+        )
     if given is list:
         raise ProgramError("a list needs the type of its items", "write tm.list(int)")
     if callable(given) and getattr(given, "__module__", "").startswith("tidemill"):
@@ -155,6 +172,48 @@ def column_type(given: object) -> ColumnType:
     )
 
 
+def _annotated(given: object, plain: object, *notes: object) -> ColumnType:
+    """Returns the type of ``Annotated[plain, *notes]``; notes of other libraries are ignored."""
+    found = [note for note in notes if isinstance(note, DataType | ColumnType)]
+    if not found:
+        return column_type(plain)
+    if len(found) > 1:
+        raise ProgramError(f"{given!r} has {len(found)} types of a column", "remove all but one")
+    declared = column_type(found[0])
+    if not _matches(plain, declared.ty, declared.nullable):
+        name = plain.__name__ if isinstance(plain, type) else str(plain)
+        null = " that may be null" if declared.nullable else ""
+        raise ProgramError(
+            f"an annotation says {name} to type checkers, and {declared.ty}{null} to Tidemill",
+            "make both parts agree, as in Annotated[Decimal, tm.decimal(2)]",
+        )
+    return declared
+
+
+def _matches(plain: object, ty: DataType, nullable: bool) -> bool:
+    """Returns whether a type of Python has the values of a column's type."""
+    if plain is Any:
+        return True
+    origin, arguments = typing.get_origin(plain), typing.get_args(plain)
+    if origin is typing.Annotated:
+        return _matches(arguments[0], ty, nullable)
+    if origin in (typing.Union, types.UnionType) and type(None) in arguments:
+        others = [a for a in arguments if a is not type(None)]
+        return nullable and len(others) == 1 and _matches(others[0], ty, False)
+    if nullable:
+        return False
+    if ty.item is not None:
+        # Items may be null in every list.
+        inner = _matches(arguments[0], ty.item, False) if arguments else True
+        return list in (origin, plain) and (inner or _matches(arguments[0], ty.item, True))
+    if ty.kind == "decimal":
+        return plain is dec.Decimal
+    try:
+        return ty == ANY or _PLAIN.get(plain) == ty
+    except TypeError:
+        return False
+
+
 def data_type(given: object) -> DataType:
     """Returns a type without null and default, for casts and for items of lists."""
     column = column_type(given)
@@ -167,6 +226,7 @@ def data_type(given: object) -> DataType:
 def decimal(scale: int) -> DataType: ...
 @typing.overload
 def decimal(scale: int, *, default: object) -> ColumnType: ...
+@known_keywords
 def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
     """Returns the type of exact decimal numbers, which have 64 bits.
 
@@ -183,6 +243,13 @@ def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
     Example:
         >>> print(decimal(2))
         decimal(2)
+
+    Type checkers refuse a call in an annotation. There, write a name for the type:
+
+        >>> from decimal import Decimal
+        >>> from typing import Annotated
+        >>> Money = Annotated[Decimal, decimal(2)]
+        >>> def pay(tx, amount: Money): ...
     """
     if isinstance(scale, bool) or not isinstance(scale, int) or not 0 <= scale <= SCALE_MAX:
         raise ProgramError(f"a decimal's scale is 0 to {SCALE_MAX}, not {scale!r}")
@@ -192,6 +259,8 @@ def decimal(scale: int, *, default: object = MISSING) -> DataType | ColumnType:
 
 def list_of(item: object) -> DataType:
     """Returns the type of lists whose items have one type. Its public name is ``tm.list``.
+
+    An item may be null, so ``tm.list(int | None)`` means the same as ``tm.list(int)``.
 
     Args:
         item: The type of the items.
@@ -207,7 +276,10 @@ def list_of(item: object) -> DataType:
         >>> print(tm.list(int))
         list(int)
     """
-    return DataType("list", item=data_type(item))
+    column = column_type(item)
+    if column.default is not MISSING:
+        raise ProgramError("the items of a list have no default", "give the column the default")
+    return DataType("list", item=column.ty)
 
 
 def optional(given: object) -> ColumnType:
@@ -229,6 +301,7 @@ def optional(given: object) -> ColumnType:
     return dataclasses.replace(column_type(given), nullable=True)
 
 
+@known_keywords
 def column(given: object, *, default: object = MISSING, optional: bool = False) -> ColumnType:
     """Returns the type of a column with a default, or of one that may be null.
 
@@ -311,19 +384,22 @@ def default_json(name: str, value: object, ty: DataType) -> Json:
         fits, kind = found is None or found == ty, str(found)
     if not fits:
         raise ProgramError(f"column '{name}' is {ty}, but its default {value!r} is {kind}")
-    for number in _floats(json):
+    for number in _parts(json, "float"):
         if not math.isfinite(number):
             raise ProgramError(f"column '{name}': a default can't be {number}")
+    for us in _parts(json, "timestamp"):
+        if not YEARS_US[0] <= us <= YEARS_US[1]:
+            raise ProgramError(f"column '{name}': its default is outside of the years 1 to 9999")
     return json
 
 
-def _floats(json: Json) -> Iterator[float]:
-    """Yields the floats in a constant."""
+def _parts(json: Json, kind: str) -> Iterator[Any]:
+    """Yields the values of a kind in a constant."""
     if isinstance(json, dict):
-        if "float" in json:
-            yield json["float"]
+        if kind in json:
+            yield json[kind]
         for item in json.get("list", []):
-            yield from _floats(item)
+            yield from _parts(item, kind)
 
 
 def decimal_units(value: dec.Decimal, scale: int) -> int:
@@ -578,9 +654,12 @@ def _schema_items(owner: str, schema: object) -> list[tuple[str, object]]:
         return list(schema.items())
     if isinstance(schema, type):
         try:
-            hints = typing.get_type_hints(schema)
+            hints = typing.get_type_hints(schema, include_extras=True)
         except Exception as error:
-            raise ProgramError(f"{owner}: the types of {schema.__name__}: {error}") from None
+            raise ProgramError(
+                f"{owner}: the types of {schema.__name__} can't be read: {error}",
+                "define these types above the class, at the top level of a module",
+            ) from None
         defaults = (
             {f.name: f.default for f in dataclasses.fields(schema)}
             if dataclasses.is_dataclass(schema)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import ProgramError, Untraceable
 from tidemill.expr import Block
+from tidemill.keywords import known_keywords
 from tidemill.source import here
 from tidemill.types import FLOAT, INT, Column, DataType, Json, Schema, duration_us, other_unit
 
@@ -75,6 +76,7 @@ def _count(given: object, what: str) -> int:
     return given
 
 
+@known_keywords
 def sliding(
     size: str | int | dt.timedelta, *, slide: str | int | dt.timedelta | None = None
 ) -> Window:
@@ -113,6 +115,7 @@ def sliding(
     return Window(json, text, us + slide_us, None, size, slide)
 
 
+@known_keywords
 def tumbling(
     size: str | int | dt.timedelta | None = None, *, versions: int | None = None
 ) -> Window:
@@ -142,6 +145,7 @@ def tumbling(
     return Window({"tumbling": {"size_us": us}}, f"tm.tumbling({size!r})", us, None, size)
 
 
+@known_keywords
 def session(gap: str | int | dt.timedelta) -> Window:
     """Returns the session window: back from the event while versions are close together.
 
@@ -165,6 +169,7 @@ def session(gap: str | int | dt.timedelta) -> Window:
     return Window({"session": {"gap_us": us}}, f"tm.session({gap!r})", us, None, gap)
 
 
+@known_keywords
 def last(versions: int) -> Window:
     """Returns the window of the last versions of a row.
 

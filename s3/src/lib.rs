@@ -1,4 +1,4 @@
-//! The store of a cluster in a bucket of S3, or of a server with the same protocol.
+//! A store of objects in a bucket of S3, or of a server with the same protocol.
 //!
 //! An object is put on the condition that there is none of its name, which the store checks. A
 //! store without such conditions is refused when it is opened. Temporary failures are retried until

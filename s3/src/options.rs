@@ -91,9 +91,12 @@ impl S3Options {
         let endpoint = self.endpoint();
         let is_plain = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         if is_plain && !self.allow_http && !endpoint.as_deref().is_some_and(is_loopback) {
-            return Err(Error::setting(format!("{} is not encrypted", self.at()))
-                .help("use https://, or snapshots_allow_http where the network is trusted"));
+            return Err(Error::setting(format!("{} is not encrypted", self.at())).help(
+                "use https://, or cluster_snapshots_allow_http=true where the network is trusted",
+            ));
         }
+        // Another part of the process may have named a provider for TLS already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = ClientOptions::new()
             .with_allow_http(is_plain)
             .with_connect_timeout(Duration::from_secs(5))
@@ -106,7 +109,9 @@ impl S3Options {
         };
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&place.bucket)
-            .with_client_options(client)
+            .with_client_options(client.clone())
+            // Bulk requests would report a refused key as an error that may pass.
+            .with_disable_bulk_delete(true)
             .with_retry(retry);
         if let Some(endpoint) = endpoint {
             builder = builder.with_endpoint(endpoint);
@@ -123,9 +128,22 @@ impl S3Options {
         if let Some(region) = &self.region {
             builder = builder.with_region(region);
         }
-        builder
-            .build()
-            .map_err(|e| Error::setting(format!("the settings for S3 are refused: {}", chain(&e))))
+        let built = match builder.clone().build() {
+            // Small containers have no certificates of authorities, and HTTP needs none.
+            Err(_) if is_plain => {
+                builder.with_client_options(client.with_no_system_certificates(true)).build()
+            }
+            built => built,
+        };
+        built.map_err(|error| {
+            let text = chain(&error);
+            let is_without_authorities = text.contains("No CA certificates");
+            let refused = Error::setting(format!("the settings for S3 are refused: {text}"));
+            match is_without_authorities {
+                true => refused.help("install the package ca-certificates, or set SSL_CERT_FILE"),
+                false => refused,
+            }
+        })
     }
 
     /// Returns the error why a bucket can't be used.

@@ -1,40 +1,41 @@
 //! The operations of the store: put, get, delete and list.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path;
 use object_store::{
-    Error as S3Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    Error as S3Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
 };
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{is_name, Store, Then, Trouble};
+use tidemill_durable::{check_name, is_name, name_of_prefix, Object, ObjectWriter, Store, Trouble};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::options::{Place, S3Options};
 
-/// The largest number of requests in flight.
-const AT_ONCE: usize = 32;
-/// The largest number of calls that wait. Further ones fail.
-const WAITING: usize = 1024;
 /// The time before the second try, and the longest one. It doubles with each try.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// The longest time for opening.
 const OPENING: Duration = Duration::from_secs(20);
+/// A place that is after the end of every object.
+const END: u64 = 1 << 60;
 /// The longest quotation of an error, in characters.
 const SAID_MAX: usize = 300;
 /// The object that is used to test whether the store supports conditions.
 const PROBE: &str = ".conditional";
 
-/// A store in a bucket. Its calls are answered on threads of its own, which end after it has been
-/// dropped.
-pub struct S3Store {
+/// A store in a bucket. Clones are the same store. An object that is written in pieces is in memory
+/// until it is finished.
+#[derive(Clone)]
+pub struct S3Store(Arc<Running>);
+
+struct Running {
     /// The runtime. It is there until the store is dropped.
     runtime: Option<Runtime>,
     inner: Arc<Inner>,
@@ -44,8 +45,6 @@ struct Inner {
     client: AmazonS3,
     prefix: String,
     timeout: Duration,
-    at_once: Semaphore,
-    waiting: AtomicUsize,
     /// The server's address, for people.
     at: String,
     trouble: Trouble,
@@ -70,20 +69,12 @@ impl S3Store {
             client,
             prefix: place.prefix.clone(),
             timeout: options.timeout(),
-            at_once: Semaphore::new(AT_ONCE),
-            waiting: AtomicUsize::new(0),
             at: options.at(),
             trouble: Trouble::default(),
         });
         let opening = OPENING.min(options.timeout());
-        // The runtime's own threads drive this, so this works on any thread.
-        let probing = inner.clone();
-        let (send, receive) = std::sync::mpsc::sync_channel(1);
-        runtime.spawn(async move {
-            let _ = send.send(timeout(opening, probing.probe()).await);
-        });
-        let probed = receive.recv().map_err(|_| Error::internal("a thread of S3 has ended"))?;
-        let store = S3Store { runtime: Some(runtime), inner };
+        let store = S3Store(Arc::new(Running { runtime: Some(runtime), inner }));
+        let probed = store.run(|inner| async move { timeout(opening, inner.probe()).await })?;
         match probed {
             Ok(Ok(true)) => Ok(store),
             Ok(Ok(false)) => {
@@ -102,52 +93,30 @@ impl S3Store {
         }
     }
 
-    /// Runs a call on the runtime. If too many calls wait, it fails.
+    /// Runs a call on the runtime's own threads, and waits for its end. So it works on any thread.
     fn run<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
-        failure: T,
-        then: Then<T>,
-        act: impl FnOnce(Arc<Inner>) -> F + Send + 'static,
-    ) {
-        let inner = self.inner.clone();
-        let Some(runtime) = &self.runtime else { return then(failure) };
-        if inner.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING {
-            inner.waiting.fetch_sub(1, Ordering::Relaxed);
-            return then(failure);
-        }
-        let answer = Answer { then: Some(then), answer: Some(failure) };
+        act: impl FnOnce(Arc<Inner>) -> F,
+    ) -> Result<T> {
+        let ended = || Error::internal("a thread of S3 has ended");
+        let runtime = self.0.runtime.as_ref().ok_or_else(ended)?;
+        let call = act(self.0.inner.clone());
+        let (send, receive) = sync_channel(1);
         runtime.spawn(async move {
-            let permit = inner.at_once.acquire().await;
-            let done = act(inner.clone()).await;
-            drop(permit);
-            inner.waiting.fetch_sub(1, Ordering::Relaxed);
-            answer.give(done);
+            // The caller waits.
+            let _ = send.send(call.await);
         });
+        receive.recv().map_err(|_| ended())
+    }
+
+    fn put_whole(&self, name: &str, bytes: Vec<u8>) -> Result<bool> {
+        check_name(name)?;
+        let (name, payload) = (name.to_owned(), PutPayload::from(bytes));
+        self.run(|inner| async move { inner.put(&name, payload).await })?
     }
 }
 
-/// Gives the answer when it is dropped, so that there is one even if the store is dropped first.
-struct Answer<T> {
-    then: Option<Then<T>>,
-    /// The answer: the failure, until the result is known.
-    answer: Option<T>,
-}
-
-impl<T> Answer<T> {
-    fn give(mut self, answer: T) {
-        self.answer = Some(answer);
-    }
-}
-
-impl<T> Drop for Answer<T> {
-    fn drop(&mut self) {
-        if let (Some(then), Some(answer)) = (self.then.take(), self.answer.take()) {
-            then(answer);
-        }
-    }
-}
-
-impl Drop for S3Store {
+impl Drop for Running {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -240,59 +209,107 @@ impl Inner {
         self.client.put_opts(path, payload, options).await.map(|_| ())
     }
 
-    async fn get(&self, path: &Path) -> Option<Vec<u8>> {
-        let get = || async { self.client.get(path).await?.bytes().await };
-        self.patiently(get).await?.ok().map(Vec::from)
+    /// Returns the error of a call that has failed, or that has no answer.
+    fn failed(&self, name: &str, failure: Option<&S3Error>) -> Error {
+        let why = match failure {
+            Some(error) => format!("fails: {}", message_of(error)),
+            None => format!("has not answered for {:.0} s", self.timeout.as_secs_f64()),
+        };
+        Error::new(Kind::Io, format!("{name}: {} {why}", self.at))
+            .help("check the keys, and that this machine may reach the server")
     }
 
-    async fn put(&self, name: &str, bytes: Vec<u8>) -> bool {
-        let (path, payload) = (self.path(name), PutPayload::from(bytes));
+    /// Returns the result of a call; `None` if there is no such object.
+    fn found<T>(&self, name: &str, done: Option<object_store::Result<T>>) -> Result<Option<T>> {
+        match done {
+            Some(Ok(found)) => Ok(Some(found)),
+            Some(Err(S3Error::NotFound { .. })) => Ok(None),
+            other => Err(self.failed(name, other.and_then(|done| done.err()).as_ref())),
+        }
+    }
+
+    async fn get(&self, name: &str) -> Result<Option<Bytes>> {
+        let path = self.path(name);
+        let get = || async { self.client.get(&path).await?.bytes().await };
+        self.found(name, self.patiently(get).await)
+    }
+
+    async fn get_range(&self, name: &str, from: u64, len: u64) -> Result<Option<Bytes>> {
+        let path = self.path(name);
+        let get = || async {
+            let got = match len {
+                0 => Ok(Bytes::new()),
+                _ => self.client.get_range(&path, from..from.saturating_add(len).min(END)).await,
+            };
+            match got {
+                Ok(bytes) if !bytes.is_empty() => Ok(bytes),
+                Err(error @ S3Error::NotFound { .. }) => Err(error),
+                // A server refuses a range without bytes of the object.
+                refused => match self.client.head(&path).await?.size {
+                    size if len == 0 || from >= size => Ok(Bytes::new()),
+                    _ => refused,
+                },
+            }
+        };
+        self.found(name, self.patiently(get).await)
+    }
+
+    async fn put(&self, name: &str, payload: PutPayload) -> Result<bool> {
+        let path = self.path(name);
         let mut tried = 0;
         let put = || {
             tried += 1;
             self.put_once(&path, payload.clone())
         };
-        match self.patiently(put).await {
-            Some(Ok(())) => return true,
+        let failure = match self.patiently(put).await {
+            Some(Ok(())) => return Ok(true),
             Some(Err(S3Error::AlreadyExists { .. } | S3Error::Precondition { .. }))
                 if tried < 2 =>
             {
-                return false
+                return Ok(false)
             }
-            Some(Err(error)) if tried < 2 && !is_passing(&error) => return false,
+            Some(Err(error)) if tried < 2 && !is_passing(&error) => {
+                return Err(self.failed(name, Some(&error)))
+            }
             // An earlier try may have put it.
-            _ => {}
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        match self.get(name).await? {
+            Some(found) => Ok(found.iter().eq(payload.iter().flat_map(|part| part.iter()))),
+            None => Err(self.failed(name, failure.as_ref())),
         }
-        let wanted = payload.iter().flat_map(|part| part.iter());
-        self.get(&path).await.is_some_and(|found| found.iter().eq(wanted))
     }
 
-    async fn delete(&self, name: &str) -> bool {
+    async fn delete(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         let done = self.patiently(|| self.client.delete(&path)).await;
-        matches!(done, Some(Ok(()) | Err(S3Error::NotFound { .. })))
+        self.found(name, done).map(drop)
     }
 
-    async fn list(&self, prefix: &str) -> Option<Vec<String>> {
-        // The store lists names below a whole segment.
-        let above = prefix.rsplit_once('/').map_or("", |(above, _)| above);
-        if !(above.is_empty() || is_name(above)) {
-            return Some(Vec::new());
-        }
-        let dir = self.path(above);
+    async fn list(&self, prefix: &str) -> Result<Vec<Object>> {
+        let dir = self.path(prefix);
         let dir = (!dir.as_ref().is_empty()).then_some(&dir);
-        let list = || self.client.list(dir).map_ok(|found| found.location).try_collect::<Vec<_>>();
-        let found = self.patiently(list).await?.ok()?;
-        let name = |path: Path| {
-            let name = match self.prefix.as_str() {
-                "" => path.as_ref(),
-                prefix => path.as_ref().strip_prefix(prefix)?.strip_prefix('/')?,
-            };
-            (is_name(name) && name.starts_with(prefix)).then(|| name.to_owned())
+        let list = || self.client.list(dir).try_collect::<Vec<_>>();
+        let found = match self.patiently(list).await {
+            Some(Ok(found)) => found,
+            other => {
+                let failure = other.and_then(|done| done.err());
+                return Err(self.failed(&format!("listing {prefix:?}"), failure.as_ref()));
+            }
         };
-        let mut names: Vec<String> = found.into_iter().filter_map(name).collect();
-        names.sort_unstable();
-        Some(names)
+        let object = |meta: ObjectMeta| {
+            let path = meta.location.as_ref();
+            let name = match self.prefix.as_str() {
+                "" => path,
+                prefix => path.strip_prefix(prefix)?.strip_prefix('/')?,
+            };
+            (is_name(name) && name.starts_with(prefix))
+                .then(|| Object { name: name.to_owned(), len: meta.size })
+        };
+        let mut objects: Vec<Object> = found.into_iter().filter_map(object).collect();
+        objects.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        Ok(objects)
     }
 
     /// Whether the store can list, and put on a condition.
@@ -318,34 +335,61 @@ impl Inner {
 }
 
 impl Store for S3Store {
-    fn put(&self, name: String, bytes: Vec<u8>, then: Then<bool>) {
-        self.run(false, then, move |inner| async move {
-            is_name(&name) && inner.put(&name, bytes).await
-        });
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<bool> {
+        self.put_whole(name, bytes.to_vec())
     }
 
-    fn get(&self, name: String, then: Then<Option<Vec<u8>>>) {
-        self.run(None, then, move |inner| async move {
-            match is_name(&name) {
-                true => inner.get(&inner.path(&name)).await,
-                false => None,
-            }
-        });
+    fn create(&self, name: &str) -> Result<Box<dyn ObjectWriter>> {
+        check_name(name)?;
+        let writer = S3Writer { store: self.clone(), name: name.to_owned(), bytes: Vec::new() };
+        Ok(Box::new(writer))
     }
 
-    fn delete(&self, name: String, then: Then<bool>) {
-        self.run(
-            false,
-            then,
-            move |inner| async move { is_name(&name) && inner.delete(&name).await },
-        );
+    fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        check_name(name)?;
+        let name = name.to_owned();
+        let found = self.run(|inner| async move { inner.get(&name).await })??;
+        Ok(found.map(Vec::from))
     }
 
-    fn list(&self, prefix: String, then: Then<Option<Vec<String>>>) {
-        self.run(None, then, move |inner| async move { inner.list(&prefix).await });
+    fn get_range(&self, name: &str, from: u64, len: u64) -> Result<Option<Vec<u8>>> {
+        check_name(name)?;
+        let name = name.to_owned();
+        let found = self.run(|inner| async move { inner.get_range(&name, from, len).await })??;
+        Ok(found.map(Vec::from))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Object>> {
+        name_of_prefix(prefix)?;
+        let prefix = prefix.to_owned();
+        self.run(|inner| async move { inner.list(&prefix).await })?
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let name = name.to_owned();
+        self.run(|inner| async move { inner.delete(&name).await })?
     }
 
     fn trouble(&self) -> Option<String> {
-        self.inner.trouble.now()
+        self.0.inner.trouble.now()
+    }
+}
+
+/// An object that is put when it is complete, because S3 puts only whole objects on a condition.
+struct S3Writer {
+    store: S3Store,
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl ObjectWriter for S3Writer {
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<bool> {
+        self.store.put_whole(&self.name, self.bytes)
     }
 }

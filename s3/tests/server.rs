@@ -28,15 +28,11 @@ fn url(name: &str) -> String {
 }
 
 fn put(store: &S3Store, name: &str, bytes: &[u8]) -> bool {
-    let (send, receive) = channel();
-    store.put(name.into(), bytes.into(), Box::new(move |answer| send.send(answer).unwrap()));
-    receive.recv().unwrap()
+    store.put(name, bytes).unwrap()
 }
 
 fn get(store: &S3Store, name: &str) -> Option<Vec<u8>> {
-    let (send, receive) = channel();
-    store.get(name.into(), Box::new(move |answer| send.send(answer).unwrap()));
-    receive.recv().unwrap()
+    store.get(name).unwrap()
 }
 
 fn refusal(url: &str, options: &S3Options) -> String {
@@ -65,9 +61,8 @@ fn server_two_stores_put_once() {
         let name = format!("x/{round}");
         let (send, receive) = channel();
         for (store, byte) in stores.iter().zip([1u8, 2]) {
-            let send = send.clone();
-            let then = Box::new(move |is_put: bool| send.send((byte, is_put)).unwrap());
-            store.put(name.clone(), vec![byte; 1000], then);
+            let (store, name, send) = (store.clone(), name.clone(), send.clone());
+            std::thread::spawn(move || send.send((byte, put(&store, &name, &[byte; 1000]))));
         }
         drop(send);
         let winners: Vec<u8> = receive.iter().filter(|put| put.1).map(|put| put.0).collect();

@@ -67,7 +67,8 @@ pub enum DiskOp {
     OpenRead,
     /// [`Disk::create`](tidemill_env::Disk::create)
     Create,
-    /// [`Disk::open_append`](tidemill_env::Disk::open_append)
+    /// [`Disk::open_append`](tidemill_env::Disk::open_append), and
+    /// [`Disk::open_shared`](tidemill_env::Disk::open_shared)
     OpenAppend,
     /// [`Disk::open_at`](tidemill_env::Disk::open_at)
     OpenAt,

@@ -15,10 +15,9 @@
 //! exactly from its seed. A test with several threads repeats as far as it does not depend on their
 //! order.
 //!
-//! Outside [`cluster`], this crate is independent of the engine.
+//! This crate is independent of the engine.
 
 mod clock;
-pub mod cluster;
 mod disk;
 mod net;
 mod random;

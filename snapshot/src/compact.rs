@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
+use tidemill_durable::Store;
 
 use crate::data::{Cursor, DataReader, DataWriter};
 use crate::layout::{plan, replace, DataObject, Work};
@@ -14,7 +15,6 @@ use crate::merge::{window, Merger};
 use crate::names::Claim;
 use crate::shard::shards_in;
 use crate::snapshots::Snapshots;
-use crate::store::Store;
 use crate::DATA;
 
 /// Data objects that are being merged.

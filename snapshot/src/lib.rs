@@ -1,10 +1,10 @@
 //! Snapshots: the rows of tables after one cut, and the engine's internal state, in a store of
 //! objects.
 //!
-//! A [`Store`] holds objects: names to bytes, put as a whole, never changed. A snapshot is a
-//! [`Manifest`], which is put last. It names *data objects* with rows (see `data.rs` for their
-//! format) and one object with the internal state. Objects that no manifest names do not count.
-//! They are left from an interrupted snapshot, and are removed later.
+//! A [`Store`](tidemill_durable::Store) holds objects: names to bytes, put as a whole, never
+//! changed. A snapshot is a [`Manifest`], which is put last. It names *data objects* with rows (see
+//! `data.rs` for their format) and one object with the internal state. Objects that no manifest
+//! names do not count. They are left from an interrupted snapshot, and are removed later.
 //!
 //! Each snapshot adds one data object with the rows that have changed. To bound their number and
 //! the time to load them, they are merged in the background (`layout.rs` says which and when).
@@ -18,8 +18,9 @@
 //! ```
 //! use std::sync::Arc;
 //! use tidemill_core::TableId;
+//! use tidemill_durable::{MemoryStore, Store};
 //! use tidemill_place::Partition;
-//! use tidemill_snapshot::{load, Delta, Head, MemoryStore, Snapshots, Store};
+//! use tidemill_snapshot::{load, Delta, Head, Snapshots};
 //!
 //! let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
 //! let mut snapshots = Snapshots::open(store.clone(), 7, 1)?;
@@ -41,32 +42,24 @@ mod compact;
 mod damage;
 mod data;
 mod delta;
-mod dir;
-mod faulty;
 mod layout;
 mod load;
 mod manifest;
-mod memory;
 mod merge;
 mod names;
 mod publish;
 mod retain;
 mod shard;
 mod snapshots;
-mod store;
 
 pub use compact::{Merge, Merged};
 pub use delta::Delta;
-pub use dir::DirStore;
-pub use faulty::{Fault, FaultyStore, Stall, StoreOp};
 pub use layout::DataObject;
 pub use load::{load, LoadedRow, Loader, Piece};
 pub use manifest::{epochs, manifest_at, Blob, Head, Manifest};
-pub use memory::MemoryStore;
 pub use retain::Retained;
 pub use shard::{shard_of, SHARDS};
 pub use snapshots::{discard_after, newest, open_at, Snapshots};
-pub use store::{Object, ObjectWriter, Store};
 
 /// The version of all formats here: data objects and manifests.
 pub const VERSION: u16 = 1;
@@ -75,9 +68,3 @@ pub const VERSION: u16 = 1;
 const DATA: &str = "data/";
 /// The prefix of internal states.
 const INTERNAL: &str = "internal/";
-
-/// The promises of every implementation of a trait of this crate, as checks that panic if a promise
-/// is broken. For tests.
-pub mod contract {
-    pub use crate::store::check as store;
-}

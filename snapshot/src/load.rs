@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::{Result, TableId};
+use tidemill_durable::Store;
 use tidemill_place::Partition;
 
 use crate::data::{Cursor, DataReader};
@@ -11,7 +12,6 @@ use crate::layout::DataObject;
 use crate::manifest::Manifest;
 use crate::merge::{window, Merger};
 use crate::shard::{ShardSet, SHARDS};
-use crate::store::Store;
 
 /// A row of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

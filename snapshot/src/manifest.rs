@@ -12,12 +12,12 @@
 //! ```
 
 use tidemill_core::Result;
+use tidemill_durable::Store;
 
 use crate::bytes::{checksum, put_counted, put_short, Taker};
 use crate::damage;
 use crate::layout::DataObject;
 use crate::shard::{shards_in, SHARDS};
-use crate::store::Store;
 use crate::VERSION;
 
 const MAGIC: &[u8; 8] = b"TIDEMANI";
@@ -288,12 +288,12 @@ mod tests {
 
     #[test]
     fn what_is_no_manifest_is_not_passed_over() {
-        let store = crate::MemoryStore::new();
+        let store = tidemill_durable::MemoryStore::new();
         for epoch in [1, 0xffff_ffff_ffff, 2] {
-            store.put(&name_of(epoch), b"").unwrap();
+            assert!(store.put(&name_of(epoch), b"").unwrap());
         }
         assert_eq!(epochs(&store).unwrap(), [1, 2, 0xffff_ffff_ffff]);
-        store.put("manifest/2", b"").unwrap();
+        assert!(store.put("manifest/2", b"").unwrap());
         assert!(epochs(&store).unwrap_err().what.contains("manifest/2"));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
+use tidemill_durable::name_taken;
 
 use crate::data::{DataWriter, Written};
 use crate::delta::{Delta, Sorter};
@@ -40,11 +41,13 @@ impl Snapshots {
             objects.push(DataObject::new(data.name(), 0, &written));
         }
         let state = self.names.claim(INTERNAL);
-        self.store.put(state.name(), internal)?;
+        if !self.store.put(state.name(), internal)? {
+            return Err(name_taken(state.name()));
+        }
         let internal = Blob::of(state.name(), internal);
 
         let manifest = Manifest { app: self.app, head, writer: self.writer, objects, internal };
-        let manifest = match self.store.put_if_absent(&manifest.name(), &manifest.encode())? {
+        let manifest = match self.store.put(&manifest.name(), &manifest.encode())? {
             true => manifest,
             false => self.published_before(&manifest)?,
         };

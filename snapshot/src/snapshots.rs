@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
+use tidemill_durable::Store;
 
 use crate::layout::DataObject;
 use crate::manifest::{check_objects, epoch_of, epochs, manifest_at, Manifest, MANIFESTS};
 use crate::names::Names;
-use crate::store::Store;
 use crate::{DATA, INTERNAL};
 
 /// The snapshots of an app, open for writing. It has one user at a time. A [`Merge`](crate::Merge)

@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use common::{cases, contents, whole, Dice, Model, Shape};
 use proptest::prelude::*;
+use tidemill_durable::{DirStore, Fault, FaultyStore, MemoryStore, Store};
 use tidemill_sim::SimEnv;
-use tidemill_snapshot::{
-    open_at, Delta, DirStore, Fault, FaultyStore, Head, MemoryStore, Merge, Merged, Snapshots,
-    Store,
-};
+use tidemill_snapshot::{open_at, Delta, Head, Merge, Merged, Snapshots};
 
 const APP: u128 = 77;
 
@@ -29,7 +27,7 @@ impl World {
     fn store(&self) -> Arc<dyn Store> {
         match self {
             World::Disk(sim) => {
-                let store = DirStore::new(sim.disk.clone(), "/data/store");
+                let store = DirStore::alone(sim.disk.clone(), "/data/store");
                 store.sweep().unwrap();
                 Arc::new(store)
             }

@@ -6,11 +6,9 @@ mod common;
 use std::sync::Arc;
 
 use common::{contents, push, Dice, Model};
+use tidemill_durable::{FaultyStore, MemoryStore, Store, StoreOp};
 use tidemill_env::{RealThreads, Threads};
-use tidemill_snapshot::{
-    Delta, FaultyStore, Head, LoadedRow, Loader, MemoryStore, Merged, Snapshots, Store, StoreOp,
-    SHARDS,
-};
+use tidemill_snapshot::{Delta, Head, LoadedRow, Loader, Merged, Snapshots, SHARDS};
 
 fn head(epoch: u64) -> Head {
     Head { epoch, ..Head::default() }

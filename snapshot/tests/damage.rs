@@ -8,11 +8,9 @@ use std::sync::Arc;
 
 use common::{contents, head, objects, small, Model, APP, LAST};
 use tidemill_core::{Error, Kind, Result, TableId};
+use tidemill_durable::{Fault, FaultyStore, MemoryStore, Store, StoreOp};
 use tidemill_place::Partition;
-use tidemill_snapshot::{
-    discard_after, manifest_at, newest, open_at, Delta, Fault, FaultyStore, Manifest, MemoryStore,
-    Snapshots, Store, StoreOp,
-};
+use tidemill_snapshot::{discard_after, manifest_at, newest, open_at, Delta, Manifest, Snapshots};
 
 /// Reads everything that a start would read.
 fn read(store: &MemoryStore) -> Result<Option<(Manifest, Model, Vec<u8>)>> {
@@ -26,8 +24,14 @@ fn read(store: &MemoryStore) -> Result<Option<(Manifest, Model, Vec<u8>)>> {
 /// Creates a store with these objects.
 fn store_of(objects: &BTreeMap<String, Vec<u8>>) -> MemoryStore {
     let store = MemoryStore::new();
-    objects.iter().for_each(|(name, bytes)| store.put(name, bytes).unwrap());
+    objects.iter().for_each(|(name, bytes)| assert!(store.put(name, bytes).unwrap()));
     store
+}
+
+/// Damages an object, or mends it.
+fn replace(store: &MemoryStore, name: &str, bytes: &[u8]) {
+    store.delete(name).unwrap();
+    assert!(store.put(name, bytes).unwrap());
 }
 
 /// Whether an error names the object and gives help.
@@ -57,7 +61,7 @@ fn every_bit_and_every_length_counts() {
     let used: Vec<&String> = objects.keys().filter(|name| !name.starts_with("manifest/")).collect();
     let (mut refused, mut harmless) = (0, 0);
     let mut try_with = |name: &String, bytes: &[u8]| {
-        store.put(name, bytes).unwrap();
+        replace(&store, name, bytes);
         match read(&store) {
             Ok(found) => {
                 assert!(found == right, "{name}: wrong data");
@@ -80,7 +84,7 @@ fn every_bit_and_every_length_counts() {
             try_with(name, &bytes[..len]);
         }
         try_with(name, &[bytes, &b"\0"[..]].concat());
-        store.put(name, bytes).unwrap();
+        replace(&store, name, bytes);
     }
     // Objects that only the older snapshot needs are not read.
     assert!(refused > 10_000 && refused > 2 * harmless, "{refused} refused, {harmless} harmless");
@@ -107,10 +111,10 @@ fn every_flipped_bit_of_what_is_needed_is_refused() {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            store.put(name, &flipped).unwrap();
+            replace(&store, name, &flipped);
             assert!(!is_whole || read(&store).is_err(), "{name}, bit {bit}");
         }
-        store.put(name, bytes).unwrap();
+        replace(&store, name, bytes);
     }
     assert!(whole >= 3, "the manifest, the internal state, and the newest rows at least");
 }
@@ -127,7 +131,7 @@ fn a_missing_object_is_named_and_nothing_older_taken() {
         let error = read(&store).unwrap_err();
         assert!(names(&error, name) && error.kind == Kind::Io, "{error}");
         assert!(Snapshots::open(Arc::new(store.clone()), APP, 1).is_err());
-        store.put(name, &all[name]).unwrap();
+        assert!(store.put(name, &all[name]).unwrap());
     }
     // An operator may decide otherwise.
     store.delete(&manifest.internal.name).unwrap();
@@ -157,11 +161,11 @@ fn a_merge_refuses_what_is_damaged() {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            memory.put(name, &flipped).unwrap();
+            replace(&memory, name, &flipped);
             let error = snapshots.plan().unwrap().run().err().expect("it is damaged");
             assert!(names(&error, name), "{name}, bit {bit}: {error}");
         }
-        memory.put(name, bytes).unwrap();
+        replace(&memory, name, bytes);
     }
     assert!(snapshots.plan().unwrap().run().is_ok());
     assert_eq!(memory.list("data/").unwrap().len(), 3, "nothing came of the others");
@@ -204,11 +208,11 @@ fn other_apps_and_newer_versions_are_refused() {
     for name in [manifest.name(), manifest.objects[0].name.clone()] {
         let mut bytes = all[&name].clone();
         bytes[8..10].copy_from_slice(&2u16.to_le_bytes());
-        store.put(&name, &bytes).unwrap();
+        replace(&store, &name, &bytes);
         let error = read(&store).unwrap_err();
         assert!(names(&error, &name) && error.kind == Kind::Setting, "{error}");
         assert!(error.what.contains("format 2"), "{error}");
-        store.put(&name, &all[&name]).unwrap();
+        replace(&store, &name, &all[&name]);
     }
 }
 
@@ -235,7 +239,7 @@ fn what_a_store_has_lost_is_found() {
             Ok(found) => {
                 // Without its manifest it is not a snapshot.
                 let (manifest, ..) = found.unwrap();
-                let is_manifest = op == StoreOp::PutIfAbsent;
+                let is_manifest = lost.starts_with("manifest/");
                 assert_eq!(manifest.head.epoch, 1, "{op:?}");
                 assert!(is_manifest || published.is_err(), "{op:?}");
             }
@@ -251,7 +255,8 @@ fn a_snapshot_whose_answer_was_lost_can_be_published_again() {
     let mut snapshots = Snapshots::open(Arc::new(faulty.clone()), APP, 1).unwrap();
     let mut delta = Delta::new();
     delta.push(TableId(0), Partition(0), b"k", Some(b"1"));
-    faulty.fail_nth(StoreOp::PutIfAbsent, 1, Fault::After);
+    // The first put is that of the internal state, the second that of the manifest.
+    faulty.fail_nth(StoreOp::Put, 2, Fault::After);
     assert!(snapshots.publish(head(1), b"one", &delta).is_err());
     assert!(snapshots.newest().is_none(), "it does not count here");
     assert_eq!(snapshots.retain(1).unwrap(), None);
@@ -279,7 +284,7 @@ fn names_are_never_used_again() {
         let mut snapshots = Snapshots::open(Arc::new(faulty.clone()), APP, 1).unwrap();
         let mut delta = Delta::new();
         delta.push(TableId(0), Partition(epoch as u16), b"k", Some(b"1"));
-        faulty.fail_nth(StoreOp::PutIfAbsent, 1, Fault::Before);
+        faulty.fail_nth(StoreOp::Put, 2, Fault::Before);
         assert!(snapshots.publish(head(epoch), b"", &delta).is_err());
         snapshots.publish(head(epoch), b"", &delta).unwrap();
     }

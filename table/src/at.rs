@@ -4,6 +4,7 @@
 //! transaction aborts, that version moves back. So a row is neither copied nor looked up again, and
 //! a transaction that names one row twice sees one row.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +31,7 @@ pub struct Opened<'t> {
     /// The address that the log's first word would have if the log were one piece, and the place
     /// after the last version.
     log: *mut u64,
-    end: usize,
+    end: Cell<usize>,
     /// The part of the log, and its end when it was opened.
     part: usize,
     begun: usize,
@@ -50,9 +51,9 @@ pub struct Opened<'t> {
     /// The histories of the slots, for retained versions. Null if the table retains none.
     histories: *mut RowHistory,
     /// The time of the versions that are begun now, in microseconds.
-    now_us: i64,
+    now_us: Cell<i64>,
     /// The growth of the retained versions, in bytes.
-    grown: isize,
+    grown: Cell<isize>,
     table: *mut Table,
     lent: PhantomData<&'t mut Table>,
 }
@@ -157,7 +158,7 @@ impl Table {
         let open = |part: PartAt| Opened {
             slots,
             log: part.origin,
-            end: part.end,
+            end: Cell::new(part.end),
             part: part.number,
             begun: part.end,
             stride,
@@ -170,8 +171,8 @@ impl Table {
             placing: placing.clone(),
             is_short: logged == 4 && histories.is_null(),
             histories,
-            now_us: i64::MIN,
-            grown: 0,
+            now_us: Cell::new(i64::MIN),
+            grown: Cell::new(0),
             table,
             lent: PhantomData,
         };
@@ -185,8 +186,8 @@ impl Drop for Opened<'_> {
         // of one table borrow it together, so their owner has all of them, and no thread uses the
         // table now.
         unsafe {
-            (*self.table).log_mut().set_end(self.part, self.end);
-            (*self.table).histories_have_grown(self.grown);
+            (*self.table).log_mut().set_end(self.part, self.end.get());
+            (*self.table).histories_have_grown(self.grown.get());
         }
         let Some(placing) = Arc::get_mut(&mut self.placing) else { return };
         let placing = placing.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -240,8 +241,8 @@ impl Opened<'_> {
 
     /// Sets the time of the versions that are begun from now on, in microseconds.
     #[inline(always)]
-    pub fn at_time(&mut self, time_us: i64) {
-        self.now_us = time_us;
+    pub fn at_time(&self, time_us: i64) {
+        self.now_us.set(time_us);
     }
 
     /// Returns the slot where the search for a key begins.
@@ -317,7 +318,7 @@ impl Opened<'_> {
     }
 
     /// Returns the row with this key, if it exists.
-    pub fn find(&mut self, key: u64) -> Option<RowAt> {
+    pub fn find(&self, key: u64) -> Option<RowAt> {
         let slot = self.find_slot(key);
         // SAFETY: the slot is the table's.
         (!slot.is_null()).then(|| unsafe { RowAt::at(slot, self) })
@@ -360,7 +361,7 @@ impl Opened<'_> {
     /// it existed. Returns null if a column has no default, or if slots would have to move.
     #[cold]
     #[inline(never)]
-    pub fn find_or_place(&mut self, key: u64) -> (*mut u64, bool) {
+    pub fn find_or_place(&self, key: u64) -> (*mut u64, bool) {
         const NONE: (*mut u64, bool) = (std::ptr::null_mut(), false);
         // SAFETY: a slot has a header, followed by as many words as a missing row has. A taken slot
         // of this key is the caller's row. A free slot is taken under the lock.
@@ -397,9 +398,9 @@ impl Opened<'_> {
 
     /// Undoes everything that was written since the table was opened. Every row gets back its old
     /// words. The caller gives all openings at once.
-    pub fn roll_back(mut openings: Vec<Opened<'_>>) {
-        for opened in &mut openings {
-            for at in (opened.begun..opened.end).step_by(opened.logged) {
+    pub fn roll_back(openings: Vec<Opened<'_>>) {
+        for opened in &openings {
+            for at in (opened.begun..opened.end.get()).step_by(opened.logged) {
                 // SAFETY: these are the versions that were superseded meanwhile. Each has the words
                 // of a slot that may have changed, and its key still has a slot. The oldest version
                 // of a row has the lowest number and is the original. Each version added one to the
@@ -418,7 +419,7 @@ impl Opened<'_> {
                 }
             }
         }
-        openings.iter_mut().for_each(|opened| opened.end = opened.begun);
+        openings.iter().for_each(|opened| opened.end.set(opened.begun));
     }
 }
 
@@ -428,7 +429,8 @@ impl Opened<'_> {
 pub struct RowAt {
     /// The slot's first word.
     words: *mut u64,
-    table: *mut Opened<'static>,
+    /// The opening. Other rows and lanes share it, so the fields that change are cells.
+    table: *const Opened<'static>,
 }
 
 impl RowAt {
@@ -441,7 +443,7 @@ impl RowAt {
     /// The slot belongs to the table, from [`Opened::home`] or [`Opened::find`] since the table was
     /// opened. The table stays open, and no other thread uses the row, as long as it is used.
     #[inline(always)]
-    pub unsafe fn at(slot: *mut u64, table: *mut Opened<'_>) -> RowAt {
+    pub unsafe fn at(slot: *mut u64, table: *const Opened<'_>) -> RowAt {
         RowAt { words: slot, table: table.cast() }
     }
 
@@ -469,7 +471,7 @@ impl RowAt {
     /// used on it.
     #[inline(always)]
     pub fn frame(words: *mut u64) -> RowAt {
-        RowAt { words, table: std::ptr::null_mut() }
+        RowAt { words, table: std::ptr::null() }
     }
 
     /// Returns a word of the slot.
@@ -512,7 +514,7 @@ impl RowAt {
                 return;
             }
             let table = self.table;
-            let at = (*table).end;
+            let at = (*table).end.get();
             let entry = (*table).log.wrapping_add(at);
             prefetch_address(entry.wrapping_add(LOG_AHEAD));
             // Most rows have one column beside the key: two halves of 16 bytes.
@@ -524,7 +526,7 @@ impl RowAt {
             } else {
                 copy_slot(self.words, entry, table);
             }
-            (*table).end = at + logged;
+            (*table).end.set(at + logged);
             show(self.words.add(LINK), (at as u64) << 32 | TAKEN, Ordering::Relaxed);
             show(self.words.add(STAMP), stamp_word(seq, true), Ordering::Relaxed);
         }
@@ -617,7 +619,7 @@ impl RowAt {
         // SAFETY: the table is open, and its log has that version at its end.
         unsafe {
             let table = self.table;
-            (*table).end -= (*table).logged;
+            (*table).end.set((*table).end.get() - (*table).logged);
         }
     }
 }
@@ -627,7 +629,7 @@ impl RowAt {
 /// # Safety
 /// The slot belongs to the open table, and the entry has as many words as are logged of a slot.
 #[inline(never)]
-unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>) {
+unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *const Opened<'static>) {
     // SAFETY: as the caller guarantees; the log, the slots and the histories are different memory,
     // and no other thread uses the row.
     unsafe {
@@ -638,8 +640,9 @@ unsafe fn copy_slot(slot: *mut u64, entry: *mut u64, table: *mut Opened<'static>
         if row.is_there() {
             let floor = (*(*table).table).floor();
             let body = std::slice::from_raw_parts(slot.add(HEADER_WORDS), stride - HEADER_WORDS);
-            (*table).grown += (*history).push(shape, floor, (*slot.add(STAMP), body), &[]);
+            let grown = (*history).push(shape, floor, (*slot.add(STAMP), body), &[]);
+            (*table).grown.set((*table).grown.get() + grown);
         }
-        (*history).newest_us = (*table).now_us;
+        (*history).newest_us = (*table).now_us.get();
     }
 }

@@ -33,5 +33,5 @@ pub use at::{Opened, RowAt};
 pub use cells::{prefetch, prefetch_address, prefetch_to_write};
 pub use history::{Aggregates, StoredVersion, Versions};
 pub use layout::{Layout, Place, HEADER_WORDS, KEY_WORD};
-pub use table::{row_hash, AsOf, Change, Changed, Loading, Table};
+pub use table::{row_hash, AsOf, Before, Change, Changed, Loading, Table};
 pub use version::Seq;

@@ -214,7 +214,19 @@ impl Table {
     /// Writes as [`Table::put`] does, for a transaction at `time_us`. The time is for the row's
     /// history.
     pub fn put_at(&mut self, key: &[Value], row: Option<&[Value]>, seq: Seq, time_us: i64) {
-        let Some(slot) = self.slot_for(key, row.is_some()) else { return };
+        if let Some(slot) = self.slot_for(key, row.is_some()) {
+            self.put_in(slot, row, seq, time_us);
+        }
+    }
+
+    /// Writes as [`Table::put`] does, to the row with this encoded key.
+    pub fn put_by_key(&mut self, key: &Key, row: Option<&[Value]>, seq: Seq) {
+        if let Some(slot) = self.slot_for_key(key, row.is_some()) {
+            self.put_in(slot, row, seq, i64::MIN);
+        }
+    }
+
+    fn put_in(&mut self, slot: u32, row: Option<&[Value]>, seq: Seq, time_us: i64) {
         let base = slot as usize * self.stride;
         if row.is_none() && self.slots.words()[base + STAMP] & 1 == 0 {
             return;
@@ -312,6 +324,20 @@ impl Table {
         Some((base / self.stride) as u32)
     }
 
+    /// Returns the slot of an encoded key, as [`Table::slot_for`] does.
+    fn slot_for_key(&mut self, key: &Key, takes: bool) -> Option<u32> {
+        if let Some(index) = &self.keys {
+            let hash = index.hash(key);
+            let found = index.find_hashed(key, hash);
+            return found.or_else(|| takes.then(|| self.take_keyed(key.clone(), hash)));
+        }
+        let ty = &self.spec.schema.columns[self.spec.key[0]].ty;
+        let word = encode::decode_word(ty, &mut &key.0[..]).flatten().expect("a key of this table");
+        let hash = self.hash(word);
+        let base = self.find(word, hash).or_else(|| takes.then(|| self.take(word, hash)))?;
+        Some((base / self.stride) as u32)
+    }
+
     /// Takes a new slot without a row, for a key that is not a word.
     fn take_keyed(&mut self, key: Key, hash: u64) -> u32 {
         if self.taken == self.capacity {
@@ -327,14 +353,19 @@ impl Table {
     }
 
     /// Returns the row in a slot, if it exists.
-    fn row(&self, slot: u32) -> Option<Row> {
+    fn row<R: FromIterator<Value>>(&self, slot: u32) -> Option<R> {
         let stride = self.stride;
         let words = &self.slots.words()[slot as usize * stride..][..stride];
         let values = &self.values[slot as usize * self.layout.values..][..self.layout.values];
         (words[STAMP] & 1 == 1).then(|| self.make_row(words[KEY], &words[HEADER_WORDS..], values))
     }
 
-    pub(crate) fn make_row(&self, key: u64, body: &[u64], values: &[Value]) -> Row {
+    pub(crate) fn make_row<R: FromIterator<Value>>(
+        &self,
+        key: u64,
+        body: &[u64],
+        values: &[Value],
+    ) -> R {
         (0..self.layout.places.len()).map(|c| self.make_value(c, key, body, values)).collect()
     }
 
@@ -688,6 +719,11 @@ impl Table {
         self.newest().rows()
     }
 
+    /// Returns all rows with their keys, in no order.
+    pub fn entries(&self) -> impl Iterator<Item = (Key, Row)> + '_ {
+        self.newest().unordered().map(|(slot, row)| (self.key(slot), row))
+    }
+
     /// Selects rows as [`AsOf::select`] does.
     pub fn select(&self, limit: usize, keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
         self.newest().select(limit, keep)
@@ -790,6 +826,7 @@ mod changed;
 mod growth;
 mod load;
 mod past;
+mod rewind;
 #[cfg(test)]
 mod tests;
 
@@ -798,3 +835,4 @@ pub use changed::Changed;
 pub use load::Loading;
 pub use past::AsOf;
 use past::Sealed;
+pub use rewind::Before;

@@ -95,6 +95,18 @@ impl VersionLog {
         entries.map(|words| words[KEY_WORD])
     }
 
+    /// Returns the words of each entry, and the values beside it.
+    pub(crate) fn entries(
+        &self,
+        stride: usize,
+        values: usize,
+    ) -> impl Iterator<Item = (&[u64], &[Value])> + '_ {
+        self.parts.iter().flat_map(move |part| {
+            let words = part.words.chunks_exact(stride).enumerate();
+            words.map(move |(nth, words)| (words, &part.values[nth * values..][..values]))
+        })
+    }
+
     pub(crate) fn clear(&mut self) {
         while self.parts.len() > 1 {
             self.spare.extend(self.parts.pop());

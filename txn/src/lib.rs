@@ -1,16 +1,15 @@
-//! Transactions: programs (operations and expressions), the reference executor that defines their
-//! meaning, and the fast executors.
+//! Transactions: programs (operations and expressions), the one order, and the executors.
 //!
-//! `txn` must not know IO, async, clocks, timely or Python. [`reference`](mod@reference) is a slow,
-//! obvious, serial executor. Tests compare every other path with it, bit for bit. It is the best
-//! documentation of the semantics.
+//! `txn` must not know IO, async, clocks, timely or Python. The crate `reference` defines what a
+//! program means: a slow, obvious, serial executor. Tests compare every path here with it, bit for
+//! bit. [`meaning`] has the parts that both share.
 
 pub mod execute;
+pub mod meaning;
 pub mod order;
 mod plan;
 pub mod pool;
 pub mod program;
-pub mod reference;
 pub mod schedule;
 
 pub use program::Program;

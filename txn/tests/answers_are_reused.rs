@@ -15,11 +15,11 @@ use pool::Threads;
 use proptest::prelude::*;
 use random::Dice;
 use tidemill_core::{Column, DataType, SourceId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Answers, Asker, Builder, Opaque, Program, QuestionId, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 /// Adds up the answers about a row's value. The clock outside never gives the same answer twice.
@@ -95,7 +95,7 @@ proptest! {
                 let (first, told) = run(Vec::new());
                 let answers = Arc::new(Answers::of(told.clone()));
                 let asked = asks.clock.load(Ordering::Relaxed);
-                let wanted = reference::run_with_answers(&program, &sources, &cuts, &answers);
+                let wanted = tidemill_reference::run_with_answers(&program, &sources, &cuts, &answers);
                 prop_assert_eq!(asks.clock.load(Ordering::Relaxed), asked, "{}", strategy);
                 same(&wanted, &first);
                 let (second, _) = run(told);

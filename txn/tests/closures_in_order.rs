@@ -12,11 +12,11 @@ use drive::same;
 use pool::Threads;
 use random::Dice;
 use tidemill_core::{Column, DataType, SourceId, StreamId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Builder, On, Opaque, Program, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 /// Emits each changed row and, for each event, the current value of a row.
@@ -90,7 +90,7 @@ fn closures_act_in_the_order_of_their_program() {
     let ended = vec![SourceId(0)];
     let cut =
         CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
-    let wanted = reference::run(&program, &sources, std::slice::from_ref(&cut));
+    let wanted = tidemill_reference::run(&program, &sources, std::slice::from_ref(&cut));
     assert_eq!(wanted.aborts, 1, "what another row has can't be taken");
     let people: Vec<Vec<Value>> = wanted.tables[0].values().map(|row| row.to_vec()).collect();
     assert_eq!(people, [[1, 120], [2, 110]].map(|row| row.map(Value::Int).to_vec()));

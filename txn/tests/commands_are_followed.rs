@@ -16,11 +16,11 @@ use pool::Threads;
 use proptest::prelude::*;
 use random::{Dice, Shape};
 use tidemill_core::{Column, DataType, SourceId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow, Outcome};
 use tidemill_table::Table;
 use tidemill_txn::execute::{put_commands, take_commands, Executor};
 use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow, Outcome};
 use tidemill_txn::schedule::Strategy;
 
 fn one_thread() -> &'static Threads {
@@ -65,7 +65,7 @@ proptest! {
         let program = Arc::new(random::program(&mut dice, shape));
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
-        let wanted = reference::run(&program, &sources, &cuts);
+        let wanted = tidemill_reference::run(&program, &sources, &cuts);
         let (logged, commands) = run(&program, &sources, &cuts, &mut dice, None);
         same(&wanted, &logged);
         let (followed, none) = run(&program, &sources, &cuts, &mut dice, Some(commands.clone()));

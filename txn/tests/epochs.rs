@@ -17,12 +17,12 @@ use std::sync::Arc;
 
 use expect_test::{expect, Expect};
 use tidemill_core::{Batch, Column, DataType, Key, Late, Row, SourceId, StreamId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_table::Table;
 use tidemill_txn::execute::{Executor, Outcome, Serial};
 use tidemill_txn::order::{CutInput, Epoch, Run, Sequencer};
 use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{Builder, HandlerBuilder, Program};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 fn check(text: &str, expect: Expect) {
@@ -30,7 +30,7 @@ fn check(text: &str, expect: Expect) {
     let program = Arc::new(program);
     let rows = |i: usize| vec![InputRow { offset: 0, values: vec![Value::Int(i as i64)] }];
     let sources: Vec<Vec<InputRow>> = (0..program.sources.len()).map(rows).collect();
-    let outcome = reference::run(&program, &sources, &cuts);
+    let outcome = tidemill_reference::run(&program, &sources, &cuts);
     let table: Vec<Row> = outcome.tables[0].values().cloned().collect();
     let outputs = |stream: StreamId| -> Vec<Row> {
         let rows = outcome.outputs.get(&stream).into_iter().flatten();

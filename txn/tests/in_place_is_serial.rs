@@ -178,10 +178,12 @@ fn check(
 
 #[test]
 fn they_do_what_the_serial_executor_does() {
-    let pools = [2, 3, 8].map(Threads::new);
+    // Miri is thousands of times slower.
+    let (threads, seeds): (&[usize], _) = if cfg!(miri) { (&[2], 2) } else { (&[2, 3, 8], 40) };
+    let pools: Vec<Threads> = threads.iter().map(|threads| Threads::new(*threads)).collect();
     for strategy in [Strategy::Rounds, Strategy::Blocks, Strategy::Lists, Strategy::Adaptive] {
         let mut in_place = 0;
-        for seed in 0..40 {
+        for seed in 0..seeds {
             for threads in &pools {
                 let keys = [1, 3, 30, 1000][seed as usize % 4];
                 let events = 30 + 20 * seed as usize;
@@ -189,7 +191,9 @@ fn they_do_what_the_serial_executor_does() {
             }
         }
         // Few epochs are given up: those with too little room for missing rows.
-        assert!(in_place > 400, "only {in_place} of 480 epochs were executed in {strategy}");
+        let epochs = 4 * pools.len() * seeds as usize;
+        let least = epochs * 5 / 6;
+        assert!(in_place > least, "only {in_place} of {epochs} epochs were executed in {strategy}");
     }
 }
 

@@ -13,11 +13,11 @@ use pool::Threads;
 use proptest::prelude::*;
 use random::Dice;
 use tidemill_core::{Column, DataType, SourceId, StreamId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Builder, On, Opaque, Program, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 
 /// The number of tables: of integers, with the key as last column, with an index, with a unique
@@ -109,7 +109,7 @@ proptest! {
         let half = CutAt { offsets: vec![rows / 2], clock_us: 0, idle: Vec::new(), ended: Vec::new(), ..Default::default() };
         let end = CutAt { offsets: vec![rows], ended: vec![SourceId(0)], ..half.clone() };
         let cuts = [half, end];
-        let wanted = reference::run(&program, &sources, &cuts);
+        let wanted = tidemill_reference::run(&program, &sources, &cuts);
         for strategy in Strategy::all() {
             for threads in [1, 3] {
                 let pool = Threads::new(threads);

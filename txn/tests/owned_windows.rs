@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use tidemill_core::{encode, rules, Column, DataType, Late, StreamId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::program::Aggregate::{self, First, Max, Min};
 use tidemill_txn::program::{
     Abort, Builder, Extent, On, Opaque, OwnedWindow, Program, Tx, WindowId,
 };
-use tidemill_txn::reference::{self, CutAt, InputRow};
 
 const WINDOW: WindowId = WindowId(0);
 
@@ -250,7 +250,7 @@ proptest! {
             clock_us: 0,
             idle: Vec::new(),
             ended: vec![tidemill_core::SourceId(0)], ..Default::default() };
-        let outcome = reference::run(&program, &[input.collect()], &[cut]);
+        let outcome = tidemill_reference::run(&program, &[input.collect()], &[cut]);
         let (mut wanted, mut wanted_groups, mut wanted_each) = (vec![], vec![], vec![]);
         for come in 1..=rows.len() {
             let active = active(extent, &rows[..come]);
@@ -325,7 +325,7 @@ fn at_the_end_of_time_windows_slide_no_further() {
         let offsets = vec![times.len() as u64];
         let ended = vec![tidemill_core::SourceId(0)];
         let cut = CutAt { offsets, clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
-        let outcome = reference::run(&program, &[input], &[cut]);
+        let outcome = tidemill_reference::run(&program, &[input], &[cut]);
         assert_eq!(outcome.aborts, 0);
     }
 }
@@ -361,7 +361,7 @@ fn others_can_not_see_it_and_triggers_can_not_fill_it() {
     let row = InputRow { offset: 0, values: vec![Value::Int(0); 3] };
     let cut =
         CutAt { offsets: vec![1], clock_us: 0, idle: vec![], ended: vec![], ..Default::default() };
-    let outcome = reference::run(&program, &[vec![row]], &[cut]);
+    let outcome = tidemill_reference::run(&program, &[vec![row]], &[cut]);
     let reason = |stream| outcome.outputs[&stream][0].1.last().unwrap().to_string();
     assert!(
         reason(aborted[0]).contains("its triggers can't put rows into it"),
@@ -406,7 +406,7 @@ fn only_a_sum_that_is_read_may_be_out_of_range() {
     let input: Vec<InputRow> = given.iter().enumerate().map(row).collect();
     let cut =
         CutAt { offsets: vec![7], clock_us: 0, idle: vec![], ended: vec![], ..Default::default() };
-    let outcome = reference::run(&program, &[input], &[cut]);
+    let outcome = tidemill_reference::run(&program, &[input], &[cut]);
     let sums: Vec<i64> = outcome.outputs[&sums].iter().map(|(_, row)| int(&row[0])).collect();
     assert_eq!(sums, [i64::MAX - 7]);
     let reasons = outcome.outputs[&aborted].iter();
@@ -495,7 +495,7 @@ fn a_slide_whose_trigger_aborts_is_one_without_it() {
     let ended = vec![tidemill_core::SourceId(0)];
     let cut =
         CutAt { offsets: vec![4], clock_us: 0, idle: Vec::new(), ended, ..Default::default() };
-    let outcome = reference::run(&program, &[input], &[cut]);
+    let outcome = tidemill_reference::run(&program, &[input], &[cut]);
     let ends: Vec<i64> = outcome.outputs[&slides].iter().map(|(_, row)| int(&row[0])).collect();
     assert_eq!((ends, outcome.aborts), (vec![10, 30], 1));
     // Rows that have left the window are gone, and its own rows are there.

@@ -12,11 +12,11 @@ use drive::{cases, same};
 use proptest::prelude::*;
 use random::{Dice, Shape};
 use tidemill_core::{Column, DataType, Key, Late, Row, SourceId, Stamp, StreamId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow, Outcome, Version};
 use tidemill_table::Table;
 use tidemill_txn::execute::{Path, Serial};
 use tidemill_txn::order::Epoch;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow, Outcome, Version};
 
 /// The execution of declared transactions and closures over words.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ proptest! {
             let slides_max = 1 + dice.below(4) as i64;
             cuts = drive::held_back(&program, &sources, &cuts, &mut dice, slides_max);
         }
-        let wanted = reference::run(&program, &sources, &cuts);
+        let wanted = tidemill_reference::run(&program, &sources, &cuts);
         for how in [How::Fast, How::Interpreted, How::General] {
             same(&wanted, &run_serial(&program, &sources, &cuts, how, &mut dice));
         }
@@ -98,8 +98,8 @@ proptest! {
         let others = random::cuts(&mut dice, &sources, shape);
         let slides_max = 1 + dice.below(4) as i64;
         let others = drive::held_back(&program, &sources, &others, &mut dice, slides_max);
-        let wanted = reference::run(&program, &sources, &cuts);
-        let other = reference::run(&program, &sources, &others);
+        let wanted = tidemill_reference::run(&program, &sources, &cuts);
+        let other = tidemill_reference::run(&program, &sources, &others);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&other));
         let serial = run_serial(&program, &sources, &others, How::Fast, &mut dice);
         prop_assert_eq!(without_cuts(&wanted), without_cuts(&serial));
@@ -168,7 +168,7 @@ fn a_function_without_end_aborts() {
     let program = Arc::new(b.finish().unwrap());
     let values = |at| vec![Value::Timestamp(at as i64), Value::Int(at as i64)];
     let rows = (0..6).map(|offset| InputRow { offset, values: values(offset) }).collect();
-    let cut = reference::CutAt {
+    let cut = tidemill_reference::CutAt {
         offsets: vec![6],
         clock_us: 0,
         idle: Vec::new(),
@@ -176,7 +176,7 @@ fn a_function_without_end_aborts() {
         ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut]);
-    let wanted = reference::run(&program, &sources, &cuts);
+    let wanted = tidemill_reference::run(&program, &sources, &cuts);
     assert_eq!((wanted.aborts, wanted.tables[0].len()), (1, 5));
     let got = drive::run(&program, &sources, &cuts, &mut Dice(1), |seq| {
         let mut serial = Serial::new(program.clone(), 0).after(seq);
@@ -196,7 +196,7 @@ fn no_version_is_older_than_the_one_before() {
         let program = Arc::new(random::program(&mut dice, shape));
         let sources = random::sources(&mut dice, &program, shape);
         let cuts = random::cuts(&mut dice, &sources, shape);
-        let wanted = reference::run(&program, &sources, &cuts);
+        let wanted = tidemill_reference::run(&program, &sources, &cuts);
         for versions in wanted.histories.iter().flat_map(BTreeMap::values) {
             assert!(versions.is_sorted_by_key(|(_, time_us, _)| *time_us), "seed {seed}");
         }

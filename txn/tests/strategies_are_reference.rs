@@ -15,12 +15,12 @@ use proptest::prelude::*;
 use random::{Dice, Shape};
 use tidemill_core::rules::Binary;
 use tidemill_core::{Batch, Column, DataType, History, Late, SourceId, TableId, Value};
+use tidemill_reference::InputRow;
 use tidemill_table::Table;
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
-use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Tx, Window};
-use tidemill_txn::reference::{self, InputRow};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Expr, Opaque, Take, Tx, Window};
 use tidemill_txn::schedule::{ExecutionMode, Strategy as Executed};
 
 /// Returns pools of one to eight threads.
@@ -48,7 +48,7 @@ fn check_within(seed: u64, strategies: &[Executed], limit: Option<u64>) -> usize
         let slides_max = 1 + dice.below(4) as i64;
         cuts = drive::held_back(&program, &sources, &cuts, &mut dice, slides_max);
     }
-    let wanted = reference::run(&program, &sources, &cuts);
+    let wanted = tidemill_reference::run(&program, &sources, &cuts);
     let in_parallel = std::cell::Cell::new(0);
     let mut sums: Option<BTreeMap<usize, u64>> = None;
     for strategy in strategies {
@@ -229,7 +229,7 @@ fn aborts_that_depend_on_aborts() {
             InputRow { offset, values }
         })
         .collect();
-    let cut = |until: u64| reference::CutAt {
+    let cut = |until: u64| tidemill_reference::CutAt {
         offsets: vec![until],
         clock_us: 0,
         idle: Vec::new(),
@@ -237,7 +237,7 @@ fn aborts_that_depend_on_aborts() {
         ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut(800), cut(810), cut(2400)]);
-    let wanted = reference::run(&program, &sources, &cuts);
+    let wanted = tidemill_reference::run(&program, &sources, &cuts);
     assert!(wanted.aborts > 600, "{} aborts", wanted.aborts);
     for strategy in Executed::all() {
         let pool = dice.pick(pools());
@@ -308,8 +308,13 @@ impl Opaque for Bender {
         }
         let [then, m] = get(tx, next)?;
         if x % 7 == 0 {
-            let range = tx.scan(TableId(0), &[Value::Int(*k)], &[Value::Int(k + 20)], 8)?;
-            put(tx, next, [then, m + range.len() as i64])?;
+            let take = if x % 2 == 0 { Take::Last(8) } else { Take::First(8) };
+            let range = tx.scan(TableId(0), &[Value::Int(*k)], &[Value::Int(k + 20)], take)?;
+            let seen = range.iter().fold(m, |seen, row| match row[..] {
+                [Value::Int(key), _, Value::Int(n)] => (seen * 3 + key + n) % 1000,
+                _ => unreachable!(),
+            });
+            put(tx, next, [then, seen])?;
         } else if x % 11 == 0 {
             tx.delete(TableId(0), &[Value::Int(next)])?;
         } else {
@@ -363,7 +368,7 @@ fn functions_that_go_astray() {
             InputRow { offset, values }
         })
         .collect();
-    let cut = |until: u64| reference::CutAt {
+    let cut = |until: u64| tidemill_reference::CutAt {
         offsets: vec![until],
         clock_us: 0,
         idle: Vec::new(),
@@ -371,7 +376,7 @@ fn functions_that_go_astray() {
         ..Default::default()
     };
     let (sources, cuts) = ([rows], [cut(400), cut(410), cut(800), cut(1500)]);
-    let wanted = reference::run(&program, &sources, &cuts);
+    let wanted = tidemill_reference::run(&program, &sources, &cuts);
     assert!(wanted.aborts > 100, "{} aborts", wanted.aborts);
     for strategy in Executed::all() {
         let pool = dice.pick(pools());

@@ -13,7 +13,7 @@ use tidemill_table::Table;
 use tidemill_txn::execute::{self, Executor};
 use tidemill_txn::order::{Epoch, Run};
 use tidemill_txn::pool::Pool;
-use tidemill_txn::program::{Abort, Aggregate, Builder, Opaque, Tx, Window};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Opaque, Take, Tx, Window};
 use tidemill_txn::schedule::Strategy;
 use tidemill_txn::Program;
 
@@ -97,7 +97,8 @@ impl Opaque for Wanderer {
             k = (k + n + x) % 400;
         }
         if x % 19 == 0 {
-            let found = tx.scan(ROWS, &[Value::Int(k)], &[Value::Int(k + 100)], 200)?;
+            let found =
+                tx.scan(ROWS, &[Value::Int(k)], &[Value::Int(k + 100)], Take::First(200))?;
             for row in found.iter().filter(|_| self.clears) {
                 tx.delete(ROWS, &row[..1])?;
             }

@@ -1,7 +1,7 @@
 //! The procedures in Rust. They find rows at run time, and each sees the writes of those before it.
 
 use tidemill_core::Value;
-use tidemill_txn::program::{Abort, Opaque, Tx};
+use tidemill_txn::program::{Abort, Opaque, Take, Tx};
 
 use super::program::Frame;
 use super::{AGAIN, NOBODY, TREND};
@@ -92,7 +92,7 @@ impl Opaque for Remove {
         }
         let least = running.iter().min_by_key(|[_, votes, _]| *votes);
         let [gone, count, _] = *least.expect("some are running");
-        for vote in tx.find(by_candidate, &[Value::Int(gone)], usize::MAX)? {
+        for vote in tx.find(by_candidate, &[Value::Int(gone)], Take::ALL)? {
             tx.delete(votes, &vote[1..])?;
         }
         tx.delete(candidates, &[Value::Int(gone)])?;
@@ -103,7 +103,7 @@ impl Opaque for Remove {
 
 /// Returns the running candidates by number: candidate, votes, and votes among the last ones.
 fn running(frame: Frame, tx: &mut dyn Tx) -> Result<Vec<[i64; 3]>, Abort> {
-    let rows = tx.scan(frame.candidates, &[], &[], usize::MAX)?;
+    let rows = tx.scan(frame.candidates, &[], &[], Take::ALL)?;
     Ok(rows.iter().map(|row| std::array::from_fn(|column| int(&row[column]))).collect())
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Column, DataType, Error, Result, Row, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Builder, Opaque, Tx};
+use tidemill_txn::program::{Abort, Builder, Opaque, Take, Tx};
 use tidemill_txn::Program;
 
 use super::{DISTRICTS, NOTE_MAX, NO_ITEM};
@@ -238,7 +238,7 @@ impl Opaque for TakesPayments {
         let mut c = c;
         if c == 0 {
             let named = [Value::Int(cw), Value::Int(cd), event[5].clone()];
-            let found = tx.find(BY_NAME, &named, usize::MAX)?;
+            let found = tx.find(BY_NAME, &named, Take::ALL)?;
             let Some(middle) = found.len().checked_sub(1) else {
                 return Err(Abort::refused("there is no such customer"));
             };

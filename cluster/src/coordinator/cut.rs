@@ -553,7 +553,7 @@ impl Coordinator {
                     // Outputs are written elsewhere, and must all be written.
                     && self.has_left(running)
             }
-            _ => self.has_read && self.seen.is_empty(),
+            _ => self.knows_all_cuts() && self.seen.is_empty(),
         };
         match may_end {
             true => effects.push(Effect::End),

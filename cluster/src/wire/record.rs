@@ -8,7 +8,7 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Key, Position, SourceId, StreamId, TableId, Value};
 use tidemill_function::{Bounds, Call, Stored, Target};
-use tidemill_txn::program::{Abort, AbortKind};
+use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::{
     put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
@@ -28,35 +28,43 @@ pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
         Target::Get => out.push(1),
         Target::Put => out.push(2),
         Target::Delete => out.push(3),
-        Target::Find(bounds, limit) => {
+        Target::Find(bounds, take) => {
             out.push(4);
-            put_bounds(bounds, limit, out);
+            put_bounds(bounds, take, out);
         }
-        Target::Gather(bounds, limit) => {
+        Target::Gather(bounds, take) => {
             out.push(5);
-            put_bounds(bounds, limit, out);
+            put_bounds(bounds, take, out);
         }
+        Target::Write => out.push(6),
+        Target::Remove => out.push(7),
     }
     put_u16(call.table.0, out);
     put_values(&call.key, out);
     put_values(&call.args, out);
 }
 
-fn put_bounds(bounds: Bounds, limit: u32, out: &mut Vec<u8>) {
+fn put_bounds(bounds: Bounds, take: Take, out: &mut Vec<u8>) {
+    let (order, limit) = match take {
+        Take::First(limit) => (0, limit),
+        Take::Last(limit) => (2, limit),
+    };
     out.push(match bounds {
-        Bounds::Leading => 0,
-        Bounds::Between => 1,
+        Bounds::Leading => order,
+        Bounds::Between => order + 1,
     });
     put_u32(limit, out);
 }
 
-fn take_bounds(input: &mut &[u8]) -> Option<(Bounds, u32)> {
-    let bounds = match take_u8(input)? {
-        0 => Bounds::Leading,
-        1 => Bounds::Between,
+fn take_bounds(input: &mut &[u8]) -> Option<(Bounds, Take)> {
+    let (bounds, order): (Bounds, fn(u32) -> Take) = match take_u8(input)? {
+        0 => (Bounds::Leading, Take::First),
+        1 => (Bounds::Between, Take::First),
+        2 => (Bounds::Leading, Take::Last),
+        3 => (Bounds::Between, Take::Last),
         _ => return None,
     };
-    Some((bounds, take_u32(input)?))
+    Some((bounds, order(take_u32(input)?)))
 }
 
 pub(super) fn take_call(input: &mut &[u8]) -> Option<Call> {
@@ -66,13 +74,15 @@ pub(super) fn take_call(input: &mut &[u8]) -> Option<Call> {
         2 => Target::Put,
         3 => Target::Delete,
         4 => {
-            let (bounds, limit) = take_bounds(input)?;
-            Target::Find(bounds, limit)
+            let (bounds, take) = take_bounds(input)?;
+            Target::Find(bounds, take)
         }
         5 => {
-            let (bounds, limit) = take_bounds(input)?;
-            Target::Gather(bounds, limit)
+            let (bounds, take) = take_bounds(input)?;
+            Target::Gather(bounds, take)
         }
+        6 => Target::Write,
+        7 => Target::Remove,
         _ => return None,
     };
     let table = TableId(take_u16(input)?);

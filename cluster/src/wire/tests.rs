@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use smallvec::smallvec;
 use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
 use tidemill_function::{Body, Bounds, Call, Cost, Message, Mode, NodeId, Target, Verdict};
-use tidemill_txn::program::{Abort, AbortKind};
+use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::*;
 use crate::effect::{Packet, Piece, Span};
@@ -34,8 +34,12 @@ fn calls() -> Vec<Call> {
         Target::Get,
         Target::Put,
         Target::Delete,
-        Target::Find(Bounds::Leading, u32::MAX),
-        Target::Gather(Bounds::Between, 7),
+        Target::Write,
+        Target::Remove,
+        Target::Find(Bounds::Leading, Take::ALL),
+        Target::Find(Bounds::Between, Take::Last(2)),
+        Target::Gather(Bounds::Between, Take::First(7)),
+        Target::Gather(Bounds::Leading, Take::Last(0)),
     ];
     let call = |target| Call {
         target,

@@ -247,14 +247,14 @@ impl Worker {
         let all = || (0..PARTITIONS).map(Partition);
         let mut had = self.kept.take();
         let kept = had.as_mut().map(|kept| take(&mut kept.state));
-        let mut state = match kept {
+        let mut rows = match kept {
             Some(state) => state.back_to(id),
             None => {
                 let mut prepared = loading.prepared.take();
                 if let Some(rows) = &mut prepared {
                     rows.retain(|table, key| is_own(partition(table, key)));
                 }
-                State::new(prepared.unwrap_or_else(|| Rows::new(program.tables.len())), id)
+                prepared.unwrap_or_else(|| Rows::new(&program.tables))
             }
         };
         let loses = |kept: &Kept| all().any(|partition| kept.owns(partition) && !is_own(partition));
@@ -263,15 +263,16 @@ impl Worker {
             _ => self.generation,
         };
         if had.as_ref().is_some_and(loses) {
-            state.rows.retain(|table, key| is_own(partition(table, key)));
+            rows.retain(|table, key| is_own(partition(table, key)));
         }
-        for (table, key, row) in loading.objects.iter().flatten().flat_map(|rows| rows.iter()) {
+        for (table, key, row) in loading.objects.iter().flatten().flat_map(|part| part.iter()) {
             let partition = partition(*table, key);
             let has = had.as_ref().is_some_and(|kept| kept.owns(partition));
             if is_own(partition) && !has {
-                state.rows.apply(Tid(0), *table, key, row.clone());
+                rows.apply(Tid(0), *table, key, row.clone());
             }
         }
+        let state = State::new(rows, id);
         let form = loading.form.clone();
         let (known, answers) = (take(&mut loading.known), take(&mut loading.answers));
         let ranks = loading.ranks.take();

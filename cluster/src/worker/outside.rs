@@ -96,7 +96,7 @@ impl Worker {
         if all && !forgets {
             let (from, to) = (Key::of([]), Key::of([]).prefix_end());
             for &table in outboxes {
-                running.node.store().range(table, &from, &to, &mut |key, row| {
+                running.node.store().range(table, &from, &to, false, &mut |key, row| {
                     rows.push((table, key.clone(), Some(row.clone())));
                     true
                 });

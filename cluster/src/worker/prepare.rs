@@ -41,7 +41,7 @@ impl Worker {
                 prepared.manifest = manifest
             }
             _ => {
-                let rows = Rows::new(self.functions.program().tables.len());
+                let rows = Rows::new(&self.functions.program().tables);
                 self.prepared = Some(Prepared { manifest, has: 0, rows });
             }
         }
@@ -77,6 +77,7 @@ impl Worker {
             for (table, key, row) in rows.iter() {
                 prepared.rows.apply(Tid(0), *table, key, row.clone());
             }
+            prepared.rows.settle();
             prepared.has += 1;
         }
         self.prepare_next(effects);

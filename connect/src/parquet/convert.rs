@@ -8,7 +8,7 @@ use arrow_array::types::*;
 use arrow_array::{Array, ArrayRef, ArrowPrimitiveType, Float64Array, Int64Array};
 use arrow_buffer::i256;
 use arrow_schema::{DataType as ArrowType, TimeUnit};
-use tidemill_core::batch::{value_of, ColumnBuilder};
+use tidemill_core::batch::{any_of, value_of, ColumnBuilder};
 use tidemill_core::rules::{self, Rescale};
 use tidemill_core::value::{canonical_f64, check_years};
 use tidemill_core::{Column, DataType, Value};
@@ -66,12 +66,25 @@ pub(super) fn reading(from: &ArrowType, rule: &Rule) -> Result<(), String> {
         (DataType::Bool, A::Boolean) => true,
         (DataType::Str, A::Utf8) => true,
         (DataType::Bytes, A::Binary | A::FixedSizeBinary(_)) => true,
-        (DataType::Any, A::Binary | A::Utf8) => true,
+        (DataType::Any, A::FixedSizeBinary(_)) => false,
+        (DataType::Any, from) => packs(from),
         _ => false,
     };
     match fits {
         true => Ok(()),
         false => Err(format!("is of type {from}, which can't be read as {}", rule.ty)),
+    }
+}
+
+/// Whether values of a type have a form in msgpack.
+fn packs(from: &ArrowType) -> bool {
+    use ArrowType as A;
+    match from {
+        A::Null | A::Boolean | A::Float32 | A::Float64 => true,
+        A::Utf8 | A::Binary | A::FixedSizeBinary(_) | A::Timestamp(..) | A::Date32 => true,
+        A::List(item) | A::Map(item, _) => packs(item.data_type()),
+        A::Struct(fields) => fields.iter().all(|field| packs(field.data_type())),
+        other => other.is_integer() || other.is_decimal(),
     }
 }
 
@@ -289,7 +302,7 @@ fn decimals(array: &ArrayRef, scale: u8, rule: &Rule, bad: &mut Bad) -> ArrayRef
 fn one_by_one(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
     let mut builder = ColumnBuilder::new(&rule.ty);
     for row in 0..array.len() {
-        match value_of(&**array, row).and_then(|value| fit(value, &rule.ty, &rule.time)) {
+        match value_in(&**array, row, &rule.ty).and_then(|v| fit(v, &rule.ty, &rule.time)) {
             Ok(value) => builder.push(&value),
             Err(why) => {
                 bad.add(row, rule, &why);
@@ -298,6 +311,22 @@ fn one_by_one(array: &ArrayRef, rule: &Rule, bad: &mut Bad) -> ArrayRef {
         }
     }
     builder.finish()
+}
+
+/// Returns one value of an array for a column of a type. Texts for `any` are JSON, and bytes are
+/// msgpack, which [`fit`] reads. All others are packed here.
+fn value_in(array: &dyn Array, row: usize, ty: &DataType) -> Result<Value, String> {
+    match (ty, array.data_type()) {
+        (DataType::Any, ArrowType::Utf8 | ArrowType::Binary) => value_of(array, row),
+        (DataType::Any, _) => any_of(array, row),
+        (DataType::List(inner), ArrowType::List(_)) if !array.is_null(row) => {
+            let items = array.as_list::<i32>().value(row);
+            let item =
+                |row| value_in(&*items, row, inner).map_err(|why| format!("item {row}: {why}"));
+            Ok(Value::List((0..items.len()).map(item).collect::<Result<_, _>>()?))
+        }
+        _ => value_of(array, row),
+    }
 }
 
 fn fit(value: Value, ty: &DataType, time: &TimeFormat) -> Result<Value, String> {
@@ -332,7 +361,7 @@ fn fit(value: Value, ty: &DataType, time: &TimeFormat) -> Result<Value, String> 
 
 /// Appends a value as JSON, for people.
 pub(super) fn show(array: &ArrayRef, row: usize, out: &mut Vec<u8>) {
-    match value_of(&**array, row) {
+    match value_of(&**array, row).or_else(|_| any_of(&**array, row)) {
         Ok(value) => json::write_value(&value, out),
         Err(why) => json::write_string(&why, out),
     }

@@ -217,6 +217,44 @@ fn files_without_a_header() {
 }
 
 #[test]
+fn a_header_with_another_delimiter_says_which() {
+    let columns = || vec![int("a"), text("b")];
+    let help = |content: &str, delimiter: Option<char>| {
+        refused(content, columns(), |s| s.delimiter = delimiter).help
+    };
+    assert_eq!(help("a;b\n", None), "its header is one column, 'a;b': write delimiter=';'");
+    assert_eq!(help("a\tb\n", None), "its header is one column, 'a\\tb': write delimiter='\\t'");
+    assert_eq!(help("a,b\n", Some(';')), "its header is one column, 'a,b': write delimiter=','");
+    assert!(help("yyyy;d,zzzz\n", None).starts_with("its columns are yyyy;d, zzzz: map one"));
+    assert!(help("zzzz\n", None).starts_with("its columns are zzzz: map one"));
+}
+
+#[test]
+fn lines_before_the_header_are_skipped() {
+    let columns = || vec![int("a"), text("b")];
+    let row = [vec![Value::Int(1), Value::str("x")]];
+    let content = "one \"quote\r\n\n,,,\na,b\n1,x\n?,y\n";
+    let rows = read(content, columns(), |s| s.skip_lines = Some(3));
+    assert_eq!(good(&rows), row);
+    assert_eq!(bad(&rows), [(6, "column 'a': '?' is not an integer")]);
+    let rows = read(content, columns(), |s| {
+        s.skip_lines = Some(4);
+        s.order = Some(vec!["a".into(), "b".into()]);
+    });
+    assert_eq!(good(&rows), row);
+    assert_eq!(bad(&rows)[0].0, 6);
+    // A line may be longer than a row may be, and than what is read at once.
+    let long = format!("{}\na,b\n1,x\n", "y".repeat(1 << 20));
+    let rows = read(long, columns(), |s| (s.skip_lines, s.record_bytes_max) = (Some(1), 100));
+    assert_eq!(good(&rows), row);
+    for content in ["", "x", "x\n", "x\n\n"] {
+        assert!(read(content, columns(), |s| s.skip_lines = Some(2)).is_empty(), "{content:?}");
+    }
+    let error = refused("x\n\n\n", columns(), |s| s.skip_lines = Some(0));
+    assert!(error.what.ends_with("has no column 'a'"), "{error}");
+}
+
+#[test]
 fn dialects_and_encodings() {
     let columns = || vec![text("a"), text("b")];
     let expected = [vec![Value::str("é€"), Value::str("\"")]];

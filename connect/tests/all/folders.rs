@@ -170,3 +170,31 @@ fn what_was_read_before_is_compared() {
     }
     source(b"a\n1\n\n2\n34\n", Some(&two)).unwrap();
 }
+
+/// A last row without a newline may get one, and more rows after it.
+#[test]
+fn a_missing_last_newline_may_be_added() {
+    let folder = Folder::new();
+    for (name, text) in [("x.csv", "a\n1\n2"), ("x.jsonl", "{\"a\": 1}\n{\"a\": 2}")] {
+        let source = |content: &str, place: &Place| {
+            let settings = FilesSettings::new(folder.put(name, content.as_bytes()));
+            let mut source = folder.open(&settings, &columns()).unwrap().remove(0).1;
+            source.resume(place).map(|()| source)
+        };
+        let mut whole = source(text, &Place::start()).unwrap();
+        assert!(matches!(whole.poll(9), Ok(Polled::Rows(_))));
+        let end = whole.place();
+        let row = if name == "x.csv" { "3" } else { "{\"a\": 3}" };
+        for newline in ["\n", "\r\n"] {
+            let mut same = source(&format!("{text}{newline}"), &end).unwrap();
+            assert!(matches!(same.poll(9), Ok(Polled::End)), "{name}");
+            assert_eq!(same.place(), end);
+            let mut more = source(&format!("{text}{newline}{row}"), &end).unwrap();
+            let Ok(Polled::Rows(chunk)) = more.poll(9) else { panic!("{name} has one more row") };
+            assert_eq!((chunk.offsets, chunk.bad.len()), (vec![2], 0), "{name}");
+            assert_eq!(more.place().line, if name == "x.csv" { 4 } else { 3 }, "{name}");
+        }
+        let error = source(&format!("{text}\r{row}"), &end).map(|_| ()).unwrap_err();
+        assert!(error.what.contains("without a newline"), "{error}");
+    }
+}

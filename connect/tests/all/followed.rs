@@ -123,6 +123,27 @@ fn a_file_grows() {
 }
 
 #[test]
+fn lines_before_the_header_grow() {
+    let mut followed = Followed::new("x.csv");
+    followed.settings.skip_lines = Some(2);
+    followed.append("x.csv", "");
+    let mut source = followed.open();
+    for (text, rows) in
+        [("made", &[][..]), (" by\n", &[]), ("\"me", &[]), ("\na", &[]), ("\n1\n2", &[1])]
+    {
+        followed.append("x.csv", text);
+        assert_eq!(followed.more(&mut *source).unwrap(), rows, "{text:?}");
+    }
+    let place = source.place();
+    assert_eq!((place.offset, place.line), (1, 5));
+    let mut again = followed.open();
+    again.resume(&place).unwrap();
+    followed.append("x.csv", "\n");
+    assert_eq!(followed.more(&mut *again).unwrap(), [2]);
+    assert_eq!(good(&followed.checked()).len(), 2);
+}
+
+#[test]
 fn a_long_record_grows() {
     let mut followed = Followed::new("x.jsonl");
     followed.settings.record_bytes_max = 20;

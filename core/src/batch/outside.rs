@@ -62,7 +62,7 @@ pub(super) fn column(
     }
     let mut builder = ColumnBuilder::new(&column.ty);
     for row in 0..array.len() {
-        let value = one(&array, row, column).map_err(|why| bad(name, first + row, &why))?;
+        let value = one(&*array, row, column).map_err(|why| bad(name, first + row, &why))?;
         builder.push(&value);
     }
     Ok(builder.finish())
@@ -242,16 +242,16 @@ fn micros(value: i64, unit: TimeUnit) -> Result<i64, String> {
 }
 
 /// Returns one value of a column.
-fn one(array: &ArrayRef, row: usize, column: &Column) -> Result<Value, String> {
+fn one(array: &dyn Array, row: usize, column: &Column) -> Result<Value, String> {
     if column.ty == DataType::Any && !array.is_null(row) {
-        // Tidemill's own batches have the msgpack itself as bytes.
-        if let ArrowType::Binary = array.data_type() {
-            let bytes = array.as_binary::<i32>().value(row);
-            return msgpack::check(bytes).map(|()| Value::Any(bytes.into()));
+        return any_of(array, row);
+    }
+    if let (DataType::List(inner), Some(items)) = (&column.ty, items(array, row)) {
+        if has_any(inner) {
+            let item = Column::new(&column.name, (**inner).clone()).nullable();
+            let value = |row| one(&items, row, &item).map_err(|why| format!("item {row}: {why}"));
+            return Ok(Value::List((0..items.len()).map(value).collect::<Result<_, _>>()?));
         }
-        let mut packed = Vec::new();
-        pack(&**array, row, &mut packed, msgpack::DEPTH_MAX)?;
-        return Ok(Value::Any(packed.into()));
     }
     let value = match (array.data_type(), &column.ty) {
         (ArrowType::Decimal32(_, from), DataType::Decimal(to)) => {
@@ -271,10 +271,40 @@ fn one(array: &ArrayRef, row: usize, column: &Column) -> Result<Value, String> {
             let units = exactly.map_err(|why| rescale.message(&units, why))?;
             return Ok(Value::Decimal(units, *to));
         }
-        _ => value_of(&**array, row)?,
+        _ => value_of(array, row)?,
     };
     rules::convert(value, column)
 }
+
+/// Whether a type is `any`, or a list of it.
+fn has_any(ty: &DataType) -> bool {
+    match ty {
+        DataType::Any => true,
+        DataType::List(inner) => has_any(inner),
+        _ => false,
+    }
+}
+
+/// Returns one value of an array as a value of type `any`; null as null. Bytes are msgpack already,
+/// as in Tidemill's own batches.
+pub fn any_of(array: &dyn Array, row: usize) -> Result<Value, String> {
+    if array.is_null(row) {
+        return Ok(Value::Null);
+    }
+    if let ArrowType::Binary = array.data_type() {
+        let bytes = array.as_binary::<i32>().value(row);
+        return msgpack::check(bytes).map(|()| Value::Any(bytes.into()));
+    }
+    let mut packed = Vec::new();
+    pack(array, row, &mut packed, msgpack::DEPTH_MAX)?;
+    match packed[..] {
+        [NIL] => Ok(Value::Null),
+        _ => Ok(Value::Any(packed.into())),
+    }
+}
+
+/// The msgpack of null.
+const NIL: u8 = 0xc0;
 
 fn decimal(rescale: &Rescale, units: i128, to: u8, is_null: bool) -> Result<Value, String> {
     if is_null {
@@ -364,14 +394,29 @@ pub fn value_of(array: &dyn Array, row: usize) -> Result<Value, String> {
         ArrowType::Decimal64(_, scale) => decimal!(Decimal64Type, scale),
         ArrowType::Decimal128(_, scale) => decimal!(Decimal128Type, scale),
         ArrowType::Decimal256(_, scale) => decimal!(Decimal256Type, scale),
-        ArrowType::Dictionary(..) => match entry(array, row)? {
+        ArrowType::Dictionary(..) | ArrowType::RunEndEncoded(..) => match entry(array, row)? {
             Some((values, row)) => value_of(values, row)?,
             None => Value::Null,
         },
-        ArrowType::List(_) => list(&*array.as_list::<i32>().value(row))?,
-        ArrowType::LargeList(_) => list(&*array.as_list::<i64>().value(row))?,
-        ArrowType::FixedSizeList(..) => list(&*array.as_fixed_size_list().value(row))?,
-        other => return Err(refusal(other)),
+        other => match items(array, row) {
+            Some(items) => list(&*items)?,
+            None => return Err(refusal(other)),
+        },
+    })
+}
+
+/// Returns the items of a list in an array of any kind of lists.
+fn items(array: &dyn Array, row: usize) -> Option<ArrayRef> {
+    if array.is_null(row) {
+        return None;
+    }
+    Some(match array.data_type() {
+        ArrowType::List(_) => array.as_list::<i32>().value(row),
+        ArrowType::LargeList(_) => array.as_list::<i64>().value(row),
+        ArrowType::ListView(_) => array.as_list_view::<i32>().value(row),
+        ArrowType::LargeListView(_) => array.as_list_view::<i64>().value(row),
+        ArrowType::FixedSizeList(..) => array.as_fixed_size_list().value(row),
+        _ => return None,
     })
 }
 
@@ -380,8 +425,18 @@ fn list(items: &dyn Array) -> Result<Value, String> {
     Ok(Value::List((0..items.len()).map(item).collect::<Result<_, _>>()?))
 }
 
-/// Returns the values of a dictionary, and the row in them.
+/// Returns the values of a dictionary or of runs, and the row in them.
 fn entry(array: &dyn Array, row: usize) -> Result<Option<(&dyn Array, usize)>, String> {
+    macro_rules! of_run {
+        ($ty:ty) => {
+            if let Some(runs) = array.as_run_opt::<$ty>() {
+                return Ok(Some((&**runs.values(), runs.get_physical_index(row))));
+            }
+        };
+    }
+    of_run!(Int16Type);
+    of_run!(Int32Type);
+    of_run!(Int64Type);
     let dictionary = array.as_any_dictionary();
     Ok(match value_of(dictionary.keys(), row)? {
         Value::Int(key) => Some((&**dictionary.values(), usize::try_from(key).unwrap_or(0))),
@@ -401,7 +456,7 @@ fn of_decimal(units: &str, scale: i8) -> Result<Value, String> {
 fn pack(array: &dyn Array, row: usize, out: &mut Vec<u8>, depth: usize) -> Result<(), String> {
     let deeper = depth.checked_sub(1).ok_or("a value is nested too deep")?;
     if array.is_null(row) {
-        out.push(0xc0);
+        out.push(NIL);
         return Ok(());
     }
     let items = match array.data_type() {
@@ -409,11 +464,11 @@ fn pack(array: &dyn Array, row: usize, out: &mut Vec<u8>, depth: usize) -> Resul
             msgpack::put_unsigned(array.as_primitive::<UInt64Type>().value(row), out);
             return Ok(());
         }
-        ArrowType::Dictionary(..) => {
+        ArrowType::Dictionary(..) | ArrowType::RunEndEncoded(..) => {
             return match entry(array, row)? {
                 Some((values, row)) => pack(values, row, out, deeper),
                 None => {
-                    out.push(0xc0);
+                    out.push(NIL);
                     Ok(())
                 }
             }
@@ -428,13 +483,13 @@ fn pack(array: &dyn Array, row: usize, out: &mut Vec<u8>, depth: usize) -> Resul
             return msgpack::insert_head(out, start, fields.len(), 0x80, 0xde);
         }
         ArrowType::Map(..) => return pack_map(&array.as_map().value(row), out, deeper),
-        ArrowType::List(_) => array.as_list::<i32>().value(row),
-        ArrowType::LargeList(_) => array.as_list::<i64>().value(row),
-        ArrowType::FixedSizeList(..) => array.as_fixed_size_list().value(row),
-        _ => {
-            msgpack::put(&value_of(array, row)?, out);
-            return Ok(());
-        }
+        _ => match items(array, row) {
+            Some(items) => items,
+            None => {
+                msgpack::put(&value_of(array, row)?, out);
+                return Ok(());
+            }
+        },
     };
     let start = out.len();
     for row in 0..items.len() {

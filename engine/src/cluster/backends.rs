@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tidemill_cluster::Log;
 use tidemill_core::{Error, Result};
-use tidemill_durable::{DirStore, Log, Store};
+use tidemill_durable::{DirStore, Store};
 use tidemill_env::Env;
 use tidemill_kafka::{Followed, KafkaLog, KafkaSettings};
 use tidemill_s3::{S3Options, S3Store};
@@ -13,8 +14,6 @@ use super::format::Json;
 use super::settings::Cuts;
 use super::ClusterSettings;
 
-/// The threads that write and read objects.
-const STORE_THREADS: usize = 2;
 const KAFKA: &str = "kafka://";
 const S3: &str = "s3://";
 
@@ -85,5 +84,5 @@ pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Sto
         Some(dir) => Path::new(dir).to_owned(),
     };
     env.disk.keep_private(&dir);
-    Ok(Arc::new(DirStore::open(env, dir, STORE_THREADS)?))
+    Ok(Arc::new(DirStore::shared(env, dir)?))
 }

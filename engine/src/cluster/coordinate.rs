@@ -10,26 +10,29 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
-use tidemill_cluster::{EventTime, LateEvent, Output, SourceProgress, Times, WrongClock};
+use tidemill_cluster::{
+    EventTime, LateEvent, Log, Output, SourceProgress, SplitLog, Times, WrongClock,
+};
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
-use tidemill_durable::{Log, SplitLog};
-use tidemill_env::{Env, Lock};
-use tidemill_function::{output_bytes, Call, Functions as _, Target};
+use tidemill_env::{Addr, Clock, Env, Lock};
+use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
     Status, COORDINATOR,
 };
 use tidemill_kafka::Followed;
-use tidemill_mesh::Peer;
+use tidemill_mesh::{check_address, Peer};
 use tidemill_place::{partition_in, Partition};
-use tidemill_txn::program::{Abort, Origin, Program, FAULT};
+use tidemill_txn::program::{Abort, Origin, Program, Take, FAULT};
+use tracing::dispatcher::{get_default, with_default};
+use tracing::{warn, Dispatch};
 
 use super::backends::{self, log, store};
 use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
-use super::settings::{shown, Cuts, TOGETHER};
+use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::slow::slow;
 use super::timers::Timers;
@@ -44,11 +47,12 @@ use crate::file_conflicts;
 use crate::followed::Changes;
 use crate::functions::slides::ABORTED;
 use crate::functions::AppFunctions;
+use crate::logging::{self, Paced};
 use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
-use crate::{process_mode, serve};
+use crate::{process_mode, serve, upgrade};
 
 /// The longest wait for a row.
 const ROW_WAIT: Duration = Duration::from_secs(10);
@@ -62,7 +66,7 @@ pub struct Cluster {
     timers: Timers,
     sinks: Sinks,
     // and the request server uses the coordinator.
-    worker: Arc<RequestServer>,
+    request_server: Arc<RequestServer>,
     coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
     program: Program,
@@ -70,6 +74,7 @@ pub struct Cluster {
     env: Env,
     message_bytes_max: usize,
     procedures: BTreeMap<String, Procedure>,
+    version: Option<String>,
     told: Arc<Delivered>,
     http: OnceLock<String>,
     /// The changes of an upgrade at the start, if there was one.
@@ -81,6 +86,7 @@ pub struct Cluster {
     /// Whether all files have ended for good.
     has_ended: AtomicBool,
     event_time: Arc<EventTime>,
+    log: Dispatch,
     /// The lock of the directory, unless the log in the directory holds it.
     _held: Option<Box<dyn Lock>>,
 }
@@ -93,6 +99,9 @@ struct Delivered {
     more: Condvar,
     /// Transactions whose function failed, among the outputs since this process began to read them.
     faults: AtomicU64,
+    /// Those that the log has reported.
+    reported: Mutex<Paced>,
+    clock: Arc<dyn Clock>,
     /// Slides of windows whose triggers aborted since then, and the description of the last one.
     slides: Mutex<(u64, Option<String>)>,
 }
@@ -110,11 +119,26 @@ impl Cluster {
         secret: &[u8],
         env: &Env,
     ) -> Result<Cluster> {
+        let log = open_log(spec, settings, env)?;
+        let begin = || Cluster::begin(spec, functions, settings, secret, env);
+        with_default(&log, || begin().inspect_err(logging::failed))
+    }
+
+    fn begin(
+        spec: &AppSpec,
+        functions: Arc<AppFunctions>,
+        settings: &ClusterSettings,
+        secret: &[u8],
+        env: &Env,
+    ) -> Result<Cluster> {
         spec.settings.check()?;
+        logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
         backends::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
         let mut host = settings.host(spec, &followed, secret, env)?;
+        // A taken address is refused before anything is written.
+        check_address(env, &host.listen)?;
         let first = settings.sources + sources(&followed);
         let of_files = feeds::count(spec);
         let sources = first + of_files;
@@ -190,6 +214,7 @@ impl Cluster {
             has_own_requests: served.is_some(),
         };
         let upgraded = starting.agree()?;
+        upgraded.iter().for_each(upgrade::report);
         if fresh {
             emptied.end()?;
         }
@@ -216,26 +241,29 @@ impl Cluster {
             count: Mutex::new(0),
             more: Condvar::new(),
             faults: AtomicU64::new(0),
+            reported: Mutex::default(),
+            clock: env.clock.clone(),
             slides: Mutex::default(),
         });
         let (hears, of) = (told.clone(), functions.clone());
         let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
         let asked = settings.sources;
         let is_here = settings.log.is_none();
-        let worker =
+        let request_server =
             Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
         if is_here && !program.opaques.is_empty() {
             // Faults are counted even while no client asks.
-            worker.begin();
+            request_server.begin();
         }
         Ok(Cluster {
-            timers: Timers::start(env, &worker, &functions)?,
+            timers: Timers::start(env, &request_server, &functions)?,
             sinks,
             env: env.clone(),
-            worker,
+            request_server,
             coordinator,
             functions,
-            procedures: procedures(&program),
+            procedures: procedures(&program, spec),
+            version: spec.version.clone(),
             program,
             settings: spec.settings.clone(),
             message_bytes_max: settings.message_bytes_max,
@@ -246,8 +274,14 @@ impl Cluster {
             told,
             http: OnceLock::new(),
             upgraded,
+            log: get_default(Dispatch::clone),
             _held: held,
         })
+    }
+
+    /// Runs something that logs to the process's log.
+    pub fn logged<T>(&self, body: impl FnOnce() -> T) -> T {
+        with_default(&self.log, body)
     }
 
     /// The address that workers join at.
@@ -346,13 +380,22 @@ impl Cluster {
         let status = self.status();
         let (lag, skew) = (status.lag(), status.skew());
         let Status {
-            generation, members, epoch, snapshot, left_out, troubles, refused, ended, ..
+            generation,
+            members,
+            processes,
+            epoch,
+            snapshot,
+            left_out,
+            troubles,
+            refused,
+            ended,
+            ..
         } = status;
         let slides = self.told.slides.lock().clone();
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
-                "source": nth, "topic": self.topic(nth as u32), "worker": shown(Peer(source.reader.0)), "offset": source.cut,
+                "source": nth, "topic": self.topic(nth as u32), "worker": Peer(source.reader.0).to_string(), "offset": source.cut,
                 "requests": source.taken,
                 "lag": lag[nth], "requests_per_s": rounded(status.per_s[nth]), "skew": rounded(skew[nth]),
             })
@@ -362,16 +405,19 @@ impl Cluster {
         let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
         let event_time = self.event_time(&status.times);
         let (buffered, outside) = (status.buffered, status.outside);
-        let member = |(peer, at)| json!({"worker": shown(peer), "address": format!("{at}")});
+        let member = |(peer, at): (Peer, Addr)| {
+            let process = processes.get(&peer);
+            json!({"worker": peer.to_string(), "address": at.to_string(), "process": process})
+        };
         let left = |left: LeftOut| {
-            let from = left.from.iter().map(|member| shown(Peer(member.0)));
+            let from = left.from.iter().map(|member| Peer(member.0).to_string());
             json!({
-                "worker": shown(Peer(left.member.0)), "from": from.collect::<Vec<_>>(),
+                "worker": Peer(left.member.0).to_string(), "from": from.collect::<Vec<_>>(),
                 "for_s": left.for_us as f64 / 1e6,
             })
         };
-        let trouble = |(who, what)| {
-            let process = if who == COORDINATOR { "coordinator".into() } else { shown(who) };
+        let trouble = |(who, what): (Peer, String)| {
+            let process = if who == COORDINATOR { "coordinator".into() } else { who.to_string() };
             json!({"process": process, "what": what})
         };
         json!({
@@ -384,10 +430,10 @@ impl Cluster {
             "faults": self.told.faults.load(Ordering::Relaxed),
             "aborted_slides": slides.0, "aborted_slide": slides.1,
             "input_ended": self.has_input_ended(),
-            "requests_open": self.worker.open_requests(),
+            "requests_open": self.request_server.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "slow": slow(&self.program), "upgraded": self.upgraded, "refused": refused, "ended": ended,
-            "late_event": status.late_event.is_some(), "coordinator": self.address(),
+            "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         })
     }
@@ -418,12 +464,12 @@ impl Cluster {
 
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
-        self.worker.call_placed(source, call, then);
+        self.request_server.call_placed(source, call, then);
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
-        let mut nth = source.checked_sub(self.worker.sources())?;
+        let mut nth = source.checked_sub(self.request_server.sources())?;
         for topic in &self.followed {
             if nth < topic.partitions {
                 return Some(format!("{}/{nth}", topic.topic));
@@ -434,13 +480,42 @@ impl Cluster {
         files.next().map(|(_, about)| about.path.display().to_string())
     }
 
-    fn ask(&self, partition: Partition, call: Call, then: tidemill_durable::Then<Answer>) {
-        self.worker.call(self.worker.source_of(partition), call, then);
+    fn ask(&self, partition: Partition, call: Call, then: tidemill_cluster::Then<Answer>) {
+        self.request_server.call(self.request_server.source_of(partition), call, then);
+    }
+
+    /// Waits for the result of a call that reads rows.
+    fn read(&self, partition: Partition, call: Call) -> Result<Value> {
+        let (tell, told) = channel();
+        self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
+        match told.recv_timeout(ROW_WAIT) {
+            Ok(Answer::Returned(value)) => Ok(value),
+            Ok(Answer::Aborted(abort)) => Err(Error::input(abort.reason)),
+            Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
+                .help("start a worker, or wait until the running ones have recovered")),
+        }
+    }
+
+    /// Finds a table.
+    fn table(&self, name: &str) -> Result<TableId> {
+        let number = self.program.tables.iter().position(|spec| *spec.name == *name);
+        let missing = || Error::program(format!("there is no table {name}"));
+        number.map(|number| TableId(number as u16)).ok_or_else(missing)
     }
 
     fn partition(&self, table: TableId, key: &[Value]) -> Partition {
         partition_in(&self.functions.program().tables[table.index()], &Key::of(key))
     }
+}
+
+/// Opens the log of a coordinator or a worker.
+pub(super) fn open_log(spec: &AppSpec, settings: &ClusterSettings, env: &Env) -> Result<Dispatch> {
+    spec.settings.check_log()?;
+    if spec.settings.log_to.is_some() {
+        // The check comes first, because the log is written from its first line on.
+        file_conflicts::check(spec, &directories(settings), env)?;
+    }
+    logging::open(&spec.settings, env, Some(std::process::id()))
 }
 
 /// The directories that the cluster uses alone.
@@ -465,8 +540,8 @@ pub(super) fn partition_of(program: &Program, call: &Call) -> Result<Partition> 
 }
 
 /// The procedures that clients can call, all of them with request ids.
-fn procedures(program: &Program) -> BTreeMap<String, Procedure> {
-    let mut procedures = calls::procedures(program);
+fn procedures(program: &Program, spec: &AppSpec) -> BTreeMap<String, Procedure> {
+    let mut procedures = calls::procedures(program, &spec.procedures);
     procedures.values_mut().for_each(|procedure| procedure.takes_requests = true);
     procedures
 }
@@ -481,14 +556,19 @@ impl Delivered {
         if why.starts_with(FAULT) {
             self.faults.fetch_add(1, Ordering::Relaxed);
         }
+        let what = &**why;
+        warn!(target: "tidemill::function", window = &**window, ends = *end, what, "slide aborted");
         let mut slides = self.slides.lock();
         slides.0 += 1;
         slides.1 = Some(format!("window {window}, which ended at {end}: {why}"));
     }
 
     fn take(&self, program: &Program, output: &Output) {
-        if is_fault(program, output) {
-            self.faults.fetch_add(1, Ordering::Relaxed);
+        if let Some((what, line)) = fault(program, output) {
+            let total = self.faults.fetch_add(1, Ordering::Relaxed) + 1;
+            if let Some(faults) = self.reported.lock().due(total, Some(&*self.clock)) {
+                warn!(target: "tidemill::function", what, line, faults, total, "fault");
+            }
         }
         if let Output::Event { stream, row, .. } = output {
             if let Some(stream) = program.streams.get(stream.index()) {
@@ -502,18 +582,22 @@ impl Delivered {
     }
 }
 
-/// Whether an output reports a failed function.
-fn is_fault(program: &Program, output: &Output) -> bool {
+/// Returns the function's failure that an output reports, and the user's line if it is known.
+fn fault<'o>(program: &Program, output: &'o Output) -> Option<(&'o str, Option<&'o str>)> {
     match output {
-        Output::Reply { outcome, .. } => outcome.as_ref().is_err_and(Abort::is_fault),
+        Output::Reply { outcome: Err(abort), .. } if abort.is_fault() => Some(abort.parts()),
+        Output::Reply { .. } => None,
         // The last event of a request's transaction is not counted, because its reply reports the
         // same.
         Output::Event { path, stream, row, .. } if path.iter().ne(&[u32::MAX]) => {
             let stream = program.streams.get(stream.index());
             let is_abort = stream.is_some_and(|s| matches!(s.origin, Origin::Aborted(_)));
-            is_abort && matches!(row.last(), Some(Value::Str(why)) if why.starts_with(FAULT))
+            match row.last().filter(|_| is_abort) {
+                Some(Value::Str(why)) => why.strip_prefix(FAULT).map(|what| (what, None)),
+                _ => None,
+            }
         }
-        Output::Event { .. } => false,
+        Output::Event { .. } => None,
     }
 }
 
@@ -526,8 +610,16 @@ impl App for Cluster {
         &self.program.name
     }
 
+    fn version(&self) -> Option<&str> {
+        self.version.as_deref()
+    }
+
     fn procedures(&self) -> &BTreeMap<String, Procedure> {
         &self.procedures
+    }
+
+    fn is_of_engine(&self, stream: &str) -> bool {
+        calls::is_of_engine(&self.program, stream)
     }
 
     fn tables(&self) -> Vec<&TableSpec> {
@@ -541,7 +633,7 @@ impl App for Cluster {
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        self.worker.begin();
+        self.request_server.begin();
         serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
     }
 
@@ -557,7 +649,7 @@ impl App for Cluster {
     }
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
-        self.worker.begin();
+        self.request_server.begin();
         let mut count = self.told.count.lock();
         if *count == seen.epoch {
             self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
@@ -609,7 +701,7 @@ impl App for Cluster {
                 "requests_open",
                 "gauge",
                 "Requests without replies.",
-                self.worker.open_requests() as u64,
+                self.request_server.open_requests() as u64,
             ),
         ] {
             let _ = writeln!(
@@ -639,30 +731,62 @@ impl App for Cluster {
     }
 
     fn answers_at(&self, address: &str) {
-        self.worker.begin();
+        self.request_server.begin();
         // A repeated call sets the same address.
         let _ = self.http.set(address.to_owned());
     }
 
     fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
-        let number = self.program.tables.iter().position(|spec| *spec.name == *table);
-        let Some(number) = number else {
-            return Err(Error::program(format!("there is no table {table}")));
-        };
-        let table = TableId(number as u16);
+        let table = self.table(table)?;
         let refused = |abort: Abort| Error::input(abort.reason);
         let key = self.program.stored_key(table, key).map_err(refused)?;
-        let (tell, told) = channel();
         let partition = self.partition(table, &key);
         let call = Call { target: Target::Get, table, key: key.into(), args: [].into() };
-        self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
-        match told.recv_timeout(ROW_WAIT) {
-            Ok(Answer::Returned(Value::List(row))) => Ok(Some(row.to_vec().into())),
-            Ok(Answer::Returned(_)) => Ok(None),
-            Ok(Answer::Aborted(abort)) => Err(Error::input(abort.reason)),
-            Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
-                .help("start a worker, or wait until the running ones have recovered")),
+        match self.read(partition, call)? {
+            Value::List(row) => Ok(Some(row.to_vec().into())),
+            _ => Ok(None),
         }
+    }
+
+    fn rows_after(
+        &self,
+        table: &str,
+        after: Option<&[Value]>,
+        limit: usize,
+    ) -> Result<(Vec<Row>, bool)> {
+        let table = self.table(table)?;
+        let spec = &self.program.tables[table.index()];
+        if !spec.ordered {
+            let what = format!(
+                "table {} is not ordered, and has its rows on several processes",
+                spec.name
+            );
+            return Err(Error::program(what)
+                .help("declare it with ordered=True, or read single rows with ?key="));
+        }
+        let refused = |abort: Abort| Error::input(abort.reason);
+        let after = after.map(|key| self.program.stored_key(table, key)).transpose();
+        let after = after.map_err(refused)?;
+        // The row after which the page begins may be there, and there may be rows after the page.
+        let most = limit.saturating_add(2).min(u32::MAX as usize) as u32;
+        let key: Arc<[Value]> = after.as_deref().unwrap_or_default().into();
+        let target = Target::Gather(Bounds::Between, Take::First(most));
+        let call = Call { target, table, key, args: [].into() };
+        let Value::List(found) = self.read(Partition(0), call)? else {
+            return Ok(Default::default());
+        };
+        let rows = found.iter().filter_map(|row| match row {
+            Value::List(row) => Some(Row::from(row.to_vec())),
+            _ => None,
+        });
+        let is_after = |row: &Row| {
+            let key = || spec.key.iter().map(|column| &row[*column]);
+            after.as_ref().is_none_or(|after| !key().eq(after))
+        };
+        let mut rows: Vec<Row> = rows.filter(is_after).collect();
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        Ok((rows, has_more))
     }
 
     fn call_then(

@@ -1,8 +1,7 @@
 //! The check that the cuts belong to the log.
 
-use tidemill_cluster::Topic;
+use tidemill_cluster::{Log, Topic};
 use tidemill_core::{Error, Result};
-use tidemill_durable::Log;
 
 use super::ask::read;
 
@@ -17,7 +16,7 @@ pub(super) fn check(log: &dyn Log, sources: u32) -> Result<()> {
     }
     for source in 0..sources {
         if read(log, Topic::Output(source), u64::MAX)?.upto > 0 {
-            return Err(Error::setting("the log has outputs, but there are no cuts, which have their order")
+            return Err(Error::setting("the log has outputs, but no cuts, which record their order")
                 .help(
                     "use the setting cluster_cuts and the data directory of the earlier runs; or start \
                      from scratch with another cluster_name",

@@ -27,9 +27,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
 use tidemill_core::{Error, Result, StreamId};
-use tidemill_durable::{Log, Then};
 use tidemill_env::{Env, Handle};
 
 use self::feed::Feed;

@@ -141,7 +141,9 @@ impl Json {
         match asked {
             Asked { call: Some(name), args, event: None, row: None, .. } => {
                 let schema = self.functions.parameters(name).map_err(refused)?;
-                self.functions.call(name, &row(*args, &schema)?).map_err(refused)
+                let row = row(*args, &schema)?;
+                self.functions.check_caller(name, &row).map_err(refused)?;
+                self.functions.call(name, &row).map_err(refused)
             }
             Asked { call: None, args: None, event: Some(name), row: event, .. } => {
                 let schema = self.functions.columns(name).map_err(refused)?;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
+use tracing::dispatcher::with_default;
 
 use super::backends::{self, log, store};
+use super::coordinate::open_log;
 use super::feeds;
 use super::format::Json;
 use super::outboxes::OutboxWorkers;
@@ -14,6 +16,7 @@ use super::settings::address;
 use super::topics::Topics;
 use super::{fingerprint, ClusterSettings};
 use crate::functions::AppFunctions;
+use crate::logging;
 use crate::process_mode;
 use crate::spec::AppSpec;
 
@@ -30,7 +33,21 @@ pub fn join(
     coordinator: &str,
     env: &Env,
 ) -> Result<WorkerProcess> {
+    let log = open_log(spec, settings, env)?;
+    let begin = || begin(spec, functions, settings, secret, coordinator, env);
+    with_default(&log, || begin().inspect_err(logging::failed))
+}
+
+fn begin(
+    spec: &AppSpec,
+    functions: Arc<AppFunctions>,
+    settings: &ClusterSettings,
+    secret: &[u8],
+    coordinator: &str,
+    env: &Env,
+) -> Result<WorkerProcess> {
     spec.settings.check()?;
+    logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
     backends::check(settings)?;
     process_mode::for_several(&*env.disk, &settings.dir)?;
     let topics = Topics::open(spec, &functions, settings, env)?;

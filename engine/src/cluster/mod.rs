@@ -91,6 +91,11 @@ fn executes(
         put_u32(stream.0.into(), &mut bytes);
         put_u32(*group as u32, &mut bytes);
     }
+    // The log has calls by name, and those of private functions are refused when it is read.
+    for (name, _) in spec.procedures.iter().filter(|(_, decl)| decl.private) {
+        put_bytes(b"private", &mut bytes);
+        put_bytes(name.as_bytes(), &mut bytes);
+    }
     for (stream, name) in sink_keys(&spec.sinks)? {
         put_bytes(b"sink", &mut bytes);
         put_bytes(stream.as_bytes(), &mut bytes);

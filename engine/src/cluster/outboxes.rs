@@ -11,9 +11,8 @@ use std::sync::mpsc::channel;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Record, Request, RequestId, Topic};
+use tidemill_cluster::{Log, Record, Request, RequestId, Topic};
 use tidemill_core::{Error, Key, Result, Schema, StreamId, TableId, Value};
-use tidemill_durable::Log;
 use tidemill_env::Env;
 use tidemill_function::{Functions as _, Stored};
 use tidemill_host::Outboxes;

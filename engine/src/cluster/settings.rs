@@ -10,7 +10,7 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
 use tidemill_kafka::Followed;
-use tidemill_mesh::{Peer, Secret, Tls};
+use tidemill_mesh::{Secret, Tls};
 use tidemill_txn::program::Extent;
 
 use super::feeds;
@@ -246,18 +246,20 @@ impl ClusterSettings {
     /// elsewhere could give another result. A process with another store would write its part of a
     /// snapshot where recoveries can't find it.
     fn shared(&self, spec: &AppSpec, fingerprint: u128) -> u128 {
-        let mut bytes = Vec::new();
-        put_u128(fingerprint, &mut bytes);
+        let (mut program, mut codes, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        put_u128(fingerprint, &mut program);
         for (function, code) in &spec.codes {
-            put_bytes(function.as_bytes(), &mut bytes);
-            put_bytes(code.as_bytes(), &mut bytes);
+            put_bytes(function.as_bytes(), &mut codes);
+            put_bytes(code.as_bytes(), &mut codes);
         }
-        put_u32(self.sources, &mut bytes);
-        bytes.push(self.log.is_some().into());
+        put_u32(self.sources, &mut places);
+        places.push(self.log.is_some().into());
         // Brokers and directories may have other names on other machines.
         let bucket = self.snapshots.as_deref().filter(|at| at.contains("://"));
-        put_bytes(bucket.unwrap_or_default().as_bytes(), &mut bytes);
-        hash128(&bytes)
+        put_bytes(bucket.unwrap_or_default().as_bytes(), &mut places);
+        let part = |bytes: &[u8], shift: u32| hash128(bytes) >> (128 - shift);
+        // A refused process learns which part differs.
+        part(&program, 64) << 64 | part(&codes, 32) << 32 | part(&places, 32)
     }
 
     /// Opens the certificates, if there are some.
@@ -290,11 +292,6 @@ pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
         Error::setting(format!("{setting} is '{text}', which is not an address"))
             .help("give one with a port, such as 127.0.0.1:7400, or with port 0 for a free one")
     })
-}
-
-/// The number of a process, as people read it.
-pub(super) fn shown(peer: Peer) -> String {
-    format!("{:08x}", peer.0)
 }
 
 /// The default of requests of a source in an epoch.
@@ -449,7 +446,7 @@ mod tests {
     }
 
     /// The effects of these settings are tested elsewhere: those of generations, cuts and snapshots
-    /// in `cluster/tests/limits.rs`.
+    /// in `cluster/tests/coordinator.rs`.
     #[test]
     fn settings_are_those_of_the_machines() {
         let settings = ClusterSettings {

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tidemill_cluster::{Manifest, OutputReader, Records, Topic, Written};
+use tidemill_cluster::{Log, Manifest, OutputReader, Records, Topic, Written};
 use tidemill_connect::{sink, Sink, SinkPlace, SinkSettings, Troubles};
 use tidemill_core::{Batch, Error, Kind, Result, Row, Schema, StreamId};
-use tidemill_durable::Log;
 use tidemill_env::{Env, Handle};
 use tidemill_host::{CoordinatorProcess, Left};
 use tidemill_kafka::stream::{open_sink, RowIds};

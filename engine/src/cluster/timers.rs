@@ -55,7 +55,7 @@ struct Timer {
 /// The thread's own parts.
 struct Clockwork {
     env: Env,
-    worker: Arc<RequestServer>,
+    request_server: Arc<RequestServer>,
     functions: Arc<AppFunctions>,
     state: Arc<State>,
 }
@@ -67,7 +67,7 @@ impl Timers {
     /// When their thread can't be started.
     pub fn start(
         env: &Env,
-        worker: &Arc<RequestServer>,
+        request_server: &Arc<RequestServer>,
         functions: &Arc<AppFunctions>,
     ) -> Result<Timers> {
         let now_us = env.clock.now_us();
@@ -81,8 +81,9 @@ impl Timers {
             state.has_ended.store(true, Ordering::Release);
             return Ok(Timers { env, state, thread: Mutex::new(None) });
         }
-        let (worker, functions) = (worker.clone(), functions.clone());
-        let clockwork = Clockwork { env: env.clone(), worker, functions, state: state.clone() };
+        let (request_server, functions) = (request_server.clone(), functions.clone());
+        let clockwork =
+            Clockwork { env: env.clone(), request_server, functions, state: state.clone() };
         let run = move || {
             let fire = || {
                 clockwork.run(timers);
@@ -147,7 +148,7 @@ impl Clockwork {
         // not executed before a coordinator died precedes those of the next one.
         let name = &self.functions.program().streams[timer.stream.index()].spec.name;
         let hash = encode::hash128(name.as_bytes()) as u64;
-        let source = (hash % u64::from(self.worker.sources())) as u32;
+        let source = (hash % u64::from(self.request_server.sources())) as u32;
         // It may be unknown whether the firing was recorded. By its ids it is executed once.
         while !self.is_over() && !self.is_done(&firing, source) {}
     }
@@ -164,7 +165,7 @@ impl Clockwork {
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);
-        self.worker.call_together(source, calls);
+        self.request_server.call_together(source, calls);
         let mut left = firing.len();
         while left > 0 {
             match told.recv_timeout(Duration::from_micros(SLEEP_US)) {

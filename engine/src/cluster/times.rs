@@ -7,7 +7,6 @@ use tidemill_core::{Result, StreamId, StreamTime};
 use tidemill_kafka::Followed;
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::Origin;
-use tidemill_txn::reference::by_event_time;
 
 use crate::spec::AppSpec;
 
@@ -77,7 +76,7 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
         let group = groups.iter().position(|group| *group == of[stream.index()]);
         Interval { group: group.expect("its events come from somewhere"), us }
     };
-    let intervals = by_event_time(program).map(interval).collect();
+    let intervals = program.batches_by_event_time().map(interval).collect();
     Ok(EventTime::new(sources, intervals))
 }
 

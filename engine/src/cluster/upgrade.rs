@@ -16,16 +16,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_object, take_object};
-use tidemill_cluster::{EventSource, EventTime, Manifest, Object, Record, Records, Times, Topic};
+use tidemill_cluster::{
+    EventSource, EventTime, Log, Manifest, Object, Record, Records, Times, Topic,
+};
 use tidemill_core::{encode, Error, Key, Kind, Position, Result, StreamTime, TableId, Value};
-use tidemill_durable::{Log, Store};
+use tidemill_durable::{name_taken, MemoryStore, Store};
 use tidemill_env::Env;
 use tidemill_place::partition_of_bytes;
-use tidemill_snapshot::{Delta, Head, MemoryStore, Snapshots};
+use tidemill_snapshot::{Delta, Head, Snapshots};
 
 use super::ask::{answer, read};
 use super::sinks::DeclaredSinks;
-use crate::changes::counted;
+use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
 use crate::data_dir::replace;
 use crate::internal::{Facts, Internal};
@@ -164,17 +166,43 @@ impl Starting<'_> {
             return Err(Error::setting(what).help("give another directory: --data-dir"));
         }
         if self.settings.upgrade == Upgrade::Off {
-            let what = format!(
-                "{} belongs to another version of the program, or was executed with another cluster_message_bytes_max, \
-                 other sinks, other topics, or fewer partitions of them",
-                self.dir.display()
-            );
+            let shown = self.dir.display();
+            let what = match &*self.differences(&is, &now) {
+                "" => format!(
+                    "{shown} belongs to another version of the program, or was executed with another \
+                     cluster_message_bytes_max, other sinks, or other private functions"
+                ),
+                differences => format!(
+                    "{shown} belongs to another version of the program: {differences}"
+                ),
+            };
             return Err(Error::setting(what).help(
                 "start that version, or let this one take over its data: upgrade=true \
                  (tidemill coordinator --upgrade, tidemill run --processes N --upgrade)",
             ));
         }
         self.upgrade(&is, &now).map(Some)
+    }
+
+    /// Names the differences between the program of the state and this one.
+    fn differences(&self, is: &Version, now: &Version) -> String {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let left = left(&store, &is.app, Rows::new(), 0);
+        let compared = left.and_then(|left| {
+            let compared = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
+            Ok(compared.found().changes.iter().filter_map(Change::shown).collect())
+        });
+        // The differences only help people.
+        let mut named: Vec<String> = compared.unwrap_or_default();
+        let topics = |of: &[(String, u32)]| {
+            let all = of.iter().map(|(topic, partitions)| format!("{topic} ({partitions})"));
+            all.collect::<Vec<_>>().join(", ")
+        };
+        if is.topics != now.topics {
+            let (before, now) = (topics(&is.topics), topics(&now.topics));
+            named.push(format!("it read from [{before}], and now reads from [{now}]"));
+        }
+        first_differences(named)
     }
 
     fn upgrade(&self, is: &Version, now: &Version) -> Result<serde_json::Value> {
@@ -184,7 +212,7 @@ impl Starting<'_> {
         check_topics(&is.topics, &now.topics)?;
         let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
         let rows = self.rows(&manifest)?;
-        let store: Arc<dyn tidemill_snapshot::Store> = Arc::new(MemoryStore::new());
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let left = left(&store, &is.app, rows, manifest.epoch)?;
         let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
         let tables = &now.app.program.tables;
@@ -411,11 +439,13 @@ impl Starting<'_> {
         let mut rows = BTreeMap::new();
         for name in &manifest.objects {
             let whole = format!("{}/{name}", self.prefix);
-            let bytes = answer(|then| self.store.get(whole.clone(), then))?;
-            let object = bytes.and_then(|bytes| take_object(&bytes));
+            let object = self.store.get(&whole)?.and_then(|bytes| take_object(&bytes));
             let Some(Object::Part(part)) = object else {
-                let what = format!("the object {whole} of the newest snapshot can't be read");
-                return Err(Error::new(Kind::Io, what).help("check that the store is reachable"));
+                let what =
+                    format!("{whole}, an object of the newest snapshot, is missing or damaged");
+                return Err(Error::new(Kind::Io, what).help(
+                    "restore the place of the snapshots, or give the one that this cluster had",
+                ));
             };
             for (table, key, row) in part.iter().cloned() {
                 match row {
@@ -434,7 +464,7 @@ impl Starting<'_> {
     fn append(&self, generation: u64, record: Record) -> Result<()> {
         let appended = answer(|then| self.log.append(Topic::Cuts, generation, record, then))?;
         appended.map(drop).map_err(|why| {
-            Error::new(Kind::Io, format!("the upgrade can't be recorded: {why:?}"))
+            Error::new(Kind::Io, format!("the upgrade can't be recorded in the log ({why:?})"))
                 .help("check that no other coordinator runs and that the log can be written, and start again")
         })
     }
@@ -443,10 +473,9 @@ impl Starting<'_> {
         let mut bytes = Vec::new();
         put_object(object, &mut bytes);
         let name = format!("{}/{name}", self.prefix);
-        match answer(|then| self.store.put(name.clone(), bytes, then))? {
+        match self.store.put(&name, &bytes)? {
             true => Ok(()),
-            false => Err(Error::new(Kind::Io, format!("the object {name} can't be stored"))
-                .help("check that the store is reachable, and start again")),
+            false => Err(name_taken(&name)),
         }
     }
 
@@ -550,12 +579,7 @@ fn requests_of(record: &Record) -> u64 {
 }
 
 /// Writes the rows as a snapshot of an engine in one process.
-fn left(
-    store: &Arc<dyn tidemill_snapshot::Store>,
-    app: &Stored,
-    rows: Rows,
-    epoch: u64,
-) -> Result<Left> {
+fn left(store: &Arc<dyn Store>, app: &Stored, rows: Rows, epoch: u64) -> Result<Left> {
     let specs = &app.program.tables;
     let (mut delta, mut counts) = (Delta::whole(), vec![0; specs.len()]);
     let mut bytes = Vec::new();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tidemill_core::{Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, Value};
 use tidemill_function::{Call, Target};
+use tidemill_txn::execute::RemoteRounds;
 use tidemill_txn::program::{Origin, Program, Stream, Timer};
-use tidemill_txn::reference::{by_arrival, by_event_time, Rounds};
 
 /// The end of a source.
 pub(super) struct Last {
@@ -36,8 +36,8 @@ impl Batches {
     pub const LAST: Target = Target::Function(u32::MAX - 6);
 
     /// The target of an event that ends intervals. The arguments begin with the number of its
-    /// stream. A bit for each of the streams [in intervals](by_event_time) follows, set where an
-    /// interval ends.
+    /// stream. A bit for each of the streams [in intervals](Program::batches_by_event_time) follows,
+    /// set where an interval ends.
     pub const ENDING: Target = Target::Function(u32::MAX - 5);
 
     /// Adds to a program a timer for each stream whose batches are complete after some time.
@@ -45,7 +45,7 @@ impl Batches {
         let mut batches = BTreeMap::new();
         for index in 0..program.streams.len() {
             let stream = StreamId(index as u16);
-            let Some(us) = by_arrival(program, stream) else { continue };
+            let Some(us) = program.batch_by_arrival(stream) else { continue };
             let (of, timer) = (&program.streams[index].spec, program.streams.len() as u16);
             let spec = StreamSpec {
                 name: format!("{}.due", of.name).into(),
@@ -64,7 +64,7 @@ impl Batches {
     }
 
     /// Returns the check that a firing stands for, if it is a firing of these timers.
-    pub fn look(&self, program: &Program, rounds: &Rounds, firing: StreamId) -> Option<Call> {
+    pub fn look(&self, program: &Program, rounds: &RemoteRounds, firing: StreamId) -> Option<Call> {
         let of = self.0.get(&firing)?;
         let (table, key) = rounds.waits(program, program.root_stream(*of))?;
         let args = [Value::Int(of.0.into())].into();
@@ -76,12 +76,12 @@ impl Batches {
     /// except those with intervals of event time. Each call comes after all events of that source.
     pub fn last(
         program: &Program,
-        rounds: &Rounds,
+        rounds: &RemoteRounds,
         input: StreamId,
         (sources, newest_us): (usize, Option<i64>),
     ) -> Vec<Call> {
         let comes_so = |stream: &StreamId| {
-            let by_event_time = by_event_time(program).any(|(of, _)| of == *stream);
+            let by_event_time = program.batches_by_event_time().any(|(of, _)| of == *stream);
             program.streams[stream.index()].batch.is_some()
                 && program.root_stream(*stream) == input
                 && !by_event_time
@@ -147,7 +147,7 @@ impl Batches {
     ) -> Option<(StreamId, Arc<[StreamId]>, Call)> {
         let stream = StreamId(u16::try_from(number).ok()?);
         let of = program.streams.get(stream.index())?;
-        let ends = (0..).zip(by_event_time(program)).filter_map(|(bit, (of, _))| {
+        let ends = (0..).zip(program.batches_by_event_time()).filter_map(|(bit, (of, _))| {
             let ends = program.root_stream(of) == stream && ends >> bit & 1 == 1;
             ends.then_some(of)
         });

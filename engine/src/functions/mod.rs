@@ -28,10 +28,9 @@ use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
-use tidemill_txn::execute::RemoteRows;
+use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
 use tidemill_txn::order::Groups;
-use tidemill_txn::program::{Abort, Body, Handler, Origin, Program, Stream, Timer};
-use tidemill_txn::reference::{self, by_event_time, views, OpenBatches, Rounds, StoredVersions};
+use tidemill_txn::program::{Abort, Body, Footprint, Handler, Origin, Program, Stream, Timer};
 
 use self::batches::{Batches, Last};
 use self::dead::Letters;
@@ -70,7 +69,7 @@ pub struct AppFunctions {
     program: Arc<Program>,
     /// The program as it is in one process.
     whole: Arc<Program>,
-    rounds: Arc<Rounds>,
+    rounds: Arc<RemoteRounds>,
     /// The tables of events that wait for their batch.
     waiting: BTreeSet<TableId>,
     /// For each handler, the table of its entity, if it is a function of one.
@@ -81,6 +80,8 @@ pub struct AppFunctions {
     takes_aborts: Vec<bool>,
     /// The handlers that clients call, by name.
     called: BTreeMap<String, usize>,
+    /// The columns of calls that have the caller, by the handler's name.
+    callers: BTreeMap<String, usize>,
     begins: Arc<dyn StartFunction>,
     requests: Requests,
     letters: Letters,
@@ -172,9 +173,18 @@ impl AppFunctions {
             )
             .help("leave it out: faults are counted, and the caller gets status 500"));
         }
+        let decl = |handler: &Handler| spec.procedures.get(&*handler.name);
         let called = |(number, handler): (usize, &Handler)| {
-            program.calls.contains(&handler.input).then(|| (handler.name.to_string(), number))
+            let is_private = decl(handler).is_some_and(|decl| decl.private);
+            let is_called = program.calls.contains(&handler.input) && !is_private;
+            is_called.then(|| (handler.name.to_string(), number))
         };
+        let callers = program.handlers.iter().filter_map(|handler| {
+            let columns = &program.streams[handler.input.index()].spec.schema;
+            let caller = columns.index_of(decl(handler)?.caller.as_ref()?)?;
+            Some((handler.name.to_string(), caller))
+        });
+        let callers = callers.collect();
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
         let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
         let functions: Vec<usize> = functions.collect();
@@ -182,10 +192,10 @@ impl AppFunctions {
         let (open, kept) = (OpenBatches::add(&mut program), StoredVersions::add(&mut program));
         let passed_on = results::passed_on(&spec.program, &spec.sinks);
         let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
-        let rounds = Rounds::of(&spec.program, &functions, open, kept, passed_on)?;
+        let rounds = RemoteRounds::of(&spec.program, &functions, open, kept, passed_on)?;
         let rounds = Arc::new(rounds.report_slides_on(slides.aborted));
         let batches = Batches::add(&mut program);
-        let intervals = by_event_time(&program).map(|(stream, _)| stream).collect();
+        let intervals = program.batches_by_event_time().map(|(stream, _)| stream).collect();
         let letters = Letters::add(&mut program, &spec.sources);
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));
@@ -220,7 +230,8 @@ impl AppFunctions {
             true => None,
             // Entries of indexes change with the rows that transactions of functions write.
             false
-                if reference::uses(&program, number)
+                if Footprint::of(&program, number)
+                    .tables()
                     .any(|of| program.tables[of.index()].keeps.is_some()) =>
             {
                 None
@@ -240,6 +251,7 @@ impl AppFunctions {
             alone,
             takes_aborts,
             called,
+            callers,
             begins,
             requests,
             letters,
@@ -367,6 +379,17 @@ impl AppFunctions {
         Ok(self.program.streams[self.program.handlers[*handler].input.index()].spec.schema.clone())
     }
 
+    /// Refuses the values of a call whose sender names the caller itself.
+    ///
+    /// # Errors
+    /// When it does.
+    pub fn check_caller(&self, name: &str, row: &[Value]) -> Result<()> {
+        match self.callers.get(name).and_then(|caller| row.get(*caller)) {
+            None | Some(Value::Null) => Ok(()),
+            Some(_) => Err(Error::program(format!("callers of {name} can't say who they are"))),
+        }
+    }
+
     /// Returns the columns of an input stream.
     ///
     /// # Errors
@@ -391,7 +414,7 @@ impl AppFunctions {
         match (calls.pop(), calls.is_empty()) {
             (Some(call), true) => Ok(call),
             _ => Err(Error::program(format!(
-                "stream {stream} has no handler or several ones, and needs exactly one"
+                "stream {stream} has no handler, or several: clients send only events that one handler takes"
             ))),
         }
     }
@@ -413,7 +436,7 @@ impl AppFunctions {
     /// When there is none of this name, or nothing takes its events.
     pub fn taken(&self, name: &str) -> Result<StreamId> {
         let stream = self.input(name)?;
-        let has_taker = Rounds::takers(&self.program, stream).next().is_some();
+        let has_taker = self.program.takers(stream).next().is_some();
         match has_taker || self.rounds.is_passed_on(&self.program, stream) {
             true => Ok(stream),
             false => {
@@ -695,7 +718,7 @@ impl Functions for AppFunctions {
             return 0;
         }
         // Where a map or filter fails, the whole event is refused, so it ends no interval.
-        let views = views(&self.program, stream, &call.args).unwrap_or_default();
+        let views = self.program.views(stream, &call.args).unwrap_or_default();
         let is_on = |of| views.iter().any(|(on, _)| *on == of);
         of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
@@ -810,7 +833,7 @@ fn refused(spec: &AppSpec) -> Result<()> {
             .help("run the app in one process")
             .at(at.to_string()))
     };
-    if let Some((stream, _)) = by_event_time(program).nth(INTERVALS_MAX) {
+    if let Some((stream, _)) = program.batches_by_event_time().nth(INTERVALS_MAX) {
         let Stream { spec, .. } = &program.streams[stream.index()];
         let what = format!(
             "{} is one of more than {INTERVALS_MAX} streams whose batches are intervals of event time",

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidemill_cluster::wire::{put_value, take_value};
 use tidemill_core::{encode, Column, DataType, Schema, StreamId, TableId, TableSpec, Value};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
-use tidemill_txn::program::{Abort, AbortKind, Program};
+use tidemill_txn::program::{Abort, AbortKind, Program, Take};
 
 use super::results;
 use crate::requests::{Request, EXPIRIES, REQUESTS};
@@ -17,7 +17,7 @@ use crate::requests::{Request, EXPIRIES, REQUESTS};
 /// The number of buckets of ids. It must never change in the life of a log.
 const BUCKETS: u128 = 1024;
 /// The most expired ids that a new one removes.
-const SWEEP_MAX: u32 = 4;
+const SWEPT: Take = Take::First(4);
 /// The first byte of a stored reply that is the reason of an abort which a handler has taken. No
 /// encoded value begins with it.
 const ABORTED: u8 = 0xff;
@@ -171,7 +171,7 @@ impl Once {
             }
             context.delete(expiries, &[bucket.clone(), until.clone(), id.clone()])?;
         }
-        for row in context.find(expiries, std::slice::from_ref(bucket), SWEEP_MAX)? {
+        for row in context.find(expiries, std::slice::from_ref(bucket), SWEPT)? {
             if matches!(row[1], Value::Timestamp(until_us) if until_us <= now_us) {
                 context.delete(expiries, &row)?;
                 context.delete(requests, &[bucket.clone(), row[2].clone()])?;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, Value};
 use tidemill_function::{Activation, Call, Context, Step, Stop};
-use tidemill_txn::program::{Handler, Program};
-use tidemill_txn::reference::{self, Rounds, When};
+use tidemill_txn::execute::{transact, RemoteRounds};
+use tidemill_txn::program::{Handler, Program, When};
 
 use super::batches::Last;
 use super::likely::Likely;
@@ -40,7 +40,7 @@ pub(super) enum What {
 /// The execution of a transaction or round.
 pub(super) struct Whole {
     program: Arc<Program>,
-    rounds: Arc<Rounds>,
+    rounds: Arc<RemoteRounds>,
     times: Arc<Times>,
     likely: Arc<Likely>,
     what: What,
@@ -49,7 +49,12 @@ pub(super) struct Whole {
 
 impl Whole {
     pub(super) fn new(
-        (program, rounds, times, likely): (&Arc<Program>, &Arc<Rounds>, &Arc<Times>, &Arc<Likely>),
+        (program, rounds, times, likely): (
+            &Arc<Program>,
+            &Arc<RemoteRounds>,
+            &Arc<Times>,
+            &Arc<Likely>,
+        ),
         what: What,
         call: &Call,
         is_keyed: bool,
@@ -92,11 +97,9 @@ impl Activation for Whole {
         };
         let Whole { program, rounds, likely, what, event, .. } = self;
         let when = When { now_us: context.now_us(), time_us, chance: context.random() };
-        let mut rows = OnNodes::new(context, rounds.kept(), likely);
+        let mut rows = OnNodes::new(context, likely);
         let done = match what {
-            What::Handler(handler) => {
-                reference::transact(program, *handler, event, when, &mut rows)
-            }
+            What::Handler(handler) => transact(program, *handler, event, when, &mut rows),
             What::Due(stream) => rounds.due(program, *stream, when, &mut rows),
             What::Last(Last { stream, sources, .. }) => {
                 rounds.end(program, (*stream, *sources), when, &mut rows)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::json;
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Key, Result, Row};
 use tidemill_env::Connection;
 
 use super::query::{Plan, Rows};
@@ -184,13 +184,49 @@ fn rows(
     Ok(plan.past(&basis.at(moment)?))
 }
 
+/// Returns the present rows of a table by key, after a key or from the begin: at most `limit`, and
+/// whether there are more.
+///
+/// # Errors
+/// When the app recovers, or the contents of the table have been lost.
+pub(crate) fn rows_after(
+    view: &View,
+    table: usize,
+    after: Option<&Key>,
+    limit: usize,
+) -> Result<(Vec<Row>, bool)> {
+    view.shared.wait_for_recovery()?;
+    scanned(view, || {
+        let state = view.shared.state.lock();
+        let seq = state.as_of(view.shared.delivered_epoch()).seq;
+        Ok(state.tables[table].as_of(seq)?.select_after(after, limit, |_| true))
+    })
+}
+
+/// Scans a table. The engine waits meanwhile, and then has at least as long for itself before the
+/// next scan.
+fn scanned<T>(view: &View, scan: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _one = ONE_SCAN.lock();
+    let before = view.env.clock.monotonic_ns();
+    let found = scan()?;
+    let us = (view.env.clock.monotonic_ns() - before) / 1000;
+    if us > 1000 {
+        view.env.clock.sleep_us(us);
+    }
+    Ok(found)
+}
+
 /// Returns the rows as of a moment, if that is the present: the last durable epoch. Later epochs
 /// are refused, not awaited.
 fn present(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Rows>> {
+    match plan.is_point() {
+        true => present_now(view, plan, as_of),
+        false => scanned(view, || present_now(view, plan, as_of)),
+    }
+}
+
+fn present_now(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Rows>> {
     let shared = &view.shared;
-    let is_scan = !plan.is_point();
-    let _one = is_scan.then(|| ONE_SCAN.lock());
-    let before = view.env.clock.monotonic_ns();
     let state = shared.state.lock();
     // The epoch is read under the lock, so its versions are retained until the lock is released.
     let left = shared.delivered_epoch();
@@ -206,15 +242,5 @@ fn present(view: &View, plan: &Plan, as_of: Option<Moment>) -> Result<Option<Row
         Some(Moment::Time(us)) if us >= state.as_of(left).clock_us => {}
         Some(_) => return Ok(None),
     }
-    let rows = plan.present(&state, left)?;
-    drop(state);
-    if is_scan {
-        // The engine waits during a scan. It then has at least as long for itself before the next
-        // scan.
-        let us = (view.env.clock.monotonic_ns() - before) / 1000;
-        if us > 1000 {
-            view.env.clock.sleep_us(us);
-        }
-    }
-    Ok(Some(rows))
+    plan.present(&state, left).map(Some)
 }

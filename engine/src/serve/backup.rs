@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
+use tidemill_durable::{name_taken, DirStore, Store};
 use tidemill_env::Disk;
 use tidemill_log::LogKind;
-use tidemill_snapshot::{epochs, load, newest, open_at, DirStore, Manifest, Store};
+use tidemill_snapshot::{epochs, load, newest, open_at, Manifest};
 
 use crate::begins::StartPositions;
 use crate::data_dir::{taken, Site};
@@ -145,7 +146,7 @@ fn copy(
         tidemill_log::copy(&**disk, &log, from, until.max(from), &dir)?;
     }
     if let Some(manifest) = manifest {
-        let (source, target) = (site.store(), DirStore::new(disk.clone(), to.join("store")));
+        let (source, target) = (site.store(), DirStore::alone(disk.clone(), to.join("store")));
         let objects = manifest.objects.iter().map(|object| object.name.clone());
         // The manifest comes last, as always.
         for name in objects.chain([manifest.internal.name.clone(), manifest.name()]) {
@@ -172,7 +173,10 @@ fn copy_object(source: &dyn Store, target: &dyn Store, name: &str) -> Result<()>
         writer.write(&piece)?;
         at += piece.len() as u64;
         if (piece.len() as u64) < PIECE_BYTES {
-            return writer.finish();
+            return match writer.finish()? {
+                true => Ok(()),
+                false => Err(name_taken(name)),
+            };
         }
     }
 }

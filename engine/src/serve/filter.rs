@@ -1,5 +1,5 @@
-//! Filters: comparisons of a column with a value, joined with `and`. They are computed like a
-//! program's expressions.
+//! Filters: comparisons of a column with a value, joined with `and` and `or`. They are computed
+//! like a program's expressions.
 
 use tidemill_connect::values;
 use tidemill_core::rules::{self, Binary};
@@ -13,7 +13,8 @@ const COMPARISONS_MAX: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Filter {
     block: Block,
-    comparisons: Vec<ExprId>,
+    /// The alternatives, each of which is comparisons that hold together.
+    alternatives: Vec<Vec<ExprId>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -25,7 +26,7 @@ enum Token<'a> {
 }
 
 fn wrong(what: impl Into<String>) -> Error {
-    Error::input(what).help("write for example: balance >= 10.5 and name = 'Ann'")
+    Error::input(what).help("write for example: balance >= 10.5 and name = 'Ann' or id = 7")
 }
 
 fn tokens(text: &str) -> Result<Vec<Token<'_>>> {
@@ -76,36 +77,48 @@ impl Filter {
     /// compared.
     pub(crate) fn parse(text: &str, schema: &Schema) -> Result<Filter> {
         let tokens = tokens(text)?;
-        let mut filter = Filter { block: Block::default(), comparisons: Vec::new() };
-        let is_and =
-            |token: &Token<'_>| matches!(token, Token::Word(w) if w.eq_ignore_ascii_case("and"));
-        for part in tokens.split(is_and) {
-            let [Token::Word(column), Token::Op(op), value] = part else {
-                return Err(wrong(format!("'{text}' is not a filter")));
-            };
-            let index = schema.find("the table", column).map_err(|mut e| {
-                e.kind = tidemill_core::Kind::Input;
-                e
-            })?;
-            let value = literal(value, &schema.columns[index])?;
-            let column = filter.block.push(Expr::Column(index as u16));
-            let value = filter.block.push(match value {
-                Value::Float(f) => Expr::FloatBits(f.to_bits()),
-                value => Expr::Const(value),
-            });
-            filter.comparisons.push(filter.block.push(Expr::Binary(*op, column, value)));
-            if filter.comparisons.len() > COMPARISONS_MAX {
-                return Err(wrong(format!("a filter has at most {COMPARISONS_MAX} comparisons")));
+        let mut filter = Filter { block: Block::default(), alternatives: Vec::new() };
+        let is = |token: &Token<'_>, word: &str| matches!(token, Token::Word(w) if w.eq_ignore_ascii_case(word));
+        let mut count = 0;
+        for alternative in tokens.split(|token| is(token, "or")) {
+            let mut together = Vec::new();
+            for part in alternative.split(|token| is(token, "and")) {
+                together.push(filter.comparison(text, part, schema)?);
+                count += 1;
+                if count > COMPARISONS_MAX {
+                    return Err(wrong(format!(
+                        "a filter has at most {COMPARISONS_MAX} comparisons"
+                    )));
+                }
             }
+            filter.alternatives.push(together);
         }
         filter.block.types(schema, &[]).map_err(|e| wrong(e.what))?;
         Ok(filter)
     }
 
+    /// Adds one comparison of the filter `text`.
+    fn comparison(&mut self, text: &str, part: &[Token<'_>], schema: &Schema) -> Result<ExprId> {
+        let [Token::Word(column), Token::Op(op), value] = part else {
+            return Err(wrong(format!("'{text}' is not a filter")));
+        };
+        let index = schema.find("the table", column).map_err(|mut e| {
+            e.kind = tidemill_core::Kind::Input;
+            e
+        })?;
+        let value = literal(value, &schema.columns[index])?;
+        let column = self.block.push(Expr::Column(index as u16));
+        let value = self.block.push(match value {
+            Value::Float(f) => Expr::FloatBits(f.to_bits()),
+            value => Expr::Const(value),
+        });
+        Ok(self.block.push(Expr::Binary(*op, column, value)))
+    }
+
     /// Whether the filter accepts a row. A comparison without a value does not hold.
     pub(crate) fn keeps(&self, row: &[Value]) -> bool {
         let holds = |id: &ExprId| evaluate(&self.block, *id, row) == Ok(Value::Bool(true));
-        self.comparisons.iter().all(holds)
+        self.alternatives.iter().any(|together| together.iter().all(holds))
     }
 }
 
@@ -185,10 +198,14 @@ mod tests {
             "x = 0.5",
             "x < 1",
             "id < 7.5 AND x > -1",
+            "id = 8 or id = 7",
+            "id = 8 or id = 7 and x = 0.5",
+            "id = 7 OR id = 8 and x = 1",
         ] {
             assert_eq!(keeps(text), (true, true), "{text}");
         }
-        for text in ["id = 8", "price = 12.501", "id > 7 and x = 0.5"] {
+        for text in ["id = 8", "price = 12.501", "id > 7 and x = 0.5", "id = 8 or id = 9 or x > 1"]
+        {
             assert_eq!(keeps(text), (false, false), "{text}");
         }
         assert_eq!(keeps("name = 'Ann'"), (true, false));
@@ -206,7 +223,9 @@ mod tests {
             "id =",
             "= 7",
             "id = 7 and",
-            "id = 7 or id = 8",
+            "id = 7 or",
+            "or id = 8",
+            "(id = 7 or id = 8) and x = 0.5",
             "nam = 'x'",
             "id = 'seven'",
             "id = seven",

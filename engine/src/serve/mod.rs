@@ -29,7 +29,7 @@ use tidemill_env::{Addr, Connection, Handle, Listener};
 use crate::data_dir::Site;
 use crate::view::View;
 
-pub(crate) use answer::unknown;
+pub(crate) use answer::{rows_after, unknown};
 pub(crate) use backup::{restore, stopped as backup_stopped, verify};
 pub(crate) use dlq::Ls;
 pub(crate) use health::{health, metrics};
@@ -38,7 +38,7 @@ pub(crate) use query::Query;
 pub(crate) use reply::{Answer, Reply, Stop};
 pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
-pub(crate) use tail::ring;
+pub(crate) use tail::{ring, Tail};
 
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 32;

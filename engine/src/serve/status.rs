@@ -15,6 +15,7 @@ pub(super) fn running(view: &View) -> Value {
     let executed = view.shared.state.lock().epoch();
     let (error, ended) = (view.shared.error(), view.shared.is_over());
     let seconds = view.seconds();
+    let reasons = view.shared.reasons.lock().report();
     let out = view.shared.out.lock();
     let mut said = json!(view.status_at(&out, seconds, ended));
     let (state, why) = match (&error, &out.stalled) {
@@ -29,7 +30,7 @@ pub(super) fn running(view: &View) -> Value {
     let age = out.snapshot_ns.map(|ns| now.saturating_sub(ns) as f64 / 1e9);
     let log = out.log.map(|[input, cuts]| json!({"input": input, "cuts": cuts}));
     let more = json!({
-        "app": view.program.name, "state": state, "why": why, "epoch": out.epoch,
+        "reasons": reasons, "app": view.program.name, "state": state, "why": why, "epoch": out.epoch,
         "executed_epoch": executed, "snapshot_age_s": age, "stalls": out.stalls, "log": log,
         "http": view.http.get(),
     });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tidemill_connect::values;
 use tidemill_core::error::nearest;
-use tidemill_core::{Error, Result};
+use tidemill_core::{Batch, Error, Result};
 
 use super::query::columns;
 use super::{Answer, Fields, Reply, Stop};
@@ -18,7 +18,7 @@ const ROWS: usize = 256;
 /// The time without an event after which a heartbeat is sent.
 const LIFE: Duration = Duration::from_secs(1);
 
-pub(super) struct Tail {
+pub(crate) struct Tail {
     stream: String,
     from: Option<u64>,
     follow: bool,
@@ -40,7 +40,7 @@ pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
 }
 
 impl Tail {
-    pub(super) fn take(fields: &mut Fields) -> Result<Tail> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Tail> {
         Ok(Tail {
             stream: fields.need("stream")?,
             from: fields.take("from")?,
@@ -68,18 +68,7 @@ impl Tail {
                 let error = error.help("try again when it has recovered: see 'tidemill status'");
                 return Err(Stop::Failed(error, json!({"first": first, "next": next})));
             }
-            if from < first || from > next {
-                let error = match from < first {
-                    true => {
-                        Error::input(format!("row {from} of {} is no longer retained", self.stream))
-                    }
-                    false => {
-                        Error::input(format!("row {from} of {} does not exist yet", self.stream))
-                    }
-                };
-                let help = format!("rows from {first} up to {next} are retained");
-                return Err(Stop::Failed(error.help(help), json!({"first": first, "next": next})));
-            }
+            self.check(from, ring)?;
             (ring.schema.clone(), from)
         };
         let head = json!({"stream": self.stream, "columns": columns(&schema), "from": at});
@@ -110,16 +99,51 @@ impl Tail {
                 continue;
             }
             drop(rings);
-            for (first, batch) in rows {
-                for row in 0..batch.len() {
-                    let number = first + row as u64;
-                    let mut line = format!("{{\"row\":{number},\"value\":").into_bytes();
-                    values::write_row(&schema, &batch.row(row), &mut line);
-                    line.push(b'}');
-                    reply.raw(line)?;
-                    at = number + 1;
-                }
-            }
+            at = put(&rows, reply)?;
         }
     }
+
+    /// Answers from the retained rows of a stopped engine: those from the requested one on, or all
+    /// of them. None follow.
+    pub(crate) fn answer_stopped(&self, rings: &Rings, reply: &mut Reply<'_>) -> Answer {
+        let ring = ring(rings, &self.stream)?;
+        let (mut at, next) = (self.from.unwrap_or(ring.first()), ring.next());
+        self.check(at, ring)?;
+        reply
+            .line(&json!({"stream": self.stream, "columns": columns(&ring.schema), "from": at}))?;
+        while at < next {
+            at = put(&ring.rows(at, ROWS), reply)?;
+        }
+        reply.end(json!({"next": at}))
+    }
+
+    /// Refuses a row that is not there.
+    fn check(&self, from: u64, ring: &Ring) -> std::result::Result<(), Stop> {
+        let (first, next) = (ring.first(), ring.next());
+        if from >= first && from <= next {
+            return Ok(());
+        }
+        let error = match from < first {
+            true => Error::input(format!("row {from} of {} is no longer retained", self.stream)),
+            false => Error::input(format!("row {from} of {} does not exist yet", self.stream)),
+        };
+        let help = format!("rows from {first} up to {next} are retained");
+        Err(Stop::Failed(error.help(help), json!({"first": first, "next": next})))
+    }
+}
+
+/// Writes rows, at least one. Returns the number after them.
+fn put(rows: &[(u64, Batch)], reply: &mut Reply<'_>) -> std::result::Result<u64, Stop> {
+    let mut next = 0;
+    for (first, batch) in rows {
+        for row in 0..batch.len() {
+            let number = first + row as u64;
+            let mut line = format!("{{\"row\":{number},\"value\":").into_bytes();
+            values::write_row(batch.schema(), &batch.row(row), &mut line);
+            line.push(b'}');
+            reply.raw(line)?;
+            next = number + 1;
+        }
+    }
+    Ok(next)
 }

@@ -4,8 +4,10 @@
 mod full;
 mod held;
 mod inputs;
-mod life;
+#[path = "../logged/mod.rs"]
+mod logged;
 mod logs;
+mod reported;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tidemill_core::Schema;
 use tidemill_env::Env;
-use tidemill_txn::reference::InputRow;
+use tidemill_reference::InputRow;
 
 /// Writes rows as JSON lines, each in the line of its offset. The lines between are not rows.
 pub fn write_file(env: &Env, path: &str, schema: &Schema, rows: &[InputRow]) {

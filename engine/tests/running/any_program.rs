@@ -93,7 +93,7 @@ fn compare(mill: &Mill, env: &Env, program: &Program, inputs: &[Vec<InputRow>], 
     let mut compared = 0;
     let step = 1 + at.len() / 12;
     for epoch in (1..=at.len()).rev().step_by(step) {
-        let wanted = reference::run(program, inputs, &at[..epoch]);
+        let wanted = tidemill_reference::run(program, inputs, &at[..epoch]);
         for (table, wanted) in program.tables.iter().zip(&wanted.tables) {
             let request =
                 json!({"do": "query", "table": table.name, "as_of": epoch, "limit": 100_000});

@@ -1,5 +1,6 @@
 //! The reports of an engine about itself.
 
+use super::logged::Logged;
 use super::*;
 use tidemill_engine::App;
 
@@ -45,53 +46,89 @@ fn status_inspect_summary_of_a_running_and_of_a_stopped_engine() {
     assert_eq!(image(&sim), before, "asking a stopped one writes nothing");
 }
 
+/// The names of some events in a file.
+fn names_in(sim: &SimEnv, path: &str, names: &[&str]) -> Vec<String> {
+    let mut text = String::new();
+    sim.env().disk.open_read(Path::new(path)).unwrap().read_to_string(&mut text).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let name = |event: Json| event["event"].as_str().unwrap().to_owned();
+    events.map(name).filter(|name| names.contains(&&**name)).collect()
+}
+
+const MAIN: [&str; 6] = ["start", "recovery begun", "recovery ended", "snapshot", "stop", "error"];
+
 #[test]
-fn its_life_is_appended_to_a_file() {
+fn its_log_is_appended_to_a_file() {
     let sim = SimEnv::new(1);
-    let settings = Settings { log_to: Some("/life.jsonl".into()), ..settings() };
+    let settings = Settings { log_to: Some("/log.jsonl".into()), ..settings() };
     for _ in 0..2 {
         start(&sim, settings.clone()).stop().unwrap();
     }
-    let mut text = String::new();
-    sim.env().disk.open_read(Path::new("/life.jsonl")).unwrap().read_to_string(&mut text).unwrap();
-    let events: Vec<Json> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
-    let events: Vec<&str> = events.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    let events = names_in(&sim, "/log.jsonl", &MAIN);
     assert_eq!(events, ["start", "snapshot", "stop", "start", "snapshot", "stop"]);
     let nowhere = Settings { log_to: Some("/no/folder".into()), ..settings };
     let refused = Mill::start(app(bank(Late::Side), nowhere), sim.env()).map(|_| ()).unwrap_err();
     assert!(refused.what.contains("/no/folder"), "{refused}");
 }
 
-#[derive(Default)]
-struct Heard(parking_lot::Mutex<Vec<Json>>);
-
-impl LifeSink for Heard {
-    fn line(&self, line: &str) {
-        self.0.lock().push(serde_json::from_str(line).unwrap());
-    }
+/// The threads of each engine log to its own file, whichever ran first.
+#[test]
+fn two_engines_of_one_process_have_two_logs() {
+    let sim = SimEnv::new(1);
+    let of = |n: u32, log: &str| {
+        let (data_dir, log_to) = (Some(format!("/d{n}").into()), Some(format!("/{n}").into()));
+        start(&sim, Settings { data_dir, log_to, log: Some(log.into()), ..settings() })
+    };
+    let (one, two) = (of(1, "info"), of(2, "trace,tidemill::snapshot=off"));
+    pay(&two, &[[1, 7, 100]]);
+    pay(&one, &[[1, 7, 100]]);
+    two.stop().unwrap();
+    one.stop().unwrap();
+    let names = [&MAIN[..], &["epoch", "snapshot begun"]].concat();
+    assert_eq!(names_in(&sim, "/1", &names), ["start", "snapshot", "stop"]);
+    let mut other = names_in(&sim, "/2", &names);
+    other.dedup();
+    assert_eq!(other, ["start", "epoch", "stop"]);
 }
 
 #[test]
-fn its_life_is_told() {
+fn start_recovery_and_stop_are_logged() {
     let sim = SimEnv::new(1);
     for run in 0..3 {
-        let heard = Arc::new(Heard::default());
+        let log = Logged::default();
         let spec = app(bank(Late::Side), if run < 2 { log_only() } else { settings() });
-        let mill = Mill::start_with(spec, sim.env(), Some(heard.clone())).unwrap();
+        let mill = log.start(spec, sim.env()).unwrap();
         pay(&mill, &[[1 + run, 7, 100]]);
         mill.stop().unwrap();
-        let events: Vec<String> =
-            heard.0.lock().iter().map(|e| e["event"].as_str().unwrap().to_owned()).collect();
+        let events = log.names(&MAIN);
         match run {
             0 => assert_eq!(events, ["start", "stop"]),
             1 => assert_eq!(events, ["start", "recovery begun", "recovery ended", "stop"]),
             _ => assert_eq!(events[3..], ["snapshot", "stop"]),
         }
+        let started = &log.all(&["start"])[0];
+        assert_eq!((&started["app"], &started["data_dir"]), (&json!("bank"), &json!(DATA)));
+        assert_eq!(started["settings"]["workers"], 1);
+        assert_eq!(started["settings"].get("strategy"), None, "a default");
+        let snapshots = log.all(&["snapshot"]);
+        assert!(snapshots.iter().all(|line| line["bytes"].as_u64() > Some(0)), "{snapshots:?}");
     }
-    let heard = Arc::new(Heard::default());
+    let log = Logged::default();
     let spec = app(bank(Late::Side), Settings { poison_after: 1, ..settings() });
-    assert!(Mill::start_with(spec, sim.env(), Some(heard.clone())).is_err());
-    assert_eq!(heard.0.lock()[0]["event"], "error");
+    assert!(log.start(spec, sim.env()).is_err());
+    assert_eq!(log.names(&MAIN), ["error"]);
+}
+
+#[test]
+fn late_events_are_counted_in_the_log() {
+    let (sim, log) = (SimEnv::new(1), Logged::default());
+    let mill = log.start(app(bank(Late::Side), settings()), sim.env()).unwrap();
+    pay(&mill, &[[100, 7, 100], [1, 7, 100], [2, 7, 100]]);
+    mill.stop().unwrap();
+    let late = log.all(&["late events"]);
+    let rows: u64 = late.iter().map(|line| line["rows"].as_u64().unwrap()).sum();
+    assert_eq!(rows, 2, "{late:?}");
+    assert_eq!(late[0]["target"], "tidemill::source");
 }
 
 #[test]

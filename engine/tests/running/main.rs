@@ -2,6 +2,8 @@
 
 #[path = "../inputs/mod.rs"]
 mod inputs;
+#[path = "../logged/mod.rs"]
+mod logged;
 #[path = "../../../txn/tests/random/mod.rs"]
 mod random;
 
@@ -16,11 +18,11 @@ use std::sync::Arc;
 
 use serde_json::{json, Value as Json};
 use tidemill_core::{Batch, Column, DataType, Late, Row, TableId, Value};
-use tidemill_engine::{ask, AppSpec, Durable, LifeSink, Mill, Settings, SourceDecl};
+use tidemill_engine::{ask, AppSpec, Durable, Mill, Settings, SourceDecl};
 use tidemill_env::Env;
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Abort, Builder, Opaque, Program, Tx};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 
 const DATA: &str = "/data";
 

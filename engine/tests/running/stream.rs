@@ -27,7 +27,7 @@ fn a_stream_is_followed_over_a_restart() {
     mill.stop().unwrap();
     assert_eq!(event()["next"], 3, "the end says where to go on");
     let why = refused(&env, json!({"do": "tail", "stream": "pay"}));
-    assert!(why.contains("needs one"), "{why}");
+    assert!(why.contains("has no snapshot yet"), "{why}");
 
     let mill = start(&sim, log_only());
     pay(&mill, &[[5, 7, 100]]);

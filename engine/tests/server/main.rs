@@ -24,8 +24,8 @@ use tidemill_connect::{MessageFormat, MessageValues};
 use tidemill_core::{Batch, Key, Row, SourceId, SourceSpec, StreamId, StreamTime};
 use tidemill_engine::{AppSpec, Mill, Recovery, Settings, SinkDecl, SourceDecl};
 use tidemill_env::Env;
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::program::{Origin, Program};
-use tidemill_txn::reference::{self, CutAt, InputRow};
 use tidemill_txn::schedule::Strategy;
 use topics::{make_topics, Writer};
 
@@ -151,7 +151,7 @@ impl Case {
     }
 
     /// Returns the result of the reference.
-    fn wanted(&self, mill: &Mill) -> reference::Outcome {
+    fn wanted(&self, mill: &Mill) -> tidemill_reference::Outcome {
         let cuts: Vec<CutAt> = if self.snapshots {
             let end = |rows: &Vec<InputRow>| rows.last().map_or(0, |row| row.offset + 1);
             let offsets = self.rows.iter().map(end).collect();
@@ -164,7 +164,7 @@ impl Case {
             assert_eq!(epochs, (1..=cuts.len() as u64).collect::<Vec<_>>(), "{}", self.topics);
             cuts.into_iter().map(random::cut_at).collect()
         };
-        reference::run(&self.program, &self.rows, &cuts)
+        tidemill_reference::run(&self.program, &self.rows, &cuts)
     }
 
     fn compare(&self, mill: &Mill) {

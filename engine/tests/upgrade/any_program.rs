@@ -78,7 +78,7 @@ fn upgraded_in_the_midst(seed: u64) -> bool {
     }
     let summary = mill.summary().unwrap();
     let cuts: Vec<CutAt> = cuts.into_iter().map(random::cut_at).collect();
-    let wanted = reference::run(&new, &inputs, &cuts);
+    let wanted = tidemill_reference::run(&new, &inputs, &cuts);
     for (table, wanted) in new.tables.iter().zip(&wanted.tables) {
         let key = |row: &Row| Key::of(table.key.iter().map(|c| &row[*c]));
         let found = mill.table(&table.name).unwrap();

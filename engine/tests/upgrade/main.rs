@@ -26,9 +26,9 @@ use tidemill_engine::{
     SourceDecl, Upgrade,
 };
 use tidemill_env::Disk as _;
+use tidemill_reference::CutAt;
 use tidemill_sim::{SimDisk, SimEnv};
 use tidemill_txn::program::{Builder, Expr, Program};
-use tidemill_txn::reference::{self, CutAt};
 
 const DATA: &str = "/data";
 

@@ -228,12 +228,12 @@ fn what_was_before_can_not_be_asked_for() {
     people().written(&sim, &two());
     let new = people().with(vec![int("id"), text("name"), int("n"), text("note").nullable()]);
     let mill = new
-        .start(&sim, Settings { log_to: Some("/life".into()), ..upgrading(&[]) })
+        .start(&sim, Settings { log_to: Some("/log".into()), ..upgrading(&[]) })
         .unwrap_or_else(|e| panic!("{e}"));
-    let mut life = String::new();
-    let mut file = sim.disk.open_read(Path::new("/life")).unwrap();
-    std::io::Read::read_to_string(&mut file, &mut life).unwrap();
-    let told = life.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
+    let mut log = String::new();
+    let mut file = sim.disk.open_read(Path::new("/log")).unwrap();
+    std::io::Read::read_to_string(&mut file, &mut log).unwrap();
+    let told = log.lines().map(|line| serde_json::from_str::<Json>(line).unwrap());
     let told = told.into_iter().find(|event| event["event"] == "upgrade").unwrap();
     assert_eq!(told["changes"][0]["name"], "t.note");
     let query = |as_of: u64| -> Json {

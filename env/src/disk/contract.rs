@@ -58,6 +58,16 @@ fn check_bytes(disk: &dyn Disk, dir: &Path) {
     assert!(!file.is_empty().expect("a length"));
     drop(file);
 
+    let path_of_two = dir.join("shared");
+    let open = || disk.open_shared(&path_of_two).expect("the file opens");
+    let mut writers = [open(), open()];
+    for (writer, bytes) in [(0, b"one,"), (1, b"two,"), (0, b"end.")] {
+        writers[writer].write_all(bytes).expect("the bytes are written");
+    }
+    assert_eq!(get(disk, &path_of_two), b"one,two,end.", "writers do not overwrite each other");
+    drop(writers);
+    disk.remove(&path_of_two).expect("the file is removed");
+
     let mut file = disk.open_read(&path).expect("the file opens");
     assert_eq!(file.len().expect("a length"), 15);
     let mut three = [0; 3];

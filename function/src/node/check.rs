@@ -75,8 +75,7 @@ impl<S: Store> Node<S> {
                 let mut place = path.clone();
                 place.push(read.ordinal);
                 let (what, place) = (&read.what, (tid, &place[..]));
-                if look(&self.store, &epoch.versions, place, what, read.limit, &is_there)
-                    == read.saw
+                if look(&self.store, &epoch.versions, place, what, read.take, &is_there) == read.saw
                 {
                     epoch.versions.writers(what, place, is_there, &mut writers);
                     continue;

@@ -35,6 +35,7 @@ impl<S: Store> Node<S> {
             }
             out.events.extend(last.map(|row| Event::Outbox { table, key, row }));
         }
+        self.store.end_epoch();
         let mut emitted: Vec<(Tid, Path, _, _)> = Vec::new();
         let is_final = |part: &Part| part.verdict == Some(Verdict::Commit);
         for (&tid, part) in epoch.parts.iter_mut().filter(|(_, part)| is_final(part)) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smallvec::SmallVec;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, QuestionId};
+use tidemill_txn::program::{Abort, QuestionId, Take};
 
 use super::run::prefetch::Ahead;
 use super::run::serial::Serial;
@@ -113,8 +113,8 @@ pub(super) struct Mark {
 pub(super) struct Read {
     pub ordinal: u32,
     pub what: Access,
-    /// The maximum number of rows of a range.
-    pub limit: u32,
+    /// The rows of a range that it takes.
+    pub take: Take,
     pub saw: ReadResult,
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, TableId, Value};
-use tidemill_txn::program::{Abort, AbortKind, Asker, Index, QuestionId};
+use tidemill_txn::program::{Abort, AbortKind, Asker, Index, QuestionId, Take};
 use tidemill_txn::Program;
 
 use self::look::look;
@@ -384,8 +384,12 @@ impl<S: Store> Turn<'_, S> {
         invocation.emits.clear();
         invocation.ahead.iter_mut().for_each(|ahead| ahead.written.clear());
         if self.path.is_empty() {
-            // The key of a request comes from a client, so it may be invalid.
-            stored_key(self.functions.program(), &invocation.call)?;
+            // The key of a request comes from a client, so it may be invalid. The bounds of a range
+            // are checked where they are used.
+            match invocation.call.target {
+                Target::Find(..) | Target::Gather(..) => {}
+                _ => drop(stored_key(self.functions.program(), &invocation.call)?),
+            }
         }
         if let Some(reason) = self.judged(0) {
             return Err(Abort { kind: AbortKind::Overdue, reason });
@@ -453,9 +457,9 @@ impl<S: Store> Turn<'_, S> {
     }
 
     /// Reads rows that this node owns.
-    fn read(&mut self, what: Access, limit: u32) -> Result<ReadResult, Stop> {
+    fn read(&mut self, what: Access, take: Take) -> Result<ReadResult, Stop> {
         let (place, ordinal) = self.access()?;
-        self.read_at(place, ordinal, what, limit)
+        self.read_at(place, ordinal, what, take)
     }
 
     /// Reads at a place, which another access may share.
@@ -464,12 +468,12 @@ impl<S: Store> Turn<'_, S> {
         place: Path,
         ordinal: u32,
         what: Access,
-        limit: u32,
+        take: Take,
     ) -> Result<ReadResult, Stop> {
         let invocation = &mut *self.invocation;
         if let Some(read) = invocation.reads.get(invocation.values) {
             invocation.values += 1;
-            if (read.ordinal, &read.what, read.limit) != (ordinal, &what, limit) {
+            if (read.ordinal, &read.what, read.take) != (ordinal, &what, take) {
                 return Err(self.not_deterministic());
             }
             return Ok(read.saw.clone());
@@ -479,36 +483,36 @@ impl<S: Store> Turn<'_, S> {
         }
         let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
-        let saw = self.sees(ordinal, &what, limit);
+        let saw = self.sees(ordinal, &what, take);
         let told = match () {
             () if self.is_spoiled_by(InjectedDefect::StaleRead) => {
                 let nothing = Versions::new(self.functions.program().tables.len());
-                look(self.store, &nothing, (self.tid, &place[..]), &what, limit, &is_there)
+                look(self.store, &nothing, (self.tid, &place[..]), &what, take, &is_there)
             }
             () if self.is_spoiled_by(InjectedDefect::ForgetOwnWrites) => {
                 let place = (self.tid, &[][..]);
-                look(self.store, self.versions, place, &what, limit, &is_there)
+                look(self.store, self.versions, place, &what, take, &is_there)
             }
             () => saw.clone(),
         };
-        self.invocation.reads.push(Read { ordinal, what, limit, saw });
+        self.invocation.reads.push(Read { ordinal, what, take, saw });
         self.invocation.values += 1;
         Ok(told)
     }
 
     /// Returns what a read at a place of the call sees.
-    fn sees(&self, ordinal: u32, what: &Access, limit: u32) -> ReadResult {
+    fn sees(&self, ordinal: u32, what: &Access, take: Take) -> ReadResult {
         let mut place = self.path.clone();
         place.push(ordinal);
         let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
         let is_last = self.is_spoiled_by(InjectedDefect::ChangeStamp) && self.mode != Mode::Fresh;
         let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
-        look(self.store, self.versions, place, what, limit, &is_there)
+        look(self.store, self.versions, place, what, take, &is_there)
     }
 
     /// Writes a row that this node owns.
-    fn write(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
+    fn write_here(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
         let (path, ordinal) = self.access()?;
         let version = Version { tid: self.tid, path, row: row.clone() };
         if self.versions.put(table, key.clone(), version) {
@@ -528,14 +532,14 @@ impl<S: Store> Turn<'_, S> {
             let (functions, at) = (self.functions, Key::of(key));
             let program = functions.program();
             if !program.has_indexes(table) {
-                return self.write(table, at, row);
+                return self.write_here(table, at, row);
             }
             // As part of a call, the read has a place of its own.
             let before = match is_on_row {
-                true => self.read(Access::Row(table, at.clone()), 1)?,
+                true => self.read(Access::Row(table, at.clone()), Take::First(1))?,
                 false => {
                     let (place, ordinal) = (self.here(), self.invocation.ordinal);
-                    self.read_at(place, ordinal, Access::Row(table, at.clone()), 1)?
+                    self.read_at(place, ordinal, Access::Row(table, at.clone()), Take::First(1))?
                 }
             };
             let before = before.into_iter().next().flatten();
@@ -545,7 +549,7 @@ impl<S: Store> Turn<'_, S> {
             let indexes = program.indexes(table);
             let changes = |index: &&Index| entry(index, &before) != entry(index, &row);
             if is_on_row || !indexes.iter().any(|index| changes(&index)) {
-                self.write(table, at, row.clone())?;
+                self.write_here(table, at, row.clone())?;
                 for index in indexes.iter().filter(changes) {
                     self.become_entry(index, entry(index, &before), entry(index, &row))?;
                 }
@@ -581,7 +585,7 @@ impl<S: Store> Turn<'_, S> {
     fn hold(&mut self, table: TableId, key: &[Value], row: &[Value]) -> Result<(), Stop> {
         let owner = self.owner(table, key);
         if owner == self.me {
-            return self.write(table, Key::of(key), Some(row.into()));
+            return self.write_here(table, Key::of(key), Some(row.into()));
         }
         self.reach(owner, Target::Put, table, key, row).map(drop)
     }
@@ -590,7 +594,7 @@ impl<S: Store> Turn<'_, S> {
     fn let_go(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
         let owner = self.owner(table, key);
         if owner == self.me {
-            return self.write(table, Key::of(key), None);
+            return self.write_here(table, Key::of(key), None);
         }
         self.reach(owner, Target::Delete, table, key, &[]).map(drop)
     }

@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 use foldhash::fast::FixedState;
 use parking_lot::Mutex;
 use tidemill_cluster::wire::put_record;
-use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_cluster::{Log, Record, Records, Refused, Then, ThenEach, Topic};
 use tidemill_core::Error;
-use tidemill_durable::{Log, Then, ThenEach};
 use tidemill_mesh::{Lane, Mesh};
 
 use super::files::record_of;

@@ -19,10 +19,10 @@ use std::time::Duration;
 use crossbeam_channel::{unbounded, Receiver, RecvTimeoutError, Sender};
 use parking_lot::Mutex;
 use tidemill_cluster::wire::{put_record, take_record, VERSION};
-use tidemill_cluster::{Record, Records, Refused, Topic};
+use tidemill_cluster::{Log, Record, Records, Refused, Then, ThenEach, Topic};
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{Log, Then, ThenEach, Trouble};
+use tidemill_durable::Trouble;
 use tidemill_env::{Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
@@ -653,8 +653,10 @@ pub(super) fn record_of(topic: Topic, (offset, bytes): Raw) -> Result<(u64, Reco
     let mut input = &bytes[..];
     match take_record(&mut input).filter(|_| input.is_empty()) {
         Some(record) => Ok((offset, record)),
-        None => Err(Error::input(format!("the record at {offset} of {topic:?} can't be read"))
-            .help("restore the coordinator's directory from a backup")),
+        None => Err(Error::input(format!(
+            "record {offset} of the log can't be read ({topic:?}): it is damaged"
+        ))
+        .help("restore the coordinator's directory from a backup")),
     }
 }
 

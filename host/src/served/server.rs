@@ -3,8 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use tidemill_cluster::wire::put_record;
-use tidemill_cluster::{Records, Topic};
-use tidemill_durable::Log;
+use tidemill_cluster::{Log, Records, Topic};
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use super::files::{begins, FileLog, Found};

@@ -132,7 +132,7 @@ impl Site {
     }
 
     pub fn store(&self) -> Arc<DirStore> {
-        Arc::new(DirStore::open(&Env::real(), self.path("store"), 2).expect("a store"))
+        Arc::new(DirStore::shared(&Env::real(), self.path("store")).expect("a store"))
     }
 
     pub fn coordinator(&mut self, listener: Option<Listener>) -> Coordinator {
@@ -145,10 +145,10 @@ impl Site {
         let process = started.expect("a coordinator");
         // A restarted coordinator listens at the same address.
         self.listen = process.address();
-        let desk =
+        let request_server =
             RequestServer::open(&env, log, (self.machine.sources, self.machine.sources), listener);
-        desk.begin();
-        Coordinator { process, desk }
+        request_server.begin();
+        Coordinator { process, request_server }
     }
 
     pub fn worker(&self) -> WorkerProcess {
@@ -162,7 +162,7 @@ impl Site {
 
 pub struct Coordinator {
     pub process: CoordinatorProcess,
-    pub desk: RequestServer,
+    pub request_server: RequestServer,
 }
 
 impl Coordinator {
@@ -170,7 +170,7 @@ impl Coordinator {
         let (tell, told) = channel();
         let partition = tidemill_place::partition(&tidemill_core::Key::of(&*call.key));
         let then = Box::new(move |answer| drop(tell.send(answer)));
-        self.desk.call(self.desk.source_of(partition), call, then);
+        self.request_server.call(self.request_server.source_of(partition), call, then);
         told
     }
 

@@ -15,6 +15,8 @@ use crate::topics::is_missing;
 /// The wait between two requests for a partition's leader, and the number of requests.
 const SETTLE: Duration = Duration::from_millis(100);
 const SETTLE_TIMES: usize = 50;
+/// The wait for a report of the library.
+const REPORTED: Duration = Duration::from_millis(20);
 
 /// Returns the partitions of a topic.
 ///
@@ -27,9 +29,11 @@ pub(super) fn partitions(
     timeout: Duration,
     heard: &LastError,
 ) -> Result<Vec<u32>> {
-    let metadata = consumer
-        .fetch_metadata(Some(topic), timeout)
-        .map_err(|error| heard.unreachable(brokers, &error))?;
+    let metadata = consumer.fetch_metadata(Some(topic), timeout).map_err(|error| {
+        // Only a poll delivers what the library has reported meanwhile.
+        while consumer.poll(REPORTED).is_some() {}
+        heard.unreachable(brokers, &error)
+    })?;
     let missing = |why: &str| {
         Error::setting(format!("there is no topic {topic} at {brokers}{why}"))
             .help("create it first, with all of its partitions, or correct its name")
@@ -42,7 +46,7 @@ pub(super) fn partitions(
         Some(Code::InvalidTopic) => return Err(missing(": this is not a valid name")),
         Some(code) => {
             return Err(Error::new(Kind::Io, format!("looking at topic {topic}: {code}"))
-                .help("topics that are read or written need Describe"));
+                .help("grant this user Describe on the topic"));
         }
     }
     let mut partitions: Vec<u32> =

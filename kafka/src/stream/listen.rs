@@ -5,23 +5,39 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::ConsumerContext;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode as Code};
 use tidemill_core::{Error, Kind};
+use tracing::dispatcher::get_default;
+use tracing::Dispatch;
 
+use crate::report::report;
 use crate::topics::is_missing;
 
 /// The last error of the brokers. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct LastError(Arc<Inner>);
 
-#[derive(Default)]
 struct Inner {
     last: Mutex<String>,
     is_away: AtomicBool,
+    /// Where its creator logs.
+    log: Dispatch,
+}
+
+impl Default for Inner {
+    fn default() -> Inner {
+        let log = get_default(Dispatch::clone);
+        Inner { last: Mutex::default(), is_away: AtomicBool::default(), log }
+    }
 }
 
 impl LastError {
+    pub fn log(&self) -> &Dispatch {
+        &self.0.log
+    }
+
     pub fn note(&self, error: &KafkaError, reason: &str) {
         // The library reports this event here, too, though it is no error.
         if let Some(Code::PartitionEOF) = error.rdkafka_error_code() {
@@ -82,6 +98,10 @@ impl LastError {
 pub(super) struct Listener(pub LastError);
 
 impl ClientContext for Listener {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        report(self.0.log(), level, facility, line);
+    }
+
     fn error(&self, error: KafkaError, reason: &str) {
         self.0.note(&error, reason);
     }

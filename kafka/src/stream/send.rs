@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::{KafkaError, RDKafkaError, RDKafkaErrorCode as Code};
 use rdkafka::message::{Header, Message as _, OwnedHeaders};
 use rdkafka::producer::{
@@ -20,6 +21,7 @@ use tidemill_env::Env;
 use super::begin::number;
 use super::listen::{lasting, LastError};
 use super::settings::TopicSink;
+use crate::report::report;
 
 /// The time before the producer's full queue is tried again, in microseconds.
 const FULL_US: u64 = 1_000;
@@ -58,6 +60,10 @@ struct Reports {
 }
 
 impl ClientContext for Reports {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        report(self.heard.log(), level, facility, line);
+    }
+
     fn error(&self, error: KafkaError, reason: &str) {
         self.heard.note(&error, reason);
         if let KafkaError::Global(Code::Fatal) = error {

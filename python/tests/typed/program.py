@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import tidemill as tm
 
-MONEY = tm.decimal(2)
+Money = Annotated[Decimal, tm.decimal(2)]
 
 app = tm.App("typed")
 
@@ -28,6 +28,7 @@ class Account:
     owner: str
     note: str | None = None
     tags: list[str] | None = None
+    limit: Money | None = None
 
 
 class Payment(TypedDict):
@@ -36,12 +37,14 @@ class Payment(TypedDict):
     at: dt.datetime
     src: int
     dst: int
+    amount: Money
+    memo: NotRequired[str | None]
 
 
-accounts: tm.Table = app.table("accounts", key="id", schema=Account, balance=MONEY)
+accounts: tm.Table = app.table("accounts", key="id", schema=Account, balance=Money)
 totals = app.table("totals", key="day", day=str, count=tm.column(int, default=0), ordered=True)
 by_owner: tm.Index = accounts.index("owner")
-payments: tm.Stream = app.stream("payments", time="at", schema=Payment, amount=MONEY)
+payments: tm.Stream = app.stream("payments", time="at", schema=Payment)
 large = payments.filter(tm.col("amount") >= 1000, name="large")
 alarms = app.stream("alarms", id=int)
 
@@ -57,7 +60,7 @@ def pay(tx: Any, e: Any) -> Mapping[str, object]:
 
 
 @app.procedure(large)
-def count(tx: Any, events: list[Any]) -> None:
+def count(tx: tm.Tx, events: list[Any]) -> None:
     """Counts large payments, with real values."""
     for event in events:
         totals[f"{event.at:%Y-%m-%d}"].count += 1
@@ -65,29 +68,49 @@ def count(tx: Any, events: list[Any]) -> None:
 
 
 @app.procedure
-def open_account(tx: Any, id: int, owner: str, note: str | None = None) -> dict[str, Any]:
+def open_account(
+    tx: tm.Tx, id: int, owner: str, note: str | None = None, first: Money = Decimal(100)
+) -> dict[str, Any]:
     """Opens an account for a client."""
     tx.require(id not in accounts, "the account exists")
-    row = accounts.insert(id=id, owner=owner, note=note, tags=None, balance=Decimal(100))
+    tx.require(first >= 0, "the first deposit is negative")
+    row = accounts.insert(id=id, owner=owner, note=note, tags=None, balance=first)
     return {"id": row.id, "accounts": len(by_owner[owner])}
 
 
 @app.trigger(accounts, changes=["insert"])
-def opened(tx: Any, change: Any) -> None:
+def opened(tx: tm.Tx, change: Any) -> None:
     """Reports a new account."""
     tx.emit(alarms, id=change.new.id)
 
 
-seats: tm.Entity = app.entity("seats", key="show", show=str, left=tm.column(int, default=3))
+seats: tm.Entity = app.entity(
+    "seats",
+    key="show",
+    show=str,
+    left=tm.column(int, default=3),
+    earned=tm.column(Money, default=0),
+)
 
 
 @seats.function(creates=True)
-async def reserve(self: Any, ctx: Any, n: int = 1) -> int:
+async def reserve(self: Any, ctx: tm.Context, n: int = 1, price: Money = Decimal(0)) -> int:
     """Reserves seats of a show."""
     ctx.require(n > 0, "ask for at least one seat")
     left: int = self.left - n
     ctx.require(left >= 0, "sold out")
     self.left = left
+    total: Decimal = price * n
+    self.earned += total
+    return left
+
+
+@seats.function(creates=True)
+async def move(self: Any, ctx: tm.Context, to: str) -> int:
+    """Moves a seat to another show. The statements after a call are reachable."""
+    await seats[to].reserve(1)
+    self.left += 1
+    left: int = self.left
     return left
 
 
@@ -113,6 +136,7 @@ def main() -> list[dict[str, Any]]:
             assert opened["id"] == id
         mill.send(payments, [{"at": day, "src": 1, "dst": 2, "amount": Decimal("1.50")}])
         assert mill.call(reserve_two, show="x", other="y") == [2, 2, 4]
+        assert mill.call(move, show="x", to="y") == 3
         mill.drain()
         view: tm.OutputView = mill.output(pay)
         assert [row["left"] for row in view] == [Decimal("98.50")]

@@ -11,9 +11,9 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from tidemill import __version__
+from tidemill import __version__, _native, _starting
 from tidemill.cli import bench, cluster, demo, doctor, engine, inspect, new, run, token
 from tidemill.cli.output import error_line, printed
 from tidemill.errors import Error
@@ -23,11 +23,43 @@ FAILED = 1
 INTERRUPTED = 130
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """A parser that suggests the nearest word for one that it does not know."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if isinstance(action.choices, dict) and value not in action.choices:
+            raise argparse.ArgumentError(
+                action, f"there is no '{value}'{_suggestion(str(value), list(action.choices))}"
+            )
+        super()._check_value(action, value)
+
+    def refuse(self, left: Sequence[str]) -> NoReturn:
+        """Ends the process because of arguments that the command does not have."""
+        known = [option for action in self._actions for option in action.option_strings]
+        text = f"unrecognized arguments: {' '.join(left)}"
+        name = left[0].partition("=")[0]
+        self.error(text + (_suggestion(name, known) if name.startswith("-") else ""))
+
+
+def _suggestion(given: str, known: list[str]) -> str:
+    """Returns the nearest known word for people, or all of them if few are known."""
+    near = _native.nearest(given, known)
+    if near:
+        return f"; did you mean {near}?"
+    return "" if given.startswith("-") else f"; there are {', '.join(known)}"
+
+
+def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parses the arguments of a command; ends the process if they are wrong."""
+    args, left = parser().parse_known_args(argv)
+    if left:
+        args.parser.refuse(left)
+    return args
+
+
+def parser() -> Parser:
     """Returns the parser of all commands."""
-    made = argparse.ArgumentParser(
-        prog="tidemill", description="Transactions over streams of events, in one order."
-    )
+    made = Parser(prog="tidemill", description="Transactions over streams of events, in one order.")
     made.add_argument("--version", action="version", version=f"tidemill {__version__}")
     commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in (demo, new, run, cluster, inspect, engine, bench, token, doctor):
@@ -39,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
         command_parser.add_argument(
             "--debug", action="store_true", help="show tracebacks of errors"
         )
+        command_parser.set_defaults(parser=command_parser)
     return made
 
 
@@ -55,9 +88,13 @@ def _leaves(commands: Any) -> Iterator[argparse.ArgumentParser]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command, and returns the exit code."""
-    args = parser().parse_args(argv)
+    args = parsed(argv)
+    if argv is None:
+        _starting.loaded()
     if argv is None and args.command in ("run", "coordinator", "worker", "inspect", "schema"):
         fix_hash_seed()
+    if argv is None and args.command == "bench":
+        bench.fix_library()
     try:
         code: int = args.execute(args)
         sys.stdout.flush()

@@ -23,8 +23,8 @@ from typing import Any
 
 from tidemill.app import App
 from tidemill.cli.load import load
-from tidemill.cli.output import fields, printed
-from tidemill.cli.run import Signals, StartReport, add_places, add_settings, add_upgrade, flags
+from tidemill.cli.output import counted, fields, printed
+from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags, start_report
 from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
 from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
@@ -115,10 +115,8 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
-    care = StartReport(folder_of(settings), settings, is_coordinator=True)
-    with signals.starting():
+    with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
-    care.started()
     _say(args, coordinator, "workers join at")
     status = _watch(coordinator, signals, lambda: None, _ends(app, coordinator, settings))
     return _ended(args, status, signals)
@@ -193,6 +191,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
     """
     seen: tuple[object, ...] = ()
     troubles, slides = Troubles(), 0
+    status = coordinator.status()
     while not signals.asked:
         time.sleep(0.05)
         look()
@@ -205,7 +204,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
             break
         now = (status["generation"], len(status["members"]))
         if now != seen and now[0]:
-            print(f"generation {now[0]}: {now[1]} workers", file=sys.stderr, flush=True)
+            print(f"generation {now[0]}: {counted(now[1], 'worker')}", file=sys.stderr, flush=True)
             seen = now
         slides = _slides(status, slides)
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
@@ -263,11 +262,14 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         "snapshot at epoch": found["snapshot_epoch"],
         "waiting requests": sum(found["lag"]),
         "waiting replies": found["requests_open"],
-        "coordinator": found["coordinator"],
+        "coordinator": f"{found['coordinator']}  process {found['process']}",
     }
     if found.get("outside") is not None:
         head["waiting external work"] = found["outside"]
-    workers = [f"  {member['worker']}  {member['address']}" for member in members]
+    workers = [
+        f"  {member['worker']}  {member['address']}  process {member['process'] or 'unknown'}"
+        for member in members
+    ]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
     if found["sources"]:
         lines.append("sources: requests, waiting, per second, ratio to the mean, worker")
@@ -403,11 +405,10 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
-    care = StartReport(folder_of(settings), settings, is_coordinator=True)
-    with signals.starting():
+    with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, secret)
-    care.started()
-    _say(args, coordinator, f"{args.processes} workers join at")
+    joins = "joins" if args.processes == 1 else "join"
+    _say(args, coordinator, f"{counted(args.processes, 'worker')} {joins} at")
     theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
     given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}
     line = json.dumps(given).encode() + b"\n"

@@ -65,7 +65,10 @@ def execute(args: argparse.Namespace) -> int:
         print(f"{names}: {'equal to' if is_equal else 'NOT EQUAL to'} an undisturbed run")
         print(f"the outputs are in {folder / POSTED.parent}")
     if not is_equal:
-        raise InternalError("the run after the crash has other results than an undisturbed one")
+        raise InternalError(
+            "the run after the crash has other results than an undisturbed one",
+            f"report it, with the folder {folder}",
+        )
     return 0
 
 

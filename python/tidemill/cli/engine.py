@@ -21,7 +21,7 @@ from rich.text import Text
 from tidemill import _native, errors
 from tidemill.cli.cluster import status_lines, status_of
 from tidemill.cli.load import load
-from tidemill.cli.output import fields, printed, shown
+from tidemill.cli.output import counted, fields, printed, shown
 from tidemill.cli.run import add_renames, add_settings, flags
 from tidemill.config import apart, default_data_dir, placed
 from tidemill.config import load as load_settings
@@ -182,7 +182,9 @@ def answer(data_dir: str, request: Mapping[str, Any]) -> Line:
     """Returns a reply of one line."""
     for line in ask(data_dir, request):
         return line
-    raise InternalError("the engine's reply is empty")
+    raise InternalError(
+        "the engine's reply is empty", "run the command again; if it fails again, report it"
+    )
 
 
 def _error(found: Mapping[str, Any]) -> Error:
@@ -248,7 +250,7 @@ def _query(args: argparse.Namespace) -> int:
     _print_rows([column["name"] for column in head["columns"]], rows)
     more = ", and there are more: --limit shows them" if end.get("more") else ""
     print(
-        f"{len(rows):,} row{'' if len(rows) == 1 else 's'}{more}; as of epoch {end['as_of']:,}, "
+        f"{counted(len(rows), 'row')}{more}; as of epoch {end['as_of']:,}, "
         f"{end['clock']}; the engine is {end.get('engine')}"
     )
     return 0
@@ -344,6 +346,19 @@ def _dlq(args: argparse.Namespace, stream: str | None) -> tuple[list[Line], Line
     return rows, end
 
 
+def first_dead(data_dir: str) -> str | None:
+    """Returns the first retained reason why a row could not be read; None if there is none."""
+    try:
+        for line in ask(data_dir, {"do": "dlq_ls", "limit": 1_000_000}):
+            if str(line.get("stream")).endswith(".dead"):
+                value = line["value"]
+                return f"{value['origin']}, line {value['line']}: {value['reason']}"
+    except Error:
+        # The summary is complete without it.
+        return None
+    return None
+
+
 def _dlq_ls(args: argparse.Namespace) -> int:
     rows, end = _dlq(args, args.stream)
     if args.json:
@@ -356,7 +371,7 @@ def _dlq_ls(args: argparse.Namespace) -> int:
         print()
     for stream, known in end["streams"].items():
         gone = f", {known['dropped']:,} more were dropped" if known["dropped"] else ""
-        print(f"{stream}: {known['rows']:,} rows{gone}")
+        print(f"{stream}: {counted(known['rows'], 'row')}{gone}")
     if not end["streams"]:
         print("no bad or late events")
     return 0
@@ -483,13 +498,19 @@ def _upgrade(args: argparse.Namespace) -> str:
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for name in names:
         numbers = all(isinstance(row.get(name), int | float) for row in rows)
         table.add_column(name, overflow="fold", justify="right" if rows and numbers else "left")
     for row in rows:
         table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    if not console.is_terminal:
+        # Another program reads the lines, so each row is one.
+        console.width = console.measure(
+            table, options=console.options.update(width=1 << 30)
+        ).maximum
+    console.print(table)
 
 
 def _cell(value: object) -> str:

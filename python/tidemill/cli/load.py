@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from tidemill import context
 from tidemill.app import App
 from tidemill.errors import Error, ProgramError
 from tidemill.source import is_library, raised_at, shown
@@ -56,7 +57,8 @@ def _imported(path: Path) -> ModuleType:
     # Dataclasses and pickles look up their module there.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with context.loading():
+            spec.loader.exec_module(module)
     except Error:
         raise
     except SyntaxError as error:

@@ -66,6 +66,15 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def counted(number: int, what: str) -> str:
+    """Returns a number of things in words.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
     """Returns lines of names and values; nested values are below their name."""
     width = max((len(str(name)) for name in found), default=0)
@@ -84,6 +93,7 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
             lines.extend(f"{indent}  {shown(item)}" for item in value)
         else:
             text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+            text = "none" if value in ([], {}) else text
             lines.append(f"{indent}{name:<{width}}  {text}")
     return lines
 

@@ -22,7 +22,7 @@ from typing import Any
 from tidemill import _native
 from tidemill.app import App
 from tidemill.cli.load import load, user_error
-from tidemill.cli.output import fields, printed
+from tidemill.cli.output import counted, fields, printed
 from tidemill.config import DURABLE, LOSSY, PROCESSES, in_memory, one_process, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
@@ -295,7 +295,7 @@ def execute(args: argparse.Namespace) -> int:
     app, folder = load(args.app)
     if args.processes is not None and not 1 <= args.processes <= PROCESSES_MAX:
         raise SettingError(
-            f"--processes {args.processes}: there are 1 to {PROCESSES_MAX}",
+            f"--processes {args.processes}: an app runs on 1 to {PROCESSES_MAX} workers",
             "give about as many as there are cores",
         )
 
@@ -338,13 +338,8 @@ def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal, and returns the summary."""
-    care = None
-    if not in_memory(settings):
-        care = StartReport(Path(settings["data_dir"]), settings, is_coordinator=False)
-    with signals.starting():
+    with start_report(settings, False), signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
-    if care is not None:
-        care.started()
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
@@ -368,7 +363,24 @@ def run(
     summary["continued_at_epoch"] = start["known_epoch"]
     for function in app.summaries:
         summary |= _own_fields(function, mill, app)
+    if summary["dead"] and not summary["transactions"]:
+        _report_dead(summary)
     return summary
+
+
+def _report_dead(summary: Mapping[str, Any]) -> None:
+    """Reports on stderr that every row was rejected, with the first reason."""
+    # Imported here because that module imports this one.
+    from tidemill.cli.engine import first_dead
+
+    folder = summary["data_dir"]
+    why = None if folder is None else first_dead(folder)
+    text = f"no row was executed: {counted(summary['dead'], 'row')} could not be read"
+    if why is not None:
+        text += f"; the first: {why}"
+    if folder is not None:
+        text += f"\n  help: see all with tidemill dlq ls --data-dir {folder}"
+    print(text, file=sys.stderr, flush=True)
 
 
 def is_open(folder: Path) -> bool:
@@ -379,22 +391,33 @@ def is_open(folder: Path) -> bool:
         return False
 
 
-class StartReport:
-    """Reports on stderr what a start does to a directory: deleted files and changed access."""
+@contextlib.contextmanager
+def start_report(
+    settings: Mapping[str, Any], is_coordinator: bool, folder: Path | None = None
+) -> Iterator[None]:
+    """Reports on stderr what a start has done to a directory: deleted files and changed access.
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], is_coordinator: bool) -> None:
-        self.folder = folder
-        self.was_open = is_open(folder)
-        if not settings.get("fresh"):
+    A start that was refused has done nothing. ``folder`` is the data directory by default.
+    """
+    if folder is None:
+        if in_memory(settings):
+            yield
             return
-        if names := _native.fresh_deletes(str(folder), is_coordinator):
-            print(f"--fresh: deletes in {folder}: {', '.join(names)}", file=sys.stderr, flush=True)
-
-    def started(self) -> None:
-        """Reports that the start has withdrawn the access of other users."""
-        if self.was_open and not is_open(self.folder):
-            text = f"{self.folder} was open to other users: now only its owner can read it"
-            print(text, file=sys.stderr, flush=True)
+        folder = Path(settings["data_dir"])
+    was_open, names = is_open(folder), []
+    if settings.get("fresh"):
+        names = _native.fresh_deletes(str(folder), is_coordinator)
+    try:
+        yield
+    except BaseException:
+        names = [name for name in names if not (folder / name).exists()]
+        raise
+    finally:
+        if names:
+            print(f"--fresh: deleted in {folder}: {', '.join(names)}", file=sys.stderr, flush=True)
+    if was_open and not is_open(folder):
+        text = f"{folder} was open to other users: now only its owner can read it"
+        print(text, file=sys.stderr, flush=True)
 
 
 def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:
@@ -404,7 +427,7 @@ def _found(settings: dict[str, Any], start: dict[str, Any]) -> str:
         return f"{settings['data_dir']}: started from scratch"
     return (
         f"{settings['data_dir']}: continuing at epoch {start['known_epoch']:,}, "
-        f"{start['known_rows']:,} events recorded"
+        f"{counted(start['known_rows'], 'event')} recorded"
     )
 
 

@@ -15,13 +15,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tidemill as tm
 
 HERE = Path(__file__).parent
 OUT = Path("out/ledger")
-MONEY = tm.decimal(2)
+Money = Annotated[Decimal, tm.decimal(2)]
 
 app = tm.App("ledger")
 
@@ -31,7 +31,7 @@ accounts = app.table(
     key=("bank", "number"),
     bank=str,
     number=str,
-    balance=tm.decimal(2, default=0),
+    balance=tm.column(Money, default=0),
     entries=tm.column(int, default=0),
 )
 
@@ -43,20 +43,20 @@ payments = app.stream(
     account_id=int,
     date=tm.timestamp,
     operation=tm.optional(str),
-    amount=MONEY,
-    balance=MONEY,
+    amount=Money,
+    balance=Money,
     k_symbol=tm.optional(str),
     bank=tm.optional(str),
     account=tm.optional(str),
 )
 
 orders = app.stream(
-    "orders", time="at", order_id=int, at=tm.timestamp, src=str, dst=str, amount=MONEY
+    "orders", time="at", order_id=int, at=tm.timestamp, src=str, dst=str, amount=Money
 )
 
 
 @app.transaction(payments)
-def post(tx, e):
+def post(tx: Any, e: Any) -> dict[str, object]:
     """One row of the bank's list: its account and the counterpart change together, or neither."""
     transfer = tm.starts_with(tm.coalesce(e.operation, ""), "PREVOD")
     interest = tm.coalesce(e.k_symbol, "") == "UROK"
@@ -80,7 +80,7 @@ def post(tx, e):
 
 
 @app.transaction(orders)
-def transfer(tx, e):
+def transfer(tx: Any, e: Any) -> None:
     """An order of our own making: unlike the bank's rows, it may not overdraw."""
     src, dst = accounts["", e.src], accounts["", e.dst]
     tx.require(e.amount > 0, "the amount is not positive")
@@ -90,7 +90,7 @@ def transfer(tx, e):
     dst.balance += e.amount
 
 
-BANK_LIST = dict(delimiter=";", formats={"date": "%y%m%d"})
+BANK_LIST: dict[str, Any] = dict(delimiter=";", formats={"date": "%y%m%d"})
 payments.read(tm.files(HERE / "data/berka/trans.csv.gz", **BANK_LIST))
 payments.read(tm.files(HERE / "data/injected/rows.csv", **BANK_LIST))
 orders.read(tm.files(HERE / "data/injected/orders.csv"))

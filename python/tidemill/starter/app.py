@@ -6,6 +6,7 @@ python -m unittest                # tests it
 """
 
 from pathlib import Path
+from typing import Any
 
 import tidemill as tm
 
@@ -19,7 +20,7 @@ requests = app.stream("requests", time="at", at=tm.timestamp, show=str, guest=st
 
 
 @app.transaction(requests)
-def reserve(tx, e):
+def reserve(tx: Any, e: Any) -> dict[str, object]:
     show = seats[e.show]
     tx.require(e.seats > 0, "ask for at least one seat")
     tx.require(show.left >= e.seats, "sold out")

@@ -94,6 +94,7 @@ impl SimDisk {
                     id,
                     _open: machine.state.file(id).open.clone(),
                     position: at(len)?,
+                    is_shared: false,
                 },
                 0,
             ))
@@ -112,6 +113,11 @@ impl Disk for SimDisk {
 
     fn open_append(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
         Ok(Box::new(self.open(DiskOp::OpenAppend, path, Ok)?))
+    }
+
+    fn open_shared(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        let handle = self.open(DiskOp::OpenAppend, path, Ok)?;
+        Ok(Box::new(Handle { is_shared: true, ..handle }))
     }
 
     fn open_at(&self, path: &Path, at: u64) -> io::Result<Box<dyn WriteFile>> {
@@ -316,6 +322,8 @@ struct Handle {
     /// Keeps the file alive after its last name is removed.
     _open: Arc<()>,
     position: usize,
+    /// Whether each write goes to the end of the file.
+    is_shared: bool,
 }
 
 impl Handle {
@@ -387,9 +395,9 @@ impl ReadFile for Handle {
 
 impl Write for Handle {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let at = self.position;
-        let written = self.call(DiskOp::Write, |machine| {
+        let (written, end) = self.call(DiskOp::Write, |machine| {
             let len = machine.state.file(self.id).data.len();
+            let at = if self.is_shared { len } else { self.position };
             let room = usize::try_from(machine.room()).unwrap_or(usize::MAX);
             let mut written = buf.len().min(len.saturating_add(room).saturating_sub(at));
             if written == 0 && !buf.is_empty() {
@@ -400,9 +408,9 @@ impl Write for Handle {
             }
             let change = Change::Write { at, bytes: buf[..written].into() };
             self.happens(machine, Event::Bytes(self.id, change));
-            Ok((written, written))
+            Ok(((written, at + written), written))
         })?;
-        self.position += written;
+        self.position = end;
         Ok(written)
     }
 

@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
+use tidemill_durable::Store;
 
 use super::{check_header, Block, END, ENTRY, FOOTER, HEADER};
 use crate::bytes::{checksum, take_short, Taker};
 use crate::damage;
 use crate::shard::{ShardSet, Spot, SHARDS};
-use crate::store::Store;
 
 /// The size of an object's end that is read in one piece, in bytes. A longer index costs a second
 /// read.

@@ -1,11 +1,11 @@
 //! Writing a data object.
 
 use tidemill_core::{Error, Result};
+use tidemill_durable::{name_taken, ObjectWriter, Store};
 
 use super::{header, Block, BLOCK_BYTES, END, FOOTER, HEADER};
 use crate::bytes::{checksum, put_short};
 use crate::shard::{Spot, SHARDS};
-use crate::store::{ObjectWriter, Store};
 
 /// Appends a row, or a deletion, in the encoding of blocks.
 #[inline]
@@ -18,6 +18,7 @@ pub(crate) fn put_row(key: &[u8], row: Option<&[u8]>, out: &mut Vec<u8>) {
 
 /// Writes rows in order. Holds one block and the index.
 pub(crate) struct DataWriter {
+    name: String,
     out: Box<dyn ObjectWriter>,
     header: [u8; HEADER],
     index: Vec<u8>,
@@ -56,6 +57,7 @@ impl DataWriter {
         let header = header(app, epoch);
         out.write(&header)?;
         Ok(DataWriter {
+            name: name.to_owned(),
             out,
             header,
             index: Vec::new(),
@@ -141,7 +143,9 @@ impl DataWriter {
         end.extend_from_slice(&root.to_le_bytes());
         end.extend_from_slice(END);
         self.out.write(&end)?;
-        self.out.finish()?;
+        if !self.out.finish()? {
+            return Err(name_taken(&self.name));
+        }
         Ok(Written { len, root, shards: self.shards })
     }
 }

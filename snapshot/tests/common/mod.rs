@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use proptest::prelude::ProptestConfig;
 use tidemill_core::{Result, TableId};
+use tidemill_durable::{MemoryStore, Store};
 use tidemill_place::Partition;
 use tidemill_sim::SimRandom;
-use tidemill_snapshot::{load, Delta, Head, Manifest, MemoryStore, Snapshots, Store};
+use tidemill_snapshot::{load, Delta, Head, Manifest, Snapshots};
 
 /// The table, partition and key of a row.
 pub type Place = (u16, u16, Vec<u8>);

@@ -175,7 +175,11 @@ impl Table {
 
     /// Returns the keys of existing rows from `from` on and before `to`, in order. An empty `to` is
     /// no bound. Returns none if the table is not ordered.
-    pub fn keys<'a>(&'a self, from: &'a Key, to: &'a Key) -> impl Iterator<Item = &'a Key> {
+    pub fn keys<'a>(
+        &'a self,
+        from: &'a Key,
+        to: &'a Key,
+    ) -> impl DoubleEndedIterator<Item = &'a Key> {
         use std::ops::Bound::{Excluded, Included, Unbounded};
         let is_empty = !to.0.is_empty() && to <= from;
         let to = if to.0.is_empty() { Unbounded } else { Excluded(to) };
@@ -184,7 +188,7 @@ impl Table {
     }
 
     /// Returns the row with this encoded key.
-    pub fn get_by_key(&self, key: &Key) -> Option<Row> {
+    pub fn get_by_key<R: FromIterator<Value>>(&self, key: &Key) -> Option<R> {
         let slot = match &self.keys {
             Some(index) => index.find(key)?,
             None => {

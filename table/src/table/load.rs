@@ -276,6 +276,6 @@ impl Loading<'_> {
         };
         let key = Value::Bytes(key[..key.len().min(64)].into());
         Error::new(Kind::Io, format!("table {}: stored row {key}: {why}", spec.name))
-            .help("the snapshot is damaged, or belongs to another program")
+            .help("the snapshot is damaged, or belongs to another program: restore a backup")
     }
 }

@@ -164,12 +164,25 @@ impl<'t> AsOf<'t> {
     /// whether there are more.
     ///
     /// It looks at all rows, and holds as many as it returns.
-    pub fn select(&self, limit: usize, mut keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
+    pub fn select(&self, limit: usize, keep: impl FnMut(&[Value]) -> bool) -> (Vec<Row>, bool) {
+        self.select_after(None, limit, keep)
+    }
+
+    /// Selects rows as [`AsOf::select`] does, of those whose keys are after a key.
+    pub fn select_after(
+        &self,
+        after: Option<&Key>,
+        limit: usize,
+        mut keep: impl FnMut(&[Value]) -> bool,
+    ) -> (Vec<Row>, bool) {
         let mut first: BinaryHeap<(Key, u32)> = BinaryHeap::new();
         for slot in self.slots() {
             let key = self.table.key(slot);
             let is_full = first.len() > limit;
             if is_full && first.peek().is_some_and(|(last, _)| *last < key) {
+                continue;
+            }
+            if after.is_some_and(|after| key <= *after) {
                 continue;
             }
             if self.row(slot).is_some_and(|row| keep(&row)) {

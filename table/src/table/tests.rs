@@ -29,7 +29,7 @@ pub(super) fn shapes() -> Vec<Arc<TableSpec>> {
     ]
 }
 
-fn row(spec: &TableSpec, key: i64, v: i64) -> Vec<Value> {
+pub(super) fn row(spec: &TableSpec, key: i64, v: i64) -> Vec<Value> {
     let columns = spec.schema.columns.iter().enumerate();
     columns
         .map(|(i, c)| {
@@ -260,7 +260,7 @@ fn rows_in_place_are_taken_back() {
         }
         table.commit(0);
         let (before, log) = (table.state_hash(), table.bytes());
-        let mut open = table.open(2);
+        let open = table.open(2);
         assert!(open.find(77).is_none());
         let rows = [0, 2, 0].map(|key| open.find(key).unwrap());
         assert!(rows[0].is_same(rows[2]) && !rows[0].is_same(rows[1]));
@@ -277,7 +277,7 @@ fn rows_in_place_are_taken_back() {
         }
         drop(open);
         assert_eq!((table.state_hash(), table.superseded()), (before, 0));
-        let mut open = table.open(2);
+        let open = table.open(2);
         let rows = [0, 2].map(|key| open.find(key).unwrap());
         // SAFETY: as above.
         unsafe {
@@ -291,7 +291,7 @@ fn rows_in_place_are_taken_back() {
         assert!(table.bytes() >= log);
 
         // Then they are written for good. The past is still there.
-        let mut open = table.open(1);
+        let open = table.open(1);
         let row_2 = open.find(2).unwrap();
         // SAFETY: as above.
         unsafe {
@@ -350,7 +350,7 @@ fn rows_that_are_not_there_are_placed() {
     assert_eq!((table.rows(), table.len()), (two.to_vec(), 2));
     assert_eq!(table.as_of(2).unwrap().get(&[Value::Int(1)]), None);
     // As many as there is room for without moving slots.
-    let mut open = table.open(0);
+    let open = table.open(0);
     let found = (10..100).take_while(|key| !open.find_or_place(*key).0.is_null()).count();
     assert!((1..16).contains(&found), "{found}");
     drop(open);

@@ -14,7 +14,6 @@ use super::segment::{InOrder, Turns};
 use super::window::Seen;
 use crate::order::Ranked;
 use crate::program::{Abort, Aggregate, Native, Program, RowRef, Window, WindowRead};
-use crate::reference::word_value;
 
 /// The treatment of a column that is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,8 +137,7 @@ impl Places {
 
 /// A function that computes a window over the versions of a row. Its arguments are the row's
 /// number, and the row's columns as the closure has written them, if it has.
-pub(crate) type Windows<'w> =
-    dyn Fn(usize, Option<Vec<Value>>, &WindowRead) -> Result<Value, Abort> + 'w;
+pub type Windows<'w> = dyn Fn(usize, Option<Vec<Value>>, &WindowRead) -> Result<Value, Abort> + 'w;
 
 impl std::fmt::Debug for Columns<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -240,7 +238,7 @@ impl Outs {
 
     /// Sends events to the builders of these streams, at most [`STREAMS_MAX`], whose columns are
     /// all words. Without streams, events are retained.
-    pub(crate) fn attach(&mut self, builders: &mut [OutputBuilder], streams: Option<&[usize]>) {
+    pub(crate) fn attach(&mut self, builders: &[OutputBuilder], streams: Option<&[usize]>) {
         self.are_kept = streams.is_none();
         for (rows, stream) in self.rows.iter_mut().zip(streams.unwrap_or_default()) {
             *rows = Pointer(builders[*stream].word_rows());
@@ -287,7 +285,7 @@ impl Outs {
 }
 
 /// A bit for each row of a closure.
-pub(crate) type RowBits = u128;
+pub type RowBits = u128;
 
 /// The transaction that a native closure works on: the event's words and its rows' words.
 #[derive(Debug)]
@@ -509,7 +507,8 @@ fn sum_of_ints(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Optio
 #[inline(never)]
 fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Result<Value, Abort> {
     let spec = versions.spec();
-    let seen = Seen { versions: Some(versions), graph: None, before: &[], own: None, time_us };
+    let versions = Some(versions);
+    let seen = Seen { listed: &[], versions, graph: None, before: &[], own: None, time_us };
     let numbers = seen.window(&read.window, spec.history);
     seen.made_of(numbers, spec, read.column, &read.aggregate, &Cell::new(0))
 }
@@ -539,11 +538,21 @@ enum Noted {
 
 /// An action of a closure on copies of its rows, in order.
 #[derive(Debug)]
-pub(crate) enum Did {
+pub enum Did {
     /// It gave a row, by its number, these words.
-    Wrote { row: usize, words: Vec<u64> },
+    Wrote {
+        /// The row's place among the closure's rows.
+        row: usize,
+        /// The words of its columns.
+        words: Vec<u64>,
+    },
     /// It emitted an event to the stream with this number.
-    Emitted { stream: usize, words: Vec<u64> },
+    Emitted {
+        /// The stream's place among those of the closure.
+        stream: usize,
+        /// The words of its columns.
+        words: Vec<u64>,
+    },
 }
 
 /// Whether the order of a closure's actions is visible: rows have entries in unique indexes, or
@@ -560,7 +569,7 @@ fn shows_order(program: &Program, native: &Native) -> bool {
 /// Rows with equal keys have one place. `present` has a bit for each row that exists. The actions
 /// are in the order of the program if that is visible. Otherwise they are each row that it has set,
 /// once, and then its events.
-pub(crate) fn on_frames(
+pub fn on_frames(
     program: &Program,
     native: &Native,
     event: &[u64],
@@ -594,7 +603,7 @@ pub(crate) fn on_frames(
         let columns = &program.tables[native.rows[row].table.index()].schema.columns;
         let typed = own.map(|own| {
             let word = |value: &Value| value.word().unwrap_or_default();
-            columns.iter().zip(&own).map(|(c, value)| word_value(&c.ty, word(value))).collect()
+            columns.iter().zip(&own).map(|(c, value)| Value::of_word(&c.ty, word(value))).collect()
         });
         windows(row, typed, read)
     };

@@ -95,7 +95,7 @@ pub(crate) struct RowSource {
     /// The keys, one for each event.
     keys: *const u64,
     /// The open table, since the last [`Lane::attach`].
-    table: *mut Opened<'static>,
+    table: *const Opened<'static>,
     number: usize,
     is_written: bool,
 }
@@ -104,7 +104,7 @@ impl RowSource {
     /// A row that is in no table.
     const NONE: RowSource = RowSource {
         keys: std::ptr::null(),
-        table: std::ptr::null_mut(),
+        table: std::ptr::null(),
         number: usize::MAX,
         is_written: true,
     };
@@ -215,7 +215,7 @@ impl<'a> Lane<'a> {
                 },
             };
             let (table, number, is_written) =
-                (std::ptr::null_mut(), *number, wants.written >> of & 1 == 1);
+                (std::ptr::null(), *number, wants.written >> of & 1 == 1);
             lane.sources.push(RowSource { keys, table, number, is_written });
         }
         lane.ahead.extend(&found);
@@ -257,14 +257,14 @@ impl<'a> Lane<'a> {
     /// is how often slots of any table have moved.
     pub(crate) fn attach(
         &mut self,
-        tables: &mut [Option<Opened<'_>>],
-        builders: &mut [OutputBuilder],
+        tables: &[Option<Opened<'_>>],
+        builders: &[OutputBuilder],
         streams: Option<&[usize]>,
         moves: u64,
     ) {
         for source in &mut self.sources {
-            let table = tables[source.number].as_mut().expect("the tables of fast rows are open");
-            source.table = (&raw mut *table).cast();
+            let table = tables[source.number].as_ref().expect("the tables of fast rows are open");
+            source.table = std::ptr::from_ref(table).cast();
             self.ages |= table.retains_versions();
         }
         self.outs.attach(builders, streams);

@@ -1,4 +1,4 @@
-//! Executors: fast implementations of the meaning that [`crate::reference`] defines.
+//! Executors: fast implementations of the meaning that the crate `reference` defines.
 //!
 //! | file | content |
 //! | --- | --- |
@@ -12,7 +12,7 @@
 //! | `words` | declared transactions over word columns, compiled to machine code |
 //! | `command` | the log of transactions for strong recovery, and its replay |
 //! | `native` | rows of words for Rust closures |
-//! | `remote_rows` | declared transactions one at a time, on rows that other owners hold |
+//! | `remote` | transactions on rows that other owners hold |
 //! | `general` | any transaction, over values: the fallback of the fast paths |
 //! | `in_place` | the common part of execution in place on several threads |
 //! | `rounds` | several threads, each with a share of every round; conflicts are deferred |
@@ -39,7 +39,7 @@ mod lane;
 mod lists;
 mod native;
 mod output;
-mod remote_rows;
+mod remote;
 mod rounds;
 mod sample;
 mod segment;
@@ -54,14 +54,17 @@ mod words;
 mod work;
 
 pub use closure::NativeTx;
-pub(crate) use closure::{on_frames, Did};
+pub use closure::{on_frames, Did, RowBits, Windows};
 pub use codes::Path;
 pub use command::{put_commands, take_commands, Command};
 pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
-pub use remote_rows::{RemoteOutcome, RemoteRows};
+pub use remote::{
+    transact, Mentioned, OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore,
+    StoredVersions,
+};
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};
 pub use tables::tables;

@@ -10,7 +10,6 @@ use super::general::General;
 use super::words::KeyFrom;
 use crate::program::inside::Transaction;
 use crate::program::{evaluate, key_value, reasons, Abort, Expr, Native, Program, Tx, WindowRead};
-use crate::reference::word_value;
 
 /// A row of a native handler, if its key is one word.
 #[derive(Debug)]
@@ -124,7 +123,7 @@ pub(crate) fn general(
     };
     let done = on_frames(program, native, &event_words, &mut words, &bases, present, &windows);
     let values = |schema: &Schema, words: &[u64]| -> Vec<Value> {
-        schema.columns.iter().zip(words).map(|(column, w)| word_value(&column.ty, *w)).collect()
+        schema.columns.iter().zip(words).map(|(column, w)| Value::of_word(&column.ty, *w)).collect()
     };
     for did in done.map_err(Abort::refused)? {
         match did {

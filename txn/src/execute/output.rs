@@ -2,6 +2,8 @@
 
 mod placed;
 
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use arrow_array::builder::BooleanBuilder;
@@ -139,9 +141,9 @@ pub(crate) struct OutputBuilder {
 #[derive(Debug)]
 enum Rows {
     /// Rows whose columns are all words that are never null.
-    Words(WordRows),
+    Words(SharedRows),
     /// The aborts of a handler.
-    Aborts(AbortRows),
+    Aborts(Box<AbortRows>),
     Any(BatchBuilder, Vec<Origin>),
 }
 
@@ -176,6 +178,45 @@ const NEAR: usize = 8;
 
 // SAFETY: the pointers lead to the items of its own vectors, which move with it.
 unsafe impl Send for WordRows {}
+
+/// Rows of words at an address of their own. Lanes append to them by pointer while their builder
+/// counts them and notes aborts, so the builder, too, has no more than a pointer.
+#[derive(Debug)]
+struct SharedRows(NonNull<WordRows>);
+
+impl SharedRows {
+    fn new(rows: WordRows) -> SharedRows {
+        SharedRows(NonNull::from(Box::leak(Box::new(rows))))
+    }
+}
+
+// SAFETY: it owns the rows.
+unsafe impl Send for SharedRows {}
+
+impl Deref for SharedRows {
+    type Target = WordRows;
+
+    #[inline(always)]
+    fn deref(&self) -> &WordRows {
+        // SAFETY: the rows exist, and no lane runs while their builder is used.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl DerefMut for SharedRows {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut WordRows {
+        // SAFETY: as above.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl Drop for SharedRows {
+    fn drop(&mut self) {
+        // SAFETY: the pointer comes from a box, and lanes do not use it any more.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
 
 impl WordRows {
     pub(super) fn new(columns: usize, expected: usize) -> WordRows {
@@ -324,7 +365,7 @@ impl OutputBuilder {
     pub(crate) fn new(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
         let words = schema.columns.iter().all(|c| c.ty.is_word() && !c.nullable);
         let rows = match words {
-            true => Rows::Words(WordRows::new(schema.len(), more(room))),
+            true => Rows::Words(SharedRows::new(WordRows::new(schema.len(), more(room)))),
             false => Rows::Any(BatchBuilder::new(schema.clone()), Vec::new()),
         };
         OutputBuilder { stream, schema, rows }
@@ -332,7 +373,7 @@ impl OutputBuilder {
 
     /// Creates a builder for about `room` aborts of a handler.
     pub(crate) fn of_aborts(stream: StreamId, schema: Arc<Schema>, room: usize) -> OutputBuilder {
-        let rows = Rows::Aborts(AbortRows::new(schema.clone(), more(room)));
+        let rows = Rows::Aborts(Box::new(AbortRows::new(schema.clone(), more(room))));
         OutputBuilder { stream, schema, rows }
     }
 
@@ -377,8 +418,11 @@ impl OutputBuilder {
 
     /// Returns the destination of rows of words. Only for streams whose columns are all words.
     #[inline(always)]
-    pub(crate) fn word_rows(&mut self) -> *mut WordRows {
-        self.words().unwrap_or_else(|| only_words())
+    pub(crate) fn word_rows(&self) -> *mut WordRows {
+        match &self.rows {
+            Rows::Words(rows) => rows.0.as_ptr(),
+            _ => only_words(),
+        }
     }
 
     pub(crate) fn stream(&self) -> StreamId {

@@ -18,7 +18,7 @@ use super::codes::{aborted, moved, Code, Codes, Path};
 use super::command::{self, Command, Commands, Owner};
 use super::general::{Effects, General, Rows};
 use super::lane::Lane;
-use super::native::{self, NativeCode};
+use super::native::NativeCode;
 use super::output::{DerivedEvent, Origin, Output, OutputBuilder, NO_ROOT};
 use super::segment::{run_words, End, InOrder, Turns};
 use super::slide;
@@ -27,10 +27,8 @@ use super::words::{Frame, WordCode};
 use super::work::Usual;
 use crate::order::{Epoch, Groups, Ranked, Section};
 use crate::pool::{Pool, SingleThread};
-use crate::program::inside::Transaction;
 use crate::program::rounds::Agenda;
 use crate::program::{firing, reasons, Abort, AbortKind, Body, Moment, Program, Until, WindowId};
-use crate::reference::word_value;
 
 /// The number of transactions of a handler, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -503,7 +501,7 @@ impl Serial {
 
     /// Runs the procedures of the round of the transaction at `root`, each in its turn.
     pub(super) fn turns(&mut self, tables: &mut [Table], epoch: &Epoch, root: u32, out: &mut Sink) {
-        while let Some((turn, mut given)) = out.agenda.next() {
+        while let Some((turn, mut given)) = out.agenda.pop() {
             let codes = self.codes.clone();
             self.seq += 1;
             let turn = (turn, &codes.turns.all[turn]);
@@ -528,12 +526,12 @@ impl Serial {
             return End::General;
         }
         let (moves, left) = (moved(tables), order.len() - *at);
-        let mut open: Vec<Option<Opened<'_>>> = (tables.iter_mut().zip(&codes.rows_max))
+        let open: Vec<Option<Opened<'_>>> = (tables.iter_mut().zip(&codes.rows_max))
             .map(|(table, rows)| (*rows > 0).then(|| table.open(rows * left)))
             .collect();
         for lane in lanes.iter_mut().filter(|lane| lane.fast) {
             let streams = codes.code[lane.handler].streams();
-            lane.attach(&mut open, &mut out.builders, streams, moves);
+            lane.attach(&open, &out.builders, streams, moves);
         }
         while let Some(ranked) = order.get(*at) {
             let lane = &mut lanes[ranked.lane as usize];
@@ -701,7 +699,7 @@ fn end_of_event(epoch: &Epoch, at: usize) -> usize {
 /// Returns the values of a row of words.
 fn row_of(program: &Program, stream: StreamId, words: impl Iterator<Item = u64>) -> Vec<Value> {
     let columns = &program.streams[stream.index()].spec.schema.columns;
-    columns.iter().zip(words).map(|(c, w)| word_value(&c.ty, w)).collect()
+    columns.iter().zip(words).map(|(c, w)| Value::of_word(&c.ty, w)).collect()
 }
 
 /// Runs the handlers that take a derived event, in declaration order, each with its own cascade.
@@ -868,13 +866,7 @@ pub(crate) fn call(
     work: &mut u64,
 ) -> Result<Effects, Abort> {
     let mut tx = General::new(program, tables, handler, moment);
-    let result = match &program.handlers[handler].body {
-        Body::Declared(declared) => tx.declared(declared, event),
-        Body::Native(n) => {
-            tx.function(|tx| native::general(tx, program, &program.natives[*n], event))
-        }
-        Body::Opaque(opaque) => tx.function(|tx| program.opaques[*opaque].call(event, tx)),
-    };
+    let result = tx.handler(event);
     *work = tx.work();
     result.map(|()| tx.effects())
 }

@@ -95,8 +95,7 @@ pub(super) fn run(
     }
 }
 
-/// Runs the procedures of a turn one after the other. Each sees the writes of those before it, and
-/// takes their events.
+/// Runs a turn on the rows as they are.
 fn perform(
     program: &Program,
     tables: &dyn Rows,
@@ -104,8 +103,20 @@ fn perform(
     given: &mut Given,
     moment: &Moment<'_>,
 ) -> Result<Performed, Abort> {
-    given.begin();
     let mut tx = General::new(program, tables, turn.procedures[0], moment);
+    let emitted = procedures(program, turn, given, &mut tx)?;
+    Ok(Performed { effects: tx.effects(), emitted })
+}
+
+/// Runs the procedures of a turn one after the other, in one transaction. Each sees the writes of
+/// those before it, and takes their events. Returns the events of each.
+pub(super) fn procedures(
+    program: &Program,
+    turn: &Turn,
+    given: &mut Given,
+    tx: &mut General<'_>,
+) -> Result<Vec<Emitted>, Abort> {
+    given.begin();
     let mut emitted: Vec<Emitted> = Vec::new();
     for (place, index) in turn.procedures.iter().enumerate() {
         let procedure = &program.handlers[*index];
@@ -123,5 +134,5 @@ fn perform(
         }
         emitted.push((place, events));
     }
-    Ok(Performed { effects: tx.effects(), emitted })
+    Ok(emitted)
 }

@@ -9,7 +9,7 @@ mod epoch;
 mod groups;
 mod merge;
 mod sequencer;
-pub(crate) mod slides;
+pub mod slides;
 #[cfg(test)]
 mod tests;
 mod watermark;

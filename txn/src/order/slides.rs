@@ -9,7 +9,7 @@ use crate::program::{Extent, Program, Until, WindowId};
 /// without event time, the clock. When the group's input has ended, the limit is the newest time of
 /// all its rows, and windows that hold rows slide beyond it. `ended` says whether a source sends
 /// nothing more to a group.
-pub(crate) fn until(
+pub fn until(
     program: &Program,
     groups: &Groups,
     watermarks: &[Position],

@@ -7,10 +7,10 @@ use tidemill_core::{
 };
 
 use super::expr::{Block, Expr, ExprId, Type};
-use super::handler::{reasons, Body, Declared, Handler, Native, Op, RowRef, VarId};
+use super::handler::{Body, Declared, Handler, Native, Op, RowRef, VarId};
 use super::rounds::{Nested, Turns};
 use super::stream::{Origin, Stage, Stream, Timer, PERIOD_US_MIN};
-use super::Program;
+use super::{reasons, Program};
 use crate::execute::NATIVE_ROWS_MAX;
 
 impl Program {
@@ -137,7 +137,7 @@ impl Program {
         match self.handlers.iter().find(silent).filter(|_| has_procedures) {
             None => Ok(()),
             Some(handler) => Err(Error::program(format!(
-                "handler {} does not say which streams it emits into, and there are procedures",
+                "handler {} does not say which streams it emits into, and an app with procedures needs this",
                 handler.name
             ))
             .help("declare emits=[...], an empty list if it emits nothing")

@@ -41,7 +41,7 @@ pub fn slide_of((source, offset): (SourceId, u64)) -> Option<(WindowId, i64)> {
 }
 
 /// Returns the stamp of a firing, just before all events of its time.
-pub(crate) fn stamp(window: WindowId, edge: i64) -> Stamp {
+pub fn stamp(window: WindowId, edge: i64) -> Stamp {
     let (source, offset) = event_of_slide(window, edge);
     let at = Position { time_us: edge, source: SourceId(0), offset: 0 };
     Stamp::admitted(at, Admission { epoch: 0, source, offset })
@@ -55,7 +55,7 @@ type Lookup<'a, E> = dyn FnMut(TableId, &[Value]) -> Result<Option<Row>, E> + 'a
 ///
 /// # Errors
 /// Errors of `row`.
-pub(crate) fn due<E>(
+pub fn due<E>(
     program: &Program,
     windows: &[WindowId],
     until: Until,

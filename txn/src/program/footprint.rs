@@ -84,6 +84,11 @@ impl Footprint {
         !self.opaque && !self.rows.iter().any(|row| row.computed)
     }
 
+    /// Returns the tables of these rows and ranges.
+    pub fn tables(&self) -> impl Iterator<Item = TableId> + '_ {
+        self.rows.iter().map(|row| row.table).chain(self.ranges.iter().copied())
+    }
+
     /// Whether transactions may access a table, and whether they may write it.
     pub fn touches(&self, table: TableId) -> (bool, bool) {
         let rows = || self.rows.iter().filter(|row| row.table == table);

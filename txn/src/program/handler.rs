@@ -11,6 +11,7 @@ use super::answers::Asker;
 use super::expr::{Block, ExprId};
 use super::ints;
 use super::owned::WindowId;
+use super::take::Take;
 use super::window::{Aggregate, Window};
 use crate::execute::{run_native, End, Lane, NativeCode, NativeTx, Turns};
 
@@ -428,19 +429,19 @@ pub trait Tx {
         column: u16,
         aggregate: &Aggregate,
     ) -> Result<Value, Abort>;
-    /// Returns the first `limit` rows, in key order, with keys from `from` (inclusive) to `to`
-    /// (exclusive). Each bound gives leading key columns; an empty one is no bound. Aborts if the
-    /// table is not ordered.
+    /// Returns the first or last rows with keys from `from` (inclusive) to `to` (exclusive). Each
+    /// bound gives leading key columns; an empty one is no bound. Aborts if the table is not
+    /// ordered.
     fn scan(
         &mut self,
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: usize,
+        take: Take,
     ) -> Result<Vec<Row>, Abort>;
-    /// Returns the first `limit` rows, in key order, whose leading key columns have these values.
-    /// This finds the row of an index, or the rows of a prefix. Aborts if the table is not ordered.
-    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort>;
+    /// Returns the first or last rows whose leading key columns have these values. This finds the
+    /// row of an index, or the rows of a prefix. Aborts if the table is not ordered.
+    fn find(&mut self, table: TableId, leading: &[Value], take: Take) -> Result<Vec<Row>, Abort>;
     /// Creates or replaces a whole row; aborts if a value does not fit its column.
     fn put(&mut self, table: TableId, row: &[Value]) -> Result<(), Abort>;
     /// Writes a row of integers, like [`Tx::put`].
@@ -578,117 +579,10 @@ impl fmt::Debug for Native {
     }
 }
 
-/// The abort reasons of the engine itself. Each has one text, whichever path a transaction takes.
-pub(crate) mod reasons {
-    use tidemill_core::{TableSpec, Value};
-
-    use super::{Abort, AbortKind};
-
-    fn row(table: &TableSpec, key: &[Value]) -> String {
-        let key: Vec<String> = key.iter().map(ToString::to_string).collect();
-        format!("{}[{}]", table.name, key.join(", "))
-    }
-
-    pub(crate) fn exists(table: &TableSpec, key: &[Value]) -> Abort {
-        Abort::refused(format!("{} exists already", row(table, key)))
-    }
-
-    pub(crate) fn missing(table: &TableSpec, key: &[Value]) -> Abort {
-        Abort::refused(format!("{} is missing", row(table, key)))
-    }
-
-    pub(crate) fn no_value(table: &TableSpec, key: &[Value], column: usize) -> Abort {
-        let column = &table.schema.columns[column].name;
-        let reason = format!("{} has no value for column '{column}'", row(table, key));
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    /// A panic of a function, with its text.
-    pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> Abort {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        let text = text.map_or_else(String::new, |text| format!(": {text}"));
-        Abort { kind: AbortKind::Raised, reason: format!("the function panicked{text}") }
-    }
-
-    /// An error that the program's check would have found, had the access been known then.
-    pub(crate) fn refused(error: &tidemill_core::Error) -> Abort {
-        Abort { kind: AbortKind::Fault, reason: error.what.clone() }
-    }
-
-    /// A write to a table that the engine keeps.
-    pub(crate) fn is_kept(table: &TableSpec) -> Abort {
-        let reason = format!("table {} is kept by the engine: programs can't write it", table.name);
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    /// An access to the rows of another handler's window.
-    pub(crate) fn is_hidden(table: &TableSpec) -> Abort {
-        let reason = format!("table {} is a window's, which only its owner sees", table.name);
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    pub(crate) fn too_deep(trigger: &str) -> Abort {
-        Abort::refused(format!(
-            "triggers set each other off more than {} deep, {trigger} among them",
-            super::super::hooks::DEPTH_MAX
-        ))
-    }
-
-    pub(crate) fn is_sliding(window: &str) -> Abort {
-        let reason =
-            format!("window {window} takes a row or slides: its triggers can't put rows into it");
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    pub(crate) fn not_ordered(table: &TableSpec) -> Abort {
-        let reason = format!("table {} is not ordered: it has no ranges", table.name);
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    pub(crate) fn null_key(table: &TableSpec) -> Abort {
-        Abort { kind: AbortKind::Fault, reason: format!("null in the key of {}", table.name) }
-    }
-
-    /// A cycle of opaque handlers. Declared handlers are checked when the program is built, but
-    /// opaque ones only show what they emit when they run. A cascade longer than the chain of all
-    /// handlers is a cycle.
-    pub(crate) fn endless() -> Abort {
-        Abort::refused("the outputs of opaque handlers feed each other without end")
-    }
-
-    /// Counts operations of a function; aborts if there are too many.
-    pub(crate) fn count(operations: &mut usize, more: usize) -> Result<(), Abort> {
-        *operations = operations.saturating_add(more);
-        match *operations > super::OPERATIONS_MAX {
-            true => Err(Abort::refused(format!(
-                "a transaction has at most {} operations",
-                super::OPERATIONS_MAX
-            ))),
-            false => Ok(()),
-        }
-    }
-
-    pub(crate) fn long_answer() -> Abort {
-        let most = super::super::answers::ANSWER_MAX;
-        Abort::refused(format!("an answer from outside has more than {most} bytes"))
-    }
-
-    pub(crate) fn wrong_shape(what: &str, columns: usize, given: usize) -> Abort {
-        let reason = format!("{what} has {columns} columns, but {given} values were given");
-        Abort { kind: AbortKind::Fault, reason }
-    }
-
-    pub(crate) fn not_emittable(stream: &str) -> Abort {
-        let reason = format!("stream {stream} can't be emitted into from here");
-        Abort { kind: AbortKind::Fault, reason }
-    }
-}
-
 /// Returns a value as part of a key: -0.0 becomes 0.0, and null aborts.
-pub(crate) fn key_value(value: Value, table: &tidemill_core::TableSpec) -> Result<Value, Abort> {
+pub fn key_value(value: Value, table: &tidemill_core::TableSpec) -> Result<Value, Abort> {
     match value {
-        Value::Null => Err(reasons::null_key(table)),
+        Value::Null => Err(super::reasons::null_key(table)),
         Value::Float(0.0) => Ok(Value::Float(0.0)),
         value => Ok(value),
     }

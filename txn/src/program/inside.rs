@@ -8,26 +8,28 @@ use tidemill_core::{Row, StreamId, StreamTime, TableId, Value};
 
 use super::answers::{Asker, ANSWER_MAX};
 use super::groups;
-use super::handler::{reasons, Abort, Tx};
+use super::handler::{Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
 use super::moment::Moment;
 use super::owned::{self, Frame, OwnedWindow, Slid, WindowId, WindowStore};
-use super::Program;
+use super::{reasons, Program};
 
 /// A row that was written: its table, its key, and the row before.
 type Changed = (TableId, Vec<Value>, Option<Vec<Value>>);
 
 /// The state of a transaction beside its rows.
-pub(crate) struct Inside<'a> {
-    pub(crate) program: &'a Program,
+pub struct Inside<'a> {
+    /// The transaction's program.
+    pub program: &'a Program,
     /// The transaction's moment.
-    pub(crate) moment: &'a Moment<'a>,
+    pub moment: &'a Moment<'a>,
     /// The handler's number.
-    pub(crate) handler: usize,
+    pub handler: usize,
     /// The running trigger, and its depth.
     trigger: Option<usize>,
     depth: usize,
-    pub(crate) emitted: Vec<(StreamId, Vec<Value>)>,
+    /// The events that it has emitted, in order.
+    pub emitted: Vec<(StreamId, Vec<Value>)>,
     /// Operations of functions so far.
     operations: usize,
     /// Random numbers drawn so far.
@@ -44,7 +46,7 @@ pub(crate) struct Inside<'a> {
 
 impl<'a> Inside<'a> {
     /// Begins a transaction of a handler.
-    pub(crate) fn new(program: &'a Program, handler: usize, moment: &'a Moment<'a>) -> Inside<'a> {
+    pub fn new(program: &'a Program, handler: usize, moment: &'a Moment<'a>) -> Inside<'a> {
         Inside {
             program,
             moment,
@@ -62,23 +64,23 @@ impl<'a> Inside<'a> {
     }
 
     /// Counts operations of functions.
-    pub(crate) fn count(&mut self, more: usize) -> Result<(), Abort> {
+    pub fn count(&mut self, more: usize) -> Result<(), Abort> {
         reasons::count(&mut self.operations, more)
     }
 
     /// Returns the number of operations of functions so far.
-    pub(crate) fn operations(&self) -> usize {
+    pub fn operations(&self) -> usize {
         self.operations
     }
 
     /// Returns the next random number.
-    pub(crate) fn random(&mut self) -> u128 {
+    pub fn random(&mut self) -> u128 {
         self.drawn += 1;
         self.moment.random(self.program.seed, self.drawn - 1)
     }
 
     /// Implements [`Tx::lookup`].
-    pub(crate) fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
+    pub fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
         self.count(1)?;
         let asked = self.moment.question_id(self.asked, question);
         self.asked += 1;
@@ -90,7 +92,7 @@ impl<'a> Inside<'a> {
     }
 
     /// Retains the row before its first write, if the table has triggers.
-    pub(crate) fn note(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) {
+    pub fn note(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) {
         let is_it = |(t, k, _): &Changed| (*t, &k[..]) == (table, key);
         let has_triggers = !self.program.hooks().written[table.index()].is_empty();
         if has_triggers && !self.changed.iter().any(is_it) {
@@ -99,7 +101,7 @@ impl<'a> Inside<'a> {
     }
 
     /// Aborts the transaction, even if its function ignores the error.
-    pub(crate) fn fail(&mut self, abort: &Abort) {
+    pub fn fail(&mut self, abort: &Abort) {
         self.failed.get_or_insert_with(|| abort.clone());
     }
 
@@ -115,7 +117,7 @@ impl<'a> Inside<'a> {
 }
 
 /// A transaction with its rows.
-pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
+pub trait Transaction<'a>: Tx + WindowStore + Sized {
     /// Returns the transaction's state beside its rows.
     fn inside(&mut self) -> &mut Inside<'a>;
 
@@ -126,7 +128,7 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
         // A panic may leave the state inconsistent, but the transaction is dropped.
         let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
         let result = ran.unwrap_or_else(|panic| Err(reasons::panicked(&*panic)));
-        let result = result.and_then(|()| self.fire_changed());
+        let result = result.and_then(|()| fire_changed(self));
         self.inside().changed = before;
         match &self.inside().failed {
             Some(abort) => Err(abort.clone()),
@@ -143,38 +145,6 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
             self.inside().note(table, &key, row.as_deref());
         }
         Ok(())
-    }
-
-    /// Fires the triggers on rows that have been written.
-    fn fire_changed(&mut self) -> Result<(), Abort> {
-        let program = self.inside().program;
-        for (table, key, before) in std::mem::take(&mut self.inside().changed) {
-            for number in &program.hooks().written[table.index()] {
-                let after = self.window_row(table, &key)?;
-                let on = program.triggers[*number].on;
-                if let Some(event) = hooks::change(on, before.as_deref(), after.as_deref()) {
-                    self.fire(*number, &event)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs a trigger.
-    fn fire(&mut self, number: usize, event: &[Value]) -> Result<(), Abort> {
-        let inside = self.inside();
-        let program = inside.program;
-        let trigger = &program.triggers[number];
-        let outer = inside.trigger.replace(number);
-        inside.depth += 1;
-        let result = match inside.depth > DEPTH_MAX {
-            true => Err(reasons::too_deep(&trigger.name)),
-            false => self.function(|tx| program.opaques[trigger.function].call(event, tx)),
-        };
-        let inside = self.inside();
-        inside.depth -= 1;
-        inside.trigger = outer;
-        result.inspect_err(|abort| inside.fail(abort))
     }
 
     /// Implements [`Tx::emit`].
@@ -195,7 +165,7 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
             return Ok(());
         }
         inside.emitted.push((stream, row.clone()));
-        triggers.iter().try_for_each(|trigger| self.fire(*trigger, &row))
+        triggers.iter().try_for_each(|trigger| fire(self, *trigger, &row))
     }
 
     /// Implements [`Tx::window_insert`].
@@ -206,11 +176,11 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
         let program = self.inside().program;
         let triggers = &program.hooks().inserted[window.index()];
         let mut came = |tx: &mut Self, row: Vec<Value>| -> Result<(), Abort> {
-            triggers.iter().try_for_each(|trigger| tx.fire(*trigger, &row))
+            triggers.iter().try_for_each(|trigger| fire(tx, *trigger, &row))
         };
         let input = program.root_stream(program.handlers[owned.owner.index()].input);
         let by_arrival = program.streams[input.index()].spec.time == StreamTime::Arrival;
-        self.slide(window, |frame, tx, time_us, slid| {
+        slide(self, window, |frame, tx, time_us, slid| {
             let time_us = frame.takes(time_us, by_arrival)?;
             let came: Option<&mut Slid<'_, Self>> =
                 if triggers.is_empty() { None } else { Some(&mut came) };
@@ -225,7 +195,9 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
         // Windows that have ended by time have slid before. So a handler other than the owner has
         // nothing to do.
         match inside.program.windows[window.index()].owner.index() == inside.handler {
-            true => self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid)),
+            true => {
+                slide(self, window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid))
+            }
             false => Ok(()),
         }
     }
@@ -234,9 +206,11 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
     /// because they have aborted before.
     fn slide_in_time(&mut self, window: WindowId, is_quiet: bool) -> Result<(), Abort> {
         if !is_quiet {
-            return self.slide(window, |frame, tx, time_us, slid| frame.advance(tx, time_us, slid));
+            return slide(self, window, |frame, tx, time_us, slid| {
+                frame.advance(tx, time_us, slid)
+            });
         }
-        self.slide(window, |frame, tx, time_us, _| frame.advance(tx, time_us, &mut |_, _| Ok(())))
+        slide(self, window, |frame, tx, time_us, _| frame.advance(tx, time_us, &mut |_, _| Ok(())))
     }
 
     /// Implements [`Tx::window_rows`].
@@ -259,29 +233,60 @@ pub(crate) trait Transaction<'a>: Tx + WindowStore + Sized {
         self.inside().count(groups.len())?;
         Ok(groups)
     }
+}
 
-    /// Runs an operation that may slide a window, and fires the window's triggers if it does.
-    fn slide(
-        &mut self,
-        window: WindowId,
-        run: impl FnOnce(&mut Frame<'_>, &mut Self, i64, &mut Slid<'_, Self>) -> Result<(), Abort>,
-    ) -> Result<(), Abort> {
-        let inside = self.inside();
-        let (program, time_us) = (inside.program, inside.moment.time_us());
-        let owned = &program.windows[window.index()];
-        if inside.sliding.contains(&window) {
-            return Err(reasons::is_sliding(&owned.name));
+/// Fires the triggers on rows that have been written.
+fn fire_changed<'a>(tx: &mut impl Transaction<'a>) -> Result<(), Abort> {
+    let program = tx.inside().program;
+    for (table, key, before) in std::mem::take(&mut tx.inside().changed) {
+        for number in &program.hooks().written[table.index()] {
+            let after = tx.window_row(table, &key)?;
+            let on = program.triggers[*number].on;
+            if let Some(event) = hooks::change(on, before.as_deref(), after.as_deref()) {
+                fire(tx, *number, &event)?;
+            }
         }
-        inside.sliding.push(window);
-        let mut slid = |tx: &mut Self, event: Vec<Value>| -> Result<(), Abort> {
-            let triggers = &program.hooks().slid[window.index()];
-            triggers.iter().try_for_each(|trigger| tx.fire(*trigger, &event))
-        };
-        let result =
-            Frame::of(owned, self).and_then(|mut frame| run(&mut frame, self, time_us, &mut slid));
-        let inside = self.inside();
-        inside.sliding.pop();
-        // The operation may have been half done.
-        result.inspect_err(|abort| inside.fail(abort))
     }
+    Ok(())
+}
+
+/// Runs a trigger.
+fn fire<'a>(tx: &mut impl Transaction<'a>, number: usize, event: &[Value]) -> Result<(), Abort> {
+    let inside = tx.inside();
+    let program = inside.program;
+    let trigger = &program.triggers[number];
+    let outer = inside.trigger.replace(number);
+    inside.depth += 1;
+    let result = match inside.depth > DEPTH_MAX {
+        true => Err(reasons::too_deep(&trigger.name)),
+        false => tx.function(|tx| program.opaques[trigger.function].call(event, tx)),
+    };
+    let inside = tx.inside();
+    inside.depth -= 1;
+    inside.trigger = outer;
+    result.inspect_err(|abort| inside.fail(abort))
+}
+
+/// Runs an operation that may slide a window, and fires the window's triggers if it does.
+fn slide<'a, T: Transaction<'a>>(
+    tx: &mut T,
+    window: WindowId,
+    run: impl FnOnce(&mut Frame<'_>, &mut T, i64, &mut Slid<'_, T>) -> Result<(), Abort>,
+) -> Result<(), Abort> {
+    let inside = tx.inside();
+    let (program, time_us) = (inside.program, inside.moment.time_us());
+    let owned = &program.windows[window.index()];
+    if inside.sliding.contains(&window) {
+        return Err(reasons::is_sliding(&owned.name));
+    }
+    inside.sliding.push(window);
+    let mut slid = |tx: &mut T, event: Vec<Value>| -> Result<(), Abort> {
+        let triggers = &program.hooks().slid[window.index()];
+        triggers.iter().try_for_each(|trigger| fire(tx, *trigger, &event))
+    };
+    let result = Frame::of(owned, tx).and_then(|mut frame| run(&mut frame, tx, time_us, &mut slid));
+    let inside = tx.inside();
+    inside.sliding.pop();
+    // The operation may have been half done.
+    result.inspect_err(|abort| inside.fail(abort))
 }

@@ -5,7 +5,8 @@
 use smallvec::SmallVec;
 use tidemill_core::{StreamId, TableId, Value};
 
-use super::handler::{reasons, Abort, AbortKind, Tx};
+use super::handler::{Abort, AbortKind, Tx};
+use super::reasons;
 
 impl dyn Tx + '_ {
     /// Returns the row with this integer key, or `None` if it is missing. Aborts if the row has not

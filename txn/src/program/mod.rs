@@ -9,7 +9,7 @@ mod answers;
 mod build;
 mod check;
 mod expr;
-pub(crate) mod firing;
+pub mod firing;
 mod footprint;
 mod groups;
 mod handler;
@@ -18,9 +18,11 @@ pub(crate) mod inside;
 pub(crate) mod ints;
 mod moment;
 pub(crate) mod owned;
+pub mod reasons;
 pub(crate) mod rounds;
 mod stored;
 mod stream;
+mod take;
 mod window;
 
 use std::sync::{Arc, OnceLock};
@@ -36,16 +38,16 @@ pub use firing::{event_of_slide, slide_of, Until};
 pub use footprint::{Access, Footprint, RowUse};
 pub use groups::GroupAggregate;
 pub(crate) use handler::NativeBody;
-pub(crate) use handler::{key_value, reasons};
 pub use handler::{
-    Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque, RowId,
-    RowRef, Step, Takes, Tx, VarId, FAULT, OPERATIONS_MAX,
+    key_value, Abort, AbortKind, Body, Declared, EventBatch, Handler, Input, Native, Op, Opaque,
+    RowId, RowRef, Step, Takes, Tx, VarId, FAULT, OPERATIONS_MAX,
 };
 pub use hooks::{Index, On, Trigger};
-pub(crate) use moment::Moment;
+pub use moment::{Moment, When};
 pub use owned::{Extent, OwnedWindow, WindowId};
 pub use rounds::Nested;
 pub use stream::{Batching, Origin, Stage, Stream, Timer};
+pub use take::Take;
 pub use window::{Aggregate, Fold, Window, WindowRead};
 
 /// A program. [`Builder`] builds it, and [`Program::from_json`] reads the tracer's JSON.

@@ -1,7 +1,7 @@
 //! The moment of a transaction: its time and its place in the one order. Its clock and its random
 //! numbers come from there.
 
-use tidemill_core::{encode, Stamp};
+use tidemill_core::{encode, Position, SourceId, Stamp};
 
 use super::answers::{Answers, QuestionId};
 
@@ -9,42 +9,42 @@ use crate::order::{Epoch, Ranked};
 
 /// The moment of a transaction.
 #[derive(Clone, Debug)]
-pub(crate) struct Moment<'e> {
+pub struct Moment<'e> {
     /// The clock of the cut, in microseconds since 1970.
-    pub(crate) now_us: i64,
+    pub now_us: i64,
     /// The stamp of the transaction's event; in a round, that of the input event.
-    pub(crate) stamp: Stamp,
+    pub stamp: Stamp,
     /// The taker of the event: the handler's number, or the step of the turn.
-    pub(crate) step: usize,
+    pub step: usize,
     /// The answers of the epoch from outside.
-    pub(crate) answers: &'e Answers,
+    pub answers: &'e Answers,
 }
 
 impl<'e> Moment<'e> {
     /// Returns the moment of an input event's transaction.
-    pub(crate) fn of(epoch: &'e Epoch, ranked: Ranked) -> Moment<'e> {
+    pub fn of(epoch: &'e Epoch, ranked: Ranked) -> Moment<'e> {
         let step = epoch.lanes[ranked.lane as usize].handler as usize;
         Moment::at(epoch, epoch.stamp(ranked), step)
     }
 
     /// Returns the moment of any transaction of an epoch.
-    pub(crate) fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
+    pub fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
         Moment { now_us: epoch.clock_us, stamp, step, answers: &epoch.answers }
     }
 
     /// Returns the time of the stamp.
-    pub(crate) fn time_us(&self) -> i64 {
+    pub fn time_us(&self) -> i64 {
         self.stamp.at.time_us
     }
 
     /// Returns the transaction's random number `count`, from 0. It is a hash of the moment, so
     /// every run of the transaction gets the same number, wherever cuts fall.
-    pub(crate) fn random(&self, seed: u64, count: u64) -> u128 {
+    pub fn random(&self, seed: u64, count: u64) -> u128 {
         encode::hash128(&self.bytes(seed, count))
     }
 
     /// Returns the identity of the transaction's question `count`, from 0.
-    pub(crate) fn question_id(&self, count: u64, question: &[u8]) -> QuestionId {
+    pub fn question_id(&self, count: u64, question: &[u8]) -> QuestionId {
         let mut bytes = self.bytes(0, count);
         bytes.extend_from_slice(question);
         encode::hash128(&bytes)
@@ -62,10 +62,29 @@ impl<'e> Moment<'e> {
     }
 }
 
+/// The time of a transaction, and the source of its random numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct When {
+    /// The clock, in microseconds since 1970.
+    pub now_us: i64,
+    /// The transaction's time: that of its event, or event time at the cut before; without event
+    /// time, the clock.
+    pub time_us: i64,
+    /// A number that no other transaction has. Random numbers are made of it.
+    pub chance: u64,
+}
+
+impl When {
+    /// Returns the moment of a transaction whose event this handler or turn takes.
+    pub fn moment<'a>(&self, step: usize, answers: &'a Answers) -> Moment<'a> {
+        let When { now_us, time_us, chance } = *self;
+        let at = Position { time_us, source: SourceId(0), offset: chance };
+        Moment { now_us, stamp: Stamp::of(at), step, answers }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Position, SourceId};
-
     use super::*;
 
     #[test]

@@ -221,7 +221,7 @@ impl OwnedWindow {
 }
 
 /// Access to a window's tables: rows by key, without the checks that programs need.
-pub(crate) trait WindowStore {
+pub trait WindowStore {
     /// Returns the row with this key.
     fn window_row(
         &mut self,

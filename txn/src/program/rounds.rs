@@ -42,16 +42,18 @@ pub struct Nested {
 
 /// A turn: procedures that run as one transaction, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Turn {
-    pub(crate) procedures: Vec<usize>,
+pub struct Turn {
+    /// The procedures, as indices of handlers.
+    pub procedures: Vec<usize>,
     /// The first procedure's step in stamps. The others follow.
-    pub(crate) step: usize,
+    pub step: usize,
 }
 
 /// The turns of a program's procedures.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Turns {
-    pub(crate) all: Vec<Turn>,
+pub struct Turns {
+    /// All turns, in their order.
+    pub all: Vec<Turn>,
     /// The turn of each procedure and its place there, by handler.
     of: Vec<Option<(usize, usize)>>,
 }
@@ -61,7 +63,7 @@ impl Turns {
     ///
     /// # Errors
     /// If the procedures form a cycle.
-    pub(crate) fn of(program: &Program) -> Result<Turns> {
+    pub fn of(program: &Program) -> Result<Turns> {
         let handlers = program.handlers.len();
         if !program.handlers.iter().any(Handler::is_procedure) {
             return Ok(Turns { all: Vec::new(), of: vec![None; handlers] });
@@ -97,7 +99,7 @@ impl Turns {
     }
 
     /// Whether there are no procedures.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
 }
@@ -144,11 +146,11 @@ fn sorted(
 
 /// The remaining work of a round: the events that procedures take, by turn.
 #[derive(Debug, Default)]
-pub(crate) struct Agenda(VecDeque<(usize, Given)>);
+pub struct Agenda(VecDeque<(usize, Given)>);
 
 impl Agenda {
     /// Adds an event for a procedure to take.
-    pub(crate) fn add(&mut self, turns: &Turns, procedure: usize, stream: StreamId, event: Row) {
+    pub fn add(&mut self, turns: &Turns, procedure: usize, stream: StreamId, event: Row) {
         let (turn, place) = turns.of[procedure].expect("it is a procedure");
         let at = self.0.partition_point(|(other, _)| *other < turn);
         if self.0.get(at).is_none_or(|(other, _)| *other != turn) {
@@ -158,19 +160,19 @@ impl Agenda {
     }
 
     /// Whether no procedure has events to take.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Removes and returns the next turn with its events.
-    pub(crate) fn next(&mut self) -> Option<(usize, Given)> {
+    pub fn pop(&mut self) -> Option<(usize, Given)> {
         self.0.pop_front()
     }
 }
 
 /// The events that the procedures of a turn take, by place in the turn, in their order.
 #[derive(Debug, Default)]
-pub(crate) struct Given(Vec<Vec<Taken>>);
+pub struct Given(Vec<Vec<Taken>>);
 
 #[derive(Debug)]
 struct Taken {
@@ -181,11 +183,11 @@ struct Taken {
 }
 
 /// The events that the procedure at a place of a turn has emitted, in their order.
-pub(crate) type Emitted = (usize, Vec<(StreamId, Vec<Value>)>);
+pub type Emitted = (usize, Vec<(StreamId, Vec<Value>)>);
 
 impl Given {
     /// Adds an event for the procedure at this place.
-    pub(crate) fn add(&mut self, place: usize, stream: StreamId, event: Row, outside: bool) {
+    pub fn add(&mut self, place: usize, stream: StreamId, event: Row, outside: bool) {
         if self.0.len() <= place {
             self.0.resize_with(place + 1, Vec::new);
         }
@@ -194,7 +196,7 @@ impl Given {
 
     /// Returns the events from outside the turn, each with the place of the procedure that takes
     /// it.
-    pub(crate) fn outside(&self) -> Vec<(u32, StreamId, Row)> {
+    pub fn outside(&self) -> Vec<(u32, StreamId, Row)> {
         let all =
             (0..).zip(&self.0).flat_map(|(p, given)| given.iter().map(move |taken| (p, taken)));
         let outside = all.filter(|(_, taken)| taken.outside);
@@ -202,12 +204,12 @@ impl Given {
     }
 
     /// Resets to the events from before the turn began.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
         self.0.iter_mut().for_each(|given| given.retain(|taken| taken.outside));
     }
 
     /// Returns the procedure's input, a batch for each stream that it names; `None` without events.
-    pub(crate) fn batches(&self, procedure: &Handler, place: usize) -> Option<Vec<EventBatch>> {
+    pub fn batches(&self, procedure: &Handler, place: usize) -> Option<Vec<EventBatch>> {
         let given = self.0.get(place).filter(|given| !given.is_empty())?;
         let of = |stream: StreamId| {
             let of = given.iter().filter(|taken| taken.stream == stream);
@@ -218,7 +220,7 @@ impl Given {
 
     /// Returns the output of an aborted turn: its input, in the streams of the procedures' aborted
     /// events.
-    pub(crate) fn aborted(&self, program: &Program, turn: &Turn, reason: &str) -> Vec<Emitted> {
+    pub fn aborted(&self, program: &Program, turn: &Turn, reason: &str) -> Vec<Emitted> {
         let of = |(place, given): (usize, &Vec<Taken>)| {
             // Stream by stream: the order between events of different streams is undefined.
             let of_input = |input: Input| {

@@ -1,9 +1,10 @@
 //! Conversion of a function's values to those that tables and streams store, or the abort of its
 //! transaction.
 
-use tidemill_core::{rules, Column, EngineUse, StreamId, TableId, TableSpec, Value};
+use tidemill_core::{encode, rules, Column, EngineUse, Key, StreamId, TableId, TableSpec, Value};
 
-use super::handler::{key_value, reasons, Abort};
+use super::handler::{key_value, Abort};
+use super::reasons;
 use super::window::{Aggregate, Window};
 use super::Program;
 
@@ -33,6 +34,29 @@ impl Program {
             true => leading(spec, bound),
             false => Err(reasons::wrong_shape(&spec.name, spec.key.len(), bound.len())),
         }
+    }
+
+    /// Returns a test of whether a key is from one bound up to but without another. An empty `to` is
+    /// no bound.
+    ///
+    /// # Errors
+    /// If a bound is not a valid key value.
+    pub fn key_range(
+        &self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+    ) -> Result<impl Fn(&Key) -> bool + use<>, Abort> {
+        let spec = &self.tables[table.index()];
+        let bytes = |bound: &[Value]| -> Result<Vec<u8>, Abort> {
+            let mut bytes = Vec::new();
+            for value in bound {
+                encode::key(&key_value(value.clone(), spec)?, &mut bytes);
+            }
+            Ok(bytes)
+        };
+        let (from, to) = (bytes(from)?, bytes(to)?);
+        Ok(move |key: &Key| *key.0 >= from[..] && (to.is_empty() || *key.0 < to[..]))
     }
 
     /// Converts a row of a table that programs may write; returns it with its key.
@@ -96,7 +120,7 @@ impl Program {
     }
 
     /// Aborts unless the table has a history that is long enough for the window.
-    pub(crate) fn check_window(
+    pub fn check_window(
         &self,
         table: TableId,
         window: &Window,

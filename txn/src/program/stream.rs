@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::rules::{self, Fault};
-use tidemill_core::{HandlerId, Schema, StreamId, StreamSpec, Value};
+use tidemill_core::{HandlerId, Schema, StreamId, StreamSpec, StreamTime, Value};
 
 use super::expr::{evaluate, Block, ExprId};
+use super::handler::Abort;
+use super::Program;
 
 /// A stream and the origin of its events.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -134,6 +136,67 @@ impl Stage {
                 .map(|(id, column)| rules::store(&evaluate(exprs, *id, event)?, column))
                 .collect::<Result<Vec<Value>, Fault>>()
                 .map(Some),
+        }
+    }
+}
+
+impl Program {
+    /// Returns the streams that an event of an input stream is on, with its columns there.
+    ///
+    /// # Errors
+    /// If a map or filter can't compute.
+    pub fn views(
+        &self,
+        root: StreamId,
+        event: &[Value],
+    ) -> Result<Vec<(StreamId, Vec<Value>)>, Abort> {
+        let mut views = vec![(root, event.to_vec())];
+        for (index, stream) in self.streams.iter().enumerate() {
+            let Origin::Derived { from, stage } = &stream.origin else { continue };
+            let Some((_, values)) = views.iter().find(|(on, _)| on == from) else { continue };
+            let view = stage.apply(&stream.spec.schema, values);
+            let view = view.map_err(|fault| {
+                let name = &stream.spec.name;
+                Abort::refused(format!("the event can't come to stream {name}: {fault}"))
+            })?;
+            views.extend(view.map(|view| (StreamId(index as u16), view)));
+        }
+        Ok(views)
+    }
+
+    /// Returns the handlers of an input stream's events, each with the stream on which it takes
+    /// them: the input stream, or one derived from it.
+    pub fn takers(&self, input: StreamId) -> impl Iterator<Item = (usize, StreamId)> + '_ {
+        let of = move |number: usize| {
+            let inputs = self.handlers[number].inputs();
+            let is_of = move |stream: StreamId| {
+                let derived = matches!(self.streams[stream.index()].origin, Origin::Derived { .. });
+                stream == input || derived && self.root_stream(stream) == input
+            };
+            inputs.filter(move |i| is_of(i.stream)).map(move |input| (number, input.stream))
+        };
+        (0..self.handlers.len()).flat_map(of)
+    }
+
+    /// Returns the streams in batches by intervals of event time, with the lengths of the
+    /// intervals.
+    pub fn batches_by_event_time(&self) -> impl Iterator<Item = (StreamId, i64)> + '_ {
+        (0..self.streams.len() as u16).map(StreamId).filter_map(|stream| {
+            match self.streams[stream.index()].batch {
+                Some(Batching::TimeUs(us)) if self.batch_by_arrival(stream).is_none() => {
+                    Some((stream, us))
+                }
+                _ => None,
+            }
+        })
+    }
+
+    /// Returns the length of a stream's batches by arrival time, if it has such batches.
+    pub fn batch_by_arrival(&self, stream: StreamId) -> Option<i64> {
+        let root = &self.streams[self.root_stream(stream).index()].spec;
+        match self.streams[stream.index()].batch {
+            Some(Batching::TimeUs(us)) if root.time == StreamTime::Arrival => Some(us),
+            _ => None,
         }
     }
 }

@@ -175,32 +175,32 @@ fn windows_beyond_the_history_are_refused() {
     let sliding = |size_us| Window::Sliding { size_us };
     assert_eq!(refusal(kept(Some(10), None), sliding(10), "id"), None);
     for (history, window, column, what) in [
-        (None, sliding(1), "id", "table t keeps no history to read windows over"),
-        (kept(None, None), sliding(1), "id", "table t: its history keeps nothing"),
-        (kept(Some(0), None), sliding(1), "id", "table t: a history of 0 us keeps nothing"),
+        (None, sliding(1), "id", "table t has no history over which windows could be read"),
+        (kept(None, None), sliding(1), "id", "table t: its history retains nothing"),
+        (kept(Some(0), None), sliding(1), "id", "table t: a history of 0 us retains nothing"),
         (
             kept(Some(10), None),
             sliding(11),
             "id",
-            "the window needs 11 us of the history of table t, which keeps 10 us",
+            "the window needs 11 us of the history of table t, which retains 10 us",
         ),
         (
             kept(Some(10), None),
             Window::Hopping { size_us: 8, slide_us: 3 },
             "id",
-            "the window needs 11 us of the history of table t, which keeps 10 us",
+            "the window needs 11 us of the history of table t, which retains 10 us",
         ),
         (
             kept(None, Some(3)),
             Window::Last { versions: 4 },
             "id",
-            "the window needs 4 versions of the history of table t, which keeps 3 versions of a row",
+            "the window needs 4 versions of the history of table t, which retains 3 versions of a row",
         ),
         (
             kept(Some(10), None),
             Window::Last { versions: 1 },
             "id",
-            "the window needs 1 versions of the history of table t, which keeps versions by time \
+            "the window needs 1 versions of the history of table t, which retains versions by time \
              only",
         ),
         (kept(Some(10), None), sliding(0), "id", "a window's size must be more than 0"),

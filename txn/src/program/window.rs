@@ -87,10 +87,14 @@ pub struct Fold {
 /// A closure's window read, checked when it is made (see [`super::Builder::window_read`]).
 #[derive(Clone, Debug)]
 pub struct WindowRead {
-    pub(crate) table: TableId,
-    pub(crate) column: u16,
-    pub(crate) window: Window,
-    pub(crate) aggregate: Aggregate,
+    /// The table.
+    pub table: TableId,
+    /// The column.
+    pub column: u16,
+    /// The versions that it reads.
+    pub window: Window,
+    /// The aggregate of the versions.
+    pub aggregate: Aggregate,
     /// Whether the column has integers that are never null.
     pub(crate) is_of_ints: bool,
 }
@@ -101,7 +105,7 @@ impl Window {
         let name = &table.name;
         let Some(History { time_us, versions }) = table.history else {
             return Err(Error::program(format!(
-                "table {name} keeps no history to read windows over"
+                "table {name} has no history over which windows could be read"
             ))
             .help(format!("declare it with {}", self.wants())));
         };
@@ -140,7 +144,7 @@ impl Window {
             (_, versions) => format!("{} versions", versions.unwrap_or(0)),
         };
         Err(Error::program(format!(
-            "the window needs {needs} of the history of table {name}, which keeps {kept}"
+            "the window needs {needs} of the history of table {name}, which retains {kept}"
         ))
         .help(format!("declare the table with {}, or take a shorter window", self.wants())))
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use proptest::prelude::ProptestConfig;
 use tidemill_core::{Batch, Key, Row, SourceId, StreamId, StreamTime, Value};
+use tidemill_reference::{CutAt, InputRow, Outcome};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute;
 use tidemill_txn::order::{CutInput, Epoch, Groups, Newest, Run, Sequencer};
 use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{evaluate, Origin, Program, Stage};
-use tidemill_txn::reference::{CutAt, InputRow, Outcome};
 
 use crate::random::Dice;
 

@@ -1,7 +1,7 @@
 //! The functions of random programs.
 
 use tidemill_core::{StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Aggregate, EventBatch, Opaque, Tx, Window};
+use tidemill_txn::program::{Abort, Aggregate, EventBatch, Opaque, Take, Tx, Window};
 
 /// A function that moves and counts. Its accesses depend on its reads.
 pub struct Wanderer {
@@ -33,7 +33,8 @@ impl Opaque for Wanderer {
             }
         }
         if self.ranges && x % 4 == 0 {
-            for row in tx.scan(TableId(0), &[Value::Int(x % 3)], &[], 2)? {
+            let take = if x % 8 == 0 { Take::Last(2) } else { Take::First(2) };
+            for row in tx.scan(TableId(0), &[Value::Int(x % 3)], &[], take)? {
                 a = (a * 3 + i64::from(row[4] == Value::Bool(true))) % 1000;
             }
         }
@@ -76,7 +77,8 @@ impl Opaque for Writer {
             _ => *x,
         };
         if self.ranges && x % 2 == 0 {
-            for row in tx.scan(TableId(1), &[Value::Int(x % 5)], &[Value::Int(4)], 3)? {
+            let take = if x % 4 == 0 { Take::Last(3) } else { Take::First(3) };
+            for row in tx.scan(TableId(1), &[Value::Int(x % 5)], &[Value::Int(4)], take)? {
                 a = (a * 5 + row.len() as i64 + i64::from(row[2].is_null())) % 1000;
             }
         }

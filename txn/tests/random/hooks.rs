@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Column, DataType, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Aggregate, Builder, Extent, On, Opaque, Tx, WindowId};
+use tidemill_txn::program::{Abort, Aggregate, Builder, Extent, On, Opaque, Take, Tx, WindowId};
 
 use super::Dice;
 
@@ -46,9 +46,10 @@ impl Opaque for Watcher {
         let ints = event.iter().filter(|value| matches!(value, Value::Int(_)));
         let mut sum = ints.fold(event.len() as i64, |sum, value| (sum * 7 + int(value)) % 1000);
         if let Some(by_a) = by_a {
+            let take = if sum % 3 == 0 { Take::Last(3) } else { Take::First(3) };
             let found = match sum % 2 {
-                0 => tx.scan(by_a, &[Value::Int(sum % 9)], &[], 3)?,
-                _ => tx.find(by_a, &[Value::Int(sum % 9 - 4)], 3)?,
+                0 => tx.scan(by_a, &[Value::Int(sum % 9)], &[], take)?,
+                _ => tx.find(by_a, &[Value::Int(sum % 9 - 4)], take)?,
             };
             for entry in found {
                 sum = (sum * 5 + entry.iter().map(int).sum::<i64>()) % 1000;

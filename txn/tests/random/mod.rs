@@ -13,11 +13,11 @@ use std::sync::Arc;
 
 use tidemill_core::rules::{Binary, Unary};
 use tidemill_core::{Column, DataType, History, Late, SourceId, StreamId, TableId, Value};
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::program::{
     Aggregate, Batching, Block, Builder, Expr, ExprId, Fold, HandlerBuilder, Program, RowHandle,
     Window,
 };
-use tidemill_txn::reference::{CutAt, InputRow};
 
 use functions::{Follower, Juggler, Wanderer, Writer};
 

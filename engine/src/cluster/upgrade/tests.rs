@@ -61,7 +61,7 @@ impl Site {
         let (env, dir) = (sim.env(), PathBuf::from("/cluster"));
         let held = hold(&env, &dir)?;
         let log = FileLog::open(&env, dir.join("log"), 1, held)?;
-        let store = DirStore::open(&env, dir.join("snapshots"), 1)?;
+        let store = DirStore::shared(&env, dir.join("snapshots"))?;
         let spec = AppSpec::new(program(false), Vec::new(), Settings::default());
         let ways = DeclaredSinks::open(&spec, &spec.program, false, &env)?;
         Ok(Site { env, dir, log, store, ways, event_time: EventTime::default() })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, StreamId, TableId, Value};
-use tidemill_txn::program::{Abort, Asker};
+use tidemill_txn::program::{Abort, Asker, Take};
 
 use super::ranges::row;
 use super::{stored_key, unwanted, Turn};
@@ -21,7 +21,7 @@ impl<S: Store> Context for Turn<'_, S> {
         let key = self.functions.program().stored_key(table, key)?;
         let owner = self.owner(table, &key);
         if owner == self.me {
-            let saw = self.read(Access::Row(table, Key::of(&key)), 1)?;
+            let saw = self.read(Access::Row(table, Key::of(&key)), Take::First(1))?;
             return Ok(saw.into_iter().next().flatten());
         }
         let nth = self.reach(owner, Target::Get, table, &key, &[])?;
@@ -48,16 +48,26 @@ impl<S: Store> Context for Turn<'_, S> {
         self.put_row(table, &key, None)
     }
 
+    fn write(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) -> Result<(), Stop> {
+        self.invocation.mark();
+        let owner = self.owner(table, key);
+        if owner == self.me {
+            return self.write_here(table, Key::of(key), row.map(Into::into));
+        }
+        let (target, args) = row.map_or((Target::Remove, &[][..]), |row| (Target::Write, row));
+        self.reach(owner, target, table, key, args).map(drop)
+    }
+
     fn find(
         &mut self,
         table: TableId,
         leading: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         self.invocation.mark();
         self.functions.program().check_ranges(table)?;
         let leading = self.functions.program().stored_bound(table, leading)?;
-        self.rows(table, Bounds::Leading, (leading, Vec::new()), limit)
+        self.rows(table, Bounds::Leading, (leading, Vec::new()), take)
     }
 
     fn range(
@@ -65,13 +75,13 @@ impl<S: Store> Context for Turn<'_, S> {
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         self.invocation.mark();
         self.functions.program().check_ranges(table)?;
         let from = self.functions.program().stored_bound(table, from)?;
         let to = self.functions.program().stored_bound(table, to)?;
-        self.rows(table, Bounds::Between, (from, to), limit)
+        self.rows(table, Bounds::Between, (from, to), take)
     }
 
     fn expect(

@@ -1,6 +1,7 @@
 //! Rows as seen from a place.
 
 use tidemill_core::{Key, TableId};
+use tidemill_txn::program::Take;
 
 use crate::gate::Access;
 use crate::node::part::ReadResult;
@@ -28,7 +29,7 @@ pub(in crate::node) fn look<S: Store>(
     versions: &Versions,
     place: (Tid, &[u32]),
     what: &Access,
-    limit: u32,
+    take: Take,
     is_there: &dyn Fn(Tid) -> bool,
 ) -> ReadResult {
     match what {
@@ -36,11 +37,15 @@ pub(in crate::node) fn look<S: Store>(
             [look_at(store, versions, place, *table, key, is_there)].into_iter().collect()
         }
         Access::Range(table, from, to) => {
-            let written = versions.range(*table, from, to, place, is_there);
+            let (reverse, limit) = (take.is_reverse(), take.limit());
+            let mut written = versions.range(*table, from, to, place, is_there);
+            let written =
+                std::iter::from_fn(|| if reverse { written.next_back() } else { written.next() });
             let mut written = written.map(|(key, version)| (key, &version.row)).peekable();
-            let (mut saw, limit) = (ReadResult::new(), limit as usize);
-            store.range(*table, from, to, &mut |key, row| {
-                while let Some((_, row)) = written.next_if(|(k, _)| *k < key) {
+            let mut saw = ReadResult::new();
+            store.range(*table, from, to, reverse, &mut |key, row| {
+                let is_first = |other: &Key| if reverse { other > key } else { other < key };
+                while let Some((_, row)) = written.next_if(|(k, _)| is_first(k)) {
                     saw.extend(row.clone().map(Some));
                 }
                 match written.next_if(|(k, _)| *k == key) {

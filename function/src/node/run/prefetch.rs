@@ -104,8 +104,8 @@ impl Invocation {
     pub(super) fn writes_ahead(&mut self, call: &Call) {
         let Some(ahead) = &mut self.ahead else { return };
         let row = match call.target {
-            Target::Put => Some(call.args.clone()),
-            Target::Delete => None,
+            Target::Put | Target::Write => Some(call.args.clone()),
+            Target::Delete | Target::Remove => None,
             _ => return,
         };
         ahead.written.insert((call.table, Key::of(&call.key[..])), row);

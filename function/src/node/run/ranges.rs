@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, Value};
+use tidemill_txn::program::Take;
 
 use super::Turn;
 use crate::gate::Access;
@@ -12,13 +13,13 @@ use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
 use crate::store::Store;
 
 impl<S: Store> Turn<'_, S> {
-    /// Returns the first rows within bounds, in the order of their keys.
+    /// Returns the first or last rows within bounds.
     pub(super) fn rows(
         &mut self,
         table: TableId,
         bounds: Bounds,
         (from, to): (Vec<Value>, Vec<Value>),
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         let leading = match bounds {
             Bounds::Leading => &from[..],
@@ -29,14 +30,14 @@ impl<S: Store> Turn<'_, S> {
         let owner = self.owners.of_key(self.functions.program(), table, leading);
         let is_asked = self.is_on_row();
         let (to_node, target) = match (owner, self.invocation.call.target) {
-            (Some(owner), _) if owner != self.me => (owner, Target::Find(bounds, limit)),
+            (Some(owner), _) if owner != self.me => (owner, Target::Find(bounds, take)),
             (None, Target::Gather(..)) if is_asked => {
-                return self.gather(table, bounds, (&from, &to), limit);
+                return self.gather(table, bounds, (&from, &to), take);
             }
             (None, target) if !(is_asked && matches!(target, Target::Find(..))) => {
                 // This is one access, as with one owner. So places are the same for any number of
                 // nodes.
-                (self.me, Target::Gather(bounds, limit))
+                (self.me, Target::Gather(bounds, take))
             }
             _ => {
                 let from = Key::of(&from);
@@ -45,7 +46,7 @@ impl<S: Store> Turn<'_, S> {
                     Bounds::Between => Key::of(&to).prefix_end(),
                     Bounds::Leading => from.prefix_end(),
                 };
-                let saw = self.read(Access::Range(table, from, to), limit)?;
+                let saw = self.read(Access::Range(table, from, to), take)?;
                 return Ok(saw.into_iter().flatten().collect());
             }
         };
@@ -59,13 +60,13 @@ impl<S: Store> Turn<'_, S> {
         table: TableId,
         bounds: Bounds,
         (from, to): (&[Value], &[Value]),
-        limit: u32,
+        take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
         let missed =
             u16::from(self.is_spoiled_by(InjectedDefect::ForgetNode) && self.owners.nodes() > 1);
         let mut asked = Vec::new();
         for node in 0..self.owners.nodes() - missed {
-            let target = Target::Find(bounds, limit);
+            let target = Target::Find(bounds, take);
             let call = Call { target, table, key: from.into(), args: to.into() };
             asked.push(self.make(call, NodeId(node), true)?);
         }
@@ -76,7 +77,7 @@ impl<S: Store> Turn<'_, S> {
                 found.insert(Key::of(columns.iter().map(|column| &row[*column])), row);
             }
         }
-        Ok(found.into_values().take(limit as usize).collect())
+        Ok(take.of(found.into_values()))
     }
 }
 
@@ -108,10 +109,10 @@ impl Activation for OnRow {
         let Call { target, table, key, args } = &self.0;
         Ok(Step::Done(match target {
             Target::Get => context.get(*table, key)?.as_ref().map_or(Value::Null, listed),
-            Target::Find(bounds, limit) | Target::Gather(bounds, limit) => {
+            Target::Find(bounds, take) | Target::Gather(bounds, take) => {
                 let rows = match bounds {
-                    Bounds::Leading => context.find(*table, key, *limit)?,
-                    Bounds::Between => context.range(*table, key, args, *limit)?,
+                    Bounds::Leading => context.find(*table, key, *take)?,
+                    Bounds::Between => context.range(*table, key, args, *take)?,
                 };
                 Value::List(rows.iter().map(listed).collect())
             }
@@ -121,6 +122,14 @@ impl Activation for OnRow {
             }
             Target::Delete => {
                 context.delete(*table, key)?;
+                Value::Null
+            }
+            Target::Write => {
+                context.write(*table, key, Some(args))?;
+                Value::Null
+            }
+            Target::Remove => {
+                context.write(*table, key, None)?;
                 Value::Null
             }
             Target::Function(_) => unreachable!("a function is the program's"),

@@ -193,7 +193,7 @@ impl<S: Store> Turn<'_, S> {
         let skips = self.is_spoiled_by(InjectedDefect::TrustDeferred);
         let mut at = self.invocation.serial().reads;
         while let Some(read) = self.invocation.reads.get(at).filter(|read| read.ordinal <= until) {
-            if !skips && self.sees(read.ordinal, &read.what, read.limit) != read.saw {
+            if !skips && self.sees(read.ordinal, &read.what, read.take) != read.saw {
                 return Some(at);
             }
             at += 1;

@@ -467,7 +467,7 @@ fn a_record_that_cannot_be_read_ends_the_process() {
         .failed()
         .unwrap()
         .to_string()
-        .contains("the record at 0 of Input(0) can't be read"));
+        .contains("record 0 of the log can't be read (Input(0))"));
 }
 
 /// The lock's file is removed, as by someone who believes that it is stale.

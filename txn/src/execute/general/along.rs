@@ -6,6 +6,7 @@ use tidemill_table::Table;
 use super::effects::Touched;
 use super::plain;
 use super::General;
+use crate::program::hooks::Index;
 use crate::program::owned::WindowStore;
 use crate::program::Abort;
 
@@ -80,7 +81,7 @@ impl General<'_> {
                 continue;
             }
             if let Some(entry) = before {
-                self.remove_window_row(index.table, index.key(&entry))?;
+                self.let_go_present(index, entry)?;
             }
             let Some(entry) = after else { continue };
             if index.is_unique() && self.window_row(index.table, index.key(&entry))?.is_some() {
@@ -92,24 +93,38 @@ impl General<'_> {
                 true => self.put_window_row(index.table, entry)?,
                 // The key contains the row's own key, whose entry had another key. So this one does
                 // not exist yet.
-                false => self.hold_absent(index.table, entry),
+                false => self.hold_absent(index, entry),
             }
         }
         Ok(())
     }
 
-    /// Adds a row that is in the table only if this transaction has put it there.
-    fn hold_absent(&mut self, table: TableId, row: Vec<Value>) {
-        let key: Vec<Value> =
-            self.inside.program.tables[table.index()].key.iter().map(|c| row[*c].clone()).collect();
-        if let Some(held) = self.plain(table) {
-            let at = self.plain.touch_absent(table, plain::word(&key));
-            return self.plain.write(at, held, Some(&row));
+    /// Adds an entry that is in the table only if this transaction has put it there.
+    fn hold_absent(&mut self, index: &Index, entry: Vec<Value>) {
+        if let Some(held) = self.plain(index.table) {
+            let at = self.plain.touch_absent(index.table, plain::word(index.key(&entry)));
+            return self.plain.write(at, held, Some(&entry));
         }
-        let at = match self.find_touched(table, &key) {
-            Some(at) => at,
-            None => self.push_touched(Touched { table, key, row: None, written: false }),
-        };
-        (self.rows[at].row, self.rows[at].written) = (Some(row), true);
+        let at = self.touch_unread(index, &entry, None);
+        (self.rows[at].row, self.rows[at].written) = (Some(entry), true);
+    }
+
+    /// Removes an entry that is in the table, or that this transaction has put there.
+    fn let_go_present(&mut self, index: &Index, entry: Vec<Value>) -> Result<(), Abort> {
+        if self.plain(index.table).is_some() {
+            return self.remove_window_row(index.table, index.key(&entry));
+        }
+        let at = self.touch_unread(index, &entry, Some(&entry));
+        (self.rows[at].row, self.rows[at].written) = (None, true);
+        Ok(())
+    }
+
+    /// Returns the place of an entry, which is known without reading it.
+    fn touch_unread(&mut self, index: &Index, entry: &[Value], is: Option<&[Value]>) -> usize {
+        let (table, key) = (index.table, index.key(entry));
+        self.find_touched(table, key).unwrap_or_else(|| {
+            let (key, row) = (key.to_vec(), is.map(<[Value]>::to_vec));
+            self.push_touched(Touched { table, key, row, written: false })
+        })
     }
 }

@@ -5,7 +5,9 @@ use tidemill_core::{rules, Value};
 use super::General;
 use crate::execute::window::made_of;
 use crate::program::inside::Transaction;
-use crate::program::{key_value, reasons, Abort, Block, Declared, Expr, ExprId, Op, RowId, VarId};
+use crate::program::{
+    key_value, reasons, Abort, Block, Declared, Expr, ExprId, Op, RowId, Take, VarId,
+};
 
 /// The values of the expressions of one running transaction. Each node is computed at most once.
 /// This is sound because variables are set once, before they are used.
@@ -103,7 +105,7 @@ impl General<'_> {
                         ids.iter().map(|id| memo.eval(*id)).collect()
                     };
                     let (from, to) = (bound(from)?, bound(to)?);
-                    let rows = self.between(*table, &from, &to, usize::MAX)?;
+                    let rows = self.between(*table, &from, &to, Take::ALL)?;
                     let spec = &program.tables[table.index()];
                     let column = usize::from(*column);
                     memo.set(*var, made_of(rows.into_iter(), spec, column, aggregate)?);

@@ -46,6 +46,15 @@ impl Effects {
         written.map(|(number, t)| Written { number, table: t.table, key: &t.key })
     }
 
+    /// Returns the written rows with their keys and new values. For a transaction that uses no rows
+    /// as words.
+    pub(crate) fn into_written(
+        self,
+    ) -> impl Iterator<Item = (TableId, Vec<Value>, Option<Vec<Value>>)> {
+        let written = self.rows.into_iter().filter(|touched| touched.written);
+        written.map(|touched| (touched.table, touched.key, touched.row))
+    }
+
     /// Returns the key and the new value of a touched row.
     pub(crate) fn row(&self, number: usize) -> (&[Value], Option<&[Value]>) {
         (&self.rows[number].key, self.rows[number].row.as_deref())

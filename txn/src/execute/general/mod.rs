@@ -13,7 +13,7 @@ mod tx;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::PoisonError;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
@@ -21,11 +21,14 @@ use tidemill_core::{Key, Row, StreamId, TableId, Value};
 pub(crate) use self::effects::Effects;
 use self::effects::Touched;
 use self::plain::PlainRows;
-pub(crate) use self::rows::{Holder, Keys, Rows, Unsettled};
-use super::window::Seen;
+pub(crate) use self::rows::{ordered, Bounds, Holder, Keys, Rows, Unsettled};
+use super::native;
+use super::window::{is_unneeded, Seen};
 use super::work;
-use crate::program::inside::Inside;
-use crate::program::{key_value, Abort, Aggregate, Body, Moment, Program, Window, WindowRead};
+use crate::program::inside::{Inside, Transaction};
+use crate::program::{
+    key_value, Abort, Aggregate, Body, Moment, Program, Take, Window, WindowRead,
+};
 use tidemill_table::Table;
 
 /// The number of rows up to which a scan is faster than hashing.
@@ -75,6 +78,22 @@ impl<'a> General<'a> {
     pub(crate) fn go_on(&mut self, handler: usize) -> Vec<(StreamId, Vec<Value>)> {
         self.inside.handler = handler;
         std::mem::take(&mut self.inside.emitted)
+    }
+
+    /// Runs the handler, which takes single events.
+    pub(crate) fn handler(&mut self, event: &[Value]) -> Result<(), Abort> {
+        let program = self.inside.program;
+        match &program.handlers[self.inside.handler].body {
+            Body::Declared(declared) => self.declared(declared, event),
+            Body::Native(native) => {
+                let native = &program.natives[*native];
+                self.function(|tx| native::general(tx, program, native, event))
+            }
+            Body::Opaque(opaque) => {
+                let function = &program.opaques[*opaque];
+                self.function(|tx| function.call(event, tx))
+            }
+        }
     }
 
     pub(crate) fn effects(self) -> Effects {
@@ -150,6 +169,9 @@ impl<'a> General<'a> {
         (window, column, aggregate): (&Window, u16, &Aggregate),
     ) -> Result<Value, Abort> {
         let spec = &self.inside.program.tables[table.index()];
+        let time_us = self.inside.moment.time_us();
+        let is_unneeded = is_unneeded(window, spec.history, time_us, own.is_some());
+        let listed = self.tables.listed(table, key, &is_unneeded)?;
         let holder = self.tables.holder(table, &Key::of(key), key)?;
         let branch = holder
             .graph
@@ -158,11 +180,12 @@ impl<'a> General<'a> {
         let graph =
             branch.as_ref().and_then(|(branch, count)| Some((branch.versions(key)?, *count)));
         let seen = Seen {
-            versions: holder.table.versions(key),
+            listed: &listed,
+            versions: holder.table.and_then(|table| table.versions(key)),
             graph,
             before: &holder.before,
             own,
-            time_us: self.inside.moment.time_us(),
+            time_us,
         };
         let numbers = seen.window(window, spec.history);
         if let Window::Session { .. } = window {
@@ -183,27 +206,25 @@ impl<'a> General<'a> {
         work::TRANSACTION + work::ROW * rows + work::LOOK * self.looked.get() + operations
     }
 
-    /// Returns the first rows whose keys are in a range, in key order, with the transaction's own
-    /// writes.
+    /// Returns the first or last rows whose keys are in a range, with the transaction's own writes.
     fn between(
         &self,
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: usize,
+        take: Take,
     ) -> Result<Vec<Row>, Abort> {
         let spec = &self.inside.program.tables[table.index()];
-        let bound = |bound: &[Value]| -> Result<Key, Abort> {
-            let values: Result<Vec<Value>, Abort> =
-                bound.iter().map(|value| key_value(value.clone(), spec)).collect();
-            Ok(Key::of(&values?))
+        let bound = |bound: &[Value]| -> Result<Vec<Value>, Abort> {
+            bound.iter().map(|value| key_value(value.clone(), spec)).collect()
         };
-        self.range(table, &bound(from)?, &bound(to)?, limit)
+        self.range(table, Bounds::Between(&bound(from)?, &bound(to)?), take)
     }
 
-    /// Returns the first rows of a range, as [`General::between`] does, with encoded bounds.
-    fn range(&self, table: TableId, from: &Key, to: &Key, limit: usize) -> Result<Vec<Row>, Abort> {
+    /// Returns rows within bounds, as [`General::between`] does. The bounds fit the key's columns.
+    fn range(&self, table: TableId, bounds: Bounds<'_>, take: Take) -> Result<Vec<Row>, Abort> {
         // Touched rows replace those of the table.
+        let (from, to) = &bounds.keys();
         let is_in = |key: &Key| key >= from && (to.0.is_empty() || key < to);
         let touched = self.rows.iter().filter(|touched| touched.table == table);
         let touched =
@@ -211,14 +232,24 @@ impl<'a> General<'a> {
         let plain = self.plain(table).into_iter().flat_map(|held| self.plain.own(table, held));
         let mut own: Vec<(Key, Option<Row>)> =
             touched.chain(plain).filter(|(key, _)| is_in(key)).collect();
-        own.sort_by(|a, b| a.0.cmp(&b.0));
-        let mut keys = self.tables.keys(table, from, to).peekable();
+        if let Some(found) = self.tables.found(table, bounds, take.and(own.len()))? {
+            self.look(found.len() as u64);
+            let columns = &self.inside.program.tables[table.index()].key;
+            let key = |row: &Row| Key::of(columns.iter().map(|column| &row[*column]));
+            let mut rows: BTreeMap<Key, Option<Row>> =
+                found.into_iter().map(|row| (key(&row), Some(row))).collect();
+            rows.extend(own);
+            return Ok(take.of(rows.into_values().flatten()));
+        }
+        let in_order = |a: &Key, b: &Key| if take.is_reverse() { b.cmp(a) } else { a.cmp(b) };
+        own.sort_by(|a, b| in_order(&a.0, &b.0));
+        let mut keys = self.tables.keys(table, from, to, take.is_reverse()).peekable();
         let mut own = own.into_iter().peekable();
         let mut rows = Vec::new();
-        while rows.len() < limit {
+        while rows.len() < take.limit() {
             self.look(1);
             let order = match (keys.peek(), own.peek()) {
-                (Some(held), Some((own, _))) => (**held).cmp(own),
+                (Some(held), Some((own, _))) => in_order(held, own),
                 (Some(_), None) => Ordering::Less,
                 (None, Some(_)) => Ordering::Greater,
                 (None, None) => break,

@@ -236,5 +236,5 @@ impl PlainRow {
 
 /// Returns the value of a key's word.
 pub(super) fn key_of(spec: &TableSpec, key: u64) -> Value {
-    crate::reference::word_value(&spec.schema.columns[spec.key[0]].ty, key)
+    Value::of_word(&spec.schema.columns[spec.key[0]].ty, key)
 }

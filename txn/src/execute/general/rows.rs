@@ -7,7 +7,8 @@ use tidemill_core::{Key, Row, TableId, Value};
 use tidemill_table::Table;
 
 use crate::execute::graph::Branch;
-use crate::program::{Abort, AbortKind};
+use crate::execute::window::{IsUnneeded, Version};
+use crate::program::{Abort, AbortKind, Asker, Take};
 
 /// A row that is not known yet. A run that has asked for it does not count.
 #[derive(Clone, Copy, Debug)]
@@ -21,8 +22,8 @@ impl From<Unsettled> for Abort {
 
 /// The versions of a row that a transaction may see, without its own writes.
 pub(crate) struct Holder<'a> {
-    /// The table with the first versions.
-    pub(crate) table: &'a Table,
+    /// The table with the first versions, if there is one.
+    pub(crate) table: Option<&'a Table>,
     /// The graph's versions after those of the table, and their number.
     pub(crate) graph: Option<(Arc<RwLock<Branch>>, u64)>,
     /// The earlier writes of transactions of the same unit.
@@ -32,12 +33,51 @@ pub(crate) struct Holder<'a> {
 impl<'a> Holder<'a> {
     /// Creates the versions of a row if the table has them all.
     pub(crate) fn of(table: &'a Table) -> Holder<'a> {
-        Holder { table, graph: None, before: Vec::new() }
+        Holder { table: Some(table), graph: None, before: Vec::new() }
+    }
+
+    /// Creates the versions of a row without any.
+    pub(crate) fn none() -> Holder<'a> {
+        Holder { table: None, graph: None, before: Vec::new() }
     }
 }
 
-/// Keys in order.
+/// The bounds of the rows of a table, by values of leading key columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bounds<'b> {
+    /// Keys from the first bound on and before the second. An empty bound is none.
+    Between(&'b [Value], &'b [Value]),
+    /// Keys that begin with these values.
+    Leading(&'b [Value]),
+}
+
+impl Bounds<'_> {
+    /// Returns the first key, and the key after the last one. An empty second key is no bound.
+    pub(super) fn keys(&self) -> (Key, Key) {
+        match self {
+            Bounds::Between(from, to) => (Key::of(*from), Key::of(*to)),
+            Bounds::Leading(leading) => {
+                let from = Key::of(*leading);
+                let to = from.prefix_end();
+                (from, to)
+            }
+        }
+    }
+}
+
+/// Keys in order, or in reverse order.
 pub(crate) type Keys<'a> = Box<dyn Iterator<Item = Cow<'a, Key>> + 'a>;
+
+/// Returns keys that are in order, or their reverse.
+pub(crate) fn ordered<'a>(
+    keys: impl DoubleEndedIterator<Item = &'a Key> + 'a,
+    reverse: bool,
+) -> Keys<'a> {
+    match reverse {
+        false => Box::new(keys.map(Cow::Borrowed)),
+        true => Box::new(keys.rev().map(Cow::Borrowed)),
+    }
+}
 
 /// A source of rows for transactions.
 pub(crate) trait Rows {
@@ -53,11 +93,37 @@ pub(crate) trait Rows {
     fn holder(&self, table: TableId, key: &Key, values: &[Value]) -> Result<Holder<'_>, Unsettled>;
 
     /// Returns the keys of a range that have rows, and possibly more. An empty `to` is no bound.
-    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a>;
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key, reverse: bool) -> Keys<'a>;
 
     /// Returns the row of one of these keys, if it exists.
     fn row_in_range(&self, table: TableId, key: &Key) -> Result<Option<Row>, Unsettled> {
         self.row(table, key)
+    }
+
+    /// Returns the first or last rows within bounds, from a store that doesn't list its keys.
+    fn found(&self, _: TableId, _: Bounds<'_>, _: Take) -> Result<Option<Vec<Row>>, Unsettled> {
+        Ok(None)
+    }
+
+    /// Returns the versions of a row, oldest first, from a store without tables. Unneeded ones may
+    /// be left out.
+    fn listed(
+        &self,
+        _: TableId,
+        _: &[Value],
+        _: IsUnneeded<'_>,
+    ) -> Result<Vec<Version>, Unsettled> {
+        Ok(Vec::new())
+    }
+
+    /// Returns the answer from outside to a question, if the store has the answers, too.
+    fn lookup(&self, _: &[u8], _: &Asker) -> Result<Option<Arc<[u8]>>, Unsettled> {
+        Ok(None)
+    }
+
+    /// Whether a deadline may end the transaction.
+    fn has_deadline(&self) -> bool {
+        true
     }
 
     /// Returns the table itself, if transactions use it in place.
@@ -88,7 +154,7 @@ impl Rows for &[Table] {
         Ok(Holder::of(&self[table.index()]))
     }
 
-    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
-        Box::new(self[table.index()].keys(from, to).map(Cow::Borrowed))
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key, reverse: bool) -> Keys<'a> {
+        ordered(self[table.index()].keys(from, to), reverse)
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_core::{Row, StreamId, TableId, Value};
 
-use super::{plain, General};
+use super::{plain, Bounds, General};
 use crate::program::inside::{Inside, Transaction};
 use crate::program::owned::WindowStore;
-use crate::program::{ints, Abort, Aggregate, Asker, Tx, Window, WindowId};
+use crate::program::{ints, Abort, Aggregate, Asker, Take, Tx, Window, WindowId};
 
 impl Tx for General<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
@@ -56,23 +56,23 @@ impl Tx for General<'_> {
         table: TableId,
         from: &[Value],
         to: &[Value],
-        limit: usize,
+        take: Take,
     ) -> Result<Vec<Row>, Abort> {
         self.inside.count(1)?;
         let program = self.inside.program;
         program.check_ranges(table)?;
         let (from, to) = (program.stored_bound(table, from)?, program.stored_bound(table, to)?);
-        let rows = self.between(table, &from, &to, limit)?;
+        let rows = self.between(table, &from, &to, take)?;
         self.inside.count(rows.len())?;
         Ok(rows)
     }
 
-    fn find(&mut self, table: TableId, leading: &[Value], limit: usize) -> Result<Vec<Row>, Abort> {
+    fn find(&mut self, table: TableId, leading: &[Value], take: Take) -> Result<Vec<Row>, Abort> {
         self.inside.count(1)?;
         let program = self.inside.program;
         program.check_ranges(table)?;
-        let from = Key::of(&program.stored_bound(table, leading)?);
-        let rows = self.range(table, &from, &from.prefix_end(), limit)?;
+        let leading = program.stored_bound(table, leading)?;
+        let rows = self.range(table, Bounds::Leading(&leading), take)?;
         self.inside.count(rows.len())?;
         Ok(rows)
     }
@@ -152,7 +152,14 @@ impl Tx for General<'_> {
     }
 
     fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
-        self.inside.lookup(question, ask)
+        match self.tables.lookup(question, ask)? {
+            Some(answer) => Ok(answer),
+            None => self.inside.lookup(question, ask),
+        }
+    }
+
+    fn has_deadline(&self) -> bool {
+        self.tables.has_deadline()
     }
 }
 
@@ -191,7 +198,7 @@ impl WindowStore for General<'_> {
     }
 
     fn all(&mut self, table: TableId) -> Result<Vec<Row>, Abort> {
-        self.between(table, &[], &[], usize::MAX)
+        self.range(table, Bounds::Leading(&[]), Take::ALL)
     }
 }
 

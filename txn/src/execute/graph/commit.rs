@@ -14,7 +14,6 @@ use super::unit::Ran;
 use super::view::Extra;
 use crate::plan::graph::{Graph, List, Lists, RowPlace};
 use crate::pool::Pool;
-use crate::reference::word_value;
 
 /// The versions of a graph, of which the first `until` transactions are final.
 pub(crate) struct Commit<'a> {
@@ -66,9 +65,10 @@ impl Commit<'_> {
                     return self.row(list, &mut table);
                 }
                 let row = match is_words(&table) {
-                    true => {
-                        (id, Key::of([&word_value(&spec.schema.columns[spec.key[0]].ty, list.key)]))
-                    }
+                    true => (
+                        id,
+                        Key::of([&Value::of_word(&spec.schema.columns[spec.key[0]].ty, list.key)]),
+                    ),
                     false => self.hints.rows[list.key as usize].clone(),
                 };
                 self.versions(&row, Some(list), &mut table);
@@ -105,7 +105,7 @@ impl Commit<'_> {
         let version = &self.words[access.at as usize..];
         if version[0].load(Ordering::Relaxed) & PRESENT == 0 {
             let spec = table.spec();
-            let key = word_value(&spec.schema.columns[spec.key[0]].ty, list.key);
+            let key = Value::of_word(&spec.schema.columns[spec.key[0]].ty, list.key);
             table.put(&[key], None, seq);
             return;
         }
@@ -151,7 +151,7 @@ impl Commit<'_> {
         let words = &version[FLAGS_WORDS..FLAGS_WORDS + table.layout().body_words()];
         let words: Vec<u64> = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
         let spec = table.spec();
-        let key: [Value; 1] = [word_value(&spec.schema.columns[spec.key[0]].ty, list.key)];
+        let key: [Value; 1] = [Value::of_word(&spec.schema.columns[spec.key[0]].ty, list.key)];
         let is_present = version[0].load(Ordering::Relaxed) & PRESENT != 0;
         let row = is_present.then(|| table.row_of(list.key, &words));
         table.put_at(&key, row.as_deref(), at.0, at.1);

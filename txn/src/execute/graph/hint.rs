@@ -19,7 +19,7 @@ use tidemill_table::{Layout, Table};
 
 use super::shape::FLAGS_WORDS;
 use super::unit::Unit;
-use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::execute::general::{ordered, Holder, Keys, Rows, Unsettled};
 use crate::execute::work::{self, Budget};
 use crate::plan::graph::Size;
 use crate::program::{evaluate, key_value, Block, Body, ExprId, Footprint, Moment, Op, Program};
@@ -51,11 +51,11 @@ impl Seen {
         &'a self,
         keys: Keys<'a>,
         table: TableId,
-        from: &'a Key,
-        to: &'a Key,
+        (from, to): (&'a Key, &'a Key),
+        reverse: bool,
     ) -> Keys<'a> {
-        let looking = Looking { seen: self, keys, table, from, to, last: None, is_through: false };
-        Box::new(looking)
+        let (last, is_through) = (None, false);
+        Box::new(Looking { seen: self, keys, table, from, to, reverse, last, is_through })
     }
 }
 
@@ -66,6 +66,7 @@ struct Looking<'a> {
     table: TableId,
     from: &'a Key,
     to: &'a Key,
+    reverse: bool,
     last: Option<Key>,
     is_through: bool,
 }
@@ -85,13 +86,14 @@ impl<'a> Iterator for Looking<'a> {
 
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
-        // The range up to the last key, inclusive.
-        let behind = |last: Key| Key(last.0.iter().copied().chain([0]).collect());
-        let to = match self.last.take().filter(|_| !self.is_through) {
-            Some(last) => behind(last),
-            None => self.to.clone(),
-        };
-        let range = KeyRange { table: self.table, from: self.from.clone(), to };
+        let mut range =
+            KeyRange { table: self.table, from: self.from.clone(), to: self.to.clone() };
+        match self.last.take().filter(|_| !self.is_through) {
+            // The last key itself is in the range.
+            Some(last) if self.reverse => range.from = last,
+            Some(last) => range.to = Key(last.0.iter().copied().chain([0]).collect()),
+            None => {}
+        }
         self.seen.ranges.borrow_mut().push(range);
     }
 }
@@ -139,9 +141,9 @@ impl Rows for Committed<'_> {
         self.is_over.get()
     }
 
-    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
-        let keys = self.tables[table.index()].keys(from, to).map(Cow::Borrowed);
-        self.seen.keys(Box::new(keys), table, from, to)
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key, reverse: bool) -> Keys<'a> {
+        let keys = ordered(self.tables[table.index()].keys(from, to), reverse);
+        self.seen.keys(keys, table, (from, to), reverse)
     }
 }
 
@@ -213,6 +215,24 @@ impl Hint {
 /// The most rows that the ranges of a unit may add to its dependencies. The rest is left to
 /// settling.
 const EXPANDED_MAX: usize = 1024;
+
+/// Returns the keys in a range of a table, of rows in order.
+pub(crate) fn keys_between<'k, V>(
+    rows: &'k BTreeMap<(TableId, Key), V>,
+    table: TableId,
+    from: &Key,
+    to: &Key,
+) -> impl DoubleEndedIterator<Item = &'k Key> {
+    use std::ops::Bound::{Excluded, Included};
+    let end = match to.0.is_empty() {
+        true => (TableId(table.0 + 1), Key::default()),
+        false => (table, to.clone()),
+    };
+    let begin = (table, from.clone());
+    // A `BTreeMap` panics on a range that ends before it begins.
+    let rows = (begin < end).then(|| rows.range((Included(begin), Excluded(end))));
+    rows.into_iter().flatten().map(|((_, key), _)| key)
+}
 
 /// Returns the keys in a range, from sorted keys.
 pub(crate) fn in_range<'k>(keys: &'k [Key], from: &Key, to: &Key) -> &'k [Key] {

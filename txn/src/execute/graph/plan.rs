@@ -1,6 +1,6 @@
 //! The input of planning from an epoch's transactions.
 
-use tidemill_core::{Key, TableId};
+use tidemill_core::{Key, TableId, Value};
 use tidemill_table::Table;
 
 use super::hint::{words_of, Hints};
@@ -9,7 +9,6 @@ use super::work::LaneColumns;
 use crate::execute::words::KeyFrom;
 use crate::order::Epoch;
 use crate::plan::graph::{Operations, Put, Size};
-use crate::reference::word_value;
 
 /// Consecutive transactions of an epoch.
 #[derive(Clone, Copy)]
@@ -85,7 +84,7 @@ impl Stretch<'_> {
     /// Returns the row whose key is a word.
     pub(crate) fn row(&self, table: usize, key: u64) -> (TableId, Key) {
         let spec = self.tables[table].spec();
-        let value = word_value(&spec.schema.columns[spec.key[0]].ty, key);
+        let value = Value::of_word(&spec.schema.columns[spec.key[0]].ty, key);
         (TableId(table as u16), Key::of([&value]))
     }
 

@@ -3,14 +3,13 @@
 //! Each is one unit with everything that its outputs trigger, and one operation. Computed keys,
 //! windows, ranges, functions and cascades are executed in this way.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
-use super::hint::KeyRange;
-use crate::execute::general::{Effects, Holder, Keys, Rows, Unsettled};
+use super::hint::{keys_between, KeyRange};
+use crate::execute::general::{ordered, Effects, Holder, Keys, Rows, Unsettled};
 use crate::execute::serial::call;
 use crate::program::{reasons, Abort, Moment, Program};
 
@@ -182,11 +181,9 @@ impl Rows for Nested<'_> {
         Ok(holder)
     }
 
-    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key) -> Keys<'a> {
-        let own = self.unit.written.range((table, from.clone())..).map(|(row, _)| row);
-        let is_in = move |(t, key): &&(TableId, Key)| *t == table && (to.0.is_empty() || key < to);
-        let own = own.take_while(is_in).map(|(_, key)| Cow::Borrowed(key));
-        merged(self.base.keys(table, from, to), own)
+    fn keys<'a>(&'a self, table: TableId, from: &'a Key, to: &'a Key, reverse: bool) -> Keys<'a> {
+        let own = ordered(keys_between(&self.unit.written, table, from, to), reverse);
+        merged(self.base.keys(table, from, to, reverse), own, reverse)
     }
 
     fn is_unsettled(&self) -> bool {
@@ -194,14 +191,12 @@ impl Rows for Nested<'_> {
     }
 }
 
-/// Merges the keys of two sequences in order, each key once.
-pub(crate) fn merged<'a>(
-    one: Keys<'a>,
-    other: impl Iterator<Item = Cow<'a, Key>> + 'a,
-) -> Keys<'a> {
+/// Merges the keys of two sequences in order, or in reverse order. Each key is there once.
+pub(crate) fn merged<'a>(one: Keys<'a>, other: Keys<'a>, reverse: bool) -> Keys<'a> {
     let (mut one, mut other) = (one.peekable(), other.peekable());
     Box::new(std::iter::from_fn(move || {
         let (a, b) = match (one.peek(), other.peek()) {
+            (Some(a), Some(b)) if reverse => (a >= b, b >= a),
             (Some(a), Some(b)) => (a <= b, b <= a),
             _ => (true, true),
         };

@@ -5,7 +5,6 @@
 //! order, would leave. The rows that it is expected to touch are executed by then. Of other rows it
 //! sees what has been executed. A row that is not known yet ends the run.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,12 +13,12 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tidemill_core::{Key, Row, TableId, Value};
 
 use super::branch::Branch;
-use super::hint::{in_range, is_words, key_word, words_of, KeyRange, Seen, Use};
+use super::hint::{in_range, is_words, key_word, keys_between, words_of, KeyRange, Seen, Use};
 use super::plan::key;
 use super::shape::{FLAGS_WORDS, PASSES, POISON, PRESENT, WRITTEN};
 use super::unit::{merged, Unit};
 use super::work::Work;
-use crate::execute::general::{Holder, Keys, Rows, Unsettled};
+use crate::execute::general::{ordered, Holder, Keys, Rows, Unsettled};
 use crate::execute::work;
 use crate::plan::graph::{Lists, RowPlace, Vertex};
 
@@ -275,23 +274,21 @@ impl Rows for View<'_, '_> {
             let count = read(&branch).before(self.at.txn);
             (branch, count)
         });
-        Ok(Holder { table: held, graph, before: Vec::new() })
+        Ok(Holder { table: Some(held), graph, before: Vec::new() })
     }
 
-    fn keys<'k>(&'k self, table: TableId, from: &'k Key, to: &'k Key) -> Keys<'k> {
-        let held = self.work.tables[table.index()].keys(from, to).map(Cow::Borrowed);
+    fn keys<'k>(&'k self, table: TableId, from: &'k Key, to: &'k Key, reverse: bool) -> Keys<'k> {
+        let held = ordered(self.work.tables[table.index()].keys(from, to), reverse);
         let written = in_range(&self.work.stretch.written()[table.index()], from, to);
-        let keys = merged(Box::new(held), written.iter().map(Cow::Borrowed));
+        let keys = merged(held, ordered(written.iter(), reverse), reverse);
         let keys = match self.extra {
             None => keys,
             Some(extra) => {
-                let is_in =
-                    move |row: &&(TableId, Key)| row.0 == table && (to.0.is_empty() || row.1 < *to);
-                let rows = extra.range((table, from.clone())..).map(|(row, _)| row);
-                merged(keys, rows.take_while(is_in).map(|row| Cow::Borrowed(&row.1)))
+                let more = keys_between(extra, table, from, to);
+                merged(keys, ordered(more, reverse), reverse)
             }
         };
-        self.seen.keys(keys, table, from, to)
+        self.seen.keys(keys, table, (from, to), reverse)
     }
 
     fn is_unsettled(&self) -> bool {

@@ -86,7 +86,7 @@ impl<'e> Member<'e> {
         self.lanes = codes.lanes(epoch, columns);
         for lane in self.lanes.iter_mut().filter(|lane| lane.fast) {
             let streams = codes.code[lane.handler].streams();
-            lane.attach(&mut self.open, builders, streams, *moves);
+            lane.attach(&self.open, builders, streams, *moves);
         }
         for (lane, from) in self.lanes.iter_mut().zip(&placements.from) {
             lane.outs.places_from = *from;

@@ -1,0 +1,307 @@
+//! The effect of the settings on generations, cuts and snapshots, and the end, on a coordinator
+//! whose log, store and members answer at once.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use tidemill_cluster::{
+    Address, Buffered, Coordinator, CutRecord, Effect, EventTime, Form, Input, Manifest, Member,
+    Packet, Piece, Record, Records, Settings, Topic,
+};
+
+const MS: u64 = 1_000;
+
+/// The values that the documentation gives for settings of the same name.
+fn settings() -> Settings {
+    Settings {
+        program: 0,
+        sources: 2,
+        followed: 0,
+        lease_us: 2_000 * MS,
+        beat_us: 100 * MS,
+        form_us: 10_000 * MS,
+        epoch_max: 250,
+        outputs_max: 1,
+        copies_outputs: false,
+        snapshot_every: 1,
+        snapshot_us: 1_000 * MS,
+        objects_max: 100,
+        event_time: Arc::new(EventTime::default()),
+        resumed: [].into(),
+        buffered_bytes_max: u64::MAX,
+        clock_jump_us_max: i64::MAX,
+        function: tidemill_function::Settings::default(),
+    }
+}
+
+/// A coordinator with its environment, and a record of its effects.
+struct Run {
+    machine: Coordinator,
+    /// Inputs that have not been handed over yet.
+    inbox: VecDeque<Input>,
+    now_us: u64,
+    members: Vec<Member>,
+    /// Whether the members do not get ready, though they are alive.
+    is_stuck: bool,
+    /// The number of rows of a member that change between two snapshots, of 200.
+    changes: u64,
+    log: BTreeMap<Topic, Vec<Record>>,
+    /// The number of requests of the first source that can be read.
+    requests: u64,
+    /// The generations, each with the time when it began to form.
+    forms: Vec<(u64, Arc<Form>)>,
+    cuts: Vec<Arc<CutRecord>>,
+    /// The times when snapshots were begun.
+    snapshots: Vec<u64>,
+    manifests: Vec<Arc<Manifest>>,
+    /// Whether everything executed was in a snapshot, after each input.
+    wholes: Vec<bool>,
+    /// Whether the coordinator has ended.
+    has_ended: bool,
+}
+
+impl Run {
+    fn new(settings: Settings, members: u32) -> Run {
+        let mut run = Run {
+            machine: Coordinator::new(settings),
+            inbox: VecDeque::new(),
+            now_us: 0,
+            members: (1..=members).map(Member).collect(),
+            is_stuck: false,
+            changes: 1,
+            log: BTreeMap::new(),
+            requests: 0,
+            forms: Vec::new(),
+            cuts: Vec::new(),
+            snapshots: Vec::new(),
+            manifests: Vec::new(),
+            wholes: Vec::new(),
+            has_ended: false,
+        };
+        run.tick();
+        run
+    }
+
+    /// A millisecond passes, and all members send beats.
+    fn tick(&mut self) {
+        let generation = self.forms.last().map_or(0, |(_, form)| form.generation);
+        for member in self.members.clone() {
+            self.say(member, Packet::Beat { generation });
+        }
+        self.now_us += MS;
+        let clock_us = self.now_us.cast_signed();
+        self.give(Input::Tick { now_us: self.now_us, clock_us });
+    }
+
+    fn until(&mut self, mut is_so: impl FnMut(&Run) -> bool) {
+        while !is_so(self) {
+            assert!(self.now_us < 1_000_000 * MS, "the condition never holds");
+            self.tick();
+        }
+    }
+
+    /// Makes more of the first source available: records of these numbers of requests.
+    fn offer(&mut self, pieces: &[Piece]) {
+        let Some((_, form)) = self.forms.last() else { panic!("no generation forms") };
+        let (generation, from) = (form.generation, self.requests);
+        self.requests = pieces.last().map_or(from, |piece| piece.behind);
+        let pieces = pieces.to_vec();
+        let packet = Packet::Available { generation, source: 0, from, pieces };
+        self.say(self.members[0], packet);
+    }
+
+    fn say(&mut self, member: Member, packet: Packet) {
+        self.give(Input::Packet { from: Address::Worker(member), packet });
+    }
+
+    /// Hands over an input, and performs the effects, one after the other.
+    fn give(&mut self, input: Input) {
+        self.inbox.push_back(input);
+        if self.inbox.len() > 1 {
+            return;
+        }
+        while let Some(input) = self.inbox.front().cloned() {
+            let mut effects = Vec::new();
+            self.machine.handle(input, &mut effects);
+            self.wholes.push(self.machine.is_whole());
+            effects.into_iter().for_each(|effect| self.act(effect));
+            self.inbox.pop_front();
+        }
+    }
+
+    fn act(&mut self, effect: Effect) {
+        match effect {
+            Effect::Append { token, topic, record, .. } => {
+                if let Record::Snapshot(manifest) = &record {
+                    self.manifests.push(manifest.clone());
+                }
+                let records = self.log.entry(topic).or_default();
+                records.push(record);
+                let result = Ok(records.len() as u64 - 1);
+                self.give(Input::Appended { token, result });
+            }
+            Effect::Read { token, topic, from, .. } => {
+                let there = self.log.get(&topic).map_or(&[][..], |records| records);
+                let upto = there.len() as u64;
+                let records = (0..upto).zip(there.iter().cloned());
+                let records = records.skip_while(|(offset, _)| *offset < from).collect();
+                let records = Some(Records { records, upto });
+                self.give(Input::Records { token, records });
+            }
+            Effect::End => self.has_ended = true,
+            Effect::Put { token, .. } => self.give(Input::Stored { token, is_stored: true }),
+            Effect::Send { to: Address::Worker(member), packet } => self.told(member, packet),
+            _ => {}
+        }
+    }
+
+    /// Performs a member's reaction to a packet.
+    fn told(&mut self, member: Member, packet: Packet) {
+        if !self.members.contains(&member) {
+            return;
+        }
+        let is_first = member == self.members[0];
+        match packet {
+            Packet::Form(form) => {
+                let generation = form.generation;
+                if is_first {
+                    self.forms.push((self.now_us, form));
+                }
+                if !self.is_stuck {
+                    self.say(member, Packet::Formed { generation, buffered: Buffered::default() });
+                }
+            }
+            Packet::Cut { generation, cut, snapshot } => {
+                let epoch = cut.epoch;
+                if is_first {
+                    self.cuts.push(cut);
+                    self.snapshots.extend(snapshot.map(|_| self.now_us));
+                }
+                if let Some(all) = snapshot {
+                    // The first snapshot has all rows, too.
+                    let rows = if all || self.manifests.is_empty() { 200 } else { self.changes };
+                    let name = Some(format!("{member:?}-{epoch}"));
+                    let (outputs, waiting) = (vec![0, 0], Vec::new());
+                    let part = Packet::Part { generation, epoch, name, rows, outputs, waiting };
+                    self.say(member, part);
+                }
+                self.say(
+                    member,
+                    Packet::Executed { generation, epoch, buffered: Buffered::default() },
+                );
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Creates a piece of single requests up to an offset.
+fn run(behind: u64, requests: u64) -> Piece {
+    Piece { behind, requests, times: [].into() }
+}
+
+#[test]
+fn a_generation_that_does_not_begin_is_given_up_and_the_next_has_twice_as_long() {
+    for form_us in [10_000 * MS, 70 * MS] {
+        let mut run = Run::new(Settings { form_us, ..settings() }, 2);
+        run.is_stuck = true;
+        run.until(|run| run.forms.len() == 4);
+        let since: Vec<u64> = run.forms.iter().map(|(at_us, _)| *at_us).collect();
+        let waited: Vec<u64> = since.windows(2).map(|two| two[1] - two[0]).collect();
+        // The coordinator looks at the clock once a millisecond.
+        assert_eq!(waited, [form_us + MS, 2 * form_us + MS, 4 * form_us + MS]);
+        assert!(run.machine.running().is_none());
+        run.is_stuck = false;
+        run.until(|run| run.machine.running().is_some());
+        assert_eq!(run.forms.len(), 5);
+        // A running generation is not given up.
+        (0..2 * form_us / MS).for_each(|_| run.tick());
+        assert_eq!(run.forms.len(), 5);
+    }
+}
+
+#[test]
+fn an_epoch_has_so_many_requests_of_a_source_or_those_of_one_message() {
+    for epoch_max in [250, 2_500, 1] {
+        let mut all = Run::new(Settings { epoch_max, ..settings() }, 2);
+        all.until(|all| all.machine.running().is_some());
+        let behind = 10 * epoch_max;
+        // All of it can be read before the first cut is made.
+        let more = epoch_max + 1;
+        all.offer(&[run(behind, behind), run(behind + 1, more), run(behind + 3, 2 * more)]);
+        all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == behind + 3));
+        let counts: Vec<u64> = all.cuts.iter().map(|cut| cut.count).collect();
+        assert_eq!(counts, [vec![epoch_max; 10], vec![more, 2 * more]].concat());
+    }
+}
+
+#[test]
+fn snapshots_are_so_long_apart() {
+    for snapshot_us in [1_000 * MS, 50 * MS] {
+        let mut all = Run::new(Settings { snapshot_us, ..settings() }, 2);
+        all.until(|all| all.machine.running().is_some());
+        for _ in 0..10 * snapshot_us / MS {
+            all.offer(&[run(all.requests + 1, 1)]);
+            all.tick();
+        }
+        let apart = all.snapshots.windows(2).map(|two| two[1] - two[0]);
+        assert!(apart.into_iter().all(|us| us == snapshot_us), "{:?}", all.snapshots);
+        assert_eq!(all.manifests.len(), all.snapshots.len());
+        assert!((9..=11).contains(&all.snapshots.len()), "{:?}", all.snapshots);
+        assert!(all.cuts.len() as u64 >= 10 * snapshot_us / MS, "there are many more cuts");
+    }
+}
+
+#[test]
+fn after_so_many_objects_a_snapshot_is_whole_again() {
+    for (objects_max, members) in [(100, 2), (7, 3), (1, 2)] {
+        let mut all = Run::new(Settings { objects_max, snapshot_us: 0, ..settings() }, members);
+        all.until(|all| all.machine.running().is_some());
+        while all.manifests.len() < 120 {
+            all.offer(&[run(all.requests + 1, 1)]);
+            all.tick();
+        }
+        let of_each = members as usize;
+        let in_turn: Vec<usize> =
+            (1..=(objects_max / of_each).max(1)).map(|n| n * of_each).collect();
+        let found: Vec<usize> =
+            all.manifests.iter().map(|manifest| manifest.objects.len()).collect();
+        let wanted: Vec<usize> = in_turn.iter().copied().cycle().take(found.len()).collect();
+        assert_eq!(found, wanted);
+    }
+}
+
+#[test]
+fn where_most_is_changes_a_snapshot_is_whole_sooner() {
+    let mut all = Run::new(Settings { snapshot_us: 0, ..settings() }, 1);
+    all.until(|all| all.machine.running().is_some());
+    all.changes = 99;
+    while all.manifests.len() < 14 {
+        all.offer(&[run(all.requests + 1, 1)]);
+        all.tick();
+    }
+    // Five times 99 are more than twice the number of rows.
+    let found: Vec<usize> = all.manifests.iter().map(|manifest| manifest.objects.len()).collect();
+    assert_eq!(found, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]);
+}
+
+#[test]
+fn a_coordinator_that_has_lost_its_workers_knows_that_its_last_cuts_are_in_no_snapshot() {
+    for ends_at_once in [true, false] {
+        let mut all = Run::new(Settings { snapshot_us: 900_000 * MS, ..settings() }, 2);
+        all.until(|all| all.machine.running().is_some());
+        all.offer(&[run(1, 1)]);
+        all.until(|all| !all.cuts.is_empty());
+        assert!(all.manifests.is_empty());
+        // While it reads the log again, its own cuts are not in its memory.
+        all.wholes.clear();
+        all.members.clear();
+        if ends_at_once {
+            all.give(Input::Leave);
+        }
+        all.until(|all| all.machine.running().is_none());
+        all.give(Input::Leave);
+        all.until(|all| all.has_ended);
+        assert!(all.wholes.iter().all(|is_whole| !is_whole));
+    }
+}

@@ -1,0 +1,363 @@
+//! The checkers of a run: one for each property, independent of the checked code.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use tidemill_cluster::{Output, Record, Topic, Worker};
+use tidemill_core::{Key, Row, Value};
+use tidemill_function::{
+    Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
+};
+
+use super::expected::{Epoch, Expected, Taken};
+use super::script::{asked, Answers, OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
+use super::world::World;
+
+/// Checks all properties of a run; the error says which one is violated.
+pub fn check(world: &World) -> Result<(), String> {
+    let told = told(world)?;
+    let (wanted, epochs) = match world.event_time().is_empty() {
+        true => {
+            let epochs = epochs(world)?;
+            (Expected::of(&world.script, &epochs, &told), epochs)
+        }
+        false => in_time(world, &told)?,
+    };
+    limits(world)?;
+    acknowledged(world, &epochs, &wanted)?;
+    order(world, &wanted)?;
+    exactly_once(world, &wanted)?;
+    written(world)?;
+    let found = state(world, &epochs)?;
+    atomicity(&found, &wanted)?;
+    recovery(world, &epochs, &found)?;
+    match world.workers().flat_map(Worker::not_deterministic).next() {
+        None => Ok(()),
+        Some(call) => Err(format!("a function was reported as not deterministic: {call:?}")),
+    }
+}
+
+/// Returns the epochs that the recorded cuts make of the requests. The cuts must form one sequence.
+fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
+    let mut epochs = Vec::new();
+    let sources = world.sources();
+    let mut base = 0;
+    let mut upto = vec![0; sources as usize];
+    for cut in world.log.cuts() {
+        let wanted = (epochs.len() as u64 + 1, base, &upto);
+        if (cut.epoch, cut.base, &cut.from) != wanted {
+            return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
+        }
+        let order = Sequencing { sources, base };
+        let mut requests = Vec::new();
+        for source in 0..sources {
+            let records = world.log.records(Topic::Input(source));
+            let at = source as usize;
+            let mut nth = 0;
+            for offset in cut.from[at]..cut.upto[at] {
+                match records.get(offset as usize) {
+                    Some(Record::Requests(some)) => {
+                        for request in some {
+                            requests.push((order.tid(source, nth), request.call.clone()));
+                            nth += 1;
+                        }
+                    }
+                    other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
+                }
+            }
+            if nth > cut.count {
+                return Err(format!("cuts: source {source} has {nth} requests in {cut:?}"));
+            }
+        }
+        requests.sort_by_key(|(tid, _)| *tid);
+        base = cut.next_base();
+        upto.clone_from(&cut.upto);
+        epochs.push(Epoch { clock_us: cut.clock_us, requests });
+    }
+    Ok(epochs)
+}
+
+/// Returns the expected outcome and the epochs where streams are in event time.
+///
+/// The cuts and the reference's watermarks determine the executed requests and their order. The
+/// recorded watermarks must be those of the reference.
+fn in_time(world: &World, told: &Answers) -> Result<(Expected, Vec<Epoch>), String> {
+    let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
+    let mut base = 0;
+    let mut upto = vec![0; world.sources() as usize];
+    for cut in world.log.cuts() {
+        let wanted = (all.len() as u64 + 1, base, &upto);
+        if (cut.epoch, cut.base, &cut.from) != wanted {
+            return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
+        }
+        let mut requests = Vec::new();
+        for source in 0..world.sources() {
+            let records = world.log.records(Topic::Input(source));
+            let at = source as usize;
+            for record in cut.from[at]..cut.upto[at] {
+                match records.get(record as usize) {
+                    Some(Record::Requests(some)) => {
+                        let some = (0..).zip(some);
+                        requests.extend(some.map(|(nth, r)| (source, record, nth, r.call.clone())));
+                    }
+                    Some(Record::End) => {
+                        let all = (0..).zip(world.event_time().sources());
+                        let own = all.filter(|(_, of)| of.source == source);
+                        ended.extend(own.map(|(nth, _)| nth));
+                    }
+                    other => return Err(format!("cuts: a cut is behind the requests: {other:?}")),
+                }
+            }
+        }
+        base = cut.next_base();
+        upto.clone_from(&cut.upto);
+        let (clock_us, idle) = (cut.clock_us, cut.times.idle.clone());
+        let ended = ended.clone();
+        all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, ended, requests });
+    }
+    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, told);
+    let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
+    let late = std::iter::once(0).chain(wanted.lates.iter().copied());
+    let marks = world.log.cuts().zip(&wanted.watermarks);
+    for (((cut, watermark), count), late) in marks.zip(counts).zip(late) {
+        if cut.times.late != late {
+            return Err(format!("late: {late} were before {cut:?}"));
+        }
+        if cut.times.watermarks != [*watermark] {
+            return Err(format!("watermarks: {watermark:?} was not recorded in {cut:?}"));
+        }
+        if count > cut.count {
+            return Err(format!("cuts: {count} requests are executed in {cut:?}"));
+        }
+    }
+    Ok((wanted, epochs))
+}
+
+/// Checks that epochs, messages and snapshots stay within their limits.
+fn limits(world: &World) -> Result<(), String> {
+    let (requests_max, outputs_max, objects_max) = world.limits();
+    for source in 0..world.sources() {
+        let inputs = world.log.records(Topic::Input(source));
+        for cut in world.log.cuts() {
+            let [from, upto] = [&cut.from, &cut.upto].map(|at| at[source as usize] as usize);
+            let counts = inputs[from..upto].iter().map(|record| match record {
+                Record::Requests(some) => some.len() as u64,
+                _ => 0,
+            });
+            let counts: Vec<u64> = counts.filter(|count| *count > 0).collect();
+            if counts.len() > 1 && counts.iter().sum::<u64>() > requests_max {
+                return Err(format!("limits: {counts:?} requests of source {source} in {cut:?}"));
+            }
+        }
+        for record in world.log.records(Topic::Output(source)) {
+            if let Record::Outputs(outputs) = record {
+                if outputs.len() > outputs_max {
+                    return Err(format!("limits: {} outputs are one record", outputs.len()));
+                }
+            }
+        }
+    }
+    for record in world.log.records(Topic::Cuts) {
+        let Record::Snapshot(manifest) = record else { continue };
+        // A complete snapshot has one part of each member, all of the same epoch.
+        let epoch = |name: &String| name.split('-').nth(2).map(str::to_owned);
+        let epochs: BTreeSet<Option<String>> = manifest.objects.iter().map(epoch).collect();
+        if manifest.objects.len() > objects_max && epochs.len() > 1 {
+            return Err(format!("limits: a snapshot of {:?}", manifest.objects));
+        }
+    }
+    Ok(())
+}
+
+/// Returns all answers from outside. Each question must have one answer, and none may be asked
+/// before its cut is recorded.
+fn told(world: &World) -> Result<Answers, String> {
+    let mut told = Answers::new();
+    for (tid, _, answer) in world.log.answers() {
+        if let Some(other) = told.insert((tid, asked(answer)), answer.to_vec()) {
+            return Err(format!("outside: {tid:?} received {answer:?} and {other:?}"));
+        }
+    }
+    match &world.left_early {
+        None => Ok(told),
+        Some(what) => Err(format!("outside: {what}")),
+    }
+}
+
+/// Checks that each acknowledged request is in the log, and in an epoch or waiting for its
+/// watermark.
+fn acknowledged(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<(), String> {
+    let mut executed = wanted.waiting.clone();
+    for (_, Call { args, .. }) in epochs.iter().flat_map(|epoch| &epoch.requests) {
+        if let Value::Int(id) = args[0] {
+            executed.insert(id);
+        }
+    }
+    match world.acknowledged.iter().find(|id| !executed.contains(id)) {
+        None => Ok(()),
+        Some(id) => Err(format!("acknowledged: request {id} is lost")),
+    }
+}
+
+/// Checks that every reply and every event is the one that the order gives.
+fn order(world: &World, wanted: &Expected) -> Result<(), String> {
+    let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
+    let mut late: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
+    for output in world.log.outputs() {
+        match output {
+            Output::Event { tid, path, stream: LATES, row } => {
+                late.insert((*tid, path.clone()), row.to_vec());
+            }
+            Output::Reply { tid, outcome, .. } => {
+                let outcome = outcome.clone().map_err(|abort| abort.reason);
+                if wanted.replies.get(tid) != Some(&outcome) {
+                    let other = wanted.replies.get(tid);
+                    return Err(format!("order: {tid:?} has the reply {outcome:?}, not {other:?}"));
+                }
+            }
+            Output::Event { tid, stream: ABORTS, row, .. } => {
+                let Some(Value::Str(told)) = row.last() else { unreachable!("reasons are texts") };
+                match wanted.replies.get(tid) {
+                    Some(Err(reason)) if **reason == **told => {}
+                    other => {
+                        return Err(format!("order: {tid:?} aborted with {told}, not {other:?}"))
+                    }
+                }
+            }
+            Output::Event { tid, path, row, .. } => {
+                events.insert((*tid, path.clone()), row.to_vec());
+            }
+        }
+    }
+    let late: Vec<Vec<Value>> = late.into_values().collect();
+    if late != wanted.late {
+        return Err(format!("order: late events are {late:?}, not {:?}", wanted.late));
+    }
+    let events: Vec<Vec<Value>> = events.into_values().collect();
+    match events == wanted.events {
+        true => Ok(()),
+        false => Err(format!("order: events are {events:?}, not {:?}", wanted.events)),
+    }
+}
+
+/// Checks that every output has left exactly once.
+fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for output in world.log.outputs() {
+        if !seen.insert(output.id()) {
+            return Err(format!("exactly once: {output:?} has left twice"));
+        }
+    }
+    let has_told = |tid: &Tid| seen.range((*tid, Some(Path::new()))..).any(|(of, _)| of == tid);
+    let aborted = wanted.replies.iter().filter(|(_, outcome)| outcome.is_err());
+    if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !has_told(tid)) {
+        return Err(format!("exactly once: the abort of {tid:?} is not reported"));
+    }
+    match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {
+        None => Ok(()),
+        Some(tid) => Err(format!("exactly once: {tid:?} has no reply")),
+    }
+}
+
+/// Checks that the sink has all events in their order, each of them once.
+fn written(world: &World) -> Result<(), String> {
+    let mut events = BTreeMap::new();
+    for output in world.log.outputs() {
+        if let Output::Event { tid, path, row, .. } = output {
+            events.insert((*tid, path.clone()), row.clone());
+        }
+    }
+    let wanted: Vec<Row> = events.into_values().collect();
+    match &world.sink.wrong {
+        Some(what) => Err(format!("written: {what}")),
+        None if world.sink.rows == wanted => Ok(()),
+        None => Err(format!("written: {:?}, not {wanted:?}", world.sink.rows)),
+    }
+}
+
+type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
+
+/// Returns the rows of all members together. Each member must have rows of its own partitions only.
+fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
+    let members = world.members();
+    let owners = Owners::equal(members.len() as u16);
+    let program = world.script.for_reference(&[], &[], &Answers::new()).0;
+    let mut found: Tables = vec![BTreeMap::new(); world.script.tables()];
+    for (n, member) in members.iter().enumerate() {
+        let state = world.worker(*member).and_then(Worker::state);
+        let Some((state, executed)) = state else { return Err(format!("{member:?} has no state")) };
+        if executed != epochs.len() as u64 {
+            return Err(format!("state: {member:?} is at epoch {executed}"));
+        }
+        for (table, key, row) in state.rows.iter() {
+            let spec = &program.tables[table.index()];
+            let owner = owners.of(tidemill_place::partition_of_bytes(spec, &key.0));
+            if owner != NodeId(n as u16) {
+                return Err(format!("state: {member:?} has a row of {owner:?}: {row:?}"));
+            }
+            found[table.index()].insert(key, row);
+        }
+    }
+    Ok(found)
+}
+
+/// Checks that the rows of all members are those of the reference, so that no transaction is
+/// written in part.
+fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
+    for (table, (found, wanted)) in found.iter().zip(&wanted.tables).enumerate() {
+        let keys: BTreeSet<&Key> = found.keys().chain(wanted.keys()).collect();
+        for key in keys {
+            if found.get(key) != wanted.get(key) {
+                let (found, wanted) = (found.get(key), wanted.get(key));
+                return Err(format!("atomicity: table {table} has {found:?}, not {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the rows equal those of an uninterrupted run on one node with the same cuts.
+fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
+    let functions = OnNodes { script: world.script.clone(), executes_again: false };
+    let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
+    let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
+    let mut node = Node::new(
+        me,
+        Arc::new(functions),
+        owners,
+        settings,
+        Rows::new(&world.script.program.tables),
+    );
+    node.output_left(Tid(u64::MAX));
+    for (tid, asked, answer) in world.log.answers() {
+        node.know(tid, asked, answer.into());
+    }
+    for (n, epoch) in epochs.iter().enumerate() {
+        let mut out = Outbox::default();
+        node.begin(n as u64 + 1, epoch.clock_us.into(), epoch.requests.clone(), &mut out);
+        // This node may ask questions that the run never asked, on transient values that it re-runs
+        // later.
+        let mut is_over = false;
+        while let Some(event) = out.events.pop() {
+            match event {
+                Event::Asked(question) => {
+                    let answer = question.ask.now().into();
+                    node.answered(&question, answer, &mut out);
+                }
+                Event::Committed { .. } => is_over = true,
+                _ => {}
+            }
+        }
+        if !is_over {
+            return Err("recovery: an epoch on one node does not end".into());
+        }
+    }
+    let mut alone: Tables = vec![BTreeMap::new(); tables];
+    for (table, key, row) in node.store().iter() {
+        alone[table.index()].insert(key, row);
+    }
+    match alone == *found {
+        true => Ok(()),
+        false => Err("recovery: the rows are not those of an uninterrupted run".into()),
+    }
+}

@@ -1,0 +1,60 @@
+"""Unknown arguments of declarations name the nearest known one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidemill as tm
+
+#: The package without types, which would refuse the arguments before a run.
+untyped: Any = tm
+
+
+def app_with_stream() -> tuple[Any, Any]:
+    app = tm.App("keywords")
+    return app, app.stream("s", a=int)
+
+
+@pytest.mark.parametrize(
+    ("declare", "near"),
+    [
+        (lambda app, s: untyped.files("x.csv", delimeter=";"), "delimiter"),
+        (lambda app, s: untyped.kafka("x", brokerss="a"), "brokers"),
+        (lambda app, s: s.read(tm.files("x.csv"), out_of_ordernes="1s"), "out_of_orderness"),
+        (lambda app, s: s.push(idel="1s"), "idle"),
+        (lambda app, s: s.batches(tim="1s"), "time"),
+        (lambda app, s: app.transaction(s, opaqe=True), "opaque"),
+        (lambda app, s: app.procedure(nam="x"), "name"),
+        (lambda app, s: app.every("1s", emit=[]), "emits"),
+        (lambda app, s: app.external(retrys=1), "retries"),
+        (lambda app, s: app.table("t", key="id", id=int, orderd=True), "ordered"),
+        (lambda app, s: app.entity("t", key="id", id=int, partition_prefx=1), "partition_prefix"),
+        (lambda app, s: app.stream("t", id=int, lat="side"), "late"),
+        (lambda app, s: app.window("t", row=3, id=int), "rows"),
+        (lambda app, s: untyped.column(int, defualt=0), "default"),
+        (lambda app, s: untyped.decimal(2, defalt=0), "default"),
+        (lambda app, s: untyped.sliding("1s", slid="1s"), "slide"),
+        (lambda app, s: app.table("u", key="id", id=int).index("id", uniqe=True), "unique"),
+        (lambda app, s: app.entity("v", key="id", id=int).function(create=True), "creates"),
+        (lambda app, s: app.start(worker=1), "workers"),
+    ],
+)
+def test_an_unknown_argument_names_the_nearest(
+    declare: Callable[[Any, Any], object], near: str
+) -> None:
+    with pytest.raises((tm.ProgramError, tm.SettingError)) as caught:
+        declare(*app_with_stream())
+    error = caught.value
+    assert f"'{near}'" in error.help, error
+    if isinstance(error, tm.ProgramError):
+        assert Path(__file__).name in error.at
+
+
+def test_an_argument_that_is_like_no_other_names_all() -> None:
+    with pytest.raises(tm.ProgramError, match="has no argument 'zzzzzzzz'") as caught:
+        untyped.files("x.csv", zzzzzzzz=1)
+    assert "delimiter" in caught.value.help

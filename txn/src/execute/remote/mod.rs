@@ -1,0 +1,39 @@
+//! Transactions on rows that other owners hold: the executors of a node of a cluster.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `rows` | a declared transaction whose rows follow from its event |
+//! | `transact` | any other transaction by itself |
+//! | `rounds` | an event with all that it triggers |
+//! | `store` | the contract of the rows, and the rows as the general path sees them |
+//! | `open_batches` | the events of incomplete batches, as rows |
+//! | `stored_versions` | the versions of rows, as rows |
+//!
+//! All of them run on the general path, except where the code of words decides.
+
+mod open_batches;
+mod rounds;
+mod rows;
+mod store;
+mod stored_versions;
+mod transact;
+
+pub use open_batches::OpenBatches;
+pub use rounds::RemoteRounds;
+pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
+pub use store::RemoteStore;
+pub use stored_versions::StoredVersions;
+pub use transact::transact;
+
+use tidemill_core::{Column, Schema};
+
+/// Returns the schema of a table that stores rows of other tables. It makes the columns' names
+/// unique and drops their defaults.
+fn numbered(columns: impl Iterator<Item = Column>) -> Schema {
+    let named = |(nth, column): (usize, Column)| Column {
+        name: format!("{nth}.{}", column.name).into(),
+        default: None,
+        ..column
+    };
+    Schema::new(columns.enumerate().map(named).collect())
+}

@@ -1,0 +1,140 @@
+//! The contract of a store of rows that other owners hold, and such a store as the general path
+//! sees it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
+
+use super::StoredVersions;
+use crate::execute::general::{Bounds, Effects, Holder, Keys, Rows, Unsettled};
+use crate::execute::window::{IsUnneeded, Version};
+use crate::program::{Abort, Asker, Take};
+
+/// Rows that other owners hold, as earlier transactions have left them. Keys have a value for each
+/// column.
+pub trait RemoteStore {
+    /// Returns the row with this key.
+    ///
+    /// # Errors
+    /// The reason why the transaction aborts, for this and the following methods.
+    fn row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort>;
+
+    /// Writes or removes a row as it is. The caller also writes the row's entries in indexes.
+    fn write(&mut self, table: TableId, key: &[Value], row: Option<&[Value]>) -> Result<(), Abort>;
+
+    /// Returns the first or last rows with keys from the first bound (inclusive) to the second
+    /// (exclusive). Bounds are leading key columns; an empty one is no bound.
+    fn range(
+        &mut self,
+        table: TableId,
+        from: &[Value],
+        to: &[Value],
+        take: Take,
+    ) -> Result<Vec<Row>, Abort>;
+
+    /// Returns the first or last rows whose keys begin with these values.
+    fn leading(&mut self, table: TableId, leading: &[Value], take: Take)
+        -> Result<Vec<Row>, Abort>;
+
+    /// Announces events that will be executed, so that their rows can be requested together.
+    fn prefetch(&mut self, events: &[(StreamId, &[Value])]) -> Result<(), Abort>;
+
+    /// Returns the answer from outside to a question.
+    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort>;
+
+    /// Whether a deadline may end a transaction.
+    fn has_deadline(&self) -> bool;
+
+    /// Returns the reason why the next transaction took too long in its first run.
+    fn verdict(&mut self) -> Result<Option<String>, Abort>;
+
+    /// Reports that the running transaction takes too long, with the reason. Rows are unavailable
+    /// until that is recorded.
+    fn overdue(&mut self, reason: &str);
+
+    /// Whether rows are unavailable now, so that the work must begin again.
+    fn are_unavailable(&self) -> bool;
+}
+
+/// Such a store as a source of rows for one transaction.
+pub(super) struct View<'r, S> {
+    versions: &'r StoredVersions,
+    store: RefCell<&'r mut S>,
+    /// The first error of the store. It ends the transaction, even if a function ignores it.
+    failed: RefCell<Option<Abort>>,
+}
+
+impl<'r, S: RemoteStore> View<'r, S> {
+    pub(super) fn new(versions: &'r StoredVersions, store: &'r mut S) -> View<'r, S> {
+        View { versions, store: RefCell::new(store), failed: RefCell::new(None) }
+    }
+
+    /// Uses the store, unless that has failed before.
+    fn uses<T>(&self, run: impl FnOnce(&mut S) -> Result<T, Abort>) -> Result<T, Unsettled> {
+        let mut failed = self.failed.borrow_mut();
+        if failed.is_some() {
+            return Err(Unsettled);
+        }
+        run(&mut self.store.borrow_mut()).map_err(|abort| {
+            *failed = Some(abort);
+            Unsettled
+        })
+    }
+
+    /// Returns the result of a transaction: the store's error, if there was one.
+    pub(super) fn settled(self, result: Result<Effects, Abort>) -> Result<Effects, Abort> {
+        match self.failed.into_inner() {
+            Some(abort) => Err(abort),
+            None => result,
+        }
+    }
+}
+
+impl<S: RemoteStore> Rows for View<'_, S> {
+    fn row(&self, _: TableId, _: &Key) -> Result<Option<Row>, Unsettled> {
+        unreachable!("it lists no keys, so rows are named by values")
+    }
+
+    fn row_by(&self, table: TableId, key: &[Value]) -> Result<Option<Row>, Unsettled> {
+        self.uses(|store| store.row(table, key))
+    }
+
+    fn holder(&self, _: TableId, _: &Key, _: &[Value]) -> Result<Holder<'_>, Unsettled> {
+        Ok(Holder::none())
+    }
+
+    fn keys<'a>(&'a self, _: TableId, _: &'a Key, _: &'a Key, _: bool) -> Keys<'a> {
+        unreachable!("it finds all rows of a range")
+    }
+
+    fn found(
+        &self,
+        table: TableId,
+        bounds: Bounds<'_>,
+        take: Take,
+    ) -> Result<Option<Vec<Row>>, Unsettled> {
+        let found = self.uses(|store| match bounds {
+            Bounds::Between(from, to) => store.range(table, from, to, take),
+            Bounds::Leading(leading) => store.leading(table, leading, take),
+        });
+        found.map(Some)
+    }
+
+    fn listed(
+        &self,
+        table: TableId,
+        key: &[Value],
+        is_unneeded: IsUnneeded<'_>,
+    ) -> Result<Vec<Version>, Unsettled> {
+        self.uses(|store| self.versions.versions(table, key, is_unneeded, store))
+    }
+
+    fn lookup(&self, question: &[u8], ask: &Asker) -> Result<Option<Arc<[u8]>>, Unsettled> {
+        self.uses(|store| store.lookup(question, ask)).map(Some)
+    }
+
+    fn has_deadline(&self) -> bool {
+        self.store.borrow().has_deadline()
+    }
+}
