@@ -3,12 +3,14 @@
 //! All of its state is in the log. A coordinator that starts reads the cuts, fences them with the
 //! next number, and forms a generation of all workers that are alive. The modules by phase:
 //! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
-//! [`prepare`] has new workers read the snapshot before they join. [`unreachable`] knows which members
+//! [`merge`] has workers merge the objects of snapshots. [`prepare`] has new workers read the snapshot
+//! before they join. [`unreachable`] knows which members
 //! can't reach each other.
 
 mod available;
 mod cut;
 mod form;
+mod merge;
 mod prepare;
 mod unreachable;
 
@@ -26,7 +28,9 @@ pub use self::unreachable::LeftOut;
 use self::unreachable::LostPairs;
 use crate::effect::{Address, Effect, Input, Packet, Refused, Token};
 use crate::event_time::LateEvent;
-use crate::records::{Buffered, CutRecord, Left, Manifest, Member, Record, Times, Topic, Written};
+use crate::records::{
+    Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Record, Times, Topic, Written,
+};
 use crate::Settings;
 
 /// The purpose of a request, by which its answer is handled.
@@ -134,8 +138,6 @@ pub struct Coordinator {
     manifest: Arc<Manifest>,
     /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
-    /// The rows of the newest snapshot, since this process has taken a whole one.
-    rows: Option<cut::Rows>,
     cuts: Vec<Arc<CutRecord>>,
 }
 
@@ -171,7 +173,6 @@ impl Coordinator {
             begun: BTreeSet::new(),
             manifest: manifest.into(),
             written: None,
-            rows: None,
             cuts: Vec::new(),
         }
     }
@@ -302,7 +303,8 @@ impl Coordinator {
             }
             Input::Packet { .. }
             | Input::Broken { .. }
-            | Input::Got { .. }
+            | Input::PartStored { .. }
+            | Input::Loaded { .. }
             | Input::Answered { .. } => {}
         }
     }
@@ -363,11 +365,13 @@ impl Coordinator {
                     running.left.insert(member, (base, ends));
                 }
             }
-            Packet::Part { generation, epoch, name, rows, outputs, waiting }
+            Packet::Part { generation, epoch, part, outputs, waiting }
                 if self.of(generation).is_some() =>
             {
-                let part = name.map(|name| (name, rows));
                 self.part(member, epoch, part, (&outputs, &waiting), effects);
+            }
+            Packet::Merged { generation, name, part } if self.of(generation).is_some() => {
+                self.merged(&name, part, effects);
             }
             _ => {}
         }
@@ -444,7 +448,13 @@ impl Coordinator {
                 let leaves = members.iter().any(|member| self.leaving.contains(member))
                     && self.candidates().next().is_some();
                 let patience = (now_us, self.settings.form_us);
-                let are_ready = self.preparing.are_ready(&come, &self.manifest, patience, effects);
+                let mut preparing = std::mem::take(&mut self.preparing);
+                let expected = || {
+                    let assignment = Assignment::equal(self.candidates().collect());
+                    Arc::new(Form { generation, assignment, manifest: self.manifest.clone() })
+                };
+                let are_ready = preparing.are_ready(&come, expected, patience, effects);
+                self.preparing = preparing;
                 let is_other = !back.is_empty() || (!come.is_empty() && are_ready);
                 if is_lost {
                     self.begin(effects);

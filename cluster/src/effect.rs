@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, LateRow, TableId};
+use tidemill_core::{Key, LateRow, TableId, TableSpec};
 use tidemill_function::{Message, NodeId, Stored};
+use tidemill_place::PartitionSet;
+use tidemill_snapshot::{DataObject, Work};
+use tidemill_table::Changed;
 use tidemill_txn::program::Asker;
 
 use crate::event_time::Ranked;
+use crate::parts::LoadedRows;
 use crate::records::{
-    Buffered, CutRecord, Form, Manifest, Member, Object, Record, Topic, Waiting, Written,
+    Buffered, CutRecord, Form, Manifest, Member, Record, Topic, Waiting, Written,
 };
 
 /// The sender or receiver of a message.
@@ -129,21 +133,48 @@ pub enum Effect {
         /// The approximate maximum number of records and requests.
         limit: Option<usize>,
     },
-    /// Stores an object, unless there is one of this name.
-    Put {
+    /// Stores a manifest, unless there is one of its name.
+    PutManifest {
         /// The identity for the answer.
         token: Token,
-        /// The object's name.
-        name: String,
-        /// The object.
-        object: Object,
+        /// The manifest.
+        manifest: Arc<Manifest>,
     },
-    /// Reads an object.
-    Get {
+    /// Stores changed rows: [`put_part`](crate::put_part).
+    PutPart {
         /// The identity for the answer.
         token: Token,
-        /// The object's name.
+        /// The program and the epoch of the object.
+        of: (u128, u64),
+        /// The object's name, which was not used before.
         name: String,
+        /// The rows by table.
+        rows: Arc<Vec<Changed>>,
+    },
+    /// Merges objects of a snapshot into a new one: [`merge`](tidemill_snapshot::merge). The answer
+    /// is as of `PutPart`.
+    Merge {
+        /// The identity for the answer.
+        token: Token,
+        /// The program and the epoch of the object.
+        of: (u128, u64),
+        /// The object's name, which was not used before.
+        name: String,
+        /// The objects.
+        work: Arc<Work>,
+    },
+    /// Loads rows of a snapshot: [`load_rows`](crate::load_rows).
+    Load {
+        /// The identity for the answer.
+        token: Token,
+        /// The program that the rows belong to.
+        program: u128,
+        /// Objects of the snapshot.
+        objects: Vec<DataObject>,
+        /// The partitions.
+        partitions: PartitionSet,
+        /// The declarations of the tables.
+        tables: Arc<[TableSpec]>,
     },
     /// Asks somebody outside, concurrently with everything else, because the answer may take long.
     Ask {
@@ -161,10 +192,12 @@ pub enum Effect {
         rows: Vec<(TableId, Key, Stored)>,
     },
     /// A snapshot counts. Requests, outputs and cuts before it are no longer needed, nor are
-    /// objects of epochs up to it that it does not name. No action is required.
+    /// objects of epochs up to it that neither it nor `also` names. No action is required.
     Release {
         /// The snapshot.
         manifest: Arc<Manifest>,
+        /// Objects that later snapshots may have.
+        also: Vec<String>,
         /// The offset of the snapshot's cut.
         cuts: u64,
     },
@@ -226,21 +259,31 @@ pub enum Input {
         /// The answer, or `None` if no one could be asked now.
         answer: Option<Vec<u8>>,
     },
-    /// The result of storing an object.
+    /// The result of storing a manifest.
     Stored {
         /// The identity of the request.
         token: Token,
         /// Whether the object is stored.
         is_stored: bool,
     },
-    /// The result of reading an object.
-    Got {
+    /// The result of storing a part, or of a merge.
+    PartStored {
         /// The identity of the request.
         token: Token,
-        /// The object, or `None` if it could not be read now.
-        object: Option<Object>,
+        /// The stored part, or `None` if it is unknown whether it is stored.
+        part: Option<StoredPart>,
+    },
+    /// The result of loading rows.
+    Loaded {
+        /// The identity of the request.
+        token: Token,
+        /// The rows, or `None` if they could not be read now.
+        rows: Option<LoadedRows>,
     },
 }
+
+/// A part of a snapshot that is stored: its object, unless it has no rows.
+pub type StoredPart = Option<DataObject>;
 
 /// A message.
 #[derive(Clone, Debug)]
@@ -250,9 +293,9 @@ pub enum Packet {
         /// The generation, or 0 if it belongs to none.
         generation: u64,
     },
-    /// To a worker that is about to join: the newest snapshot. The worker will need it, with few
-    /// records after it.
-    Prepare(Arc<Manifest>),
+    /// To a worker that is about to join: the newest snapshot, and the division of work in which it
+    /// will probably need it, with few records after it.
+    Prepare(Arc<Form>),
     /// From a worker: it has read the snapshot.
     Prepared,
     /// To a worker: a generation begins.
@@ -281,8 +324,8 @@ pub enum Packet {
         generation: u64,
         /// The cut.
         cut: Arc<CutRecord>,
-        /// Whether a snapshot must be taken after it, and whether of all rows.
-        snapshot: Option<bool>,
+        /// Whether a snapshot must be taken after it.
+        takes_snapshot: bool,
     },
     /// To a worker: cuts up to this epoch are durable.
     Durable {
@@ -325,15 +368,33 @@ pub enum Packet {
         generation: u64,
         /// The last epoch in the snapshot.
         epoch: u64,
-        /// The object's name, or `None` if it could not be stored.
-        name: Option<String>,
-        /// The number of rows in the object.
-        rows: u64,
+        /// The part, or `None` if it could not be stored.
+        part: Option<StoredPart>,
         /// For each source, the first offset at which outputs of later epochs may be, as far as the
         /// worker knows.
         outputs: Vec<u64>,
         /// For each event source that it reads and that has buffered events, where these begin.
         waiting: Vec<Waiting>,
+    },
+    /// To a worker: merge objects of the newest snapshot.
+    Merge {
+        /// The generation.
+        generation: u64,
+        /// The epoch of the snapshot.
+        epoch: u64,
+        /// The name of the new object.
+        name: String,
+        /// The objects.
+        work: Arc<Work>,
+    },
+    /// From a worker: objects are merged.
+    Merged {
+        /// The generation.
+        generation: u64,
+        /// The name of the new object.
+        name: String,
+        /// The new object, or `None` if it could not be stored.
+        part: Option<StoredPart>,
     },
     /// To a worker: the outcome of a snapshot.
     Snapshot {

@@ -31,6 +31,7 @@ mod effect;
 mod event_time;
 mod log;
 mod output_reader;
+mod parts;
 mod records;
 mod split_log;
 mod state;
@@ -38,15 +39,18 @@ pub mod wire;
 mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress, WrongClock};
-pub use effect::{Address, Effect, Input, Packet, Piece, Records, Refused, Span, Token};
+pub use effect::{
+    Address, Effect, Input, Packet, Piece, Records, Refused, Span, StoredPart, Token,
+};
 pub use event_time::{
     EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
 };
 pub use log::{Log, Then, ThenEach};
 pub use output_reader::OutputReader;
+pub use parts::{load_rows, put_part, LoadedRows};
 pub use records::{
-    behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Object, Output,
-    PartRows, Record, Request, RequestId, Times, Topic, Waiting, Written,
+    behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Output, Record, Request,
+    RequestId, Times, Topic, Waiting, Written,
 };
 pub use split_log::SplitLog;
 pub use state::{SnapshotId, State};
@@ -83,9 +87,6 @@ pub struct Settings {
     pub snapshot_every: u64,
     /// and the minimum time between them, in microseconds.
     pub snapshot_us: u64,
-    /// The number of objects after which the next snapshot is a whole one. It is a whole one sooner
-    /// if most of the objects are changes.
-    pub objects_max: usize,
     /// The streams in event time.
     pub event_time: Arc<EventTime>,
     /// Sources that had ended and continue, each with its first new record. Until that is read,

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, Position, Row, StreamId, TableId, Value};
-use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Stored, Tid};
+use tidemill_core::{Position, Row, StreamId, Value};
+use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Tid};
+use tidemill_place::{Partition, PartitionSet, PARTITIONS};
+use tidemill_snapshot::DataObject;
 use tidemill_txn::program::{Abort, QuestionId};
 
 use crate::state::SnapshotId;
@@ -223,8 +225,8 @@ pub struct Manifest {
     pub times: Times,
     /// For each source, the first offset at which outputs of later epochs may be.
     pub outputs: Vec<u64>,
-    /// Its objects by name. Later objects override earlier ones.
-    pub objects: Vec<String>,
+    /// Its data objects, in the order in which they apply.
+    pub objects: Vec<DataObject>,
     /// The outputs that had been written elsewhere, as far as was known when it was taken.
     pub written: Arc<Written>,
 }
@@ -292,20 +294,20 @@ impl Manifest {
     pub fn keeps(&self, name: &str) -> bool {
         let epoch = name.split('-').nth(2).and_then(|epoch| epoch.parse::<u64>().ok());
         let is_later = epoch.is_none_or(|epoch| epoch > self.epoch);
-        is_later || self.name() == name || self.objects.iter().any(|own| own == name)
+        is_later || self.name() == name || self.objects.iter().any(|own| own.name == name)
     }
-}
 
-/// Rows of a part of a snapshot. `None` means that the row has been removed.
-pub type PartRows = Arc<Vec<(TableId, Key, Stored)>>;
+    /// Whether it counts instead of another one, which was recorded before it.
+    pub fn replaces(&self, other: &Manifest) -> bool {
+        let is_converted = other.is_of_before() && self.epoch == other.epoch;
+        self.epoch > other.epoch || is_converted
+    }
 
-/// An object of the store.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Object {
-    /// A part of a snapshot.
-    Part(PartRows),
-    /// A manifest.
-    Manifest(Arc<Manifest>),
+    /// Whether its objects are parts in the format of earlier versions, of which only the names are
+    /// known. They are converted before anything else.
+    pub fn is_of_before(&self) -> bool {
+        self.objects.iter().any(|object| object.len == 0)
+    }
 }
 
 /// The division of work in a generation.
@@ -327,6 +329,12 @@ impl Assignment {
     /// Returns the node of a member.
     pub fn node_of(&self, member: Member) -> Option<NodeId> {
         self.members.iter().position(|m| *m == member).map(|n| NodeId(n as u16))
+    }
+
+    /// Returns the partitions of a node.
+    pub fn partitions(&self, node: NodeId) -> PartitionSet {
+        let all = (0..PARTITIONS).map(Partition);
+        all.filter(|partition| self.owners.of(*partition) == node).collect()
     }
 
     /// Returns the node that reads a source. Neighbouring sources have one reader, as neighbouring

@@ -33,10 +33,10 @@ const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
 /// The purpose of a request, by which its answer is handled.
 enum Pending {
-    /// An object of the snapshot, by its place in the manifest.
-    Object(usize),
-    /// An object of a snapshot, read before it is needed.
-    Prepare(String),
+    /// Rows of the snapshot.
+    Rows(usize),
+    /// Rows of a snapshot, read before they are needed.
+    Prepare,
     /// The outputs of a source.
     Outputs(u32),
     /// The requests of a source.
@@ -51,6 +51,8 @@ enum Pending {
     Answer(Question, Arc<[u8]>),
     /// A part of the snapshot after this epoch, which may have been given up since.
     Part(u64),
+    /// A merge in a generation, and the name of its object.
+    Merge(u64, String),
 }
 
 /// The current activity.
@@ -71,7 +73,7 @@ pub struct Worker {
     stage: Stage,
     /// The rows of its last generation, until it has those of the next.
     kept: Option<Kept>,
-    /// The objects of a snapshot that it has read ahead, if it has no rows.
+    /// The rows of a snapshot that it has read ahead, if it has no others.
     prepared: Option<Prepared>,
     /// The last generation that it knows of.
     generation: u64,
@@ -220,9 +222,9 @@ impl Worker {
                 Some(Pending::Buffered(source)) => self.buffered(source, records, effects),
                 _ => {}
             },
-            Input::Got { token, object } => match self.wishes.remove(&token) {
-                Some(Pending::Object(nth)) => self.loaded(nth, object, effects),
-                Some(Pending::Prepare(name)) => self.prepare_with(&name, object, effects),
+            Input::Loaded { token, rows } => match self.wishes.remove(&token) {
+                Some(Pending::Rows(nth)) => self.loaded(nth, rows, effects),
+                Some(Pending::Prepare) => self.prepare_with(token, rows, effects),
                 _ => {}
             },
             Input::Answered { token, answer } => {
@@ -230,11 +232,15 @@ impl Worker {
                     self.answered(question, answer, effects);
                 }
             }
-            Input::Stored { token, is_stored } => {
-                if let Some(Pending::Part(epoch)) = self.wishes.remove(&token) {
-                    self.part_stored(epoch, is_stored, effects);
+            Input::PartStored { token, part } => match self.wishes.remove(&token) {
+                Some(Pending::Part(epoch)) => self.part_stored(epoch, part, effects),
+                Some(Pending::Merge(generation, name)) => {
+                    self.send(Packet::Merged { generation, name, part }, effects);
                 }
-            }
+                _ => {}
+            },
+            // Only coordinators store manifests.
+            Input::Stored { .. } => {}
         }
     }
 
@@ -260,7 +266,7 @@ impl Worker {
         };
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
-            Packet::Prepare(manifest) => self.prepare(manifest, effects),
+            Packet::Prepare(form) => self.prepare(&form, effects),
             Packet::Released if self.is_leaving => {
                 self.forget(effects);
                 self.has_left = true;
@@ -269,9 +275,9 @@ impl Worker {
                 self.forget(effects);
                 (self.generation, self.left_out) = (generation, from);
             }
-            Packet::Cut { generation, cut, snapshot } if is_of(generation) => {
+            Packet::Cut { generation, cut, takes_snapshot } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
-                    running.cuts.push_back((cut, snapshot));
+                    running.cuts.push_back((cut, takes_snapshot));
                     self.go_on(effects);
                 }
             }
@@ -285,6 +291,9 @@ impl Worker {
             }
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
                 self.snapshot_ended(epoch, counts);
+            }
+            Packet::Merge { generation, epoch, name, work } if is_of(generation) => {
+                self.merge(epoch, name, work, effects);
             }
             Packet::Ranks { generation, from, epoch, ranks } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {

@@ -1,13 +1,14 @@
 //! The effect of the settings on generations, cuts and snapshots, and the end, on a coordinator
 //! whose log, store and members answer at once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tidemill_cluster::{
     Address, Buffered, Coordinator, CutRecord, Effect, EventTime, Form, Input, Manifest, Member,
     Packet, Piece, Record, Records, Settings, Topic,
 };
+use tidemill_snapshot::{DataObject, Work, SHARDS};
 
 const MS: u64 = 1_000;
 
@@ -25,7 +26,6 @@ fn settings() -> Settings {
         copies_outputs: false,
         snapshot_every: 1,
         snapshot_us: 1_000 * MS,
-        objects_max: 100,
         event_time: Arc::new(EventTime::default()),
         resumed: [].into(),
         buffered_bytes_max: u64::MAX,
@@ -43,8 +43,11 @@ struct Run {
     members: Vec<Member>,
     /// Whether the members do not get ready, though they are alive.
     is_stuck: bool,
-    /// The number of rows of a member that change between two snapshots, of 200.
+    /// The bytes of a member's rows that change between two snapshots, of 200.
     changes: u64,
+    /// The merges, and whether none can be stored.
+    merges: Vec<(Member, Arc<Work>)>,
+    merges_fail: bool,
     log: BTreeMap<Topic, Vec<Record>>,
     /// The number of requests of the first source that can be read.
     requests: u64,
@@ -69,6 +72,8 @@ impl Run {
             members: (1..=members).map(Member).collect(),
             is_stuck: false,
             changes: 1,
+            merges: Vec::new(),
+            merges_fail: false,
             log: BTreeMap::new(),
             requests: 0,
             forms: Vec::new(),
@@ -149,7 +154,9 @@ impl Run {
                 self.give(Input::Records { token, records });
             }
             Effect::End => self.has_ended = true,
-            Effect::Put { token, .. } => self.give(Input::Stored { token, is_stored: true }),
+            Effect::PutManifest { token, .. } => {
+                self.give(Input::Stored { token, is_stored: true });
+            }
             Effect::Send { to: Address::Worker(member), packet } => self.told(member, packet),
             _ => {}
         }
@@ -171,19 +178,25 @@ impl Run {
                     self.say(member, Packet::Formed { generation, buffered: Buffered::default() });
                 }
             }
-            Packet::Cut { generation, cut, snapshot } => {
+            Packet::Merge { generation, name, work, .. } => {
+                self.merges.push((member, work.clone()));
+                let part = (!self.merges_fail).then(|| {
+                    let bytes = work.inputs().map(|object| object.shards[0]).max();
+                    Some(object(&name, bytes.unwrap_or_default()))
+                });
+                self.say(member, Packet::Merged { generation, name, part });
+            }
+            Packet::Cut { generation, cut, takes_snapshot } => {
                 let epoch = cut.epoch;
                 if is_first {
                     self.cuts.push(cut);
-                    self.snapshots.extend(snapshot.map(|_| self.now_us));
+                    self.snapshots.extend(takes_snapshot.then_some(self.now_us));
                 }
-                if let Some(all) = snapshot {
-                    // The first snapshot has all rows, too.
-                    let rows = if all || self.manifests.is_empty() { 200 } else { self.changes };
-                    let name = Some(format!("{member:?}-{epoch}"));
+                if takes_snapshot {
+                    let bytes = if self.manifests.is_empty() { 200 } else { self.changes };
+                    let part = Some(Some(object(&format!("{member:?}-{epoch}"), bytes)));
                     let (outputs, waiting) = (vec![0, 0], Vec::new());
-                    let part = Packet::Part { generation, epoch, name, rows, outputs, waiting };
-                    self.say(member, part);
+                    self.say(member, Packet::Part { generation, epoch, part, outputs, waiting });
                 }
                 self.say(
                     member,
@@ -193,6 +206,13 @@ impl Run {
             _ => {}
         }
     }
+}
+
+/// Creates an object with so many bytes in one shard.
+fn object(name: &str, bytes: u64) -> DataObject {
+    let mut shards = [0; SHARDS];
+    shards[0] = bytes;
+    DataObject { name: name.into(), len: bytes, root: 0, level: 0, shards }
 }
 
 /// Creates a piece of single requests up to an offset.
@@ -253,36 +273,36 @@ fn snapshots_are_so_long_apart() {
 }
 
 #[test]
-fn after_so_many_objects_a_snapshot_is_whole_again() {
-    for (objects_max, members) in [(100, 2), (7, 3), (1, 2)] {
-        let mut all = Run::new(Settings { objects_max, snapshot_us: 0, ..settings() }, members);
+fn workers_merge_the_objects_in_turn_and_snapshots_stay_small() {
+    for (members, changes, merges_fail) in [(1, 5, false), (3, 99, false), (2, 50, true)] {
+        let mut all = Run::new(Settings { snapshot_us: 0, ..settings() }, members);
+        (all.changes, all.merges_fail) = (changes, merges_fail);
         all.until(|all| all.machine.running().is_some());
         while all.manifests.len() < 120 {
             all.offer(&[run(all.requests + 1, 1)]);
             all.tick();
         }
-        let of_each = members as usize;
-        let in_turn: Vec<usize> =
-            (1..=(objects_max / of_each).max(1)).map(|n| n * of_each).collect();
-        let found: Vec<usize> =
-            all.manifests.iter().map(|manifest| manifest.objects.len()).collect();
-        let wanted: Vec<usize> = in_turn.iter().copied().cycle().take(found.len()).collect();
-        assert_eq!(found, wanted);
+        let most = all.manifests.iter().map(|manifest| manifest.objects.len()).max().unwrap();
+        let mergers: BTreeSet<Member> = all.merges.iter().map(|(member, _)| *member).collect();
+        match merges_fail {
+            // Nothing is lost. Each snapshot is followed by another attempt.
+            true => assert_eq!((most, all.merges.len()), (240, 120)),
+            false => {
+                assert!(most < 50, "{most} objects");
+                assert_eq!(mergers.len(), members as usize);
+            }
+        }
+        // A snapshot has the objects of the one before, except for merged ones.
+        for two in all.manifests.windows(2) {
+            let is_merged = |name: &String| {
+                all.merges.iter().any(|(_, work)| work.inputs().any(|of| of.name == *name))
+            };
+            let names = two.iter().map(|of| of.objects.iter().map(|object| object.name.clone()));
+            let [before, after] = [names.clone().next(), names.clone().nth(1)];
+            let after: BTreeSet<String> = after.unwrap().collect();
+            assert!(before.unwrap().all(|name| after.contains(&name) || is_merged(&name)));
+        }
     }
-}
-
-#[test]
-fn where_most_is_changes_a_snapshot_is_whole_sooner() {
-    let mut all = Run::new(Settings { snapshot_us: 0, ..settings() }, 1);
-    all.until(|all| all.machine.running().is_some());
-    all.changes = 99;
-    while all.manifests.len() < 14 {
-        all.offer(&[run(all.requests + 1, 1)]);
-        all.tick();
-    }
-    // Five times 99 are more than twice the number of rows.
-    let found: Vec<usize> = all.manifests.iter().map(|manifest| manifest.objects.len()).collect();
-    assert_eq!(found, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]);
 }
 
 #[test]

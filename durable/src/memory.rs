@@ -99,5 +99,9 @@ mod tests {
     fn memory_keeps_the_contract() {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         crate::contract::store(&store);
+        let other = format!("{}/z", "a");
+        let within: Arc<dyn Store> = Arc::new(crate::Within::new(store.clone(), "within"));
+        assert!(store.put(&other, b"beside").unwrap());
+        crate::contract::store(&within);
     }
 }

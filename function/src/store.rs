@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, TableSpec, Value};
-use tidemill_table::{Before, Table};
+use tidemill_table::{Before, Changed, Loading, Table};
 
 use crate::order::Tid;
 
@@ -74,6 +74,27 @@ impl Rows {
         })
     }
 
+    /// Prepares to load the rows of a snapshot into these tables, which don't have them.
+    pub fn loading(&mut self) -> Vec<Loading<'_>> {
+        self.tables.iter_mut().map(|table| table.loading(0)).collect()
+    }
+
+    /// Adds the rows of other partitions.
+    pub fn add(&mut self, other: Rows) {
+        if self.tables.iter().all(Table::is_empty) {
+            self.tables = other.tables;
+            return;
+        }
+        for (table, other) in self.tables.iter_mut().zip(other.tables) {
+            other.entries().for_each(|(key, row)| table.put_by_key(&key, Some(&row), 0));
+        }
+    }
+
+    /// Removes a row that a later part of a snapshot does not have.
+    pub fn remove(&mut self, table: TableId, key: &Key) {
+        self.tables[table.index()].put_by_key(key, None, 0);
+    }
+
     /// Notes that a snapshot has all rows as they are now.
     pub fn settle(&mut self) {
         self.tables.iter_mut().for_each(|table| table.settle(self.last.0));
@@ -88,21 +109,10 @@ impl Rows {
         }
     }
 
-    /// Returns the changed rows, as they are now.
-    pub fn changed(&self, before: &[Before]) -> Vec<(TableId, Key, Stored)> {
-        let of = |(number, (table, before)): (u16, (&Table, &Before))| {
-            let row = |key: Key| {
-                let row = table.get_by_key(&key);
-                (TableId(number), key, row)
-            };
-            table.changed_keys(before).into_iter().map(row).collect::<Vec<_>>()
-        };
-        (0..).zip(self.tables.iter().zip(before)).flat_map(of).collect()
-    }
-
-    /// Notes that a snapshot has the changed rows as they are now.
-    pub fn snapped(&mut self, before: &[Before]) {
-        self.tables.iter_mut().zip(before).for_each(|(table, before)| table.snapped(before));
+    /// Takes the changed rows, as they are now, for a snapshot that has them from then on.
+    pub fn take_changes_since(&mut self, before: &[Before]) -> Vec<Changed> {
+        let changes = self.tables.iter_mut().zip(before);
+        changes.map(|(table, before)| table.take_changes_since(before)).collect()
     }
 
     /// Restores the changed rows as they were.

@@ -27,7 +27,8 @@ fuzz_target!(|bytes: &[u8]| {
             object.extend_from_slice(&wire::VERSION.to_le_bytes());
             object.extend_from_slice(parts.0);
             object.extend_from_slice(&hash128(&object).to_le_bytes());
-            settles(&object, wire::take_object, put(wire::put_object));
+            settles(&object, wire::take_manifest_object, put(wire::put_manifest_object));
+            wire::take_part_of_before(&object);
         }
     }
 });

@@ -5,14 +5,16 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use tidemill_cluster::wire::{put_object, take_object};
+use tidemill_cluster::wire::put_manifest_object;
 use tidemill_cluster::{
-    Address, Coordinator, Effect, Input, Manifest, Packet, Record, Token, Topic, Worker,
+    load_rows, put_part, Address, Coordinator, Effect, Input, LoadedRows, Manifest, Packet, Record,
+    StoredPart, Then, Token, Topic, Worker,
 };
 use tidemill_core::Result;
-use tidemill_durable::Trouble;
+use tidemill_durable::{Store, Trouble, Within};
 use tidemill_env::{panic_message, Env};
 use tidemill_mesh::{Lane, Mesh, Peer};
+use tidemill_snapshot::merge;
 
 use crate::inbox::Inbox;
 use crate::message::Message;
@@ -90,9 +92,7 @@ pub(crate) struct Resources {
     pub busy: Arc<Busy>,
     /// The outboxes of an app with work outside.
     pub outboxes: Option<Arc<dyn Outboxes>>,
-    /// The prefix of the names of this cluster's objects.
-    pub prefix: String,
-    /// The trouble with the object that was requested last.
+    /// The trouble with the rows that were requested last.
     pub reading: Arc<Trouble>,
 }
 
@@ -112,13 +112,12 @@ impl Resources {
         Ok(Resources {
             env: env.clone(),
             mesh: mesh.clone(),
-            store: StoreCalls::start(env, shared.store.clone())?,
+            store: StoreCalls::start(env, Arc::new(Within::new(shared.store.clone(), cluster)))?,
             shared,
             outside: Outside::new(env, &inbox),
             inbox,
             busy: Arc::default(),
             outboxes,
-            prefix: cluster.into(),
             reading: Arc::default(),
         })
     }
@@ -220,6 +219,11 @@ pub(crate) fn address(peer: Peer) -> Address {
     }
 }
 
+/// Returns the callback for a part that is put or merged.
+fn part_stored(inbox: Arc<Inbox>, token: Token) -> Then<Option<StoredPart>> {
+    Box::new(move |part| inbox.push(Input::PartStored { token, part }))
+}
+
 /// The appends of one turn. Those of one topic are appended together.
 type Appends = BTreeMap<(Topic, u64), (Vec<Token>, Vec<Record>)>;
 
@@ -259,34 +263,44 @@ impl Resources {
                 let then = move |records| inbox.push(Input::Records { token, records });
                 self.shared.log.read(topic, from, limit, READ_WAIT_US, Box::new(then));
             }
-            Effect::Put { token, name, object } => {
-                let bytes = move || {
+            Effect::PutManifest { token, manifest } => {
+                let put = move |store: &Arc<dyn Store>| {
                     let mut bytes = Vec::new();
-                    put_object(&object, &mut bytes);
-                    bytes
+                    put_manifest_object(&manifest, &mut bytes);
+                    store.put(&manifest.name(), &bytes)
                 };
-                let then = move |is_stored| inbox.push(Input::Stored { token, is_stored });
-                self.store.put(self.name(&name), bytes, Box::new(then));
+                let then = move |is_stored: Option<bool>| {
+                    let is_stored = is_stored.unwrap_or(false);
+                    inbox.push(Input::Stored { token, is_stored });
+                };
+                self.store.call(put, Box::new(then));
             }
-            Effect::Get { token, name } => {
-                let (name, env, reading) =
-                    (self.name(&name), self.env.clone(), self.reading.clone());
-                let what =
-                    format!("{name}, an object of the newest snapshot, is missing or damaged");
-                let then = move |bytes: Option<Vec<u8>>| match bytes
-                    .and_then(|bytes| take_object(&bytes))
-                {
-                    Some(object) => {
-                        reading.is_over();
-                        inbox.push(Input::Got { token, object: Some(object) });
+            Effect::PutPart { token, of, name, rows } => {
+                let put = move |store: &Arc<dyn Store>| put_part(&**store, of, &name, &rows);
+                self.store.call(put, part_stored(inbox, token));
+            }
+            Effect::Merge { token, of, name, work } => {
+                let merge = move |store: &Arc<dyn Store>| merge(store, of, &name, &work);
+                self.store.call(merge, part_stored(inbox, token));
+            }
+            Effect::Load { token, program, objects, partitions, tables } => {
+                let (env, reading) = (self.env.clone(), self.reading.clone());
+                let load = move |store: &Arc<dyn Store>| {
+                    let loaded = load_rows(store, program, &objects, &partitions, &tables);
+                    match &loaded {
+                        Ok(_) => reading.is_over(),
+                        Err(error) => reading.has(format!("the newest snapshot: {}", error.what)),
                     }
+                    loaded
+                };
+                let then = move |rows: Option<LoadedRows>| match rows {
+                    Some(_) => inbox.push(Input::Loaded { token, rows }),
                     None => {
-                        reading.has(what);
                         let at_ns = env.clock.monotonic_ns() + AGAIN_NS;
-                        inbox.push_late(at_ns, Input::Got { token, object: None });
+                        inbox.push_late(at_ns, Input::Loaded { token, rows });
                     }
                 };
-                self.store.get(name, Box::new(then));
+                self.store.call(load, Box::new(then));
             }
             Effect::Ask { token, ask } => self.outside.ask(token, ask),
             Effect::Outbox { all, rows } => {
@@ -294,7 +308,7 @@ impl Resources {
                     outboxes.changed(all, rows);
                 }
             }
-            Effect::Release { manifest, cuts } => self.release(&manifest, cuts),
+            Effect::Release { manifest, also, cuts } => self.release(&manifest, also, cuts),
             Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } | Effect::End => {
                 unreachable!("the loop does these")
             }
@@ -302,7 +316,7 @@ impl Resources {
     }
 
     /// Removes records and objects that are no longer needed.
-    fn release(&self, manifest: &Arc<Manifest>, cuts: u64) {
+    fn release(&self, manifest: &Arc<Manifest>, also: Vec<String>, cuts: u64) {
         let log = &self.shared.log;
         log.trim(Topic::Cuts, cuts);
         let (inputs, outputs) = (manifest.inputs_needed(), manifest.outputs_needed());
@@ -312,10 +326,7 @@ impl Resources {
         }
         // Objects that are not deleted now are deleted after a later snapshot.
         let manifest = manifest.clone();
-        self.store.sweep(self.name(""), move |name| manifest.keeps(name));
-    }
-
-    fn name(&self, name: &str) -> String {
-        format!("{}/{name}", self.prefix)
+        let keeps = move |name: &str| manifest.keeps(name) || also.iter().any(|of| of == name);
+        self.store.sweep(keeps);
     }
 }

@@ -81,35 +81,23 @@ impl StoreCalls {
         Ok(calls)
     }
 
-    /// Puts an object, whose bytes are made on the thread of the call. `false` means that it is not
-    /// stored, or that this is unknown.
-    pub fn put(
+    /// Calls the store on a thread of its own. The answer `None` means that the call has failed, or
+    /// that its outcome is unknown.
+    pub fn call<T: Send + 'static>(
         &self,
-        name: String,
-        bytes: impl FnOnce() -> Vec<u8> + Send + 'static,
-        then: Then<bool>,
+        call: impl FnOnce(&Arc<dyn Store>) -> Result<T> + Send + 'static,
+        then: Then<Option<T>>,
     ) {
-        let answer = Answer::new(then, false);
-        self.0.add(Box::new(move |calls| {
-            let put = calls.tried(calls.store.put(&name, &bytes()));
-            answer.give(put.unwrap_or(false));
-        }));
-    }
-
-    /// Reads an object. `None` means that it is missing or could not be read.
-    pub fn get(&self, name: String, then: Then<Option<Vec<u8>>>) {
         let answer = Answer::new(then, None);
-        self.0.add(Box::new(move |calls| {
-            answer.give(calls.tried(calls.store.get(&name)).flatten());
-        }));
+        self.0.add(Box::new(move |calls| answer.give(calls.tried(call(&calls.store)))));
     }
 
-    /// Deletes the objects below a prefix that `keeps` refuses by their names without the prefix.
-    /// Some may be left, after a failure or if too many calls wait.
-    pub fn sweep(&self, prefix: String, keeps: impl Fn(&str) -> bool + Send + 'static) {
+    /// Deletes the objects that `keeps` refuses by their names. Some may be left, after a failure or
+    /// if too many calls wait.
+    pub fn sweep(&self, keeps: impl Fn(&str) -> bool + Send + 'static) {
         self.0.add(Box::new(move |calls| {
-            for object in calls.tried(calls.store.list(&prefix)).into_iter().flatten() {
-                if object.name.strip_prefix(&prefix).is_some_and(|own| !keeps(own)) {
+            for object in calls.tried(calls.store.list("")).into_iter().flatten() {
+                if !keeps(&object.name) {
                     calls.add(Box::new(move |calls| {
                         // A failure is a trouble of the store by now.
                         let _ = calls.tried(calls.store.delete(&object.name));
@@ -223,7 +211,8 @@ mod tests {
         let (send, receive) = channel();
         for _ in 0..count {
             let send = send.clone();
-            calls.get("a/b".into(), Box::new(move |bytes| send.send(bytes).unwrap()));
+            let get = |store: &Arc<dyn Store>| store.get("a/b");
+            calls.call(get, Box::new(move |bytes| send.send(bytes.flatten()).unwrap()));
         }
         receive
     }
@@ -270,11 +259,11 @@ mod tests {
     fn a_failure_is_a_trouble_until_a_call_succeeds() {
         let store = faulty();
         let calls = start(&store);
-        let ask = |name: &str| {
+        let ask = |name: &'static str| {
             let (send, receive) = channel();
-            let then = Box::new(move |is_put: bool| send.send(is_put).unwrap());
-            calls.put(name.into(), || b"y".to_vec(), then);
-            receive.recv().unwrap()
+            let then = Box::new(move |is_put: Option<bool>| send.send(is_put).unwrap());
+            calls.call(move |store| store.put(name, b"y"), then);
+            receive.recv().unwrap().unwrap_or(false)
         };
         store.fail_nth(StoreOp::Put, 1, Fault::Before);
         assert!(!ask("a/c"));
@@ -292,9 +281,9 @@ mod tests {
         let calls = start(&store);
         for _ in 0..2 * THREADS {
             let (send, receive) = channel();
-            let then = Box::new(move |is_put: bool| send.send(is_put).unwrap());
-            calls.put("a/c".into(), || panic!("on purpose"), then);
-            assert!(!receive.recv().unwrap());
+            let then = Box::new(move |is_put: Option<bool>| send.send(is_put).unwrap());
+            calls.call(|_| panic!("on purpose"), then);
+            assert_eq!(receive.recv().unwrap(), None);
         }
         assert_eq!(gets(&calls, 1).iter().flatten().count(), 1);
     }
@@ -302,13 +291,13 @@ mod tests {
     #[test]
     fn a_sweep_deletes_only_what_is_not_kept() {
         let store = faulty();
-        for name in ["a/a", "a/c", "ab/c"] {
+        for name in ["a/a", "a/c"] {
             store.put(name, b"x").unwrap();
         }
         let calls = start(&store);
         store.take_calls();
         let last = store.stall_nth(StoreOp::Delete, 2);
-        calls.sweep("a/".into(), |name| name == "a");
+        calls.sweep(|name| name == "a/a");
         last.wait();
         let mut deleted = store.take_calls();
         deleted.retain(|call| call.0 == StoreOp::Delete);

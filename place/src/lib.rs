@@ -63,10 +63,61 @@ pub fn worker(partition: Partition, workers: usize) -> usize {
     usize::from(partition.0) * workers / usize::from(PARTITIONS)
 }
 
+/// A set of partitions.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PartitionSet([u64; PARTITIONS as usize / 64]);
+
+impl PartitionSet {
+    /// Returns whether a partition is in the set.
+    #[inline]
+    pub fn contains(&self, partition: Partition) -> bool {
+        self.0[usize::from(partition.0 / 64)] >> (partition.0 % 64) & 1 == 1
+    }
+
+    /// Whether the set has no partition.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// Returns the partitions of this set that another one has, or has not.
+    pub fn only(&self, other: &PartitionSet, has: bool) -> PartitionSet {
+        let flip = if has { 0 } else { u64::MAX };
+        let both = |nth| self.0[nth] & (other.0[nth] ^ flip);
+        PartitionSet(std::array::from_fn(both))
+    }
+}
+
+impl FromIterator<Partition> for PartitionSet {
+    fn from_iter<I: IntoIterator<Item = Partition>>(partitions: I) -> PartitionSet {
+        let mut set = PartitionSet([0; PARTITIONS as usize / 64]);
+        for Partition(number) in partitions {
+            set.0[usize::from(number / 64)] |= 1 << (number % 64);
+        }
+        set
+    }
+}
+
+impl std::fmt::Debug for PartitionSet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count: u32 = self.0.iter().map(|word| word.count_ones()).sum();
+        write!(f, "{count} partitions")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use tidemill_core::{Column, Schema, Value};
+
+    #[test]
+    fn sets_of_partitions() {
+        let of = |all: &[u16]| all.iter().copied().map(Partition).collect::<PartitionSet>();
+        let set = of(&[0, 63, 64, 4095]);
+        assert!(set.contains(Partition(63)) && !set.contains(Partition(62)));
+        assert_eq!(set.only(&of(&[63, 64, 70]), true), of(&[63, 64]));
+        assert_eq!(set.only(&of(&[63, 64, 70]), false), of(&[0, 4095]));
+        assert!(of(&[]).is_empty() && !set.is_empty());
+    }
 
     #[test]
     fn rows_with_one_prefix_live_together() {

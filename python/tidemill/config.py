@@ -544,16 +544,6 @@ CLUSTER: Final[dict[str, Setting]] = {
     "cluster_snapshot_us": _int(
         1, _LONG, _CLUSTER, default="1,000,000", help="Microseconds between snapshots."
     ),
-    "cluster_snapshot_objects_max": _int(
-        1,
-        1_000_000,
-        _CLUSTER,
-        default="100",
-        help=(
-            "Objects of a snapshot before it is written as a whole again. It is sooner where most"
-            " of it has changed."
-        ),
-    ),
 }
 
 #: All of them.

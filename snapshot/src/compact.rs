@@ -26,7 +26,9 @@ pub struct Merge {
     app: u128,
     epoch: u64,
     work: Work,
+    name: String,
     claim: Option<Claim>,
+    is_done: bool,
     /// The merger; `None` before the first step.
     merger: Option<Merger>,
     writer: Option<DataWriter>,
@@ -41,7 +43,7 @@ pub struct Merged {
     work: Work,
     /// The new object; `None` if no row was left.
     object: Option<DataObject>,
-    _claim: Claim,
+    _claim: Option<Claim>,
 }
 
 impl Snapshots {
@@ -50,19 +52,10 @@ impl Snapshots {
     /// Run one at a time. If a merge or its result is dropped, it can be planned again.
     pub fn plan(&self) -> Option<Merge> {
         let work = plan(&self.layout)?;
-        let mut shards: Vec<usize> = shards_in(work.shards()).collect();
-        shards.reverse();
-        Some(Merge {
-            store: self.store.clone(),
-            app: self.app,
-            epoch: self.newest.as_ref().map_or(0, |newest| newest.head.epoch),
-            work,
-            claim: Some(self.names.claim(DATA)),
-            merger: None,
-            writer: None,
-            shards,
-            shard: None,
-        })
+        let claim = self.names.claim(DATA);
+        let epoch = self.newest.as_ref().map_or(0, |newest| newest.head.epoch);
+        let merge = Merge::new(&self.store, (self.app, epoch), claim.name(), work);
+        Some(Merge { claim: Some(claim), ..merge })
     }
 
     /// Takes the result of a merge into the next snapshot. Returns `false`, and changes nothing, if
@@ -74,6 +67,25 @@ impl Snapshots {
 }
 
 impl Merge {
+    /// Creates a merge into a new object of an app and an epoch.
+    fn new(store: &Arc<dyn Store>, (app, epoch): (u128, u64), name: &str, work: Work) -> Merge {
+        let mut shards: Vec<usize> = shards_in(work.shards()).collect();
+        shards.reverse();
+        Merge {
+            store: store.clone(),
+            app,
+            epoch,
+            work,
+            name: name.to_owned(),
+            claim: None,
+            is_done: false,
+            merger: None,
+            writer: None,
+            shards,
+            shard: None,
+        }
+    }
+
     /// Returns the number of bytes that it will read.
     pub fn bytes(&self) -> u64 {
         let of = |(object, shards): &(DataObject, u64)| -> u64 {
@@ -150,8 +162,8 @@ impl Merge {
             let writer = match &mut self.writer {
                 Some(writer) => writer,
                 none => {
-                    let name = self.claim.as_ref().map_or("", Claim::name);
-                    none.insert(DataWriter::create(&*self.store, name, self.app, self.epoch)?)
+                    let new = DataWriter::create(&*self.store, &self.name, self.app, self.epoch)?;
+                    none.insert(new)
                 }
             };
             writer.push(cursor.spot(), cursor.encoded())?;
@@ -160,11 +172,25 @@ impl Merge {
     }
 
     fn finish(&mut self) -> Result<Merged> {
-        let Some(claim) = self.claim.take() else {
+        if std::mem::replace(&mut self.is_done, true) {
             return Err(Error::internal("a merge was continued after its end"));
-        };
+        }
         let written = self.writer.take().map(DataWriter::finish).transpose()?;
-        let object = written.map(|w| DataObject::new(claim.name(), self.work.level, &w));
-        Ok(Merged { work: self.work.clone(), object, _claim: claim })
+        let object = written.map(|w| DataObject::new(&self.name, self.work.level, &w));
+        Ok(Merged { work: self.work.clone(), object, _claim: self.claim.take() })
     }
+}
+
+/// Merges data objects into a new one of this name, for callers that have their own manifests.
+/// Returns `None` if no row was left.
+///
+/// # Errors
+/// As [`Merge::step`].
+pub fn merge(
+    store: &Arc<dyn Store>,
+    of: (u128, u64),
+    name: &str,
+    work: &Work,
+) -> Result<Option<DataObject>> {
+    Merge::new(store, of, name, work.clone()).run().map(|merged| merged.object)
 }

@@ -20,6 +20,7 @@
 //! the base `FAN_IN`. At most `SHARDS` objects are a base somewhere, and there are at most `FAN_IN
 //! - 1` others of each level.
 
+use crate::bytes::{put_counted, put_short, Taker};
 use crate::data::Written;
 use crate::shard::{shards_in, ShardSet, SHARDS};
 
@@ -52,6 +53,30 @@ impl DataObject {
         DataObject { name: name.to_owned(), len, root, level, shards }
     }
 
+    /// Appends its description, in the encoding of manifests.
+    pub fn put(&self, out: &mut Vec<u8>) {
+        put_counted(self.name.as_bytes(), out);
+        out.extend_from_slice(&self.len.to_le_bytes());
+        out.extend_from_slice(&self.root.to_le_bytes());
+        out.push(self.level);
+        out.extend_from_slice(&self.live().to_le_bytes());
+        for shard in shards_in(self.live()) {
+            put_short(self.shards[shard], out);
+        }
+    }
+
+    /// Takes a description off the front. `None` if the bytes are none.
+    pub fn take(input: &mut &[u8]) -> Option<DataObject> {
+        let mut taker = Taker(input);
+        let (name, len, root, level) = (taker.text()?, taker.u64()?, taker.u64()?, taker.u8()?);
+        let mut shards = [0; SHARDS];
+        for shard in shards_in(taker.u64()?) {
+            shards[shard] = taker.short()?;
+        }
+        *input = taker.0;
+        Some(DataObject { name, len, root, level, shards })
+    }
+
     /// Returns the shards in which it applies.
     pub(crate) fn live(&self) -> ShardSet {
         (0..SHARDS).filter(|shard| self.shards[*shard] > 0).fold(0, |set, s| set | 1 << s)
@@ -60,7 +85,7 @@ impl DataObject {
 
 /// Objects to merge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Work {
+pub struct Work {
     /// The objects, oldest first, each with the shards of which it contributes rows.
     pub(crate) inputs: Vec<(DataObject, ShardSet)>,
     /// The shards whose base takes part. There, deletions need not be written.
@@ -70,6 +95,36 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// Appends its description.
+    pub fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&(self.inputs.len() as u32).to_le_bytes());
+        for (object, shards) in &self.inputs {
+            object.put(out);
+            out.extend_from_slice(&shards.to_le_bytes());
+        }
+        out.extend_from_slice(&self.based.to_le_bytes());
+        out.push(self.level);
+    }
+
+    /// Takes a description off the front. `None` if the bytes are none.
+    pub fn take(input: &mut &[u8]) -> Option<Work> {
+        let mut taker = Taker(input);
+        let count = taker.u32()?;
+        let mut inputs = Vec::new();
+        for _ in 0..count {
+            let object = DataObject::take(&mut taker.0)?;
+            inputs.push((object, taker.u64()?));
+        }
+        let (based, level) = (taker.u64()?, taker.u8()?);
+        *input = taker.0;
+        Some(Work { inputs, based, level })
+    }
+
+    /// Returns the objects that take part.
+    pub fn inputs(&self) -> impl Iterator<Item = &DataObject> {
+        self.inputs.iter().map(|(object, _)| object)
+    }
+
     /// Returns all shards that take part.
     pub(crate) fn shards(&self) -> ShardSet {
         self.inputs.iter().fold(0, |set, (_, shards)| set | shards)
@@ -94,8 +149,8 @@ pub(crate) fn occupied(layout: &[DataObject]) -> ShardSet {
     bases(layout).0
 }
 
-/// Returns the next merge, if there is one.
-pub(crate) fn plan(layout: &[DataObject]) -> Option<Work> {
+/// Returns the next merge that pays off, if there is one.
+pub fn plan(layout: &[DataObject]) -> Option<Work> {
     if layout.len() > SHARDS + INPUTS_MAX {
         // Merging is too slow: a shard may have more deltas than can be open at once.
         return plan_level(layout).or_else(|| plan_base(layout));
@@ -159,7 +214,7 @@ fn collect<'a>(
 
 /// Replaces the inputs of `work` by its result, which is `None` if no row is left. Returns `false`,
 /// and changes nothing, if the layout is no longer the one for which the work was planned.
-pub(crate) fn replace(layout: &mut Vec<DataObject>, work: &Work, by: Option<DataObject>) -> bool {
+pub fn replace(layout: &mut Vec<DataObject>, work: &Work, by: Option<DataObject>) -> bool {
     let live_in = |object: &DataObject, shard: usize| object.shards[shard] > 0;
     for shard in shards_in(work.shards()) {
         let wanted = work.inputs.iter().filter(|(_, shards)| shards >> shard & 1 == 1);

@@ -52,13 +52,14 @@ mod retain;
 mod shard;
 mod snapshots;
 
-pub use compact::{Merge, Merged};
+pub use compact::{merge, Merge, Merged};
 pub use delta::Delta;
-pub use layout::DataObject;
-pub use load::{load, LoadedRow, Loader, Piece};
+pub use layout::{plan, replace, DataObject, Work};
+pub use load::{load, LoadedChange, LoadedRow, Loader, Piece};
 pub use manifest::{epochs, manifest_at, Blob, Head, Manifest};
+pub use publish::put_rows;
 pub use retain::Retained;
-pub use shard::{shard_of, SHARDS};
+pub use shard::{shard_of, shards, SHARDS};
 pub use snapshots::{discard_after, newest, open_at, Snapshots};
 
 /// The version of all formats here: data objects and manifests.

@@ -11,7 +11,7 @@ use crate::data::{Cursor, DataReader};
 use crate::layout::DataObject;
 use crate::manifest::Manifest;
 use crate::merge::{window, Merger};
-use crate::shard::{ShardSet, SHARDS};
+use crate::shard::{shards_in, ShardSet, SHARDS};
 
 /// A row of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,19 @@ pub struct LoadedRow<'a> {
     pub key: &'a [u8],
     /// The row itself.
     pub row: &'a [u8],
+}
+
+/// A row of some data objects, or its deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadedChange<'a> {
+    /// The table.
+    pub table: TableId,
+    /// The partition.
+    pub partition: Partition,
+    /// The key.
+    pub key: &'a [u8],
+    /// The row itself, or `None` if it is deleted.
+    pub row: Option<&'a [u8]>,
 }
 
 /// A snapshot open for reading, with the verified indexes of its data objects. Several threads may
@@ -43,12 +56,20 @@ impl Loader {
     /// If the store fails. `Io` if an object is missing, damaged, or not the one that the manifest
     /// names. `Setting` if one belongs to another app or a later version.
     pub fn open(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<Loader> {
+        Loader::of(store, manifest.app, &manifest.objects)
+    }
+
+    /// Reads the indexes of these data objects, which apply in this order.
+    ///
+    /// # Errors
+    /// As [`Loader::open`].
+    pub fn of(store: &Arc<dyn Store>, app: u128, objects: &[DataObject]) -> Result<Loader> {
         let open = |object: &DataObject| {
             let DataObject { name, len, root, .. } = object;
-            let reader = DataReader::open(store.clone(), name, manifest.app, *len, *root)?;
+            let reader = DataReader::open(store.clone(), name, app, *len, *root)?;
             Ok((Arc::new(reader), object.clone()))
         };
-        Ok(Loader { objects: manifest.objects.iter().map(open).collect::<Result<_>>()? })
+        Ok(Loader { objects: objects.iter().map(open).collect::<Result<_>>()? })
     }
 
     /// Returns an upper bound on the number of rows, to reserve memory for them.
@@ -89,20 +110,35 @@ impl Loader {
         piece: &Piece,
         mut visit: impl FnMut(LoadedRow<'_>) -> Result<()>,
     ) -> Result<()> {
-        let inside = piece.0.clone().fold(0, |set: ShardSet, shard| set | 1 << shard);
+        self.changes(piece.0.clone(), |LoadedChange { table, partition, key, row }| match row {
+            Some(row) => visit(LoadedRow { table, partition, key, row }),
+            None => Ok(()),
+        })
+    }
+
+    /// Calls `visit` with each row and each deletion in some shards once, as
+    /// [`load`](Loader::load) does.
+    ///
+    /// # Errors
+    /// As [`load`](Loader::load).
+    pub fn changes(
+        &self,
+        shards: impl Iterator<Item = usize>,
+        mut visit: impl FnMut(LoadedChange<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let inside = shards.fold(0, |set: ShardSet, shard| set | 1 << shard);
         let live = self.objects.iter().map(|(reader, o)| (reader, o.live() & inside));
         let live: Vec<_> = live.filter(|(_, live)| *live != 0).collect();
         let window = window(live.len());
         let cursors =
             live.iter().map(|(reader, live)| Cursor::new((*reader).clone(), window, *live));
         let mut merger = Merger::new(cursors.collect());
-        for shard in piece.0.clone() {
+        for shard in shards_in(inside) {
             merger.begin(shard, |number| live[number].1 >> shard & 1 == 1)?;
             while let Some(cursor) = merger.next()? {
-                let Some(row) = cursor.row() else { continue };
-                let spot = cursor.spot();
+                let (spot, key, row) = (cursor.spot(), cursor.key(), cursor.row());
                 let (table, partition) = (spot.table(), spot.partition());
-                visit(LoadedRow { table, partition, key: cursor.key(), row })?;
+                visit(LoadedChange { table, partition, key, row })?;
             }
         }
         Ok(())

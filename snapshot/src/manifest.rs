@@ -14,10 +14,9 @@
 use tidemill_core::Result;
 use tidemill_durable::Store;
 
-use crate::bytes::{checksum, put_counted, put_short, Taker};
+use crate::bytes::{checksum, put_counted, Taker};
 use crate::damage;
 use crate::layout::DataObject;
-use crate::shard::{shards_in, SHARDS};
 use crate::VERSION;
 
 const MAGIC: &[u8; 8] = b"TIDEMANI";
@@ -116,16 +115,7 @@ impl Manifest {
         out.extend_from_slice(&self.internal.len.to_le_bytes());
         out.extend_from_slice(&self.internal.checksum.to_le_bytes());
         out.extend_from_slice(&(self.objects.len() as u32).to_le_bytes());
-        for object in &self.objects {
-            put_counted(object.name.as_bytes(), &mut out);
-            out.extend_from_slice(&object.len.to_le_bytes());
-            out.extend_from_slice(&object.root.to_le_bytes());
-            out.push(object.level);
-            out.extend_from_slice(&object.live().to_le_bytes());
-            for shard in shards_in(object.live()) {
-                put_short(object.shards[shard], &mut out);
-            }
-        }
+        self.objects.iter().for_each(|object| object.put(&mut out));
         let checksum = checksum(&[&out]);
         out.extend_from_slice(&checksum.to_le_bytes());
         out
@@ -166,14 +156,7 @@ fn decode_fields(mut taker: Taker<'_>) -> Option<Manifest> {
     let (input_next, cut_next) = (taker.u64()?, taker.u64()?);
     let program = taker.counted()?.to_vec();
     let internal = Blob { name: taker.text()?, len: taker.u64()?, checksum: taker.u64()? };
-    let objects = (0..taker.u32()?).map(|_| {
-        let (name, len, root, level) = (taker.text()?, taker.u64()?, taker.u64()?, taker.u8()?);
-        let mut shards = [0; SHARDS];
-        for shard in shards_in(taker.u64()?) {
-            shards[shard] = taker.short()?;
-        }
-        Some(DataObject { name, len, root, level, shards })
-    });
+    let objects = (0..taker.u32()?).map(|_| DataObject::take(&mut taker.0));
     let objects = objects.collect::<Option<Vec<_>>>()?;
     let head = Head { epoch, fingerprint, program, input_next, cut_next };
     // The checksum follows.
@@ -238,7 +221,7 @@ mod tests {
     use tidemill_core::Kind;
 
     fn manifest() -> Manifest {
-        let mut shards = [0; SHARDS];
+        let mut shards = [0; crate::SHARDS];
         (shards[3], shards[63]) = (100, 1);
         let object =
             |name: &str| DataObject { name: name.into(), len: 200, root: 7, level: 2, shards };

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_core::{Error, Result};
-use tidemill_durable::name_taken;
+use tidemill_durable::{name_taken, Store};
 
-use crate::data::{DataWriter, Written};
+use crate::data::DataWriter;
 use crate::delta::{Delta, Sorter};
 use crate::layout::{occupied, DataObject};
 use crate::manifest::{check_objects, manifest_at, Blob, Head, Manifest};
-use crate::shard::SHARDS;
+use crate::shard::{ShardSet, SHARDS};
 use crate::snapshots::Snapshots;
 use crate::{DATA, INTERNAL};
 
@@ -37,9 +37,9 @@ impl Snapshots {
         let mut objects = if delta.is_whole() { Vec::new() } else { self.layout.clone() };
 
         let data = self.names.claim(DATA);
-        if let Some(written) = self.write_delta(data.name(), head.epoch, delta, &objects)? {
-            objects.push(DataObject::new(data.name(), 0, &written));
-        }
+        let of = (self.app, head.epoch);
+        let below = occupied(&objects);
+        objects.extend(put_delta(&*self.store, of, data.name(), delta, below)?);
         let state = self.names.claim(INTERNAL);
         if !self.store.put(state.name(), internal)? {
             return Err(name_taken(state.name()));
@@ -55,36 +55,6 @@ impl Snapshots {
         self.layout.clone_from(&manifest.objects);
         self.newest = Some(manifest.clone());
         Ok(manifest)
-    }
-
-    /// Writes the rows of a delta on top of `below`. Returns `None` if there are none.
-    fn write_delta(
-        &self,
-        name: &str,
-        epoch: u64,
-        delta: &Delta,
-        below: &[DataObject],
-    ) -> Result<Option<Written>> {
-        let below = occupied(below);
-        let mut sorter = Sorter::default();
-        let mut writer: Option<DataWriter> = None;
-        for shard in 0..SHARDS {
-            let bare = below >> shard & 1 == 0;
-            delta.sorted(shard, &mut sorter).each(|spot, deleted, row| {
-                // There is nothing that the deletion could delete.
-                if deleted && bare {
-                    return Ok(());
-                }
-                match &mut writer {
-                    Some(writer) => writer.push(spot, row),
-                    None => {
-                        let new = DataWriter::create(&*self.store, name, self.app, epoch)?;
-                        writer.insert(new).push(spot, row)
-                    }
-                }
-            })?;
-        }
-        writer.map(DataWriter::finish).transpose()
     }
 
     /// Returns the existing manifest of this epoch, if it is from an earlier attempt whose answer
@@ -103,4 +73,46 @@ impl Snapshots {
             .help("another process writes to the same data: stop one of them")),
         }
     }
+}
+
+/// Puts the rows of a delta as a data object of an app and an epoch, for callers that have their own
+/// manifests. Returns `None` if it has none.
+///
+/// # Errors
+/// If the store fails or is full; `Resource` if there is an object of this name.
+pub fn put_rows(
+    store: &dyn Store,
+    of: (u128, u64),
+    name: &str,
+    delta: &Delta,
+) -> Result<Option<DataObject>> {
+    // Deletions may delete rows of earlier objects.
+    put_delta(store, of, name, delta, ShardSet::MAX)
+}
+
+/// Puts the rows of a delta. In shards that are not `occupied` by earlier objects, there is nothing
+/// that a deletion could delete.
+fn put_delta(
+    store: &dyn Store,
+    (app, epoch): (u128, u64),
+    name: &str,
+    delta: &Delta,
+    occupied: ShardSet,
+) -> Result<Option<DataObject>> {
+    let mut sorter = Sorter::default();
+    let mut writer: Option<DataWriter> = None;
+    for shard in 0..SHARDS {
+        let is_bare = occupied >> shard & 1 == 0;
+        delta.sorted(shard, &mut sorter).each(|spot, deleted, row| {
+            if deleted && is_bare {
+                return Ok(());
+            }
+            match &mut writer {
+                Some(writer) => writer.push(spot, row),
+                None => writer.insert(DataWriter::create(store, name, app, epoch)?).push(spot, row),
+            }
+        })?;
+    }
+    let written = writer.map(DataWriter::finish).transpose()?;
+    Ok(written.map(|written| DataObject::new(name, 0, &written)))
 }

@@ -1,7 +1,7 @@
 //! Shards: groups of neighbouring partitions, the unit in which snapshots are read and merged.
 
 use tidemill_core::TableId;
-use tidemill_place::{Partition, PARTITIONS};
+use tidemill_place::{Partition, PartitionSet, PARTITIONS};
 
 /// The number of shards; part of the format.
 pub const SHARDS: usize = 64;
@@ -14,6 +14,15 @@ pub(crate) type ShardSet = u64;
 /// Returns the shard of a partition.
 pub fn shard_of(partition: Partition) -> usize {
     usize::from(partition.0 / PARTITIONS_PER_SHARD)
+}
+
+/// Returns the shards that have partitions of a set, in order.
+pub fn shards(partitions: &PartitionSet) -> impl Iterator<Item = usize> + '_ {
+    let of = |shard| {
+        let first = shard as u16 * PARTITIONS_PER_SHARD;
+        (first..first + PARTITIONS_PER_SHARD).map(Partition)
+    };
+    (0..SHARDS).filter(move |shard| of(*shard).any(|partition| partitions.contains(partition)))
 }
 
 /// A table and a partition as one number, ordered by table and then partition. Rows within a shard

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use tidemill_function::InjectedDefect;
 
 use super::available::Available;
+use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
-use crate::effect::{Effect, Packet, Piece, Span};
+use crate::effect::{Effect, Packet, Piece, Span, StoredPart};
 use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
-    Buffered, CutRecord, Form, Left, Manifest, Member, Object, Record, Times, Topic, Waiting,
+    Buffered, CutRecord, Form, Left, Manifest, Member, Record, Times, Topic, Waiting,
 };
 use crate::Settings;
 
@@ -22,8 +23,8 @@ struct Taking {
     cut: Arc<CutRecord>,
     /// The offset of its cut in the log.
     cut_at: u64,
-    /// The object of each member, and the number of rows in it.
-    parts: BTreeMap<Member, (String, u64)>,
+    /// The part of each member.
+    parts: BTreeMap<Member, StoredPart>,
     outputs: Vec<u64>,
     /// The first record of each source that it needs, and where the buffered events of each event
     /// source begin.
@@ -31,25 +32,8 @@ struct Taking {
     waiting: Vec<Waiting>,
     /// The number of late events, if a later cut knows it.
     late: Option<u64>,
-    all: bool,
     /// Whether its manifest is being stored.
     is_put: bool,
-}
-
-/// The number of rows in a snapshot: those of its whole part, and those that have changed since. A
-/// row counts as often as it has changed.
-#[derive(Clone, Copy)]
-pub(super) struct Rows {
-    whole: u64,
-    since: u64,
-}
-
-impl Rows {
-    /// Whether reading the changes takes longer than reading the rest. Then the next snapshot is a
-    /// whole one.
-    fn is_mostly_changes(self) -> bool {
-        self.since > 2 * self.whole
-    }
 }
 
 /// A generation that executes.
@@ -82,6 +66,7 @@ pub(super) struct Running {
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     taking: Option<Taking>,
+    pub merging: Merging,
     /// The time when the last snapshot was begun.
     taken_us: u64,
     /// The time since which a worker waits to join or to end.
@@ -130,6 +115,7 @@ impl Running {
             executed: BTreeMap::new(),
             left: BTreeMap::new(),
             taking: None,
+            merging: Merging::of(&form.manifest),
             taken_us: now_us,
             planned_us: None,
             form,
@@ -285,11 +271,11 @@ impl Coordinator {
     /// something to execute. Only one cut at a time is on its way to the log. If there were two and
     /// only the first were lost, there would be a gap.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
-        let Settings { epoch_max, snapshot_every, snapshot_us, objects_max, .. } = self.settings;
+        let Settings { epoch_max, snapshot_every, snapshot_us, .. } = self.settings;
         let buffered_bytes_max = self.settings.buffered_bytes_max;
         let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
-        let (manifest, rows) = (self.manifest.clone(), self.rows);
+        let manifest = self.manifest.clone();
         let counts_records = self.is_spoiled_by(InjectedDefect::CountRecords);
         let forgets_idle = self.is_spoiled_by(InjectedDefect::ForgetIdle);
         let forgets_end = self.is_spoiled_by(InjectedDefect::ForgetEnd);
@@ -373,29 +359,25 @@ impl Coordinator {
         let times = running.times.clone();
         let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto, times });
         running.base = cut.next_base();
-        let mut snapshot = None;
         let is_due = now_us >= running.taken_us + snapshot_us;
         let is_wanted = is_ending
             || running.planned_us.is_some()
             || (epoch.is_multiple_of(snapshot_every) && is_due);
-        if running.taking.is_none() && is_wanted {
+        let takes_snapshot = running.taking.is_none() && is_wanted;
+        if takes_snapshot {
             running.taken_us = now_us;
-            let objects = manifest.objects.len() + running.form.assignment.members.len();
-            let all = objects > objects_max || rows.is_some_and(Rows::is_mostly_changes);
             let (parts, outputs) = (BTreeMap::new(), manifest.outputs.clone());
             let cut = cut.clone();
             let has_times = !running.event_time.is_empty();
             let buffered = if has_times { cut.upto.clone() } else { Vec::new() };
             let (waiting, cut_at, late, is_put) = (Vec::new(), 0, None, false);
-            let taking =
-                Taking { cut, cut_at, parts, outputs, buffered, waiting, late, all, is_put };
+            let taking = Taking { cut, cut_at, parts, outputs, buffered, waiting, late, is_put };
             running.taking = Some(taking);
-            snapshot = Some(all);
         }
         let generation = running.form.generation;
         let record = Record::Cut((*cut).clone());
         // Members execute the cut while it becomes durable.
-        self.send(&Packet::Cut { generation, cut, snapshot }, effects);
+        self.send(&Packet::Cut { generation, cut, takes_snapshot }, effects);
         self.append(Pending::Cut(epoch), Topic::Cuts, record, effects);
     }
 
@@ -417,7 +399,7 @@ impl Coordinator {
         &mut self,
         member: Member,
         epoch: u64,
-        part: Option<(String, u64)>,
+        part: Option<StoredPart>,
         (outputs, waiting): (&[u64], &[Waiting]),
         effects: &mut Vec<Effect>,
     ) {
@@ -445,7 +427,11 @@ impl Coordinator {
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut() else { return };
         let epoch = taking.cut.epoch;
-        let is_whole = taking.parts.len() == running.form.assignment.members.len();
+        // A member reports its late events before its part. The report may be lost with the connection
+        // on which it was sent, and the part comes on the next one.
+        let has_executed = |member| running.executed.get(member).is_some_and(|of| *of >= epoch);
+        let members = &running.form.assignment.members;
+        let is_whole = taking.parts.len() == members.len() && members.iter().all(has_executed);
         if !is_whole || epoch > running.durable || std::mem::replace(&mut taking.is_put, true) {
             return;
         }
@@ -454,8 +440,8 @@ impl Coordinator {
         let times = Times { late: late.unwrap_or_else(|| running.late()), ..times };
         let Some(taking) = &running.taking else { return };
         let written = self.written.as_ref().unwrap_or(&self.manifest.written).clone();
-        let mut objects = if taking.all { Vec::new() } else { self.manifest.objects.clone() };
-        objects.extend(taking.parts.values().map(|(name, _)| name.clone()));
+        let mut objects = running.merging.layout.clone();
+        objects.extend(taking.parts.values().flatten().cloned());
         let manifest = Arc::new(Manifest {
             program: self.settings.program,
             generation: running.form.generation,
@@ -470,9 +456,8 @@ impl Coordinator {
             objects,
             written,
         });
-        let name = manifest.name();
         let token = self.token(Pending::Manifest(manifest.clone()));
-        effects.push(Effect::Put { token, name, object: Object::Manifest(manifest) });
+        effects.push(Effect::PutManifest { token, manifest });
     }
 
     /// Appends the record of a manifest that is stored. Gives the snapshot up if it could not be
@@ -494,18 +479,16 @@ impl Coordinator {
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let taken = running.taking.take();
-        if let Some(Taking { parts, all, .. }) = &taken {
-            let rows = parts.values().map(|(_, rows)| rows).sum::<u64>();
-            // The first snapshot has all rows.
-            match (*all || self.manifest.objects.is_empty(), &mut self.rows) {
-                (true, of) => *of = Some(Rows { whole: rows, since: 0 }),
-                (false, Some(of)) => of.since += rows,
-                (false, None) => {}
-            }
+        let layout = &mut running.merging.layout;
+        match &taken {
+            // Objects may have been merged while the manifest was being stored.
+            Some(Taking { parts, .. }) => layout.extend(parts.values().flatten().cloned()),
+            None => layout.clone_from(&manifest.objects),
         }
+        let also = running.merging.more_than(&manifest);
         // Later cuts may come before the snapshot's record.
         let cuts = taken.map_or(0, |taking| taking.cut_at);
-        effects.push(Effect::Release { manifest: manifest.clone(), cuts });
+        effects.push(Effect::Release { manifest: manifest.clone(), also, cuts });
         let (generation, epoch) = (running.form.generation, manifest.epoch);
         self.cuts.retain(|cut| cut.epoch > epoch);
         self.manifest = manifest;
@@ -517,7 +500,10 @@ impl Coordinator {
         match is_planned {
             true => self.begin(effects),
             // Read on, so that there is little to read when the next generation begins.
-            false => self.read_on(effects),
+            false => {
+                self.read_on(effects);
+                self.merge(effects);
+            }
         }
     }
 

@@ -52,7 +52,7 @@ impl Coordinator {
                     self.last_generation = self.last_generation.max(generation);
                 }
                 Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
-                Record::Snapshot(manifest) if manifest.epoch > self.manifest.epoch => {
+                Record::Snapshot(manifest) if manifest.replaces(&self.manifest) => {
                     // Earlier records of the log may have been trimmed.
                     self.last_generation = self.last_generation.max(manifest.generation);
                     self.cuts.retain(|cut| cut.epoch > manifest.epoch);
@@ -188,7 +188,8 @@ impl Coordinator {
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {
-            self.send(&Packet::Cut { generation, cut: cut.clone(), snapshot: None }, effects);
+            let (cut, takes_snapshot) = (cut.clone(), false);
+            self.send(&Packet::Cut { generation, cut, takes_snapshot }, effects);
         }
         // The cuts are needed again if this generation ends before its first snapshot.
         self.cuts = cuts;

@@ -4,31 +4,38 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::effect::{Address, Effect, Packet};
-use crate::records::{Manifest, Member};
+use crate::records::{Form, Member};
 
 /// Workers that are about to join, the time when their preparation began, and whether it is done.
 #[derive(Default)]
 pub(super) struct Preparing(BTreeMap<Member, (u64, bool)>);
 
 impl Preparing {
-    /// Sends the snapshot to new workers. Returns whether all have read it, or have had enough
-    /// time.
+    /// Sends the snapshot, in the expected generation, to new workers. Returns whether all have read
+    /// it, or have had enough time.
     pub fn are_ready(
         &mut self,
         come: &[Member],
-        manifest: &Arc<Manifest>,
+        expected: impl Fn() -> Arc<Form>,
         (now_us, patience_us): (u64, u64),
         effects: &mut Vec<Effect>,
     ) -> bool {
         self.0.retain(|member, _| come.contains(member));
         for member in come {
             self.0.entry(*member).or_insert_with(|| {
-                let packet = Packet::Prepare(manifest.clone());
+                let form = expected();
+                let is_done = form.manifest.objects.is_empty();
+                let packet = Packet::Prepare(form);
                 effects.push(Effect::Send { to: Address::Worker(*member), packet });
-                (now_us, manifest.objects.is_empty())
+                (now_us, is_done)
             });
         }
         self.0.values().all(|(since_us, is_done)| *is_done || now_us > since_us + patience_us)
+    }
+
+    /// Whether no worker is about to join.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Notes that a worker has read the snapshot.

@@ -11,7 +11,9 @@ mod record;
 mod value;
 
 pub use packet::{put_packet, take_packet};
-pub use record::{put_object, put_record, take_object, take_record};
+pub use record::{
+    put_manifest_object, put_record, take_manifest_object, take_part_of_before, take_record,
+};
 
 use std::sync::Arc;
 
@@ -22,7 +24,7 @@ use tidemill_function::{Path, Tid};
 /// The version of records and parts of snapshots, which logs and stores record.
 pub const VERSION: u32 = 7;
 /// The version of messages. Processes with different versions do not communicate.
-pub const MESSAGES: u32 = 13;
+pub const MESSAGES: u32 = 14;
 
 /// The maximum depth of nested lists.
 const DEPTH_MAX: usize = 128;

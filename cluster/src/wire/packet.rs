@@ -8,11 +8,12 @@ use tidemill_core::wire::{
 use tidemill_core::LateRow;
 use tidemill_function::{NodeId, Owners};
 use tidemill_place::PARTITIONS;
+use tidemill_snapshot::{DataObject, Work};
 
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{put_cut, put_manifest, put_waiting, take_cut, take_manifest, take_waiting};
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
-use crate::effect::{Packet, Piece, Span};
+use crate::effect::{Packet, Piece, Span, StoredPart};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{Assignment, Buffered, Form, Member};
 
@@ -34,6 +35,14 @@ fn take_form(input: &mut &[u8]) -> Option<Form> {
     let owners = (0..PARTITIONS).map(|_| owner(input)).collect::<Option<Arc<[NodeId]>>>()?;
     let assignment = Assignment { members, owners: Owners::new(nodes, owners) };
     Some(Form { generation, assignment, manifest: Arc::new(take_manifest(input)?) })
+}
+
+fn put_part(part: &StoredPart, out: &mut Vec<u8>) {
+    put_option(part.as_ref(), out, DataObject::put);
+}
+
+fn take_part(input: &mut &[u8]) -> Option<StoredPart> {
+    take_option(input, DataObject::take)
 }
 
 fn put_buffered(buffered: &Buffered, out: &mut Vec<u8>) {
@@ -110,11 +119,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
                 });
             });
         }
-        Packet::Cut { generation, cut, snapshot } => {
+        Packet::Cut { generation, cut, takes_snapshot } => {
             out.push(4);
             put_u64(*generation, out);
             put_cut(cut, out);
-            put_option(*snapshot, out, put_bool);
+            put_bool(*takes_snapshot, out);
         }
         Packet::Durable { generation, epoch } => {
             out.push(5);
@@ -127,12 +136,11 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*epoch, out);
             put_buffered(buffered, out);
         }
-        Packet::Part { generation, epoch, name, rows, outputs, waiting } => {
+        Packet::Part { generation, epoch, part, outputs, waiting } => {
             out.push(7);
             put_u64(*generation, out);
             put_u64(*epoch, out);
-            put_option(name.as_ref(), out, |name, out| put_bytes(name.as_bytes(), out));
-            put_u64(*rows, out);
+            put_option(part.as_ref(), out, put_part);
             put_list(outputs, out, |offset, out| put_u64(*offset, out));
             put_list(waiting, out, put_waiting);
         }
@@ -154,9 +162,22 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
         }
         Packet::Leaving => out.push(12),
         Packet::Released => out.push(13),
-        Packet::Prepare(manifest) => {
+        Packet::Prepare(form) => {
             out.push(14);
-            put_manifest(manifest, out);
+            put_form(form, out);
+        }
+        Packet::Merge { generation, epoch, name, work } => {
+            out.push(19);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+            put_bytes(name.as_bytes(), out);
+            work.put(out);
+        }
+        Packet::Merged { generation, name, part } => {
+            out.push(20);
+            put_u64(*generation, out);
+            put_bytes(name.as_bytes(), out);
+            put_option(part.as_ref(), out, put_part);
         }
         Packet::Prepared => out.push(15),
         Packet::Outside { generation, epoch, rows } => {
@@ -230,7 +251,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         4 => Packet::Cut {
             generation: take_u64(input)?,
             cut: Arc::new(take_cut(input)?),
-            snapshot: take_option(input, take_bool)?,
+            takes_snapshot: take_bool(input)?,
         },
         5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
         6 => Packet::Executed {
@@ -241,8 +262,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         7 => Packet::Part {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
-            name: take_option(input, |input| take_text(input).map(String::from))?,
-            rows: take_u64(input)?,
+            part: take_option(input, take_part)?,
             outputs: take_list(input, take_u64)?,
             waiting: take_list(input, take_waiting)?,
         },
@@ -272,7 +292,18 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         },
         12 => Packet::Leaving,
         13 => Packet::Released,
-        14 => Packet::Prepare(Arc::new(take_manifest(input)?)),
+        14 => Packet::Prepare(Arc::new(take_form(input)?)),
+        19 => Packet::Merge {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            name: take_text(input)?.into(),
+            work: Arc::new(Work::take(input)?),
+        },
+        20 => Packet::Merged {
+            generation: take_u64(input)?,
+            name: take_text(input)?.into(),
+            part: take_option(input, take_part)?,
+        },
         15 => Packet::Prepared,
         18 => Packet::Outside {
             generation: take_u64(input)?,

@@ -8,6 +8,7 @@ use tidemill_core::wire::{
 };
 use tidemill_core::{Key, Position, SourceId, StreamId, TableId, Value};
 use tidemill_function::{Bounds, Call, Stored, Target};
+use tidemill_snapshot::{DataObject, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::{
@@ -15,9 +16,7 @@ use super::{
     take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
 use crate::event_time::ENDED_US;
-use crate::records::{
-    CutRecord, Manifest, Object, Output, Record, Request, Times, Waiting, Written,
-};
+use crate::records::{CutRecord, Manifest, Output, Record, Request, Times, Waiting, Written};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -229,18 +228,16 @@ pub(super) fn take_waiting(input: &mut &[u8]) -> Option<Waiting> {
 }
 
 pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
-    put_first_manifest(manifest, out);
+    put_manifest_with(manifest, out, DataObject::put);
     put_option(manifest.waiting.as_ref(), out, |waiting, out| put_list(waiting, out, put_waiting));
 }
 
-pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
-    let manifest = take_first_manifest(input)?;
-    let waiting = take_option(input, |input| take_list(input, take_waiting))?;
-    Some(Manifest { waiting, ..manifest })
-}
-
-/// Appends a manifest in the encoding of earlier versions.
-pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
+/// Appends a manifest as the first versions did, with its objects as `put_object` does.
+pub(super) fn put_manifest_with(
+    manifest: &Manifest,
+    out: &mut Vec<u8>,
+    put_object: fn(&DataObject, &mut Vec<u8>),
+) {
     put_u128(manifest.program, out);
     put_u64(manifest.generation, out);
     put_u64(manifest.epoch, out);
@@ -250,15 +247,38 @@ pub(super) fn put_first_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_u64s(&manifest.buffered, out);
     put_times(&manifest.times, out);
     put_u64s(&manifest.outputs, out);
-    put_list(&manifest.objects, out, |name, out| put_bytes(name.as_bytes(), out));
+    put_list(&manifest.objects, out, put_object);
     let Written { base, outputs, note } = &*manifest.written;
     put_u64(*base, out);
     put_u64s(outputs, out);
     put_bytes(note, out);
 }
 
-/// Takes a manifest in the encoding of [`put_first_manifest`].
+pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    let manifest = take_manifest_with(input, DataObject::take)?;
+    let waiting = take_option(input, |input| take_list(input, take_waiting))?;
+    Some(Manifest { waiting, ..manifest })
+}
+
+/// Takes a manifest whose parts are in the format of earlier versions, and only named.
+fn take_second_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    let manifest = take_first_manifest(input)?;
+    let waiting = take_option(input, |input| take_list(input, take_waiting))?;
+    Some(Manifest { waiting, ..manifest })
+}
+
+/// Takes a manifest of even earlier versions.
 fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    take_manifest_with(input, |input| {
+        let name = take_text(input)?.to_owned();
+        Some(DataObject { name, len: 0, root: 0, level: 0, shards: [0; SHARDS] })
+    })
+}
+
+fn take_manifest_with(
+    input: &mut &[u8],
+    take_object: fn(&mut &[u8]) -> Option<DataObject>,
+) -> Option<Manifest> {
     Some(Manifest {
         program: take_u128(input)?,
         generation: take_u64(input)?,
@@ -270,7 +290,7 @@ fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
         waiting: None,
         times: take_times(input)?,
         outputs: take_u64s(input)?,
-        objects: take_list(input, |input| take_text(input).map(String::from))?,
+        objects: take_list(input, take_object)?,
         written: Arc::new(Written {
             base: take_u64(input)?,
             outputs: take_u64s(input)?,
@@ -279,8 +299,8 @@ fn take_first_manifest(input: &mut &[u8]) -> Option<Manifest> {
     })
 }
 
-/// Appends a record. Kinds 1 to 5, 7, 9 and 11 are those of earlier versions, of which 11 is still
-/// read.
+/// Appends a record. Kinds 1 to 5, 7, 9, 11 and 14 are those of earlier versions, of which 11 and 14
+/// are still read.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -300,7 +320,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
-            out.push(14);
+            out.push(15);
             put_manifest(manifest, out);
         }
         Record::Outputs(outputs) => {
@@ -361,7 +381,8 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         13 => Record::End,
         10 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
-        14 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        14 => Record::Snapshot(Arc::new(take_second_manifest(input)?)),
+        15 => Record::Snapshot(Arc::new(take_manifest(input)?)),
         8 => Record::Outputs(take_list(input, take_output)?),
         12 => Record::Answer {
             tid: take_tid(input)?,
@@ -375,50 +396,47 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
 /// The first bytes of an object.
 const MAGIC: &[u8; 4] = b"TMob";
 
-/// Appends an object with its version and a checksum.
-pub fn put_object(object: &Object, out: &mut Vec<u8>) {
+/// Appends the object of a manifest, with its version and a checksum. Kinds 0 to 2 are those of
+/// earlier versions, of which 0 is still read.
+pub fn put_manifest_object(manifest: &Manifest, out: &mut Vec<u8>) {
     let begin = out.len();
     out.extend_from_slice(MAGIC);
     put_u32(VERSION, out);
-    match object {
-        Object::Part(rows) => {
-            out.push(0);
-            put_list(rows, out, |(table, key, row), out| {
-                put_u16(table.0, out);
-                put_bytes(&key.0, out);
-                put_stored(row, out);
-            });
-        }
-        Object::Manifest(manifest) => {
-            out.push(2);
-            put_manifest(manifest, out);
-        }
-    }
+    out.push(3);
+    put_manifest(manifest, out);
     let hash = tidemill_core::encode::hash128(&out[begin..]);
     out.extend_from_slice(&hash.to_le_bytes());
 }
 
-/// Returns the object of these bytes, or `None` if they are invalid or damaged.
-pub fn take_object(bytes: &[u8]) -> Option<Object> {
+/// Returns the kind and the content of an object, or `None` if it is invalid or damaged.
+fn content(bytes: &[u8]) -> Option<(u8, &[u8])> {
     let (mut input, hash) = bytes.split_last_chunk::<16>()?;
     if tidemill_core::encode::hash128(input) != u128::from_le_bytes(*hash) {
         return None;
     }
-    let input = &mut input;
-    if take_slice(4, input)? != MAGIC || take_u32(input)? != VERSION {
+    if take_slice(4, &mut input)? != MAGIC || take_u32(&mut input)? != VERSION {
         return None;
     }
-    let object = match take_u8(input)? {
-        0 => {
-            let rows = take_list(input, |input| {
-                let table = TableId(take_u16(input)?);
-                Some((table, Key(take_bytes(input)?.into()), take_stored(input)?))
-            })?;
-            Object::Part(Arc::new(rows))
-        }
-        1 => Object::Manifest(Arc::new(take_first_manifest(input)?)),
-        2 => Object::Manifest(Arc::new(take_manifest(input)?)),
-        _ => return None,
-    };
-    input.is_empty().then_some(object)
+    Some((take_u8(&mut input)?, input))
+}
+
+/// Returns the manifest of an object's bytes, or `None` if they are invalid or damaged.
+pub fn take_manifest_object(bytes: &[u8]) -> Option<Manifest> {
+    let (kind, mut input) = content(bytes)?;
+    let manifest = take_manifest(&mut input)?;
+    (kind == 3 && input.is_empty()).then_some(manifest)
+}
+
+/// Rows of a part in the format of earlier versions. `None` means that the row has been removed.
+pub type PartOfBefore = Vec<(TableId, Key, Stored)>;
+
+/// Returns the rows of a part in the format of earlier versions, or `None` if the bytes are invalid
+/// or damaged.
+pub fn take_part_of_before(bytes: &[u8]) -> Option<PartOfBefore> {
+    let (kind, mut input) = content(bytes)?;
+    let rows = take_list(&mut input, |input| {
+        let table = TableId(take_u16(input)?);
+        Some((table, Key(take_bytes(input)?.into()), take_stored(input)?))
+    })?;
+    (kind == 0 && input.is_empty()).then_some(rows)
 }

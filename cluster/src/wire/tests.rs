@@ -2,14 +2,15 @@ use proptest::prelude::*;
 use smallvec::smallvec;
 use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
 use tidemill_function::{Body, Bounds, Call, Cost, Message, Mode, NodeId, Target, Verdict};
+use tidemill_snapshot::{DataObject, Work, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::*;
 use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{
-    Assignment, Buffered, CutRecord, Form, Manifest, Member, Object, Output, Record, Request,
-    RequestId, Times, Waiting, Written,
+    Assignment, Buffered, CutRecord, Form, Manifest, Member, Output, Record, Request, RequestId,
+    Times, Waiting, Written,
 };
 
 fn values() -> Vec<Value> {
@@ -77,7 +78,7 @@ fn manifest() -> Manifest {
         waiting: Some(vec![Waiting { event_source: 2, record: 5, newest_us: Some(-8) }]),
         times: times(),
         outputs: vec![9],
-        objects: vec!["part-1".into()],
+        objects: vec![object("part-1"), object("merge-1")],
         written: Arc::new(Written { base: 10, outputs: vec![11, 12], note: [1, 2].into() }),
     }
 }
@@ -109,16 +110,29 @@ fn records() -> Vec<Record> {
     records
 }
 
-/// An ended source had the end of all times as its newest time, and where buffered events begin was
-/// not recorded.
+/// Only the names of objects were recorded. In the first versions, an ended source had the end of
+/// all times as its newest time, and where buffered events begin was not recorded either.
 #[test]
 fn records_of_earlier_versions_are_read() {
+    let put_name = |object: &DataObject, out: &mut Vec<u8>| {
+        tidemill_core::wire::put_bytes(object.name.as_bytes(), out);
+    };
     let mut before = manifest();
     (before.times.newest, before.times.ended) = (vec![Some(i64::MAX), Some(5)], Vec::new());
     let mut after = before.clone();
     (after.times.newest, after.times.ended, after.waiting) = (vec![None, Some(5)], vec![0], None);
+    for object in &mut after.objects {
+        (object.len, object.root, object.level, object.shards) = (0, 0, 0, [0; SHARDS]);
+    }
+    assert!(after.is_of_before() && !before.is_of_before());
     let mut bytes = vec![11];
-    record::put_first_manifest(&before, &mut bytes);
+    record::put_manifest_with(&before, &mut bytes, put_name);
+    assert_eq!(take_record(&mut &bytes[..]), Some(Record::Snapshot(after.clone().into())));
+    bytes[0] = 14;
+    put_option(before.waiting.as_ref(), &mut bytes, |waiting, out| {
+        put_list(waiting, out, record::put_waiting);
+    });
+    after.waiting = before.waiting;
     assert_eq!(take_record(&mut &bytes[..]), Some(Record::Snapshot(after.into())));
 }
 
@@ -189,13 +203,16 @@ fn packets() -> Vec<Packet> {
     };
     let late = Some(LateRow { offset: 4, time_us: i64::MIN, bound_us: -6 });
     let assignment = Assignment::equal(vec![Member(4), Member(9)]);
-    let form = Form { generation, assignment, manifest: manifest().into() };
+    let form = Arc::new(Form { generation, assignment, manifest: manifest().into() });
     packets.extend([
         Packet::Beat { generation },
-        Packet::Form(form.into()),
+        Packet::Form(form.clone()),
         Packet::Formed { generation, buffered },
         Packet::Ranks { generation, from: home, epoch: 8, ranks },
-        Packet::Prepare(manifest().into()),
+        Packet::Prepare(form),
+        Packet::Merge { generation, epoch: 3, name: "merge-1".into(), work: work().into() },
+        Packet::Merged { generation, name: "merge-1".into(), part: Some(None) },
+        Packet::Merged { generation, name: "merge-1".into(), part: None },
         Packet::Prepared,
         Packet::Left { generation, base: 3, ends: vec![4, 5] },
         Packet::Outside { generation, epoch: 7, rows: u64::MAX },
@@ -212,14 +229,13 @@ fn packets() -> Vec<Packet> {
                 piece(6, 0, &[]),
             ],
         },
-        Packet::Cut { generation, cut: cut().into(), snapshot: Some(true) },
+        Packet::Cut { generation, cut: cut().into(), takes_snapshot: true },
         Packet::Durable { generation, epoch: 1 },
         Packet::Executed { generation, epoch: 1, buffered },
         Packet::Part {
             generation,
             epoch: 1,
-            name: Some("part".into()),
-            rows: 7,
+            part: Some(Some(object("part"))),
             outputs: vec![1],
             waiting: vec![Waiting { event_source: 2, record: 3, newest_us: None }],
         },
@@ -232,10 +248,16 @@ fn packets() -> Vec<Packet> {
     packets
 }
 
-fn objects() -> [Object; 2] {
-    let key = Key::of([&Value::Int(1)]);
-    let rows = vec![(TableId(0), key.clone(), None), (TableId(1), key, Some(values().into()))];
-    [Object::Part(rows.into()), Object::Manifest(manifest().into())]
+fn object(name: &str) -> DataObject {
+    let mut shards = [0; SHARDS];
+    (shards[0], shards[SHARDS - 1]) = (7, u64::MAX);
+    DataObject { name: name.into(), len: 9, root: u64::MAX, level: 2, shards }
+}
+
+/// A merge, as eight objects of one level need one.
+fn work() -> Work {
+    let layout: Vec<DataObject> = (0..9).map(|nth| object(&format!("part-{nth}"))).collect();
+    tidemill_snapshot::plan(&layout).expect("a merge")
 }
 
 /// Decoding gives what was encoded, and no prefix of the bytes is valid.
@@ -274,17 +296,15 @@ fn packets_come_back() {
 }
 
 #[test]
-fn objects_come_back_and_damaged_ones_do_not() {
-    for object in objects() {
-        let mut bytes = Vec::new();
-        put_object(&object, &mut bytes);
-        assert_eq!(take_object(&bytes), Some(object));
-        for at in 0..bytes.len() {
-            assert_eq!(take_object(&bytes[..at]), None);
-            bytes[at] ^= 0x10;
-            assert_eq!(take_object(&bytes), None);
-            bytes[at] ^= 0x10;
-        }
+fn manifests_come_back_and_damaged_ones_do_not() {
+    let mut bytes = Vec::new();
+    put_manifest_object(&manifest(), &mut bytes);
+    assert_eq!(take_manifest_object(&bytes), Some(manifest()));
+    for at in 0..bytes.len() {
+        assert_eq!(take_manifest_object(&bytes[..at]), None);
+        bytes[at] ^= 0x10;
+        assert_eq!(take_manifest_object(&bytes), None);
+        bytes[at] ^= 0x10;
     }
 }
 
@@ -322,7 +342,8 @@ proptest! {
             if let Some(packet) = take_packet(&mut &bytes[..]) {
                 put_packet(&packet, &mut Vec::new());
             }
-            take_object(bytes);
+            take_manifest_object(bytes);
+            take_part_of_before(bytes);
         }
     }
 }

@@ -1,34 +1,35 @@
 //! Going back to the snapshot: rows from its objects, and identities of past outputs from the log.
 //!
 //! A worker that has executed epochs after that snapshot retains its rows. It undoes the changes
-//! since then, and reads only the rows that it did not own. If streams are in event time, all
+//! since then, and loads only the partitions that it did not own. If streams are in event time, all
 //! workers read the buffered events again.
 
 use std::collections::{BTreeMap, HashSet};
 use std::mem::take;
 use std::sync::Arc;
 
-use tidemill_core::{Key, TableId};
-use tidemill_function::{InjectedDefect, NodeId, Owners, Path, Rows, Store, Tid};
-use tidemill_place::{Partition, PARTITIONS};
+use tidemill_core::TableSpec;
+use tidemill_function::{InjectedDefect, NodeId, Path, Rows, Tid};
+use tidemill_place::PartitionSet;
 use tidemill_txn::program::QuestionId;
 
 use super::ranks::{Ranks, Read};
 use super::run::Running;
 use super::{Pending, Stage, Worker};
-use crate::effect::{Effect, Packet, Records};
-use crate::records::{
-    behind as behind_of, Form, Manifest, Member, Object, Output, PartRows, Record, Topic,
-};
+use crate::effect::{Effect, Packet, Records, Token};
+use crate::parts::LoadedRows;
+use crate::records::{behind as behind_of, Form, Manifest, Output, Record, Topic};
 use crate::state::State;
 
 /// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
     form: Arc<Form>,
-    /// The rows of the first objects, if they were read ahead.
+    /// Rows that were read ahead.
     prepared: Option<Rows>,
+    /// The partitions of the rows that are here.
+    had: PartitionSet,
     node: NodeId,
-    objects: Vec<Option<PartRows>>,
+    loads: Vec<Load>,
     /// The end of the outputs of each source.
     outputs: Vec<Option<u64>>,
     pub known: HashSet<(Tid, Option<Path>)>,
@@ -40,98 +41,97 @@ pub(super) struct Loading {
     answers: Vec<(Tid, QuestionId, Arc<[u8]>)>,
 }
 
+/// Rows of some partitions, from the objects of the snapshot from one on.
+struct Load {
+    from: usize,
+    partitions: PartitionSet,
+    loaded: Option<LoadedRows>,
+}
+
 /// The state of a worker's last generation.
 pub(super) struct Kept {
     state: State,
-    owners: Owners,
-    node: NodeId,
-    since: u64,
+    /// The partitions that it owned.
+    partitions: PartitionSet,
 }
 
 impl Kept {
     pub fn of(mut running: Running) -> Kept {
         let state = std::mem::take(running.node.store_mut());
-        let owners = running.form.assignment.owners.clone();
-        let node = running.own;
-        Kept { state, owners, node, since: running.since }
+        let partitions = running.form.assignment.partitions(running.own);
+        Kept { state, partitions }
     }
 
     /// Whether its rows can go back to a snapshot.
     pub fn leads_to(&self, manifest: &Manifest) -> bool {
         self.state.leads_to(manifest.id())
     }
-
-    fn owns(&self, partition: Partition) -> bool {
-        self.owners.of(partition) == self.node
-    }
-
-    /// Whether it has all rows of an object. This holds if it stored the object itself, and owned
-    /// nothing then that it does not own now.
-    fn has(&self, me: Member, object: &str) -> bool {
-        let mut parts = object.split('-').skip(1);
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
-        let (generation, _, member) = (number(), number(), number());
-        generation.is_some_and(|of| of >= self.since) && member == Some(me.0.into())
-    }
 }
 
 impl Worker {
-    /// Requests all objects and logs of a snapshot.
+    /// Returns the request for the rows of some partitions, from objects of a snapshot.
+    pub(super) fn load_effect(
+        &self,
+        token: Token,
+        manifest: &Manifest,
+        from: usize,
+        partitions: PartitionSet,
+    ) -> Effect {
+        let tables: Arc<[TableSpec]> = self.functions.program().tables.as_slice().into();
+        let objects = manifest.objects[from..].to_vec();
+        Effect::Load { token, program: self.settings.program, objects, partitions, tables }
+    }
+
+    /// Requests the rows that are not here, and all logs of a snapshot.
     pub(super) fn load(&mut self, form: Arc<Form>, node: NodeId, effects: &mut Vec<Effect>) {
         let id = form.manifest.id();
-        let kept = self.kept.as_mut();
-        if let Some(kept) = kept {
+        let own = form.assignment.partitions(node);
+        if let Some(kept) = &mut self.kept {
             match self.settings.function.fault {
                 Some(InjectedDefect::KeepState) => {
                     kept.state = State::new(take(&mut kept.state.rows), id)
                 }
                 Some(InjectedDefect::KeepLayers) => kept.state.spoil_layers(),
-                Some(InjectedDefect::KeepParts) => kept.since = 0,
+                Some(InjectedDefect::KeepParts) => kept.partitions = own.clone(),
                 _ => {}
             }
         }
         let kept = self.kept.take_if(|kept| kept.leads_to(&form.manifest));
-        let prepared = self.prepared.take().filter(|_| kept.is_none());
         let keeps = self.is_spoiled_by(InjectedDefect::KeepPrepared);
-        let prepared =
-            prepared.and_then(|had| Some((had.leads_to(&form.manifest, keeps)?, had.rows)));
-        let has = prepared.as_ref().map_or(0, |(has, _)| *has);
-        // Objects whose rows are all here are not read.
-        let owners = &form.assignment.owners;
-        let gains = |kept: &Kept| {
-            let mut own = (0..PARTITIONS).map(Partition).filter(|p| owners.of(*p) == node);
-            own.any(|partition| !kept.owns(partition))
+        let prepared = self.prepared.take().filter(|_| kept.is_none());
+        let prepared = prepared.and_then(|of| Some((of.leads_to(&form.manifest, keeps)?, of)));
+        let objects = form.manifest.objects.len();
+        let nothing = || [].into_iter().collect();
+        let (had, from) = match (&kept, &prepared) {
+            (Some(kept), _) => (kept.partitions.clone(), objects),
+            (None, Some((from, of))) => (of.partitions.clone(), *from),
+            (None, None) => (nothing(), objects),
         };
-        let gains = kept.as_ref().is_none_or(gains);
-        let is_there = |(nth, name): (usize, &String)| {
-            let has_all = |kept: &Kept| !gains || kept.has(self.me, name);
-            (nth < has || kept.as_ref().is_some_and(has_all)).then(Arc::default)
-        };
-        let objects: Vec<_> = form.manifest.objects.iter().enumerate().map(is_there).collect();
+        let loads = [(0, own.only(&had, false)), (from.min(objects), own.only(&had, true))];
+        let is_needed = |(from, of): &(usize, PartitionSet)| *from < objects && !of.is_empty();
+        let load = |(from, partitions)| Load { from, partitions, loaded: None };
+        let loads: Vec<Load> = loads.into_iter().filter(is_needed).map(load).collect();
         self.kept = kept;
-        let asked: Vec<bool> = objects.iter().map(Option::is_none).collect();
         let outputs = vec![None; self.settings.sources as usize];
         let (known, answers) = (HashSet::new(), Vec::new());
         let manifest = form.manifest.clone();
-        let prepared = prepared.map(|(_, rows)| rows);
+        let prepared = prepared.and_then(|(_, of)| of.rows);
         let event_time = self.settings.event_time.clone();
         let ranks = (!event_time.is_empty())
             .then(|| Ranks::after(event_time, &manifest, self.settings.function.fault));
-        let own = |source: u32| form.assignment.reader(source, &self.settings) == node;
+        let reads = |source: u32| form.assignment.reader(source, &self.settings) == node;
         let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
         let again = again.filter(|(source, (at, upto))| {
-            own(*source) && at < upto && !self.is_spoiled_by(InjectedDefect::ForgetBuffered)
+            reads(*source) && at < upto && !self.is_spoiled_by(InjectedDefect::ForgetBuffered)
         });
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
+        let asked = loads.len();
         let loading =
-            Loading { form, prepared, node, objects, outputs, known, ranks, again, answers };
+            Loading { form, prepared, had, node, loads, outputs, known, ranks, again, answers };
         self.stage = Stage::Loading(Box::new(loading));
         sources.into_iter().for_each(|source| self.read_again(source, effects));
-        for (nth, name) in manifest.objects.iter().enumerate().filter(|(nth, _)| asked[*nth]) {
-            let token = self.token(Pending::Object(nth));
-            effects.push(Effect::Get { token, name: name.clone() });
-        }
+        (0..asked).for_each(|nth| self.ask_for_rows(nth, effects));
         for source in 0..self.settings.sources {
             let from = manifest.outputs.get(source as usize).copied().unwrap_or(0);
             let token = self.token(Pending::Outputs(source));
@@ -141,20 +141,27 @@ impl Worker {
         self.ready(effects);
     }
 
-    /// Takes an object. Requests it again if it could not be read.
-    pub(super) fn loaded(&mut self, nth: usize, object: Option<Object>, effects: &mut Vec<Effect>) {
+    /// Requests rows.
+    fn ask_for_rows(&mut self, nth: usize, effects: &mut Vec<Effect>) {
+        let token = self.token(Pending::Rows(nth));
+        let Stage::Loading(loading) = &self.stage else { return };
+        let Load { from, partitions, .. } = &loading.loads[nth];
+        let manifest = &loading.form.manifest;
+        effects.push(self.load_effect(token, manifest, *from, partitions.clone()));
+    }
+
+    /// Takes rows. Requests them again if they could not be read.
+    pub(super) fn loaded(
+        &mut self,
+        nth: usize,
+        loaded: Option<LoadedRows>,
+        effects: &mut Vec<Effect>,
+    ) {
         let Stage::Loading(loading) = &mut self.stage else { return };
-        match object {
-            Some(Object::Part(rows)) => loading.objects[nth] = Some(rows),
-            Some(Object::Manifest(_)) => {
-                return effects.push(Effect::Stop { why: "a part of the snapshot is a manifest" });
-            }
-            None => {
-                let name = loading.form.manifest.objects[nth].clone();
-                let token = self.token(Pending::Object(nth));
-                return effects.push(Effect::Get { token, name });
-            }
+        if loaded.is_none() {
+            return self.ask_for_rows(nth, effects);
         }
+        loading.loads[nth].loaded = loaded;
         self.ready(effects);
     }
 
@@ -231,46 +238,31 @@ impl Worker {
     /// Continues when everything has been read.
     fn ready(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Loading(loading) = &mut self.stage else { return };
-        let is_whole = loading.objects.iter().all(Option::is_some)
+        let is_whole = loading.loads.iter().all(|load| load.loaded.is_some())
             && loading.outputs.iter().all(Option::is_some)
             && loading.again.values().all(|(at, upto)| at >= upto);
         if !is_whole {
             return;
         }
         let program = self.functions.program();
-        let owners = &loading.form.assignment.owners;
         let (id, node) = (loading.form.manifest.id(), loading.node);
-        let partition = |table: TableId, key: &Key| {
-            tidemill_place::partition_of_bytes(&program.tables[table.index()], &key.0)
+        let own = loading.form.assignment.partitions(node);
+        let loses = !loading.had.only(&own, false).is_empty();
+        let rows = match self.kept.take() {
+            Some(kept) => Some(kept.state.back_to(id)),
+            None => loading.prepared.take(),
         };
-        let is_own = |partition: Partition| owners.of(partition) == node;
-        let all = || (0..PARTITIONS).map(Partition);
-        let mut had = self.kept.take();
-        let kept = had.as_mut().map(|kept| take(&mut kept.state));
-        let mut rows = match kept {
-            Some(state) => state.back_to(id),
-            None => {
-                let mut prepared = loading.prepared.take();
-                if let Some(rows) = &mut prepared {
-                    rows.retain(|table, key| is_own(partition(table, key)));
-                }
-                prepared.unwrap_or_else(|| Rows::new(&program.tables))
-            }
-        };
-        let loses = |kept: &Kept| all().any(|partition| kept.owns(partition) && !is_own(partition));
-        let since = match &had {
-            Some(kept) if !loses(kept) => kept.since,
-            _ => self.generation,
-        };
-        if had.as_ref().is_some_and(loses) {
-            rows.retain(|table, key| is_own(partition(table, key)));
+        let mut rows = rows.unwrap_or_else(|| Rows::new(&program.tables));
+        if loses {
+            rows.retain(|table, key| {
+                let spec = &program.tables[table.index()];
+                own.contains(tidemill_place::partition_of_bytes(spec, &key.0))
+            });
         }
-        for (table, key, row) in loading.objects.iter().flatten().flat_map(|part| part.iter()) {
-            let partition = partition(*table, key);
-            let has = had.as_ref().is_some_and(|kept| kept.owns(partition));
-            if is_own(partition) && !has {
-                rows.apply(Tid(0), *table, key, row.clone());
-            }
+        for LoadedRows { rows: more, removed } in loading.loads.drain(..).filter_map(|of| of.loaded)
+        {
+            removed.iter().for_each(|(table, key)| rows.remove(*table, key));
+            rows.add(more);
         }
         let state = State::new(rows, id);
         let form = loading.form.clone();
@@ -278,7 +270,7 @@ impl Worker {
         let ranks = loading.ranks.take();
         let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
-            Running::new(form, since, node, state, known, self.functions.clone(), &self.settings);
+            Running::new(form, node, state, known, self.functions.clone(), &self.settings);
         running.behind = behind;
         running.ranks = ranks;
         let left = running.known.iter().map(|(tid, _)| *tid).max();

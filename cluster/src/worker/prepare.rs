@@ -3,83 +3,67 @@
 
 use std::sync::Arc;
 
-use tidemill_function::{Rows, Store as _, Tid};
+use tidemill_function::Rows;
+use tidemill_place::PartitionSet;
 
 use super::{Pending, Stage, Worker};
-use crate::effect::{Effect, Packet};
-use crate::records::{Manifest, Object};
+use crate::effect::{Effect, Packet, Token};
+use crate::parts::LoadedRows;
+use crate::records::{Form, Manifest};
 
-/// The rows of a snapshot's first objects, of all owners.
+/// The rows of a snapshot that the worker will probably own.
 pub(super) struct Prepared {
     manifest: Arc<Manifest>,
-    /// The number of its objects whose rows are here.
-    has: usize,
-    pub rows: Rows,
+    pub partitions: PartitionSet,
+    token: Token,
+    /// The rows, once they are loaded.
+    pub rows: Option<Rows>,
 }
 
 impl Prepared {
-    /// Returns how many objects of another snapshot are in the rows, if that snapshot begins with
-    /// the same objects. With an injected defect (`keeps`) it does not compare them.
+    /// Returns how many objects of another snapshot the rows are from, if they are loaded and that
+    /// snapshot begins with the same objects. With an injected defect (`keeps`) it does not compare
+    /// them.
     pub fn leads_to(&self, manifest: &Manifest, keeps: bool) -> Option<usize> {
-        let has = &self.manifest.objects[..self.has];
-        (keeps || manifest.objects.starts_with(has)).then_some(self.has)
+        let has = &self.manifest.objects;
+        let is_it = self.rows.is_some() && (keeps || manifest.objects.starts_with(has));
+        is_it.then_some(has.len())
     }
 }
 
 impl Worker {
-    /// Begins to read a snapshot, or continues with a later one.
-    pub(super) fn prepare(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
+    /// Begins to read a snapshot.
+    pub(super) fn prepare(&mut self, form: &Form, effects: &mut Vec<Effect>) {
         if !matches!(self.stage, Stage::Idle) {
             return;
         }
-        if self.kept.as_ref().is_some_and(|kept| kept.leads_to(&manifest)) {
-            return self.send(Packet::Prepared, effects);
-        }
+        let manifest = &form.manifest;
+        let is_kept = self.kept.as_ref().is_some_and(|kept| kept.leads_to(manifest));
+        let is_prepared =
+            self.prepared.as_ref().is_some_and(|had| had.leads_to(manifest, false).is_some());
+        let node = form.assignment.node_of(self.me).filter(|_| !is_kept && !is_prepared);
+        let Some(node) = node else { return self.send(Packet::Prepared, effects) };
         self.kept = None;
-        match &mut self.prepared {
-            Some(prepared) if prepared.leads_to(&manifest, false).is_some() => {
-                prepared.manifest = manifest
-            }
-            _ => {
-                let rows = Rows::new(&self.functions.program().tables);
-                self.prepared = Some(Prepared { manifest, has: 0, rows });
-            }
-        }
-        let is_asked = self.wishes.values().any(|wish| matches!(wish, Pending::Prepare(..)));
-        if !is_asked {
-            self.prepare_next(effects);
-        }
+        let partitions = form.assignment.partitions(node);
+        let token = self.token(Pending::Prepare);
+        let manifest = manifest.clone();
+        effects.push(self.load_effect(token, &manifest, 0, partitions.clone()));
+        self.prepared = Some(Prepared { manifest, partitions, token, rows: None });
     }
 
-    /// Requests the next object. One at a time is enough, because there is time.
-    fn prepare_next(&mut self, effects: &mut Vec<Effect>) {
-        let Some(prepared) = &self.prepared else { return };
-        match prepared.manifest.objects.get(prepared.has).cloned() {
-            None => self.send(Packet::Prepared, effects),
-            Some(name) => {
-                let token = self.token(Pending::Prepare(name.clone()));
-                effects.push(Effect::Get { token, name });
-            }
-        }
-    }
-
-    /// Takes an object. If it could not be read, it may have been removed with its snapshot. Then
-    /// it is requested again when it is needed.
+    /// Takes the rows. If they could not be read, an object may have been removed with its
+    /// snapshot. Then they are requested again when they are needed.
     pub(super) fn prepare_with(
         &mut self,
-        name: &str,
-        object: Option<Object>,
+        token: Token,
+        loaded: Option<LoadedRows>,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(prepared) = &mut self.prepared else { return };
-        let Some(Object::Part(rows)) = object else { return self.send(Packet::Prepared, effects) };
-        if prepared.manifest.objects.get(prepared.has).is_some_and(|next| next == name) {
-            for (table, key, row) in rows.iter() {
-                prepared.rows.apply(Tid(0), *table, key, row.clone());
-            }
-            prepared.rows.settle();
-            prepared.has += 1;
+        let Some(prepared) = self.prepared.as_mut().filter(|of| of.token == token) else { return };
+        match loaded {
+            Some(loaded) => prepared.rows = Some(loaded.rows),
+            None => self.prepared = None,
         }
-        self.prepare_next(effects);
+        self.send(Packet::Prepared, effects);
     }
 }

@@ -172,8 +172,6 @@ enum Coming {
 /// A generation that executes.
 pub(super) struct Running {
     pub form: Arc<Form>,
-    /// The generation since which it has owned nothing that it does not own now.
-    pub since: u64,
     /// Its node.
     pub own: NodeId,
     pub node: Node<State>,
@@ -184,10 +182,10 @@ pub(super) struct Running {
     /// results may be reported to others.
     open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
     /// Cuts to be executed, and whether snapshots must be taken after them.
-    pub cuts: VecDeque<(Arc<CutRecord>, Option<bool>)>,
+    pub cuts: VecDeque<(Arc<CutRecord>, bool)>,
     /// The cut that is being executed. `parts` has its parts that have not begun, each with its
     /// number.
-    pub current: Option<(Arc<CutRecord>, Option<bool>)>,
+    pub current: Option<(Arc<CutRecord>, bool)>,
     pub parts: VecDeque<(u64, Vec<(Tid, Call)>)>,
     /// The last epoch in the rows. `durable` is the last epoch whose cut is durable.
     pub executed: u64,
@@ -221,7 +219,6 @@ pub(super) struct Running {
 impl Running {
     pub fn new(
         form: Arc<Form>,
-        since: u64,
         node: NodeId,
         state: State,
         known: HashSet<(Tid, Option<Path>)>,
@@ -275,7 +272,6 @@ impl Running {
             bases: VecDeque::new(),
             told_base: None,
             saving: None,
-            since,
             own: node,
             form,
         }
@@ -555,8 +551,8 @@ impl Worker {
         running.executed = epoch;
         let buffered = running.buffered();
         let current = running.current.take();
-        if let Some((_, Some(all))) = current {
-            self.save(epoch, all, effects);
+        if current.is_some_and(|(_, takes_snapshot)| takes_snapshot) {
+            self.save(epoch, effects);
         }
         self.report_outbox(effects);
         self.send(Packet::Executed { generation, epoch, buffered }, effects);

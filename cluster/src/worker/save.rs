@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use tidemill_function::InjectedDefect;
+use tidemill_snapshot::Work;
+use tidemill_table::Changed;
 
 use super::ranks::Ranks;
 use super::{Pending, Stage, Worker};
-use crate::effect::{Effect, Packet};
-use crate::records::{Object, PartRows, Waiting};
+use crate::effect::{Effect, Packet, StoredPart};
+use crate::records::Waiting;
 
 /// The number of attempts to store a part.
 const TRIES_MAX: u32 = 4;
@@ -16,10 +18,11 @@ const TRIES_MAX: u32 = 4;
 pub(super) struct Saving {
     epoch: u64,
     name: String,
-    rows: PartRows,
+    rows: Option<Arc<Vec<Changed>>>,
     tries: u32,
     is_asked: bool,
-    is_stored: bool,
+    /// The part, once it is stored.
+    part: Option<StoredPart>,
     is_told: bool,
     /// The first offset of each source at which outputs of later epochs may be.
     outputs: Vec<u64>,
@@ -28,76 +31,72 @@ pub(super) struct Saving {
 }
 
 impl Worker {
-    /// Takes the rows that have changed since the last snapshot, or all.
-    pub(super) fn save(&mut self, epoch: u64, all: bool, effects: &mut Vec<Effect>) {
+    /// Takes the rows that have changed since the last snapshot.
+    pub(super) fn save(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
         let (generation, me) = (self.generation, self.me.0);
+        let is_late = self.is_spoiled_by(InjectedDefect::SnapshotLate);
         let Stage::Running(running) = &mut self.stage else { return };
         let state = running.node.store_mut();
         if let Some(before) = running.saving.take() {
             state.give_up((generation, before.epoch));
         }
-        let rows = Arc::new(state.take(all, (generation, epoch)));
+        let rows = (!is_late).then(|| Arc::new(state.take((generation, epoch))));
         let outputs = running.ends.clone();
         let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
-        let (tries, is_asked, is_stored, is_told) = (0, false, false, false);
-        running.saving = Some(Saving {
-            epoch,
-            name,
-            rows,
-            tries,
-            is_asked,
-            is_stored,
-            is_told,
-            outputs,
-            waiting,
-        });
+        let (tries, is_asked, part, is_told) = (0, false, None, false);
+        running.saving =
+            Some(Saving { epoch, name, rows, tries, is_asked, part, is_told, outputs, waiting });
         self.save_again(effects);
     }
 
     /// Stores the part, unless it is stored or being stored.
     pub(super) fn save_again(&mut self, effects: &mut Vec<Effect>) {
-        let is_late = self.is_spoiled_by(InjectedDefect::SnapshotLate);
+        let (program, generation) = (self.settings.program, self.generation);
         let Stage::Running(running) = &mut self.stage else { return };
         let executed = running.executed;
         let Some(saving) = &mut running.saving else { return };
-        if saving.is_asked || saving.is_stored || saving.is_told {
+        if saving.is_asked || saving.part.is_some() || saving.is_told {
             return;
         }
-        if is_late && executed == saving.epoch {
+        let epoch = saving.epoch;
+        let rows = match &saving.rows {
+            Some(rows) => rows.clone(),
             // An injected defect: it waits until an epoch later.
-            return;
-        }
-        if is_late {
-            let store = running.node.store();
-            for (table, key, row) in Arc::make_mut(&mut saving.rows) {
-                *row = tidemill_function::Store::get(store, *table, key);
+            None if executed == epoch => return,
+            None => {
+                let rows = Arc::new(running.node.store_mut().take((generation, epoch)));
+                saving.rows.insert(rows).clone()
             }
-        }
+        };
         saving.is_asked = true;
         saving.tries += 1;
         // Each name is used only once, because an attempt with an unknown outcome may have stored
         // an object.
         let name = format!("{}-{}", saving.name, saving.tries);
-        let object = Object::Part(saving.rows.clone());
-        let epoch = saving.epoch;
         let token = self.token(Pending::Part(epoch));
-        effects.push(Effect::Put { token, name, object });
+        effects.push(Effect::PutPart { token, of: (program, epoch), name, rows });
     }
 
     /// Notes that the part is stored, or is not.
-    pub(super) fn part_stored(&mut self, epoch: u64, is_stored: bool, effects: &mut Vec<Effect>) {
+    pub(super) fn part_stored(
+        &mut self,
+        epoch: u64,
+        part: Option<StoredPart>,
+        effects: &mut Vec<Effect>,
+    ) {
         let generation = self.generation;
-        let counts = is_stored || self.is_spoiled_by(InjectedDefect::CountFailedPut);
+        // An injected defect: a part counts though it is not stored.
+        let counts = self.is_spoiled_by(InjectedDefect::CountFailedPut);
         let Stage::Running(running) = &mut self.stage else { return };
         let saving = running.saving.as_mut().filter(|saving| saving.epoch == epoch);
         let Some(saving) = saving else { return };
         saving.is_asked = false;
-        saving.is_stored = counts;
-        if !counts && saving.tries >= TRIES_MAX {
+        saving.part = part.or(counts.then_some(None));
+        if saving.part.is_none() && saving.tries >= TRIES_MAX {
             saving.is_told = true;
-            let (epoch, rows, outputs, waiting) = (saving.epoch, 0, Vec::new(), Vec::new());
-            let part = Packet::Part { generation, epoch, name: None, rows, outputs, waiting };
+            let (outputs, waiting) = (Vec::new(), Vec::new());
+            let part = Packet::Part { generation, epoch, part: None, outputs, waiting };
             return self.send(part, effects);
         }
         self.part_ready(effects);
@@ -112,14 +111,13 @@ impl Worker {
         let epoch = saving.epoch;
         let is_leaving = running.held.front().is_some_and(|(of, _)| *of <= epoch)
             || running.appending.first_key_value().is_some_and(|(of, _)| *of <= epoch);
-        if !saving.is_stored || saving.is_told || is_leaving {
+        if saving.part.is_none() || saving.is_told || is_leaving {
             return;
         }
         saving.is_told = true;
-        let name = Some(format!("{}-{}", saving.name, saving.tries));
-        let (rows, outputs) = (saving.rows.len() as u64, saving.outputs.clone());
-        let waiting = saving.waiting.clone();
-        self.send(Packet::Part { generation, epoch, name, rows, outputs, waiting }, effects);
+        let part = saving.part.clone();
+        let (outputs, waiting) = (saving.outputs.clone(), saving.waiting.clone());
+        self.send(Packet::Part { generation, epoch, part, outputs, waiting }, effects);
     }
 
     /// Notes whether the snapshot counts. If it does not, its changes belong to the next one.
@@ -132,5 +130,18 @@ impl Worker {
             true => state.counts((generation, epoch)),
             false => state.give_up((generation, epoch)),
         }
+    }
+
+    /// Merges objects of the newest snapshot.
+    pub(super) fn merge(
+        &mut self,
+        epoch: u64,
+        name: String,
+        work: Arc<Work>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let of = (self.settings.program, epoch);
+        let token = self.token(Pending::Merge(self.generation, name.clone()));
+        effects.push(Effect::Merge { token, of, name, work });
     }
 }

@@ -11,11 +11,13 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    Address, Coordinator, Effect, EventSource, EventTime, Input, Member, Object, Packet, Record,
-    Request, Settings, Topic, Worker,
+    load_rows, put_part, wire, Address, Coordinator, Effect, EventSource, EventTime, Input,
+    Manifest, Member, Packet, Record, Request, Settings, Topic, Worker,
 };
 use tidemill_core::{Key, Late, Value};
+use tidemill_durable::{MemoryStore, Store};
 use tidemill_function::{Call, InjectedDefect};
+use tidemill_snapshot::merge;
 
 pub use self::trouble::FaultRates;
 use super::log::Log;
@@ -93,12 +95,10 @@ enum Step {
         record: Record,
         token: tidemill_cluster::Token,
     },
-    Put {
-        by: Process,
-        name: String,
-        object: Object,
-        token: tidemill_cluster::Token,
-    },
+    /// A call of the store that may change it.
+    Put(Process, Effect),
+    /// The removal of objects that a snapshot does not need.
+    Sweep(Arc<Manifest>, Vec<String>),
     /// Work outside is done, if it is still open. The number says how often it was done before.
     Work(Process, Key, u32),
     Start(Process),
@@ -138,7 +138,7 @@ pub struct World {
     until_us: u64,
     pub(super) log: Log,
     pub(super) sink: Sink,
-    store: BTreeMap<String, Object>,
+    store: Arc<dyn Store>,
     /// The arrival time of the last message on each connection, in microseconds.
     ways: HashMap<(Process, Process), u64>,
     /// The pairs of processes that can't reach each other, and the end of each cut.
@@ -196,7 +196,6 @@ impl World {
             copies_outputs: true,
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
-            objects_max: 3 + dice.below(8) as usize,
             event_time,
             resumed: [].into(),
             buffered_bytes_max,
@@ -250,7 +249,7 @@ impl World {
             until_us,
             log: Log::new(fault == Some(InjectedDefect::ForgetFence), seed % 2 == 1),
             sink: Sink::default(),
-            store: BTreeMap::new(),
+            store: Arc::new(MemoryStore::new()),
             ways: HashMap::new(),
             cuts: BTreeMap::new(),
             appends: HashMap::new(),
@@ -289,10 +288,9 @@ impl World {
         self.settings.sources
     }
 
-    /// Returns the limits: requests of a source in an epoch, outputs in a record, and objects in a
-    /// snapshot.
-    pub(super) fn limits(&self) -> (u64, usize, usize) {
-        (self.settings.epoch_max, self.settings.outputs_max, self.settings.objects_max)
+    /// Returns the limits: requests of a source in an epoch, and outputs in a record.
+    pub(super) fn limits(&self) -> (u64, usize) {
+        (self.settings.epoch_max, self.settings.outputs_max)
     }
 
     /// Returns the streams in event time.
@@ -498,16 +496,19 @@ impl World {
                 let in_us = self.delay();
                 self.after(in_us, Step::Deliver(by, Input::Appended { token, result }));
             }
-            Step::Put { by, name, object, token } => {
+            Step::Put(by, effect) => {
                 let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(60);
-                let is_there = self.store.contains_key(&name);
                 let is_lost = fails && self.dice.chance(70);
-                if !is_lost && !is_there {
-                    self.store.insert(name, object);
-                }
-                let is_stored = !fails && !is_there;
+                let input = self.put(effect, fails, is_lost);
                 let in_us = self.delay();
-                self.after(in_us, Step::Deliver(by, Input::Stored { token, is_stored }));
+                self.after(in_us, Step::Deliver(by, input));
+            }
+            Step::Sweep(manifest, also) => {
+                for object in self.store.list("").expect("it has no faults") {
+                    if !manifest.keeps(&object.name) && !also.contains(&object.name) {
+                        self.store.delete(&object.name).expect("it has no faults");
+                    }
+                }
             }
             Step::Start(Process::Coordinator(dead)) => {
                 if dead == self.coordinator {
@@ -672,18 +673,19 @@ impl World {
                 let in_us = self.delay();
                 self.after(in_us, Step::Deliver(by, Input::Records { token, records }));
             }
-            Effect::Put { token, name, object } => {
+            Effect::PutManifest { .. } | Effect::PutPart { .. } | Effect::Merge { .. } => {
                 let mut in_us = self.delay();
                 if self.now_us < self.store_trouble_until_us {
                     in_us += self.dice.below(200 * MS);
                 }
-                self.after(in_us, Step::Put { by, name, object, token });
+                self.after(in_us, Step::Put(by, effect));
             }
-            Effect::Get { token, name } => {
+            Effect::Load { token, program, objects, partitions, tables } => {
                 let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(40);
-                let object = self.store.get(&name).filter(|_| !fails).cloned();
+                let load = || load_rows(&self.store, program, &objects, &partitions, &tables);
+                let rows = (!fails).then(load).and_then(Result::ok);
                 let in_us = self.delay();
-                self.after(in_us, Step::Deliver(by, Input::Got { token, object }));
+                self.after(in_us, Step::Deliver(by, Input::Loaded { token, rows }));
             }
             Effect::Outbox { all, rows } => {
                 if !rows.is_empty() && self.executed(by) > self.log.last_epoch() {
@@ -712,7 +714,7 @@ impl World {
                 let in_us = self.delay() + self.dice.below(10 * MS);
                 self.after(in_us, Step::Deliver(by, Input::Answered { token, answer }));
             }
-            Effect::Release { manifest, cuts } => {
+            Effect::Release { manifest, also, cuts } => {
                 self.log.trim(Topic::Cuts, cuts);
                 for (source, (input, output)) in
                     manifest.inputs_needed().zip(manifest.outputs_needed()).enumerate()
@@ -720,7 +722,9 @@ impl World {
                     self.log.trim(Topic::Input(source as u32), input);
                     self.log.trim(Topic::Output(source as u32), output);
                 }
-                self.store.retain(|name, _| manifest.keeps(name));
+                // Objects are removed in the background, perhaps much later.
+                let in_us = self.delay() + self.dice.below(50 * MS);
+                self.after(in_us, Step::Sweep(manifest, also));
             }
             Effect::Stop { .. } | Effect::End => {
                 self.say(|| format!("{by:?} stops: {effect:?}"));
@@ -731,6 +735,31 @@ impl World {
                     self.after(in_us, Step::Start(by));
                 }
             }
+        }
+    }
+
+    /// Performs a call of the store, and returns its answer. A call that fails may have had its
+    /// effect, unless it is lost.
+    fn put(&self, effect: Effect, fails: bool, is_lost: bool) -> Input {
+        match effect {
+            Effect::PutManifest { token, manifest } => {
+                let mut bytes = Vec::new();
+                wire::put_manifest_object(&manifest, &mut bytes);
+                let put = || self.store.put(&manifest.name(), &bytes);
+                let is_stored = !is_lost && put().expect("it has no faults");
+                Input::Stored { token, is_stored: is_stored && !fails }
+            }
+            Effect::PutPart { token, of, name, rows } => {
+                let put = || put_part(&*self.store, of, &name, &rows).ok();
+                let part = (!is_lost).then(put).flatten();
+                Input::PartStored { token, part: part.filter(|_| !fails) }
+            }
+            Effect::Merge { token, of, name, work } => {
+                // Its objects may have been removed with their generation.
+                let part = (!is_lost).then(|| merge(&self.store, of, &name, &work).ok()).flatten();
+                Input::PartStored { token, part: part.filter(|_| !fails) }
+            }
+            _ => unreachable!("only calls of the store come here"),
         }
     }
 

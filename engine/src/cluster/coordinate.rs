@@ -16,6 +16,7 @@ use tidemill_cluster::{
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
+use tidemill_durable::Within;
 use tidemill_env::{Addr, Clock, Env, Lock};
 use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{
@@ -206,8 +207,8 @@ impl Cluster {
             event_time: &host.machine.event_time,
             settings: &spec.settings,
             log: &*log,
-            store: &*shared.store,
-            prefix: &host.cluster,
+            store: Arc::new(Within::new(shared.store.clone(), &host.cluster)),
+            name: &host.cluster,
             sources,
             feeds: of_files,
             ways: &ways,

@@ -93,8 +93,6 @@ pub struct ClusterSettings {
     pub message_bytes_max: usize,
     /// The shortest time between snapshots, in microseconds.
     pub snapshot_us: u64,
-    /// The number of objects after which a snapshot is a whole one.
-    pub snapshot_objects_max: usize,
 }
 
 /// The place of the cuts of a log in Kafka.
@@ -133,7 +131,6 @@ impl Default for ClusterSettings {
             together: 1,
             message_bytes_max: 900_000,
             snapshot_us: 1_000_000,
-            snapshot_objects_max: 100,
         }
     }
 }
@@ -224,7 +221,6 @@ impl ClusterSettings {
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,
-                objects_max: self.snapshot_objects_max,
                 event_time: event_time.into(),
                 resumed: [].into(),
                 buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
@@ -456,7 +452,6 @@ mod tests {
             form_us: 6_000,
             message_bytes_max: 7_000,
             snapshot_us: 8_000,
-            snapshot_objects_max: 9,
             together: 10,
             log: Some("kafka://localhost:9092".into()),
             ..ClusterSettings::default()
@@ -464,7 +459,7 @@ mod tests {
         let found = machine(&settings, true);
         assert_eq!((found.sources, found.lease_us, found.beat_us), (3, 4_000_000, 5_000));
         assert_eq!((found.form_us, found.function.output_bytes_max), (6_000, 7_000));
-        assert_eq!((found.snapshot_every, found.snapshot_us, found.objects_max), (1, 8_000, 9));
+        assert_eq!((found.snapshot_every, found.snapshot_us), (1, 8_000));
         assert_eq!(found.outputs_max, 10);
         // Only processes of the cluster read a log that the coordinator serves.
         let served = ClusterSettings { log: None, ..settings };

@@ -8,6 +8,8 @@
 //! stores them as a snapshot of the next epoch. It counts when the cuts name it. The planned
 //! upgrade is in the file before, with that epoch. So after any crash the next start knows which
 //! program the rows belong to.
+//!
+//! A snapshot whose parts are in the format of earlier versions is stored again, of the same epoch.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -15,15 +17,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_cluster::wire::{put_object, take_object};
-use tidemill_cluster::{
-    EventSource, EventTime, Log, Manifest, Object, Record, Records, Times, Topic,
-};
-use tidemill_core::{encode, Error, Key, Kind, Position, Result, StreamTime, TableId, Value};
+use tidemill_cluster::wire::{put_manifest_object, take_part_of_before};
+use tidemill_cluster::{EventSource, EventTime, Log, Manifest, Record, Records, Times, Topic};
+use tidemill_core::{encode, Error, Kind, Position, Result, StreamTime, TableId};
 use tidemill_durable::{name_taken, MemoryStore, Store};
 use tidemill_env::Env;
-use tidemill_place::partition_of_bytes;
-use tidemill_snapshot::{Delta, Head, Snapshots};
+use tidemill_place::{partition_of_bytes, Partition};
+use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head};
 
 use super::ask::{answer, read};
 use super::sinks::DeclaredSinks;
@@ -44,8 +44,8 @@ const PROGRAM: &str = "program";
 const SURE_NS: u64 = 5_000_000_000;
 const AGAIN_US: u64 = 100_000;
 
-/// Rows by their keys.
-type Rows = BTreeMap<(TableId, Key), Arc<[Value]>>;
+/// The bytes of rows that an upgrade puts into one object.
+const OBJECT_BYTES: usize = 128 << 20;
 
 /// A program, and its identity.
 #[derive(Clone, Serialize, Deserialize)]
@@ -110,9 +110,10 @@ pub(super) struct Starting<'a> {
     pub event_time: &'a EventTime,
     pub settings: &'a Settings,
     pub log: &'a dyn Log,
-    pub store: &'a dyn Store,
-    /// The prefix of the names of objects.
-    pub prefix: &'a str,
+    /// The objects of this cluster.
+    pub store: Arc<dyn Store>,
+    /// The cluster's name.
+    pub name: &'a str,
     pub sources: u32,
     /// The number of sources that are files, which come last. Their unread rows are not requests
     /// yet.
@@ -157,6 +158,9 @@ impl Starting<'_> {
         if was_interrupted {
             self.write(&Written { is: is.clone(), becomes: None })?;
         }
+        if let Some(manifest) = found.manifest.filter(|manifest| manifest.is_of_before()) {
+            self.convert_format(found.generation, &manifest, &is)?;
+        }
         if is.fingerprint == now.fingerprint {
             return Ok(None);
         }
@@ -187,7 +191,7 @@ impl Starting<'_> {
     /// Names the differences between the program of the state and this one.
     fn differences(&self, is: &Version, now: &Version) -> String {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let left = left(&store, &is.app, Rows::new(), 0);
+        let left = left(&store, &is.app, &Manifest::default());
         let compared = left.and_then(|left| {
             let compared = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
             Ok(compared.found().changes.iter().filter_map(Change::shown).collect())
@@ -211,35 +215,28 @@ impl Starting<'_> {
         self.check_behind(&manifest, cuts)?;
         check_topics(&is.topics, &now.topics)?;
         let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
-        let rows = self.rows(&manifest)?;
-        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-        let left = left(&store, &is.app, rows, manifest.epoch)?;
+        let left = left(&self.store, &is.app, &manifest)?;
         let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
         let tables = &now.app.program.tables;
         let before = Some((&is.app.program, self.log));
         let mut places = self.ways.begin(self.program, &manifest, before)?;
-        let mut converted = Vec::new();
-        comparison.convert(&store, &left.manifest, |table, _, key, row| {
+        let (generation, epoch) = (generation + 1, manifest.epoch + 1);
+        let mut converted = self.converted(generation, epoch, self.fingerprint);
+        comparison.convert(&self.store, &left.manifest, |table, partition, key, row| {
             // Other state of an engine in one process does not exist here.
-            let Some(spec) = tables.get(table.index()) else { return };
-            let mut bytes = row;
-            let columns = spec.schema.columns.iter();
-            let row: Option<Vec<Value>> =
-                columns.map(|column| encode::decode(&column.ty, &mut bytes)).collect();
-            converted.extend(row.map(|row| (table, Key(key.into()), Some(Arc::from(row)))));
+            if table.index() < tables.len() {
+                converted.push(table, partition, key, row);
+            }
         })?;
         let found = comparison.found();
-        check(&found, self.settings.upgrade)?;
-        let (generation, epoch) = (generation + 1, manifest.epoch + 1);
-        let said =
-            serde_json::json!({"epoch": epoch, "rows": converted.len(), "changes": found.changes});
+        check(&found, self.settings.upgrade).inspect_err(|_| converted.discard())?;
+        let (rows, objects) = converted.end()?;
+        let said = serde_json::json!({"epoch": epoch, "rows": rows, "changes": found.changes});
         let written = Written { is: is.clone(), becomes: Some((epoch, now.clone())) };
         self.write(&written)?;
         // From here on no other process writes, and a process that has begun meanwhile is noticed.
         self.append(generation, Record::Generation { generation })?;
-        let object = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
-        self.put(&object, &Object::Part(converted.into()))?;
-        let (program, objects) = (self.fingerprint, vec![object]);
+        let program = self.fingerprint;
         let mut manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
         for offsets in [&mut manifest.inputs, &mut manifest.outputs] {
             offsets.resize(offsets.len().max(self.sources as usize), 0);
@@ -253,11 +250,57 @@ impl Starting<'_> {
             manifest.waiting = Some(Vec::new());
         }
         manifest.times = times;
-        let manifest = Arc::new(manifest);
-        self.put(&manifest.name(), &Object::Manifest(manifest.clone()))?;
-        self.append(generation, Record::Snapshot(manifest))?;
+        self.publish(manifest)?;
         self.write(&Written { is: now.clone(), becomes: None })?;
         Ok(said)
+    }
+
+    /// Stores the newest snapshot again, of the same epoch, in the format of this version.
+    fn convert_format(&self, generation: u64, manifest: &Manifest, is: &Version) -> Result<()> {
+        let generation = generation + 1;
+        let mut converted = self.converted(generation, manifest.epoch, manifest.program);
+        // Of rows with the same key the last one counts.
+        let mut rows = BTreeMap::new();
+        for DataObject { name, .. } in &manifest.objects {
+            let part = self.store.get(name)?.and_then(|bytes| take_part_of_before(&bytes));
+            let Some(part) = part else {
+                let what =
+                    format!("{name}, an object of the newest snapshot, is missing or damaged");
+                return Err(Error::new(Kind::Io, what).help(
+                    "restore the place of the snapshots, or give the one that this cluster had",
+                ));
+            };
+            rows.extend(part.into_iter().map(|(table, key, row)| ((table, key), row)));
+        }
+        let mut bytes = Vec::new();
+        for ((table, key), row) in rows {
+            let Some(row) = row else { continue };
+            bytes.clear();
+            row.iter().for_each(|value| encode::value(value, &mut bytes));
+            let spec = &is.app.program.tables[table.index()];
+            converted.push(table, partition_of_bytes(spec, &key.0), &key.0, &bytes);
+        }
+        let (_, objects) = converted.end()?;
+        self.append(generation, Record::Generation { generation })?;
+        self.publish(Manifest { generation, objects, ..manifest.clone() })
+    }
+
+    /// Stores a snapshot's manifest, and makes it count.
+    fn publish(&self, manifest: Manifest) -> Result<()> {
+        let mut bytes = Vec::new();
+        put_manifest_object(&manifest, &mut bytes);
+        let name = manifest.name();
+        if !self.store.put(&name, &bytes)? {
+            return Err(name_taken(&name));
+        }
+        self.append(manifest.generation, Record::Snapshot(manifest.into()))
+    }
+
+    fn converted(&self, generation: u64, epoch: u64, program: u128) -> Converted {
+        let name = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
+        let (store, of) = (self.store.clone(), (program, epoch));
+        let (delta, bytes, rows, objects) = (Delta::new(), 0, 0, Ok(Vec::new()));
+        Converted { store, name, of, delta, bytes, rows, objects }
     }
 
     /// The sources of events with event time.
@@ -315,7 +358,7 @@ impl Starting<'_> {
                 }
                 // Of equal snapshots the first counts.
                 Record::Snapshot(manifest)
-                    if newest.as_ref().is_none_or(|newest| manifest.epoch > newest.epoch) =>
+                    if newest.as_ref().is_none_or(|newest| manifest.replaces(newest)) =>
                 {
                     generation = generation.max(manifest.generation);
                     at_least(&mut needed, &manifest.inputs);
@@ -346,7 +389,7 @@ impl Starting<'_> {
                     let what = format!(
                         "the requests of source {source} end at {there} in the log of the cluster {}, but cuts include \
                          {needed} of them",
-                        self.prefix
+                        self.name
                     );
                     return Err(Error::new(Kind::Io, what).help(
                         "nothing was changed; restore the log, or start from scratch with another directory and another \
@@ -374,7 +417,7 @@ impl Starting<'_> {
         }
         let what = format!(
             "cluster_sources is {has}, but the number of sources of the log of the cluster {} is {had}",
-            self.prefix
+            self.name
         );
         Err(Error::setting(what).help(format!(
             "set cluster_sources={had}, because a log keeps the number that it began with; another number needs a new \
@@ -403,7 +446,7 @@ impl Starting<'_> {
         let what = format!(
             "the log of the cluster {} belongs to another app or another version of this one, and {} does not \
              say to which",
-            self.prefix,
+            self.name,
             self.dir.display()
         );
         Err(Error::setting(what).help(
@@ -418,43 +461,20 @@ impl Starting<'_> {
         let (what, help) = match manifest {
             Some(manifest) if shown(manifest.program) == is.fingerprint => return Ok(()),
             Some(_) => (
-                format!("the log of the cluster {} belongs to another program than {dir}", self.prefix),
+                format!("the log of the cluster {} belongs to another program than {dir}", self.name),
                 "give the directory that belongs to it (--data-dir), or this cluster another name \
                  (cluster_name)",
             ),
             None => (
                 format!(
                     "{dir} belongs to a cluster with data, but the log of the cluster {} is empty",
-                    self.prefix
+                    self.name
                 ),
                 "give the log that it had (--log, cluster_name); if that is lost, give a new directory \
                  (--data-dir), or start from scratch (--fresh)",
             ),
         };
         Err(Error::setting(what).help(help))
-    }
-
-    /// Reads the rows of a snapshot, encoded.
-    fn rows(&self, manifest: &Manifest) -> Result<Rows> {
-        let mut rows = BTreeMap::new();
-        for name in &manifest.objects {
-            let whole = format!("{}/{name}", self.prefix);
-            let object = self.store.get(&whole)?.and_then(|bytes| take_object(&bytes));
-            let Some(Object::Part(part)) = object else {
-                let what =
-                    format!("{whole}, an object of the newest snapshot, is missing or damaged");
-                return Err(Error::new(Kind::Io, what).help(
-                    "restore the place of the snapshots, or give the one that this cluster had",
-                ));
-            };
-            for (table, key, row) in part.iter().cloned() {
-                match row {
-                    Some(row) => rows.insert((table, key), row),
-                    None => rows.remove(&(table, key)),
-                };
-            }
-        }
-        Ok(rows)
     }
 
     fn read(&self, topic: Topic, from: u64) -> Result<Records> {
@@ -467,16 +487,6 @@ impl Starting<'_> {
             Error::new(Kind::Io, format!("the upgrade can't be recorded in the log ({why:?})"))
                 .help("check that no other coordinator runs and that the log can be written, and start again")
         })
-    }
-
-    fn put(&self, name: &str, object: &Object) -> Result<()> {
-        let mut bytes = Vec::new();
-        put_object(object, &mut bytes);
-        let name = format!("{}/{name}", self.prefix);
-        match self.store.put(&name, &bytes)? {
-            true => Ok(()),
-            false => Err(name_taken(&name)),
-        }
     }
 
     fn written(&self) -> Result<Option<Written>> {
@@ -578,26 +588,74 @@ fn requests_of(record: &Record) -> u64 {
     }
 }
 
-/// Writes the rows as a snapshot of an engine in one process.
-fn left(store: &Arc<dyn Store>, app: &Stored, rows: Rows, epoch: u64) -> Result<Left> {
-    let specs = &app.program.tables;
-    let (mut delta, mut counts) = (Delta::whole(), vec![0; specs.len()]);
-    let mut bytes = Vec::new();
-    for ((table, key), row) in rows {
-        bytes.clear();
-        row.iter().for_each(|value| encode::value(value, &mut bytes));
-        counts[table.index()] += 1;
-        let partition = partition_of_bytes(&specs[table.index()], &key.0);
-        delta.push(table, partition, &key.0, Some(&bytes));
+/// Converted rows on their way into objects.
+struct Converted {
+    store: Arc<dyn Store>,
+    name: String,
+    /// The program and the epoch of the objects.
+    of: (u128, u64),
+    delta: Delta,
+    /// The bytes of the rows in it.
+    bytes: usize,
+    rows: u64,
+    objects: Result<Vec<DataObject>>,
+}
+
+impl Converted {
+    fn push(&mut self, table: TableId, partition: Partition, key: &[u8], row: &[u8]) {
+        self.delta.push(table, partition, key, Some(row));
+        self.bytes += key.len() + row.len();
+        self.rows += 1;
+        if self.bytes > OBJECT_BYTES {
+            self.put();
+        }
     }
-    // The manifest has the progress of event time, by the cluster's sources.
-    let watermarks = vec![Position::MIN; app.program.streams.len()];
-    let facts = Facts { epoch, tables: counts, watermarks, ..Facts::default() };
-    let internal = Internal { facts, buffered: Vec::new(), rings: Vec::new() };
-    let head = Head { epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
+
+    /// Puts the rows as the next object. After a failure nothing is put any more.
+    fn put(&mut self) {
+        let (delta, _) = (std::mem::take(&mut self.delta), std::mem::take(&mut self.bytes));
+        if let Ok(objects) = &mut self.objects {
+            let name = format!("{}-{}", self.name, objects.len());
+            match put_rows(&*self.store, self.of, &name, &delta) {
+                Ok(object) => objects.extend(object),
+                Err(error) => self.objects = Err(error),
+            }
+        }
+    }
+
+    /// Puts the rest. Returns the number of rows, and the objects.
+    fn end(mut self) -> Result<(u64, Vec<DataObject>)> {
+        self.put();
+        Ok((self.rows, self.objects?))
+    }
+
+    /// Removes the objects. If one is left, a later snapshot removes it.
+    fn discard(&self) {
+        for object in self.objects.iter().flatten() {
+            let _ = self.store.delete(&object.name);
+        }
+    }
+}
+
+/// Returns a snapshot as one of an engine in one process.
+fn left(store: &Arc<dyn Store>, app: &Stored, manifest: &Manifest) -> Result<Left> {
+    let Manifest { program, epoch, objects, .. } = manifest;
+    let head =
+        Head { epoch: *epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };
+    let internal = Blob { name: String::new(), len: 0, checksum: 0 };
+    let objects = objects.clone();
     let manifest =
-        Snapshots::open(store.clone(), 0, 0)?.publish(head, &internal.encode(), &delta)?;
-    Ok(Left { manifest: (*manifest).clone(), stored: app.clone(), internal })
+        tidemill_snapshot::Manifest { app: *program, head, writer: 0, objects, internal };
+    let mut counts = vec![0; app.program.tables.len()];
+    load(store, &manifest, |row| {
+        counts[row.table.index()] += 1;
+        Ok(())
+    })?;
+    // The cluster's manifest has the progress of event time, by the cluster's sources.
+    let watermarks = vec![Position::MIN; app.program.streams.len()];
+    let facts = Facts { epoch: *epoch, tables: counts, watermarks, ..Facts::default() };
+    let internal = Internal { facts, buffered: Vec::new(), rings: Vec::new() };
+    Ok(Left { manifest, stored: app.clone(), internal })
 }
 
 #[cfg(test)]

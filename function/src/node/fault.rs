@@ -76,7 +76,7 @@ pub enum InjectedDefect {
     KeepState,
     /// A survivor undoes only what has changed since it took its last part of a snapshot.
     KeepLayers,
-    /// A survivor does not read parts that it stored itself, whatever it owned then.
+    /// A survivor loads no rows, whatever it owns now.
     KeepParts,
     /// A member that read a snapshot before it joined takes a later one for that one, with more
     /// records after it.

@@ -103,7 +103,6 @@ impl Site {
             snapshot_every: 20,
             snapshot_us: 0,
             program: 0,
-            objects_max: 20,
             event_time: Arc::default(),
             resumed: [].into(),
             buffered_bytes_max: u64::MAX,

@@ -30,7 +30,6 @@ QUICK = (
     f"cluster_lease_us={int(LEASE_S * 1e6)}",
     "cluster_beat_us=50000",
     "cluster_snapshot_us=150000",
-    "cluster_snapshot_objects_max=8",
 )
 
 

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use tidemill_core::{encode, TableSpec, Value};
 use tidemill_place::{partition_of_bytes, Partition, PARTITIONS};
 
+use super::rewind::Before;
 use super::{Table, HEADER_WORDS, KEY, LINK, SNAPPED, STAMP, TAKEN};
 use crate::cells::{prefetch, prefetch_address};
 use crate::dirty::{DirtyBlocks, BLOCK_WORDS};
@@ -84,14 +85,7 @@ impl Table {
     pub fn take_changes(&mut self) -> Changed {
         assert!(self.tracked, "table {}: changes are not tracked", self.spec.name);
         self.mark_written();
-        let key_words = usize::from(self.layout.word_key);
-        let mut changed = Changed {
-            spec: self.spec.clone(),
-            layout: self.layout.clone(),
-            present: Rows::new(key_words + self.layout.body_words()),
-            deleted: Rows::new(key_words),
-            versions: ChangedVersions::new(&self.layout),
-        };
+        let mut changed = self.no_changes();
         let dirty = std::mem::take(&mut self.dirty);
         let mut ahead = dirty.runs(self.capacity, self.stride).skip(RUNS_AHEAD);
         for run in dirty.runs(self.capacity, self.stride) {
@@ -121,6 +115,53 @@ impl Table {
         drop(ahead);
         self.dirty = dirty.clean(self.capacity, self.stride);
         changed
+    }
+
+    /// Takes the rows that have changed since the snapshot that `before` goes back to: each one
+    /// once, as it is now, or as deleted. The snapshot that gets them has them, so those that change
+    /// later are new to [`Table::commit_keeping`].
+    pub fn take_changes_since(&mut self, before: &Before) -> Changed {
+        let mut changed = self.no_changes();
+        let slots: Vec<Option<usize>> = before.slots(self).collect();
+        // A row may be there more than once, and a later snapshot that did not count may have had it.
+        for slot in slots.iter().flatten() {
+            self.slots.words_mut()[slot * self.stride + LINK] &= !SNAPPED;
+        }
+        let (mut gone_words, mut gone_keys) = (Vec::new(), Vec::new());
+        for (nth, slot) in slots.into_iter().enumerate() {
+            match (slot, before.key(nth)) {
+                (Some(slot), _) if self.slots.words()[slot * self.stride + LINK] & SNAPPED == 0 => {
+                    self.take_changed(slot, &mut changed);
+                }
+                (Some(_), _) => {}
+                // A deleted row has lost its slot, because a later snapshot had the deletion.
+                (None, Some(key)) => gone_keys.push(key),
+                (None, None) => gone_words.push(before.word(nth, self)),
+            }
+        }
+        gone_words.sort_unstable();
+        gone_words.dedup();
+        gone_keys.sort_unstable();
+        gone_keys.dedup();
+        let deleted = &mut changed.deleted;
+        deleted.len += gone_words.len() + gone_keys.len();
+        deleted.words.extend(gone_words);
+        for key in gone_keys {
+            deleted.key_bytes.extend_from_slice(&key.0);
+            deleted.key_ends.push(deleted.key_bytes.len());
+        }
+        changed
+    }
+
+    fn no_changes(&self) -> Changed {
+        let key_words = usize::from(self.layout.word_key);
+        Changed {
+            spec: self.spec.clone(),
+            layout: self.layout.clone(),
+            present: Rows::new(key_words + self.layout.body_words()),
+            deleted: Rows::new(key_words),
+            versions: ChangedVersions::new(&self.layout),
+        }
     }
 
     /// Marks the slots of all versions since the last commit.

@@ -3,14 +3,17 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use tidemill_core::{Column, DataType};
-use tidemill_durable::DirStore;
+use tidemill_core::{Column, DataType, Key, Value};
+use tidemill_durable::{DirStore, Within};
 use tidemill_host::{hold, FileLog};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Builder, Program};
 
 use super::*;
 use crate::spec::AppSpec;
+
+/// Rows by their keys.
+type Rows = BTreeMap<(TableId, Key), Vec<Value>>;
 
 const ROWS: i64 = 5;
 
@@ -42,7 +45,7 @@ fn wanted(is_second: bool) -> Rows {
         if is_second {
             row.insert(1, Value::Int(7));
         }
-        ((TableId(0), key(id)), row.into())
+        ((TableId(0), key(id)), row)
     };
     (1..ROWS).map(row).collect()
 }
@@ -51,7 +54,7 @@ struct Site {
     env: Env,
     dir: PathBuf,
     log: FileLog,
-    store: DirStore,
+    store: Arc<dyn Store>,
     ways: DeclaredSinks,
     event_time: EventTime,
 }
@@ -62,6 +65,7 @@ impl Site {
         let held = hold(&env, &dir)?;
         let log = FileLog::open(&env, dir.join("log"), 1, held)?;
         let store = DirStore::shared(&env, dir.join("snapshots"))?;
+        let store = Arc::new(Within::new(Arc::new(store), "bank"));
         let spec = AppSpec::new(program(false), Vec::new(), Settings::default());
         let ways = DeclaredSinks::open(&spec, &spec.program, false, &env)?;
         Ok(Site { env, dir, log, store, ways, event_time: EventTime::default() })
@@ -73,8 +77,20 @@ impl Site {
         let program = program(is_second);
         let starting = self.starting(&program, &settings, is_second);
         starting.agree()?;
-        let manifest = starting.newest()?.manifest;
-        starting.rows(&manifest.unwrap_or_default())
+        let manifest = starting.newest()?.manifest.unwrap_or_default();
+        assert!(!manifest.is_of_before());
+        let app = starting.written()?.expect("it has agreed").is.app;
+        let Left { manifest, .. } = left(&self.store, &app, &manifest)?;
+        let mut rows = Rows::new();
+        load(&self.store, &manifest, |row| {
+            let mut bytes = row.row;
+            let columns = app.program.tables[row.table.index()].schema.columns.iter();
+            let values = columns.map(|column| encode::decode(&column.ty, &mut bytes).unwrap());
+            let had = rows.insert((row.table, Key(row.key.into())), values.collect());
+            assert_eq!(had, None);
+            Ok(())
+        })?;
+        Ok(rows)
     }
 
     fn starting<'a>(
@@ -92,8 +108,8 @@ impl Site {
             event_time: &self.event_time,
             settings,
             log: &self.log,
-            store: &self.store,
-            prefix: "bank",
+            store: self.store.clone(),
+            name: "bank",
             sources: 2,
             feeds: 0,
             ways: &self.ways,
@@ -108,12 +124,20 @@ impl Site {
         let starting = self.starting(&program, &settings, false);
         starting.agree()?;
         starting.append(1, Record::Generation { generation: 1 })?;
-        let rows = wanted(false).into_iter();
-        let mut rows: Vec<_> = rows.map(|((table, key), row)| (table, key, Some(row))).collect();
-        rows.push((TableId(0), key(99), Some(rows[0].2.clone().expect("a row"))));
-        starting.put("part-1-1-5-1", &Object::Part(rows.into()))?;
-        starting.put("part-1-2-5-1", &Object::Part(vec![(TableId(0), key(99), None)].into()))?;
-        let objects = vec!["part-1-1-5-1".into(), "part-1-2-5-1".into()];
+        let mut first = Delta::new();
+        let mut bytes = Vec::new();
+        for ((table, key), row) in wanted(false) {
+            bytes.clear();
+            row.iter().for_each(|value| encode::value(value, &mut bytes));
+            first.push(table, tidemill_place::partition(&key), &key.0, Some(&bytes));
+        }
+        let (last, mut second) = (key(99), Delta::new());
+        first.push(TableId(0), tidemill_place::partition(&last), &last.0, Some(&bytes));
+        second.push(TableId(0), tidemill_place::partition(&last), &last.0, None);
+        let mut objects = Vec::new();
+        for (name, delta) in [("part-1-1-5-1", first), ("part-1-2-5-1", second)] {
+            objects.extend(put_rows(&*self.store, (1, 2), name, &delta)?);
+        }
         let (inputs, outputs) = (vec![0; 2], vec![0; 2]);
         let manifest = Manifest {
             program: 1,
