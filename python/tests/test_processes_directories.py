@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ BALANCES = {
 }
 
 
+def two_workers(url: str) -> bool | None:
+    return len(workers_of(url)) == 2 or None
+
+
 @pytest.mark.parametrize("left", BALANCES)
 def test_snapshots_of_named_parts_are_stored_again(tmp_path: Path, left: str) -> None:
     with tarfile.open(ARCHIVE) as archive:
@@ -29,7 +34,7 @@ def test_snapshots_of_named_parts_are_stored_again(tmp_path: Path, left: str) ->
     for nth in range(2):
         with Process(tmp_path / f"run-{nth}", *flags, "--data-dir", str(data)) as process:
             url = process.find(r"http +(http://\S+)")
-            wait_for("2 workers", lambda url=url: len(workers_of(url)) == 2 or None)
+            wait_for("2 workers", partial(two_workers, url))
             with tm.Client(url) as client:
                 ids = [f"a{n}" for n in range(7)]
                 found = [client.call("account.deposit", id=id, cents=0) for id in ids]
