@@ -47,7 +47,7 @@ impl Purpose {
             Purpose::Data => {
                 &["APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths", CLUSTER]
             }
-            Purpose::Coordinator => &["program", "feeds", "log", "snapshots"],
+            Purpose::Coordinator => &["program", "feeds", "log", "snapshots", "counts"],
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tidemill_core::{Batch, Value};
+use tidemill_core::{Batch, StreamId, Value};
 use tidemill_txn::execute::{AbortedSlide, Faulted};
 use tidemill_txn::program::Program;
 
@@ -59,6 +59,15 @@ pub(crate) fn aborting(program: &Program) -> BTreeMap<Arc<str>, String> {
     program.handlers.iter().flat_map(of).collect()
 }
 
+/// For each abort stream, the handler whose aborts it has.
+pub(crate) fn by_abort_stream(program: &Program) -> BTreeMap<StreamId, usize> {
+    let all = program.handlers.iter().enumerate();
+    let of = all.flat_map(|(number, handler)| {
+        handler.inputs().map(move |input| (input.aborted, number)).collect::<Vec<_>>()
+    });
+    of.collect()
+}
+
 impl Reasons {
     /// Counts the abort events of a handler.
     pub(crate) fn count(&mut self, handler: &str, batch: &Batch) {
@@ -89,7 +98,8 @@ impl Reasons {
         self.add(&handler, &slide.abort.public_reason(), 1);
     }
 
-    fn add(&mut self, handler: &str, reason: &str, count: u64) {
+    /// Counts aborts of a handler for one reason.
+    pub(crate) fn add(&mut self, handler: &str, reason: &str, count: u64) {
         if self.places.is_empty() {
             let places = self.counted.iter().enumerate();
             self.places = places
@@ -119,10 +129,15 @@ impl Reasons {
         for fault in faults {
             let (_, Some(at)) = fault.abort.parts() else { continue };
             let name = &program.handlers[fault.handler].name;
-            let key = (name.to_string(), without_numbers(&fault.abort.public_reason()));
-            if let Some(place) = self.places.get(&key) {
-                self.counted[*place].at.get_or_insert_with(|| at.to_owned());
-            }
+            self.place_at(name, &fault.abort.public_reason(), at);
+        }
+    }
+
+    /// Notes the user's line of a counted reason.
+    pub(crate) fn place_at(&mut self, handler: &str, reason: &str, at: &str) {
+        let key = (handler.to_owned(), without_numbers(reason));
+        if let Some(place) = self.places.get(&key) {
+            self.counted[*place].at.get_or_insert_with(|| at.to_owned());
         }
     }
 

@@ -13,13 +13,19 @@ use crate::shared::Shared;
 
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
+/// The fields with texts of functions, for clients only.
+const FOR_CLIENTS: [&str; 3] = ["reasons", "fault", "aborted_slide"];
+
 /// Answers a load balancer's check, without a token.
-pub(crate) async fn health(State(shared): State<Arc<Shared>>) -> Response {
+pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
     let health = shared.app.health();
     let ready = health.ready && shared.open().is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut said = health.said;
     said["ready"] = ready.into();
+    if let (Err(_), Some(said)) = (shared.access.client(&headers), said.as_object_mut()) {
+        said.retain(|name, _| !FOR_CLIENTS.contains(&&**name));
+    }
     json_response(status, format!("{said}\n").into_bytes())
 }
 

@@ -85,7 +85,7 @@ def test_processes_that_show_certificates_form_a_cluster(tmp_path: Path) -> None
                 said = refused.errors.read_text()
                 assert words in said, said
                 assert "Traceback" not in said, said
-            told = str(httpx.get(f"{url}/health", timeout=30).json()["refused"])
+            told = str(httpx.get(f"{url}/health", timeout=30).json()["turned_away"])
             assert "does not speak TLS" in told
             assert "another authority has issued it" in told
             assert len(workers_of(url)) == 2

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tidemill_core::{
 };
 use tidemill_durable::Within;
 use tidemill_env::{Addr, Clock, Env, Lock};
-use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
+use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target, Tid};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
     Status, COORDINATOR,
@@ -26,7 +26,7 @@ use tidemill_host::{
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
 use tidemill_place::{partition_in, Partition};
-use tidemill_txn::program::{Abort, Origin, Program, Take, FAULT};
+use tidemill_txn::program::{Abort, Program, Take};
 use tracing::dispatcher::{get_default, with_default};
 use tracing::{warn, Dispatch};
 
@@ -36,6 +36,7 @@ use super::format::Json;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::slow::slow;
+use super::tally::Tally;
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::Starting;
@@ -98,9 +99,9 @@ struct Delivered {
     /// The number of outputs, and the condition for followers that wait for more.
     count: Mutex<u64>,
     more: Condvar,
-    /// Transactions whose function failed, among the outputs since this process began to read them.
-    faults: AtomicU64,
-    /// Those that the log has reported.
+    /// The results of transactions.
+    tally: Arc<Tally>,
+    /// The faults that the log has reported.
     reported: Mutex<Paced>,
     clock: Arc<dyn Clock>,
     /// Slides of windows whose triggers aborted since then, and the description of the last one.
@@ -137,6 +138,7 @@ impl Cluster {
         backends::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
+        let mut streams = topics.streams();
         let mut host = settings.host(spec, &followed, secret, env)?;
         // A taken address is refused before anything is written.
         check_address(env, &host.listen)?;
@@ -236,28 +238,36 @@ impl Cluster {
         };
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
-        let sinks = Sinks::start(ways, program_on_nodes, &coordinator, outputs)?;
+        let sinks = Sinks::start(ways, program_on_nodes.clone(), &coordinator, outputs)?;
+        let is_here = settings.log.is_none();
+        // Results are counted even while no client asks.
+        let is_read = is_here || spec.settings.http_port.is_some();
+        streams.extend(feeds::of_files(spec).filter_map(|decl| functions.taken(&decl.stream).ok()));
+        let handlers = streams.into_iter().map(|stream| functions.handlers_of_event(stream));
+        let handlers = (settings.sources, handlers.collect());
+        let tally = Tally::open(env, dir.clone(), program_on_nodes.clone(), handlers, is_read);
+        let tally = Arc::new(tally);
         let told = Arc::new(Delivered {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
-            faults: AtomicU64::new(0),
-            reported: Mutex::default(),
+            reported: Mutex::new(Paced::after(tally.faults())),
+            tally: tally.clone(),
             clock: env.clock.clone(),
             slides: Mutex::default(),
         });
         let (hears, of) = (told.clone(), functions.clone());
-        let listener = move |_: u32, output: &Output| hears.take(of.program(), output);
+        let listener = move |source: u32, output: &Output| hears.take(of.program(), source, output);
         let asked = settings.sources;
-        let is_here = settings.log.is_none();
         let request_server =
             Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
-        if is_here && !program.opaques.is_empty() {
-            // Faults are counted even while no client asks.
+        if is_here {
             request_server.begin();
         }
+        // The engine's own timers are after the app's streams.
+        let own = program.streams.len();
         Ok(Cluster {
-            timers: Timers::start(env, &request_server, &functions)?,
+            timers: Timers::start(env, &request_server, &functions, (own, tally))?,
             sinks,
             env: env.clone(),
             request_server,
@@ -302,6 +312,7 @@ impl Cluster {
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
+        self.told.tally.store(true);
         let is_wanted = !may_come && self.has_input_ended();
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
         if is_wanted && !is_whole && !self.sinks.rows().is_empty() {
@@ -421,22 +432,23 @@ impl Cluster {
             let process = if who == COORDINATOR { "coordinator".into() } else { who.to_string() };
             json!({"process": process, "what": what})
         };
-        json!({
+        let mut status = json!({
             "app": self.program.name, "generation": generation,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "buffered": buffered.events, "buffered_bytes": buffered.bytes,
             "late": buffered.late, "outside": outside,
-            "faults": self.told.faults.load(Ordering::Relaxed),
             "aborted_slides": slides.0, "aborted_slide": slides.1,
             "input_ended": self.has_input_ended(),
             "requests_open": self.request_server.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
-            "slow": slow(&self.program), "upgraded": self.upgraded, "refused": refused, "ended": ended,
+            "slow": slow(&self.program), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
-        })
+        });
+        self.told.tally.report(&mut status);
+        status
     }
 
     /// Returns the watermark of each stream with event time, and the source that holds it back.
@@ -554,9 +566,6 @@ impl Delivered {
         else {
             return;
         };
-        if why.starts_with(FAULT) {
-            self.faults.fetch_add(1, Ordering::Relaxed);
-        }
         let what = &**why;
         warn!(target: "tidemill::function", window = &**window, ends = *end, what, "slide aborted");
         let mut slides = self.slides.lock();
@@ -564,13 +573,17 @@ impl Delivered {
         slides.1 = Some(format!("window {window}, which ended at {end}: {why}"));
     }
 
-    fn take(&self, program: &Program, output: &Output) {
-        if let Some((what, line)) = fault(program, output) {
-            let total = self.faults.fetch_add(1, Ordering::Relaxed) + 1;
-            if let Some(faults) = self.reported.lock().due(total, Some(&*self.clock)) {
-                warn!(target: "tidemill::function", what, line, faults, total, "fault");
-            }
+    /// Logs a fault, with the user's line, at a pace.
+    fn note_fault(&self, fault: Option<(String, Option<String>)>) {
+        let Some((what, line)) = fault else { return };
+        let total = self.tally.faults();
+        if let Some(faults) = self.reported.lock().due(total, Some(&*self.clock)) {
+            warn!(target: "tidemill::function", what, line, faults, total, "fault");
         }
+    }
+
+    fn take(&self, program: &Program, source: u32, output: &Output) {
+        self.note_fault(self.tally.take(source, output));
         if let Output::Event { stream, row, .. } = output {
             if let Some(stream) = program.streams.get(stream.index()) {
                 self.note_slide(&stream.spec.name, row);
@@ -580,25 +593,6 @@ impl Delivered {
         }
         *self.count.lock() += 1;
         self.more.notify_all();
-    }
-}
-
-/// Returns the function's failure that an output reports, and the user's line if it is known.
-fn fault<'o>(program: &Program, output: &'o Output) -> Option<(&'o str, Option<&'o str>)> {
-    match output {
-        Output::Reply { outcome: Err(abort), .. } if abort.is_fault() => Some(abort.parts()),
-        Output::Reply { .. } => None,
-        // The last event of a request's transaction is not counted, because its reply reports the
-        // same.
-        Output::Event { path, stream, row, .. } if path.iter().ne(&[u32::MAX]) => {
-            let stream = program.streams.get(stream.index());
-            let is_abort = stream.is_some_and(|s| matches!(s.origin, Origin::Aborted(_)));
-            match row.last().filter(|_| is_abort) {
-                Some(Value::Str(why)) => why.strip_prefix(FAULT).map(|what| (what, None)),
-                _ => None,
-            }
-        }
-        Output::Event { .. } => None,
     }
 }
 
@@ -692,12 +686,7 @@ impl App for Cluster {
             ("lag", "gauge", "Requests in no cut yet.", lag),
             ("buffered", "gauge", "Events that wait for their watermark.", buffered.events),
             ("late", "counter", "Late events.", buffered.late),
-            (
-                "faults",
-                "counter",
-                "Transactions whose function failed, since this process began to read outputs.",
-                self.told.faults.load(Ordering::Relaxed),
-            ),
+            ("faults", "counter", "Transactions whose function failed.", self.told.tally.faults()),
             (
                 "requests_open",
                 "gauge",
@@ -814,7 +803,9 @@ impl App for Cluster {
         }
         let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
-        let answered = move |answer| {
+        let (told, procedure) = (self.told.clone(), procedure.to_owned());
+        let answered = move |tid: Option<Tid>, answer| {
+            told.note_fault(tid.and_then(|tid| told.tally.name(tid, &procedure)));
             let outcome = match answer {
                 Answer::Returned(value) => Ok(value),
                 Answer::Aborted(abort) => Err(abort),
@@ -828,7 +819,8 @@ impl App for Cluster {
             };
             then(Ok(functions.replied(&of, outcome).0));
         };
-        self.ask(partition, call, Box::new(answered));
+        let source = self.request_server.source_of(partition);
+        self.request_server.call_placed(source, call, Box::new(answered));
         Ok(())
     }
 }

@@ -14,6 +14,7 @@
 //! | `timers` | transactions that the coordinator's clock requests |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers do |
+//! | `tally` | the results of transactions, counted from the outputs |
 //! | `slow` | features that are much slower than in one process |
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
@@ -32,6 +33,7 @@ mod panics;
 mod settings;
 mod sinks;
 mod slow;
+mod tally;
 mod timers;
 mod times;
 mod topics;

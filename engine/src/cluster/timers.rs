@@ -13,10 +13,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidemill_core::{encode, Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
-use tidemill_function::{Call, Functions as _};
+use tidemill_function::{Call, Functions as _, Tid};
 use tidemill_host::{Answer, Placed, RequestServer};
 
 use super::panics::catch_panic;
+use super::tally::Tally;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -58,10 +59,14 @@ struct Clockwork {
     request_server: Arc<RequestServer>,
     functions: Arc<AppFunctions>,
     state: Arc<State>,
+    /// The number of the app's own streams. Timers of later ones are the engine's.
+    own: usize,
+    tally: Arc<Tally>,
 }
 
 impl Timers {
-    /// Starts the timers of an app, if it has any.
+    /// Starts the timers of an app, if it has any. Firings of streams from number `own` on are not
+    /// events of the app.
     ///
     /// # Errors
     /// When their thread can't be started.
@@ -69,6 +74,7 @@ impl Timers {
         env: &Env,
         request_server: &Arc<RequestServer>,
         functions: &Arc<AppFunctions>,
+        (own, tally): (usize, Arc<Tally>),
     ) -> Result<Timers> {
         let now_us = env.clock.now_us();
         let timers = functions.timers().iter().map(|timer| {
@@ -82,8 +88,9 @@ impl Timers {
             return Ok(Timers { env, state, thread: Mutex::new(None) });
         }
         let (request_server, functions) = (request_server.clone(), functions.clone());
+        let (env_too, state_too) = (env.clone(), state.clone());
         let clockwork =
-            Clockwork { env: env.clone(), request_server, functions, state: state.clone() };
+            Clockwork { env: env_too, request_server, functions, state: state_too, own, tally };
         let run = move || {
             let fire = || {
                 clockwork.run(timers);
@@ -150,18 +157,35 @@ impl Clockwork {
         let hash = encode::hash128(name.as_bytes()) as u64;
         let source = (hash % u64::from(self.request_server.sources())) as u32;
         // It may be unknown whether the firing was recorded. By its ids it is executed once.
-        while !self.is_over() && !self.is_done(&firing, source) {}
+        while !self.is_over() {
+            if self.is_done(timer.stream, &firing, source) {
+                if timer.stream.index() >= self.own {
+                    self.tally.engines(firing.len() as u64);
+                }
+                return;
+            }
+        }
     }
 
     /// Requests a firing, and waits for it. Returns whether it has been executed.
-    fn is_done(&self, firing: &[Call], source: u32) -> bool {
+    fn is_done(&self, stream: StreamId, firing: &[Call], source: u32) -> bool {
         if firing.is_empty() {
             return true;
         }
+        let handlers = &self.functions.program().handlers;
+        let names = self.functions.handlers_of_event(stream).into_iter();
+        let mut names = names.map(|handler| handlers[handler].name.clone());
         let (tell, told) = channel();
         let ask = |call: &Call| -> (Call, Placed) {
             let tell = tell.clone();
-            (call.clone(), Box::new(move |_, answer| drop(tell.send(answer))))
+            let (tally, handler) = (self.tally.clone(), names.next());
+            let then = move |tid: Option<Tid>, answer| {
+                if let (Some(tid), Some(handler)) = (tid, &handler) {
+                    tally.name(tid, handler);
+                }
+                drop(tell.send(answer));
+            };
+            (call.clone(), Box::new(then))
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);

@@ -90,6 +90,14 @@ impl Topics {
         self.all.iter().map(|(_, topic)| topic.followed.clone()).collect()
     }
 
+    /// The stream of each partition, in the order of the sources.
+    pub fn streams(&self) -> Vec<StreamId> {
+        let each = |(stream, topic): &(StreamId, FollowedTopic)| {
+            vec![*stream; topic.followed.partitions as usize]
+        };
+        self.all.iter().flat_map(each).collect()
+    }
+
     /// The reason why the reading of messages is blocked, if it is.
     pub fn trouble(&self) -> Option<String> {
         let failed = self.all.iter().find_map(|(_, topic)| {

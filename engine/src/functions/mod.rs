@@ -312,6 +312,19 @@ impl AppFunctions {
         Ok(vec![Call { target, table, key, args: row.into() }])
     }
 
+    /// The handlers of the transactions that [`AppFunctions::event`] creates for a stream. There
+    /// are none where a transaction is of several handlers.
+    pub fn handlers_of_event(&self, stream: StreamId) -> Vec<usize> {
+        let program = &self.program;
+        let takers: Vec<usize> = program.takers(stream).map(|(handler, _)| handler).collect();
+        let is_apart = !self.rounds.is_needed(program, stream) && !self.times.has(stream);
+        if is_apart || takers.len() == 1 {
+            takers
+        } else {
+            Vec::new()
+        }
+    }
+
     /// The stream of the event whose round the call is, if it is one.
     fn round_of(&self, target: Target) -> Option<StreamId> {
         let (number, _) = handler_of(target).filter(|(_, is_request)| !is_request)?;

@@ -36,6 +36,9 @@ AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
 #: The running time after which an end does not count as a failed start, in seconds.
 RUNS_S = 10.0
 
+#: The shortest time between two reports of faults, in seconds.
+FAULTS_S = 10.0
+
 #: The longest wait for the status of a cluster, in seconds.
 STATUS_S = 10.0
 
@@ -172,7 +175,10 @@ class Troubles:
 
 
 #: The fields of the status that can still grow while the coordinator stops.
-COUNTED = ("epoch", "snapshot_epoch", "sinks", "faults", "aborted_slides", "aborted_slide")
+COUNTED = (
+    "epoch", "snapshot_epoch", "sinks", "events", "committed", "refused", "faults", "dead",
+    "reasons", "fault", "aborted_slides", "aborted_slide",
+)  # fmt: skip
 
 
 def _slides(status: dict[str, Any], before: int) -> int:
@@ -184,14 +190,24 @@ def _slides(status: dict[str, Any], before: int) -> int:
     return count
 
 
+def _faults(status: dict[str, Any], before: int | None) -> int:
+    """Reports new faults with the last one, and returns the number of all of them."""
+    count = int(status["faults"] or 0)
+    if before is not None and count > before:
+        what = f"{status['fault']} ({counted(count, 'fault')} so far)"
+        print(f"a function has failed: {what}", file=sys.stderr, flush=True)
+    return count
+
+
 def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) -> dict[str, Any]:
     """Waits for a signal or the end of the coordinator, and returns the last status.
 
     With ``ends`` the end of the input ends the wait, too.
     """
     seen: tuple[object, ...] = ()
-    troubles, slides = Troubles(), 0
+    troubles, slides, paced = Troubles(), 0, 0.0
     status = coordinator.status()
+    faults = _faults(status, None)
     while not signals.asked:
         time.sleep(0.05)
         look()
@@ -207,6 +223,9 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
             print(f"generation {now[0]}: {counted(now[1], 'worker')}", file=sys.stderr, flush=True)
             seen = now
         slides = _slides(status, slides)
+        if time.monotonic() >= paced:
+            before, faults = faults, _faults(status, faults)
+            paced = time.monotonic() + FAULTS_S if faults > before else paced
         for who, what in troubles.new({t["process"]: t["what"] for t in status["troubles"]}):
             print(f"{who} waits: {what}", file=sys.stderr, flush=True)
     print("taking the last snapshot", file=sys.stderr, flush=True)
@@ -214,6 +233,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         print("no snapshot: the next start replays the log", file=sys.stderr, flush=True)
     after = coordinator.status()
     _slides(after, slides)
+    _faults(after, faults)
     return status | {name: after[name] for name in COUNTED}
 
 
@@ -250,6 +270,10 @@ def status_of(url: str) -> dict[str, Any]:
     return found
 
 
+#: The counts of results in the status.
+RESULTS = ("events", "committed", "refused", "faults", "dead")
+
+
 def status_lines(found: dict[str, Any]) -> list[str]:
     """Returns the status of a cluster as lines for people."""
     generation, members = found["generation"], found["members"]
@@ -259,6 +283,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         "state": state,
         "generation": generation,
         "epoch": found["epoch"],
+        **{name: found.get(name) for name in RESULTS},
         "snapshot at epoch": found["snapshot_epoch"],
         "waiting requests": sum(found["lag"]),
         "waiting replies": found["requests_open"],
@@ -271,6 +296,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         for member in members
     ]
     lines = [*fields(head), f"workers ({len(members)})", *workers]
+    if found.get("reasons"):
+        lines += fields({"reasons": found["reasons"]})
     if found["sources"]:
         lines.append("sources: requests, waiting, per second, ratio to the mean, worker")
         for source in found["sources"]:
@@ -302,8 +329,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         lines += [f"  {trouble['process']}  {trouble['what']}" for trouble in found["troubles"]]
     if found.get("slow"):
         lines += ["slow on several processes", *(f"  {what}" for what in found["slow"])]
-    if found["refused"]:
-        lines += ["refused", *(f"  {why}" for why in found["refused"])]
+    if found["turned_away"]:
+        lines += ["turned away", *(f"  {why}" for why in found["turned_away"])]
     return lines
 
 

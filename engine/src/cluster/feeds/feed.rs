@@ -13,7 +13,7 @@ use tidemill_function::{output_bytes, Functions as _};
 
 use super::file::File;
 use super::marks::{Ended, Known, Mark};
-use super::About;
+use super::{About, END_ID};
 use crate::functions::AppFunctions;
 use crate::spec::SourceDecl;
 
@@ -438,7 +438,7 @@ impl Feed {
         let calls = self.sources.map_or_else(Vec::new, |sources| {
             self.functions.last_batches(self.stream, sources, newest_us)
         });
-        let id = RequestId::from(format!("{}/end", self.key).as_bytes());
+        let id = RequestId::from(format!("{}{END_ID}", self.key).as_bytes());
         let request = |call| Request { id: id.clone(), call };
         let last: Vec<Request> = calls.into_iter().map(request).collect();
         let last = (!last.is_empty()).then(|| Record::Requests(last));
