@@ -358,10 +358,10 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             "belongs to cluster 'bank', not 'tank'",
         ),
         (["coordinator", files, *secret, *fresh], "files.py:7: there is no file payments.csv"),
-        (["coordinator", nothing, *secret, *fresh], "has nothing that clients could call"),
+        (["coordinator", nothing, *secret, *fresh], "app bank reads nothing"),
         (
             ["run", nothing, "--http", "0", "--processes", "2"],
-            "has nothing that clients could call",
+            "app bank reads nothing",
         ),
         (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:15"),
         (["coordinator", unfit, *secret, *fresh], "unfit.py:15"),

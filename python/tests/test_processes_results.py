@@ -112,3 +112,26 @@ def test_reasons_are_for_clients_with_a_token(tmp_path: Path) -> None:
             assert said["faults"] == COUNTS["faults"]
             assert (None if "reasons" not in said else len(said["reasons"])) == count
             assert ("fault" in said) == (count is not None)
+
+
+def test_an_app_that_nobody_can_call_is_refused_as_in_one_process(tmp_path: Path) -> None:
+    app = APP.split("events = ", maxsplit=1)[0]
+    app += """
+one = app.entity("one", key="id", id=int, n=tm.column(int, default=0))
+
+
+@one.function(creates=True)
+async def ask(self, ctx):
+    self.n += 1
+"""
+    (tmp_path / "app.py").write_text(app)
+    flags = ["--data-dir", str(tmp_path / "data")]
+    (tmp_path / "secret").write_text("0123456789abcdef")
+    for command in (
+        ["run", "app.py", *flags],
+        ["run", "app.py", "--processes", "2", *flags],
+        ["coordinator", "app.py", "--secret-file", "secret", *flags],
+    ):
+        code, _, err = cli(tmp_path, *command)
+        assert (code, "app results reads nothing" in err, "--http PORT" in err) == (1, True, True)
+    assert not (tmp_path / "data").exists()

@@ -127,12 +127,14 @@ def _coordinator(args: argparse.Namespace) -> int:
 
 def _check(app: App, settings: Mapping[str, Any]) -> None:
     # With a log in Kafka other programs may write events into it.
-    reads = any(source["files"] is not None for source in app.sources)
-    if not app.calls and not app.timers and not reads and "cluster_log" not in settings:
+    reads = any(s["files"] is not None or "kafka" in s for s in app.sources)
+    called = bool(app.calls) and "http_port" in settings
+    if not called and not app.timers and not reads and "cluster_log" not in settings:
         raise ProgramError(
-            f"app {app.name} reads nothing, and has nothing that clients could call",
-            "declare a procedure or a function of an entity, read a stream from files, or let "
-            "other programs write events into a log in Kafka: --log kafka://HOST:PORT",
+            f"app {app.name} reads nothing",
+            'read a stream from files with stream.read(tm.files("name.csv")), let clients call '
+            "procedures or functions of entities with --http PORT, or let other programs write "
+            "events into a log in Kafka: --log kafka://HOST:PORT",
             app.at,
         )
 
