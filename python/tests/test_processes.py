@@ -336,8 +336,9 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     snapshots = ["--snapshots", str(apart.folder / "snapshots")]
     app = str(APP)
     worker, run = ["worker", app, *snapshots], ["run", app, "--http", "0"]
-    coordinator = ["coordinator", app, *secret]
+    coordinator = ["coordinator", app, *secret, "--http", "0"]
     taken = ["--data-dir", str(apart.folder / "data")]
+    served = ["--http", "0"]
     fresh = ["--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "fresh")]
     names = ("other", "nothing", "unfit", "files")
     other, nothing, unfit, files = (str(tmp_path / f"{n}.py") for n in names)
@@ -364,12 +365,15 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
             "app bank reads nothing",
         ),
         (["run", unfit, "--http", "0", "--processes", "2"], "unfit.py:15"),
-        (["coordinator", unfit, *secret, *fresh], "unfit.py:15"),
-        (["coordinator", other, *secret, "--listen", "127.0.0.1:0", *taken], "another process"),
+        (["coordinator", unfit, *secret, *served, *fresh], "unfit.py:15"),
+        (
+            ["coordinator", other, *secret, *served, "--listen", "127.0.0.1:0", *taken],
+            "another process",
+        ),
         ([*coordinator, "--listen", "127.0.0.1:0", *taken], "another process"),
         ([*run, "--processes", "2", "--fresh", *taken], "another process"),
         ([*coordinator, *fresh[2:], "--listen", apart.listen], f"listening at {apart.listen}"),
-        ([*coordinator, *fresh, "--http", apart.http], "listening on "),
+        (["coordinator", app, *secret, *fresh, "--http", apart.http], "listening on "),
         ([*run, "--processes", "0"], "--processes 0"),
     ]
     running = [Process(tmp_path / f"refused-{n}", *args) for n, (args, _) in enumerate(wanted[:9])]
@@ -389,7 +393,8 @@ def test_what_can_not_be_is_refused(apart: Apart, tmp_path: Path) -> None:
     assert clients.surprises == []
     validate(clients)
     assert apart.coordinator.stop() == 0
-    late = Process(tmp_path / "late", "coordinator", other, *secret, *fresh[:2], *taken)
+    other_one = ["coordinator", other, *secret, *served, *fresh[:2], *taken]
+    late = Process(tmp_path / "late", *other_one)
     with late:
         assert late.process.wait(PATIENCE) == 1
     assert "belongs to another version of the program" in late.errors.read_text()

@@ -94,7 +94,16 @@ def test_several_processes_do_not_go_on_with_one(
     starts = [
         ["run", "bank.py", "--processes", "2", "--http", "0"],
         ["run", "bank.py", "--processes", "2", "--http", "0", "--fresh"],
-        ["coordinator", "bank.py", "--secret-file", "secret", "--listen", "127.0.0.1:0"],
+        [
+            "coordinator",
+            "bank.py",
+            "--secret-file",
+            "secret",
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "0",
+        ],
         ["worker", "bank.py", "--secret-file", "secret", "--join", "127.0.0.1:9"],
     ]
     for start in starts:
