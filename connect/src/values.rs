@@ -42,6 +42,23 @@ pub fn write_row(schema: &Schema, row: &[Value], out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
+/// Rewords a reason why a value was refused, for people: with the kind of the found value. Reasons
+/// in dead-letter streams must stay as they are, because they are hashed.
+pub fn with_kind(why: &str) -> String {
+    let parts = why.split_once("found '");
+    let Some((head, found)) = parts.and_then(|(head, rest)| Some((head, rest.strip_suffix('\'')?)))
+    else {
+        return why.to_owned();
+    };
+    match found.as_bytes().first() {
+        Some(b'"') => format!("{head}found the text {found}"),
+        Some(b'-' | b'0'..=b'9') => format!("{head}found the number {found}"),
+        Some(b'[') => format!("{head}found the array {found}"),
+        Some(b'{') => format!("{head}found the object {found}"),
+        _ => format!("{head}found {found}"),
+    }
+}
+
 /// Parses a column's value from the text of one JSON value.
 ///
 /// # Errors

@@ -208,7 +208,9 @@ impl App for Mill {
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        serve::ring(&self.view.shared.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
+        serve::ring(&self.view.shared.rings.lock(), stream)
+            .map(|ring| ring.kept(from, rows_max))
+            .map_err(|error| serve::no_rows(error, &self.view.program, stream, false))
     }
 
     fn is_recovering(&self) -> bool {

@@ -110,6 +110,7 @@ pub use logging::{log_filter, log_lines, LOG_TARGETS};
 pub use mill::Mill;
 pub use report::{HandlerReport, ReasonReport, Status, Summary, TableReport, UnstableReport};
 pub use requests::Request;
+pub use rings::retained_rows;
 pub use schema::schema_diff;
 pub use settings::{Durable, LogFormat, OnFault, Recovery, Settings, Upgrade};
 pub use spec::{AppSpec, ExternalDecl, FunctionDecl, ProcedureDecl, SinkDecl, SourceDecl};

@@ -224,6 +224,16 @@ impl Rings {
     }
 }
 
+/// Names the retained rows of a stream, from the `first` one on. The number `next` is not there
+/// yet.
+pub fn retained_rows(first: u64, next: u64) -> String {
+    match next.saturating_sub(first) {
+        0 => format!("no rows are retained; the next one is row {next}"),
+        1 => format!("only row {first} is retained"),
+        _ => format!("rows from {first} to {} are retained", next - 1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

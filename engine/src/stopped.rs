@@ -17,6 +17,7 @@ use crate::past::{Basis, Moment, Past};
 use crate::rings::Rings;
 use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
 use crate::settings::Settings;
+use crate::spec::SourceDecl;
 use crate::stored::Stored;
 
 /// The contents of a data directory.
@@ -76,13 +77,19 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
         "tail" => {
             let tail = serve::Tail::take(&mut fields)?;
             fields.done()?;
-            let past = Left::open(env, path)?.at(Moment::Newest)?;
-            tail.answer_stopped(&past.rings, reply)
+            let left = Left::open(env, path)?;
+            let past = left.at(Moment::Newest)?;
+            tail.answer_stopped((&left.program, &past.rings), reply)
         }
-        verb @ ("summary" | "dlq_replay") => {
+        "dlq_replay" => {
             Site::look(&env.disk, path)?;
-            let what = format!("no engine runs on {}, and '{verb}' needs one", path.display());
-            Err(Error::resource(what).help("start it first").into())
+            // A running engine would refuse this, too.
+            refuse_replay(&serve::Replay::take(&mut fields)?, env, path)?;
+            Err(needs_engine(path, "dlq_replay").into())
+        }
+        "summary" => {
+            Site::look(&env.disk, path)?;
+            Err(needs_engine(path, "summary").into())
         }
         other => Err(serve::unknown(other)),
     }
@@ -92,6 +99,24 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
 pub(crate) fn no_snapshot(path: &Path) -> Error {
     Error::setting(format!("{} has no snapshot yet", path.display()))
         .help("start the engine: it continues from its logs, and then answers")
+}
+
+fn needs_engine(path: &Path, verb: &str) -> Error {
+    let what = format!("no engine runs on {}, and '{verb}' needs one", path.display());
+    Error::resource(what).help("start it first")
+}
+
+/// Refuses to send rows again of a stream that takes none from clients, if that is known.
+fn refuse_replay(replay: &serve::Replay, env: &Env, path: &Path) -> Result<()> {
+    let base = replay.base()?;
+    let Ok(left) = Left::open(env, path) else { return Ok(()) };
+    let is_pushed = |decl: &SourceDecl| decl.stream == *base && decl.is_pushed();
+    match left.stored.sources.iter().any(|decl| decl.stream == *base)
+        && !left.stored.sources.iter().any(is_pushed)
+    {
+        true => Err(serve::not_pushed(base)),
+        false => Ok(()),
+    }
 }
 
 impl Left<'_> {

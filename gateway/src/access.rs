@@ -133,7 +133,8 @@ impl Access {
             scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
         });
         let Some(token) = token else {
-            return Err(unauthorized("a token is missing"));
+            let help = "send the header Authorization: Bearer TOKEN";
+            return Err(unauthorized("a token is missing", help));
         };
         let given = hash(&SHA256, token.as_bytes());
         // Every hash is compared to its end, so the time taken reveals nothing.
@@ -143,7 +144,10 @@ impl Access {
                 found = Some(client);
             }
         }
-        found.cloned().ok_or_else(|| unauthorized("no client has this token"))
+        let help =
+            "check the token; the app reads its file of tokens at the start only, so start it \
+                    again after a change";
+        found.cloned().ok_or_else(|| unauthorized("no client has this token", help))
     }
 
     /// Refuses a client that has none of the roles for an action.
@@ -186,8 +190,8 @@ fn local(headers: &HeaderMap) -> Result<Client, Refusal> {
     }
 }
 
-fn unauthorized(what: &str) -> Refusal {
-    let error = Error::setting(what).help("send the header Authorization: Bearer TOKEN");
+fn unauthorized(what: &str, help: &str) -> Refusal {
+    let error = Error::setting(what).help(help);
     Refusal::new(StatusCode::UNAUTHORIZED, error)
         .header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
 }

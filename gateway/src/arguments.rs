@@ -57,7 +57,9 @@ fn argument(column: &Column, raw: Option<&RawValue>) -> Result<Value, Refusal> {
         Refusal::wrong(format!("parameter '{}': {why}", column.name), &help)
     };
     match (raw, &column.default) {
-        (Some(raw), _) => values::read(raw.get(), column).map_err(wrong),
+        (Some(raw), _) => {
+            values::read(raw.get(), column).map_err(|why| wrong(values::with_kind(&why)))
+        }
         (None, Some(default)) => {
             rules::store(default, column).map_err(|fault| wrong(fault.to_string()))
         }

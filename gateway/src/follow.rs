@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tidemill_connect::values;
 use tidemill_core::Error;
+use tidemill_engine::retained_rows;
 
 use crate::refusal::Refusal;
 use crate::sent::{event, last_id, named_event, sent, Found};
@@ -43,7 +44,7 @@ pub(crate) async fn follow(
     let from = from(query, &headers)?.unwrap_or(known.next);
     if from > known.next {
         let what = format!("row {from} of {stream} does not exist yet");
-        let help = format!("rows from {} up to {} are available", known.first, known.next);
+        let help = retained_rows(known.first, known.next);
         return Err(Refusal::wrong(what, &help).field("next", known.next));
     }
     if from < known.first {

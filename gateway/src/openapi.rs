@@ -77,6 +77,11 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             "name": "limit", "in": "query", "description": "The most rows.",
             "schema": {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT},
         });
+        let json = json!({
+            "name": "json", "in": "query",
+            "description": "Whether the values of keys are JSON, so that their types count.",
+            "schema": {"type": "boolean"},
+        });
         let found = json!({
             "type": "object",
             "properties": {
@@ -90,7 +95,7 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             guarded(
                 json!({"get": {
                     "summary": format!("Rows of {}, as the last durable cut has left them.", table.name),
-                    "parameters": [key, after, limit],
+                    "parameters": [key, after, limit, json],
                     "responses": {
                         "200": answer(
                             "For one key 'row', which is null where there is none; for several \

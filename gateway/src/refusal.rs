@@ -71,12 +71,23 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Parts { status, error, mut more, headers } = *self.0;
-        let (code, kind, what) = (status.as_u16(), error.kind.name(), error.what.as_str());
+        let (code, kind, what) = (status.as_u16(), kind(status, &error, &more), &*error.what);
         debug!(target: "tidemill::http", status = code, kind, what, "refused");
-        more["error"] = json!({"kind": error.kind.name(), "what": error.what, "help": error.help});
+        more["error"] = json!({"kind": kind, "what": error.what, "help": error.help});
         let mut response = json_response(status, more.to_string().into_bytes());
         response.headers_mut().extend(headers);
         response
+    }
+}
+
+/// Returns the name of the exception that the client raises.
+fn kind(status: StatusCode, error: &Error, more: &Value) -> &'static str {
+    match status {
+        _ if more["executed"] == "unknown" => "DeadlineError",
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "AccessError",
+        StatusCode::NOT_FOUND => "ProgramError",
+        StatusCode::GONE => "GoneError",
+        _ => error.kind.name(),
     }
 }
 

@@ -70,18 +70,23 @@ fn wanted(
     spec: &TableSpec,
     query: &[(String, String)],
 ) -> Result<Wanted, Refusal> {
-    let (mut keys, mut after, mut limit) = (Vec::new(), Vec::new(), None);
+    let (mut keys, mut after, mut limit, mut is_json) = (Vec::new(), Vec::new(), None, false);
     for (name, text) in query {
         match &**name {
             "key" => keys.push(text.clone()),
             "after" => after.push(text.clone()),
             "limit" => limit = Some(text),
+            "json" if text == "true" => is_json = true,
+            "json" => {
+                return Err(Refusal::wrong(format!("json is '{text}'"), "give json=true"));
+            }
             other => {
                 return Err(Refusal::wrong(format!("there is no parameter '{other}'"), HELP));
             }
         }
     }
-    let key = |texts: &[String]| shared.app.key_of(spec, texts, value).map_err(Refusal::of);
+    let read = if is_json { json_value } else { value };
+    let key = |texts: &[String]| shared.app.key_of(spec, texts, read).map_err(Refusal::of);
     if !keys.is_empty() {
         if limit.is_some() || !after.is_empty() {
             return Err(Refusal::wrong("keys and a page of rows are asked for together", HELP));
@@ -157,6 +162,9 @@ fn write(spec: &TableSpec, row: Option<&Row>, body: &mut Vec<u8>) {
 
 /// Refuses the key of a missing row if it has the quotes of JSON around a text.
 fn refuse_quoted(spec: &TableSpec, query: &[(String, String)]) -> Result<(), Refusal> {
+    if query.iter().any(|(name, _)| name == "json") {
+        return Ok(());
+    }
     let is_quoted = |text: &str| text.len() > 1 && text.starts_with('"') && text.ends_with('"');
     let columns = spec.key.iter().map(|column| &spec.schema.columns[*column]);
     let mut texts = columns.zip(query).filter(|(column, _)| column.ty == DataType::Str);
@@ -166,6 +174,11 @@ fn refuse_quoted(spec: &TableSpec, query: &[(String, String)]) -> Result<(), Ref
     let what = format!("there is no row whose '{}' is {text}, quotes included", column.name);
     let bare = text.trim_matches('"');
     Err(Refusal::wrong(what, &format!("texts have no quotes here: give ?key={bare}")))
+}
+
+/// Parses a key column's value from an address as JSON, so that its type counts.
+fn json_value(text: &str, column: &Column) -> Result<Value, String> {
+    values::read(text, column).map_err(|why| values::with_kind(&why))
 }
 
 /// Parses a key column's value from an address: as in JSON, but without quotes.

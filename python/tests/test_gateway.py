@@ -305,9 +305,17 @@ def test_who_is_let_in(hotel: Hotel, tmp_path: Path) -> None:
                     refused()
             # Ids are a client's own.
             assert client.using(request_id="1").call(hotel.slow, ms=1) == 1
-        for client in (tm.Client(url), tm.Client(url, token="guess")):
-            with client, pytest.raises(tm.AccessError, match="token"):
+        for client, words in (
+            (tm.Client(url), "Authorization: Bearer TOKEN"),
+            (tm.Client(url, token="guess"), "start it again after a change"),
+        ):
+            with client, pytest.raises(tm.AccessError, match="token") as caught:
                 client.call(hotel.slow, ms=1)
+            assert words in caught.value.help
+        bob = {"Authorization": f"Bearer {guest}"}
+        for path, headers in (("tables/rooms/rows", bob), ("streams/given_back", {})):
+            found = httpx.get(f"{url}/{path}", headers=headers).json()["error"]
+            assert found["kind"] == "AccessError"
         assert httpx.get(f"{url}/health").json()["ready"]
     with pytest.raises(tm.SettingError, match="needs the role clerk, and there are no tokens"):
         hotel.app.start(http_port=0)

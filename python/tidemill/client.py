@@ -475,11 +475,9 @@ class _Client:
         return _Following(self._options, f"/tables/{_name(table)}/changes", "", _cut)
 
     def _row(self, table: Table | str, key: tuple[object, ...]) -> Steps:
-        texts = []
-        for value in key:
-            encoded = _encoded(value)
-            texts.append(encoded if isinstance(encoded, str) else json.dumps(encoded))
-        return _get(self._options, f"/tables/{_name(table)}/rows", {"key": texts})
+        # As JSON a value has its type, so that a key of another type is refused.
+        texts = [json.dumps(_encoded(value)) for value in key]
+        return _get(self._options, f"/tables/{_name(table)}/rows", {"key": texts, "json": ["true"]})
 
 
 class Client(_Client):
@@ -561,6 +559,7 @@ class Client(_Client):
         Raises:
             AccessError: The token is unknown, or lacks the role.
             ProgramError: There is no such table.
+            InputError: A value has another type than its key column.
             IoError: The app can't be reached.
         """
         row: dict[str, Any] | None = self._run(self._row(table, key))["row"]

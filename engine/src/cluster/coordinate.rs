@@ -629,7 +629,9 @@ impl App for Cluster {
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         self.request_server.begin();
-        serve::ring(&self.told.rings.lock(), stream).map(|ring| ring.kept(from, rows_max))
+        serve::ring(&self.told.rings.lock(), stream)
+            .map(|ring| ring.kept(from, rows_max))
+            .map_err(|error| serve::no_rows(error, &self.program, stream, true))
     }
 
     fn follows_tables(&self) -> bool {

@@ -11,7 +11,7 @@ use tidemill_core::{Batch, Error, Result, Row, Value};
 
 use super::tail::ring;
 use super::{Answer, Fields, Reply};
-use crate::rings::Rings;
+use crate::rings::{retained_rows, Rings};
 use crate::view::View;
 
 /// The rows of each stream by default, and the most.
@@ -97,13 +97,20 @@ struct Again {
 }
 
 /// A request to send rows again.
-pub(super) struct Replay {
+pub(crate) struct Replay {
     stream: String,
     rows: Vec<Again>,
 }
 
+/// Refuses to send rows again of a stream that takes none from clients.
+pub(crate) fn not_pushed(base: &str) -> Error {
+    Error::setting(format!("{base} is not a pushed stream")).help(format!(
+        "correct the input of {base}: a followed file takes corrected rows at its end"
+    ))
+}
+
 impl Replay {
-    pub(super) fn take(fields: &mut Fields) -> Result<Replay> {
+    pub(crate) fn take(fields: &mut Fields) -> Result<Replay> {
         let (stream, rows): (String, Vec<Again>) = (fields.need("stream")?, fields.need("rows")?);
         if rows.len() > REPLAY_MAX {
             return Err(Error::input(format!(
@@ -113,21 +120,26 @@ impl Replay {
         Ok(Replay { stream, rows })
     }
 
-    /// Sends all rows or none. Returns their number.
-    pub(super) fn send(&self, view: &View) -> Result<u64> {
+    /// Returns the name of the stream that the rows were for.
+    ///
+    /// # Errors
+    /// When it is not a stream of such rows.
+    pub(crate) fn base(&self) -> Result<&str> {
         let base = self.stream.strip_suffix(".dead").or(self.stream.strip_suffix(".late"));
-        let base = base.ok_or_else(|| {
+        base.ok_or_else(|| {
             Error::setting(format!("{} is not a dead-letter or late stream", self.stream))
                 .help("the names of such streams end with .dead or .late")
-        })?;
+        })
+    }
+
+    /// Sends all rows or none. Returns their number.
+    pub(super) fn send(&self, view: &View) -> Result<u64> {
+        let base = self.base()?;
         // Rows of a derived stream come from its input, so they can't be sent.
         let pushed = view.pushed(base).map_err(|error| {
-            let help = format!(
-                "correct the input of {base}: a followed file takes corrected rows at its \
-                 end; {}",
-                error.help
-            );
-            Error::setting(format!("{base} is not a pushed stream")).help(help)
+            let other = not_pushed(base);
+            let help = format!("{}; {}", other.help, error.help);
+            other.help(help)
         })?;
         let schema = pushed.handle.schema().clone();
         let is_late = self.stream.ends_with(".late");
@@ -136,14 +148,13 @@ impl Replay {
         let row = |again: &Again| -> Result<Row> {
             let of = |why: String| Error::input(format!("row {}: {why}", again.row));
             if again.row < ring.first() || again.row >= ring.next() {
-                return Err(of("it is not retained".into()).help(format!(
-                    "rows from {} up to {} are retained",
-                    ring.first(),
-                    ring.next()
-                )));
+                return Err(
+                    of("it is not retained".into()).help(retained_rows(ring.first(), ring.next()))
+                );
             }
             if let Some(value) = &again.value {
-                return values::read_row(value.get(), &schema).map_err(of);
+                return values::read_row(value.get(), &schema)
+                    .map_err(|why| of(values::with_kind(&why)));
             }
             let (_, batch) = &ring.rows(again.row, 1)[0];
             let found = batch.row(0);

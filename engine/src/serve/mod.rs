@@ -31,14 +31,14 @@ use crate::view::View;
 
 pub(crate) use answer::{rows_after, unknown};
 pub(crate) use backup::{restore, stopped as backup_stopped, verify};
-pub(crate) use dlq::Ls;
+pub(crate) use dlq::{not_pushed, Ls, Replay};
 pub(crate) use health::{health, metrics};
 pub(crate) use lines::Lines;
 pub(crate) use query::Query;
 pub(crate) use reply::{Answer, Reply, Stop};
 pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
-pub(crate) use tail::{ring, Tail};
+pub(crate) use tail::{no_rows, ring, Tail};
 
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 32;

@@ -7,10 +7,12 @@ use serde_json::json;
 use tidemill_connect::values;
 use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result};
+use tidemill_txn::program::Program;
 
 use super::query::columns;
 use super::{Answer, Fields, Reply, Stop};
-use crate::rings::{Ring, Rings};
+use crate::requests::is_hidden;
+use crate::rings::{retained_rows, Ring, Rings};
 use crate::view::View;
 
 /// The rows that are taken at a time.
@@ -39,6 +41,27 @@ pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
     })
 }
 
+/// Says about a stream without retained rows why there are none, by the program's declarations.
+pub(crate) fn no_rows(error: Error, program: &Program, stream: &str, is_several: bool) -> Error {
+    let is_table = program.tables.iter().any(|table| *table.name == *stream);
+    if is_table && !is_hidden(stream) {
+        return Error::setting(format!("{stream} is a table, not a stream")).help(format!(
+            "read its rows: tidemill query {stream}, client.row, or GET /tables/{stream}/rows"
+        ));
+    }
+    let base = stream.strip_suffix(".aborted").unwrap_or(stream);
+    let mut handlers = program.handlers.iter();
+    let is_called = handlers.any(|of| *of.name == *base && program.calls.contains(&of.input));
+    if is_several && is_called {
+        let what = format!("replies and aborts of {base} can't be followed on several processes");
+        return Error::setting(what).help("emit events from the function, and follow their stream");
+    }
+    match program.streams.iter().any(|of| *of.spec.name == *stream) {
+        true => error,
+        false => Error { what: format!("there is no stream {stream}"), ..error },
+    }
+}
+
 impl Tail {
     pub(crate) fn take(fields: &mut Fields) -> Result<Tail> {
         Ok(Tail {
@@ -58,7 +81,8 @@ impl Tail {
         let is_recovering = shared.out.lock().is_recovering;
         let (schema, mut at) = {
             let rings = shared.rings.lock();
-            let ring = ring(&rings, &self.stream)?;
+            let ring = ring(&rings, &self.stream)
+                .map_err(|error| no_rows(error, &view.program, &self.stream, false))?;
             let (first, next) = (ring.first(), ring.next());
             let from = self.from.unwrap_or(next);
             if is_recovering && from >= next {
@@ -105,8 +129,13 @@ impl Tail {
 
     /// Answers from the retained rows of a stopped engine: those from the requested one on, or all
     /// of them. None follow.
-    pub(crate) fn answer_stopped(&self, rings: &Rings, reply: &mut Reply<'_>) -> Answer {
-        let ring = ring(rings, &self.stream)?;
+    pub(crate) fn answer_stopped(
+        &self,
+        (program, rings): (&Program, &Rings),
+        reply: &mut Reply<'_>,
+    ) -> Answer {
+        let ring = ring(rings, &self.stream)
+            .map_err(|error| no_rows(error, program, &self.stream, false))?;
         let (mut at, next) = (self.from.unwrap_or(ring.first()), ring.next());
         self.check(at, ring)?;
         reply
@@ -127,7 +156,7 @@ impl Tail {
             true => Error::input(format!("row {from} of {} is no longer retained", self.stream)),
             false => Error::input(format!("row {from} of {} does not exist yet", self.stream)),
         };
-        let help = format!("rows from {first} up to {next} are retained");
+        let help = retained_rows(first, next);
         Err(Stop::Failed(error.help(help), json!({"first": first, "next": next})))
     }
 }
