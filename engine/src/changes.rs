@@ -63,6 +63,12 @@ impl Change {
         Some(shown)
     }
 
+    /// Whether it is a source that was added or removed, with a name that ends like this.
+    pub(crate) fn is_of_source(&self, end: &str) -> bool {
+        let is_there_or_not = matches!(self.change, "added" | "removed");
+        self.what == "source" && is_there_or_not && self.name.ends_with(end)
+    }
+
     /// Sets whether the change loses data.
     pub(crate) fn loses(self, something: bool) -> Change {
         Change { lossless: !something, ..self }

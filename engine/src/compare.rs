@@ -442,6 +442,12 @@ fn in_words(program: &Program, handler: &Handler, renames: &Renames) -> Value {
     let (input, event) = stream(handler.input.index());
     said["input"] = json!(input);
     said["output"] = json!(handler.output.map(|output| stream(output.index())));
+    for emitted in said.get_mut("emits").and_then(Value::as_array_mut).into_iter().flatten() {
+        *emitted = json!(stream(number(emitted)).0);
+    }
+    for taken in said.get_mut("more").and_then(Value::as_array_mut).into_iter().flatten() {
+        *taken = json!(stream(number(&taken["stream"])).0);
+    }
     said["aborted"] = Value::Null;
     said["why"] = Value::Null;
     let Some(declared) = said["body"].get_mut("declared") else {
@@ -470,6 +476,9 @@ fn in_words(program: &Program, handler: &Handler, renames: &Renames) -> Value {
         if let Some(emitted) = op.get_mut("stream") {
             *emitted = json!(stream(number(emitted)));
             continue;
+        }
+        if let Some(ranged) = op.get_mut("table") {
+            *ranged = json!(table(number(ranged)).0);
         }
         let columns = op.get("row").and_then(|row| rows.get(number(row))).cloned();
         let columns = columns.unwrap_or_default();

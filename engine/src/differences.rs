@@ -14,6 +14,9 @@ use crate::settings::Settings;
 use crate::spec::SourceDecl;
 use crate::stored::Stored;
 
+/// The text of the error for data of the same program, which was started in another way.
+const WAY: &str =
+    "the data directory was written by this program, which was started in another way";
 /// The end of the name of a source whose rows are sent by this process or by its clients.
 const PUSHED: &str = "/push";
 
@@ -48,10 +51,18 @@ pub(crate) fn explained(
     let compared = Comparison::of(env, &left, now, &settings.renames);
     let changes = compared.map(|compared| compared.found().changes).unwrap_or_default();
     let mut named: Vec<String> = changes.iter().filter_map(Change::shown).collect();
+    let ways = other_ways(&left.stored, now);
+    if !ways.is_empty() && changes.iter().all(|change| change.is_of_source(PUSHED)) {
+        // A comparison of the programs would show nothing.
+        return Error {
+            what: format!("{WAY}: {}", first_differences(named)),
+            help: format!("{}; or take the data over: --upgrade (upgrade=True)", ways.join("; ")),
+            ..error
+        };
+    }
     if named.is_empty() {
         named = other_parts(&left.stored, now);
     }
-    let ways = other_ways(&left.stored, now);
     Error {
         what: match named.is_empty() {
             true => error.what,
@@ -82,7 +93,15 @@ fn other_ways(before: &Stored, now: &Stored) -> Vec<String> {
         let all = stored.program.sources.iter();
         all.filter_map(|source| source.name.strip_suffix(PUSHED).map(str::to_owned)).collect()
     };
-    let (before, now) = (names(before), names(now));
+    // A stream that is new or gone is no sign of another way.
+    let in_both = |stream: &String| {
+        let has = |stored: &Stored| {
+            stored.program.streams.iter().any(|known| *known.spec.name == **stream)
+        };
+        has(before) && has(now)
+    };
+    let [before, now] = [names(before), names(now)]
+        .map(|names| names.into_iter().filter(in_both).collect::<Vec<String>>());
     let (mut sent, mut called) = (Vec::new(), Vec::new());
     for stream in before.iter().filter(|stream| !now.contains(stream)) {
         match stream.strip_suffix(".calls") {
@@ -102,12 +121,17 @@ fn other_ways(before: &Stored, now: &Stored) -> Vec<String> {
             "clients could call {}, and here they can't: start it with app.start() or --http again",
             called.join(", ")
         ));
-    } else if now.iter().any(|stream| !before.contains(stream)) {
-        ways.push(
-            "earlier runs took no rows or calls from this process: start it with the same command \
-             as before"
-                .to_owned(),
-        );
+    } else if let Some(stream) = now.iter().find(|stream| !before.contains(stream)) {
+        ways.push(match stream.strip_suffix(".calls") {
+            Some(procedure) => format!(
+                "earlier runs had no clients, and here they can call {procedure}: start it without \
+                 --http again"
+            ),
+            None => format!(
+                "earlier runs took no rows of {stream} from this process, and here it can send \
+                 some: start it with the same command as before"
+            ),
+        });
     }
     ways
 }

@@ -139,7 +139,7 @@ def test_another_version_names_what_differs(folder: Path) -> None:
     sent = python(folder, f"with app.start({data}) as mill: mill.send('fees', [dict(id=1)])")
     assert sent.returncode == 0, sent.stderr
     ended = tidemill(folder, "run", "bank.py")
-    assert "another version of this program: source fees/push is gone" in ended.stderr
+    assert "started in another way: source fees/push is gone" in ended.stderr
     assert "source look.calls/push is gone" in ended.stderr
     assert "rows of fees were sent by app.start(), and here nothing sends" in ended.stderr
     with_http = tidemill(folder, "run", "bank.py", "--http", "0")

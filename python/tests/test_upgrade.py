@@ -196,6 +196,115 @@ def test_settings_come_from_the_file(folder: Folder) -> None:
     assert folder.json("run", "app.py")["code"] == 0
 
 
+TRIPS = """
+import tidemill as tm
+
+app = tm.App("trips")
+trips = app.table("trips", key="id", id=int, n=tm.column(int, default=0))
+told = app.stream("told", id=int)
+notes = app.stream("notes", id=int)
+notes.read(tm.files("notes.jsonl"))
+
+
+@app.transaction(notes, opaque=True)
+def note(tx, e):
+    trips[e.id].n += 1
+
+
+@app.procedure(emits=[told])
+def book(tx, id: int):
+    trips[id].n += 1
+    tx.emit(told, id=id)
+
+
+@app.procedure
+def cancel(tx, id: int):
+    trips[id].n -= 1
+"""
+FIRST = """
+extra = app.stream("extra", id=int)
+
+
+@app.procedure
+def refund(tx, id: int):
+    trips[id].n -= 1
+
+
+"""
+
+
+@pytest.fixture
+def trips(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path)
+    made.write(TRIPS)
+    (tmp_path / "notes.jsonl").write_text('{"id": 1}\n')
+    return made
+
+
+def serve(folder: Folder, *flags: str) -> None:
+    """Runs the app with --http until it answers, and stops it."""
+    command = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--http", "0", *flags]
+    with subprocess.Popen(command, cwd=folder.path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line.startswith("http") for line in process.stdout), flags
+        process.terminate()
+        process.stdout.read()
+    assert process.returncode == 0, flags
+
+
+def test_new_and_old_procedures_do_not_look_like_another_way_of_starting(trips: Folder) -> None:
+    serve(trips)
+    trips.write(TRIPS.replace("\n@app.transaction(notes", FIRST + "@app.transaction(notes"))
+    code, said = trips.tidemill("run", "app.py", "--http", "0")
+    assert code == 1
+    assert "handler refund is new" in said
+    assert "same command" not in said
+    assert "help: see the differences: tidemill schema diff" in said
+    # Numbers of streams have changed, but nothing else of the other handlers.
+    code, said = trips.tidemill("schema", "diff", "app.py")
+    assert code == 0
+    assert "handler changed" not in said, said
+    assert said.endswith("an upgrade is possible: tidemill run app.py --upgrade --http 0\n")
+    trips.write(TRIPS[: TRIPS.index("@app.procedure\ndef cancel")])
+    code, said = trips.tidemill("run", "app.py", "--http", "0")
+    assert code == 1
+    assert "handler cancel is gone" in said
+    assert "app.start()" not in said
+    serve(trips, "--upgrade")
+
+
+def test_another_way_of_starting_is_called_so(trips: Folder) -> None:
+    assert trips.json("run", "app.py")["code"] == 0
+    code, said = trips.tidemill("run", "app.py", "--http", "0")
+    assert code == 1
+    assert "by this program, which was started in another way" in said
+    assert (
+        "earlier runs had no clients, and here they can call book: start it without --http" in said
+    )
+    assert "schema diff" not in said
+    serve(trips, "--upgrade")
+    code, said = trips.tidemill("run", "app.py")
+    assert code == 1
+    assert "clients could call book, cancel, and here they can't" in said
+    assert "schema diff" not in said
+
+
+def test_the_upgrade_of_an_app_that_python_starts_is_in_python(trips: Folder) -> None:
+    app = TRIPS.replace('notes.read(tm.files("notes.jsonl"))\n', "")
+    trips.write(app)
+    python = "from app import app; app.start(data_dir='trips.tidemill', upgrade=False).stop()"
+    subprocess.run([sys.executable, "-c", python], cwd=trips.path, check=True, timeout=60)
+    trips.write(
+        app.replace("n=tm.column(int, default=0)", "m=tm.column(int, default=0)").replace(
+            "].n ", "].m "
+        )
+    )
+    code, said = trips.tidemill("schema", "diff", "app.py", "--rename", "trips.n=trips.m")
+    assert code == 0
+    how = "app.start(upgrade=True, renames={'trips.n': 'trips.m'})"
+    assert said.endswith(f"an upgrade is possible: {how}\n"), said
+
+
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidemill import _native, errors
+from tidemill.app import App
 from tidemill.cli.cluster import status_lines, status_of
 from tidemill.cli.load import load
 from tidemill.cli.output import counted, fields, printed, shown
@@ -448,15 +449,16 @@ def _schema_diff(args: argparse.Namespace) -> int:
     ways = [engine | {"http_port": 0}, {k: v for k, v in engine.items() if k != "http_port"}]
     # The pushed streams depend on how the app was run: by app.start(), or by 'tidemill run' with or
     # without --http. The diff with the fewest changes is the right one.
-    found: Line = min(
-        (
-            json.loads(_native.schema_diff(json.dumps(spec), opaques, data_dir))
-            for push in (False, True)
-            for way in (ways if app.calls and not push else [engine])
-            for spec, opaques in [app.spec(way, keep_all=False, push=push)]
-        ),
-        key=lambda diff: len(diff["changes"]),
-    )
+    diffs: list[tuple[Line, bool, bool]] = [
+        (json.loads(_native.schema_diff(json.dumps(spec), opaques, data_dir)), push, served)
+        for push in (False, True)
+        for way in (ways if app.calls and not push else [engine])
+        for served in ["http_port" in way]
+        for spec, opaques in [app.spec(way, keep_all=False, push=push)]
+    ]
+    found, pushed, served = min(diffs, key=lambda diff: len(diff[0]["changes"]))
+    # A setting serves it already.
+    served = served and "http_port" not in engine
     if args.json:
         printed(found)
     elif found["same"]:
@@ -477,15 +479,27 @@ def _schema_diff(args: argparse.Namespace) -> int:
         if not found["possible"]:
             print("\n".join(["no upgrade is possible:", *(f"  {why}" for why in found["why"])]))
         elif all(change.get("lossless", True) for change in found["changes"]):
-            print(f"an upgrade is possible: {_upgrade(args)}")
+            print(f"an upgrade is possible: {_upgrade(args, app, pushed, served, False)}")
         else:
-            print(f"an upgrade is possible, and loses data: {_upgrade(args)} --lossy")
+            how = _upgrade(args, app, pushed, served, True)
+            print(f"an upgrade is possible, and loses data: {how}")
     return 0 if found["possible"] else 1
 
 
-def _upgrade(args: argparse.Namespace) -> str:
-    """Returns the command of the upgrade that the differences are of."""
-    command = ["tidemill", "run", str(args.app), "--upgrade"]
+def _upgrade(args: argparse.Namespace, app: App, pushed: bool, served: bool, lossy: bool) -> str:
+    """Returns the command of the upgrade that the differences are of.
+
+    ``pushed`` says that earlier runs were by ``app.start()``, and ``served`` that clients could
+    call.
+    """
+    if pushed and not any(s["files"] is not None or "kafka" in s for s in app.sources):
+        # The command would find nothing to read.
+        renames = dict(rename.split("=", 1) for rename in args.rename)
+        more = f", renames={renames!r}" if renames else ""
+        return f"app.start(upgrade={('lossy' if lossy else True)!r}{more})"
+    command = ["tidemill", "run", str(args.app), "--upgrade", *(["--lossy"] if lossy else [])]
+    if served:
+        command.extend(["--http", "0"])
     for flag, values in (
         ("--rename", args.rename),
         ("--config", [args.config] if args.config else []),
