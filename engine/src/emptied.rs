@@ -47,7 +47,7 @@ impl Purpose {
             Purpose::Data => {
                 &["APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths", CLUSTER]
             }
-            Purpose::Coordinator => &["program", "feeds", "log", "snapshots", "counts"],
+            Purpose::Coordinator => &["program", "feeds", "log", "snapshots", "counts", "http"],
         }
     }
 

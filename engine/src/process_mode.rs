@@ -63,9 +63,10 @@ pub(crate) fn of_several(disk: &dyn Disk, dir: &Path) -> Result<Option<Error>> {
     let found = [Some(dir), around.as_deref()].into_iter().flatten();
     for dir in found {
         if holds_several(disk, dir)? {
-            let help = "its coordinator answers: tidemill status --cluster URL, where URL is the \
-                        address that it shows as http; rows are at URL/tables/NAME/rows?key=…, events at \
-                        URL/streams/NAME; to copy it, stop it and copy the directory";
+            let help = "a coordinator that runs with --http answers: tidemill status --cluster URL, \
+                        where URL is the address that it shows as http; rows are at \
+                        URL/tables/NAME/rows?key=…, events at URL/streams/NAME; to copy it, stop it \
+                        and copy the directory";
             return Ok(Some(several(dir).help(help)));
         }
     }

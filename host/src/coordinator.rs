@@ -268,9 +268,13 @@ impl ProcessState {
                 };
                 status.generation = found.generation;
                 status.members = found.members.iter().filter_map(at).collect();
-                (status.epoch, status.snapshot) = (found.epoch, found.snapshot);
-                (status.sources, status.per_s) = (found.sources, per_s);
-                (status.times, status.buffered) = (found.times, found.buffered);
+                status.snapshot = found.snapshot;
+                // Between two generations the others are unknown, and the last ones are retained.
+                if found.generation != 0 {
+                    status.epoch = found.epoch;
+                    (status.sources, status.per_s) = (found.sources, per_s);
+                    (status.times, status.buffered) = (found.times, found.buffered);
+                }
                 status.outside = found.outside;
                 status.wrong_clock = machine.wrong_clock();
                 status.left_out = found.left_out;

@@ -196,7 +196,6 @@ def test_commands_say_that_a_directory_is_a_clusters(
         pass
     before = files(folder)
     for command in (
-        ["status"],
         ["query", "account"],
         ["query", "account", "--key", "1"],
         ["inspect"],
@@ -212,6 +211,8 @@ def test_commands_say_that_a_directory_is_a_clusters(
         assert "on several processes" in said, command
         assert "status --cluster URL" in said, command
         assert "no data directory" not in said, command
+    assert main(["status"]) == 0
+    assert "stopped, or runs without --http" in capsys.readouterr().out
     assert "on several processes" in refused(["restore", "bank.tidemill"], capsys)
     (folder / "one").mkdir()
     assert one(folder / "one" / "bank.tidemill") == 1

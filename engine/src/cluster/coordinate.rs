@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use tidemill_txn::program::{Abort, Program, Take};
 use tracing::dispatcher::{get_default, with_default};
 use tracing::{warn, Dispatch};
 
+use super::address;
 use super::backends::{self, log, store};
 use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
@@ -56,8 +57,11 @@ use crate::settings::Settings;
 use crate::spec::AppSpec;
 use crate::{process_mode, serve, upgrade};
 
-/// The longest wait for a row.
-const ROW_WAIT: Duration = Duration::from_secs(10);
+/// The longest wait for a row, that for a generation which reads it, and the pause between looks,
+/// in microseconds.
+const ROW_WAIT_US: u64 = 10_000_000;
+const GENERATION_WAIT_US: u64 = 1_000_000;
+const LOOK_US: u64 = 20_000;
 /// The time for the last snapshot, in microseconds.
 const LEAVE_WAIT_US: u64 = 60_000_000;
 
@@ -79,6 +83,7 @@ pub struct Cluster {
     version: Option<String>,
     told: Arc<Delivered>,
     http: OnceLock<String>,
+    dir: PathBuf,
     /// The changes of an upgrade at the start, if there was one.
     upgraded: Option<serde_json::Value>,
     /// The app's topics. Their partitions are the last sources.
@@ -284,6 +289,7 @@ impl Cluster {
             event_time,
             told,
             http: OnceLock::new(),
+            dir: dir.clone(),
             upgraded,
             log: get_default(Dispatch::clone),
             _held: held,
@@ -313,6 +319,7 @@ impl Cluster {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
         self.told.tally.store(true);
+        address::remove(&self.env, &self.dir);
         let is_wanted = !may_come && self.has_input_ended();
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
         if is_wanted && !is_whole && !self.sinks.rows().is_empty() {
@@ -417,6 +424,7 @@ impl Cluster {
         let sinks: Vec<_> = self.sinks.rows().into_iter().map(sink).collect();
         let event_time = self.event_time(&status.times);
         let (buffered, outside) = (status.buffered, status.outside);
+        let connected = processes.len();
         let member = |(peer, at): (Peer, Addr)| {
             let process = processes.get(&peer);
             json!({"worker": peer.to_string(), "address": at.to_string(), "process": process})
@@ -433,7 +441,7 @@ impl Cluster {
             json!({"process": process, "what": what})
         };
         let mut status = json!({
-            "app": self.program.name, "generation": generation,
+            "app": self.program.name, "generation": generation, "connected": connected,
             "members": members.into_iter().map(member).collect::<Vec<_>>(),
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
@@ -497,16 +505,28 @@ impl Cluster {
         self.request_server.call(self.request_server.source_of(partition), call, then);
     }
 
-    /// Waits for the result of a call that reads rows.
+    /// Waits for the result of a call that reads rows. It waits a moment only for a generation that
+    /// executes the call.
     fn read(&self, partition: Partition, call: Call) -> Result<Value> {
         let (tell, told) = channel();
-        self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
-        match told.recv_timeout(ROW_WAIT) {
-            Ok(Answer::Returned(value)) => Ok(value),
-            Ok(Answer::Aborted(abort)) => Err(Error::input(abort.reason)),
-            Ok(Answer::Unknown) | Err(_) => Err(Error::resource("no worker answers now")
-                .help("start a worker, or wait until the running ones have recovered")),
+        let mut call = Some((call, tell));
+        let (mut waited_us, mut idle_us) = (0, 0);
+        while waited_us < ROW_WAIT_US && idle_us < GENERATION_WAIT_US {
+            let runs = self.coordinator.status().generation != 0;
+            if let Some((call, tell)) = call.take_if(|_| runs) {
+                self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
+            }
+            idle_us = if runs { 0 } else { idle_us + LOOK_US };
+            waited_us += LOOK_US;
+            match told.recv_timeout(Duration::from_micros(LOOK_US)) {
+                Ok(Answer::Returned(value)) => return Ok(value),
+                Ok(Answer::Aborted(abort)) => return Err(Error::input(abort.reason)),
+                Ok(Answer::Unknown) | Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
+        Err(Error::resource("no worker answers now")
+            .help("start a worker, or wait until the running ones have recovered"))
     }
 
     /// Finds a table.
@@ -726,6 +746,8 @@ impl App for Cluster {
         self.request_server.begin();
         // A repeated call sets the same address.
         let _ = self.http.set(address.to_owned());
+        let scheme = if self.settings.http_cert.is_some() { "https" } else { "http" };
+        address::write(&self.env, &self.dir, &format!("{scheme}://{address}"));
     }
 
     fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {

@@ -4,6 +4,7 @@
 //! | file | purpose |
 //! | --- | --- |
 //! | `settings` | the settings of a cluster |
+//! | `address` | the address for clients, beside the log |
 //! | `backends` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
 //! | `coordinate` | the coordinator, with the app as clients see it |
@@ -21,6 +22,7 @@
 //! | `panics` | panics of threads as errors |
 //! | `upgrade` | the program that the state belongs to, and upgrades to another version |
 
+mod address;
 mod ask;
 mod backends;
 mod coordinate;

@@ -28,7 +28,7 @@ from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, fla
 from tidemill.cluster import Coordinator, Worker, folder_of, secret_of
 from tidemill.config import COORDINATOR, WORKER, placed
 from tidemill.config import load as load_settings
-from tidemill.errors import InputError, ProgramError, ResourceError, SettingError
+from tidemill.errors import Error, InputError, ProgramError, ResourceError, SettingError
 
 #: The first and the longest wait before a worker is started again, in seconds.
 AGAIN_S, AGAIN_MAX_S = 0.05, 5.0
@@ -224,6 +224,10 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         if now != seen and now[0]:
             print(f"generation {now[0]}: {counted(now[1], 'worker')}", file=sys.stderr, flush=True)
             seen = now
+        elif seen and not now[0] and now != seen:
+            connected = counted(status["connected"], "worker")
+            print(f"no generation runs; connected: {connected}", file=sys.stderr, flush=True)
+            seen = now
         slides = _slides(status, slides)
         if time.monotonic() >= paced:
             before, faults = faults, _faults(status, faults)
@@ -276,10 +280,45 @@ def status_of(url: str) -> dict[str, Any]:
 RESULTS = ("events", "committed", "refused", "faults", "dead")
 
 
+def stored_status(folder: Path) -> dict[str, Any]:
+    """Returns the status of the cluster in a data directory.
+
+    Asks its coordinator, if that answers. Otherwise these are the stored results only.
+    """
+    try:
+        url: str | None = (folder / "http").read_text()
+    except OSError:
+        url = None
+    found: dict[str, Any] = {"data_dir": str(folder.parent)}
+    if url is not None:
+        try:
+            return found | status_of(url)
+        except Error as error:
+            found |= {"state": "unknown", "why": error.what}
+    else:
+        found |= {"state": "stopped, or runs without --http"}
+    try:
+        stored = json.loads((folder / "counts").read_text())
+        dead = int(stored["dead"])
+        committed = max(0, int(stored["ended"]) - dead - int(stored["late"]))
+        found |= {"events": stored["events"], "committed": committed}
+        found |= {name: stored[name] for name in ("refused", "faults", "dead")}
+        reasons = sorted(stored["reasons"]["counted"], key=lambda one: -int(one["count"]))[:5]
+        found["reasons"] = [one | {"reason": one.pop("of_all", one["reason"])} for one in reasons]
+    except (OSError, ValueError, KeyError):
+        found["reasons"] = []
+    return found
+
+
 def status_lines(found: dict[str, Any]) -> list[str]:
     """Returns the status of a cluster as lines for people."""
     generation, members = found["generation"], found["members"]
-    state = f"ended: {found['ended']}" if found["ended"] else "forms" if not generation else "runs"
+    state = "runs"
+    if found["ended"]:
+        state = f"ended: {found['ended']}"
+    elif not generation:
+        connected = counted(found["connected"], "worker")
+        state = f"forms a generation; connected: {connected}"
     head = {
         "app": found["app"],
         "state": state,

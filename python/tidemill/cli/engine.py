@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tidemill import _native, errors
 from tidemill.app import App
-from tidemill.cli.cluster import status_lines, status_of
+from tidemill.cli.cluster import status_lines, status_of, stored_status
 from tidemill.cli.load import load
 from tidemill.cli.output import counted, fields, printed, shown
 from tidemill.cli.run import add_renames, add_settings, flags
@@ -210,6 +210,13 @@ def _status(args: argparse.Namespace) -> int:
             print("\n".join(status_lines(found)))
         return 0
     data_dir = found_data_dir(args.data_dir)
+    folder = Path(data_dir) / "cluster"
+    if (folder / "program").exists() and not (Path(data_dir) / "APP").exists():
+        found = stored_status(folder)
+        if args.json or "members" not in found:
+            return _shown(args, found)
+        print("\n".join(status_lines(found)))
+        return 0
     reply = answer(data_dir, {"do": "status"})
     found = {"data_dir": data_dir, "engine": reply.get("engine"), **reply["status"]}
     return _shown(args, found)
