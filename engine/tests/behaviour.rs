@@ -92,7 +92,10 @@ fn late_events_may_be_admitted_or_end_the_run() {
             _ => {
                 let error = mill.drain().unwrap_err();
                 assert_eq!(error.kind, Kind::Input);
-                assert!(error.what.contains("row 1 of source left/push is late"), "{error}");
+                assert!(
+                    error.what.contains("row 1 of source left/push (counted from 0) is late"),
+                    "{error}"
+                );
                 assert!(error.help.contains("out_of_orderness"), "{error}");
                 assert!(mill.finish().is_err());
                 // A further send returns the error that ended the run, and nothing hangs.

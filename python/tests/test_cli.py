@@ -386,3 +386,34 @@ def test_a_signal_ends_a_start(folder: Path, number: int, code: int) -> None:
     finally:
         process.kill()
         process.stdout.close()
+
+
+def test_lines_for_other_programs_are_not_wrapped(folder: Path) -> None:
+    name = "a_handler_with_a_long_name_that_says_what_it_does_and_why_it_does_that"
+    text = (folder / "ledger.py").read_text()
+    (folder / "ledger.py").write_text(
+        text + f'\n\n@app.transaction(payments, name="{name}")\ndef again(tx, e):\n'
+        "    tx.require(e.amount > 0, 'no')\n"
+    )
+    assert tidemill(folder, "run", "ledger.py").returncode == 0
+    for command in (["inspect", "ledger.py"], ["inspect"]):
+        said = tidemill(folder, *command, COLUMNS="80").stdout
+        rows = [row for row in said.splitlines() if f"{name}.aborted" in row]
+        assert rows, said
+        assert all("ledger.py:" in row for row in rows), said
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("worker x.py --http 0", "--http is for the coordinator only"),
+        ("worker x.py --upgrade", "--upgrade is for the coordinator only"),
+        ("coordinator x.py --join 127.0.0.1:1", "--join is for workers only"),
+        ("run x.py --join 127.0.0.1:1", "--join is a flag of 'tidemill worker'"),
+        ("run x.py --frseh", "did you mean --fresh?"),
+    ],
+)
+def test_flags_of_other_commands_are_named(folder: Path, command: str, words: str) -> None:
+    ended = tidemill(folder, *command.split())
+    assert ended.returncode == 2
+    assert words in ended.stderr

@@ -294,7 +294,10 @@ def test_a_run_stops_at_a_fault_and_goes_on_when_it_is_mended(
     for _ in range(2):
         stopped = tidemill(folder, "run", "app.py", *more, *log)
         assert stopped.returncode == 1
-        assert "function add failed on row 3 of source s/s.csv: NameError" in stopped.stderr
+        assert (
+            "function add failed on row 3 of source s/s.csv (counted from 0): NameError"
+            in stopped.stderr
+        )
         assert "app.py:13" in stopped.stderr
         assert "on_fault=abort" in stopped.stderr
     said = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]

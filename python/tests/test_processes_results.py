@@ -70,7 +70,8 @@ def test_counts_and_reasons_are_in_the_summary_and_go_on_after_a_restart(tmp_pat
             1,
         ),
     }
-    assert "app.py:15: function add failed on row 3 of events.csv: KeyError: 'c'" in err
+    assert "app.py:15: function add failed on row 3 of source events/" in err
+    assert "events.csv (counted from 0): KeyError: 'c'" in err
     assert "(2 faults so far)" in err
     with Process(
         tmp_path / "parent", "run", str(tmp_path / "app.py"), "--http", "0", *flags

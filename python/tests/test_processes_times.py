@@ -247,7 +247,9 @@ def test_a_late_event_ends_the_run_where_it_is_an_error(tmp_path: Path) -> None:
         write(name, [{"at": 2, "id": 5}])
         assert parent.process.wait(PATIENCE) == 1
         said = parent.errors.read_text()
-        assert re.search(rf"stream steps: row \d+ of source {name}/\d is late", said), said
+        assert re.search(
+            rf"stream steps: row \d+ of source {name}/\d \(counted from 0\) is late", said
+        ), said
         assert "its time is 2, and it may not be before 3" in said, said
         assert "--upgrade" in said
     # It is the next event, whoever starts.

@@ -124,7 +124,7 @@ def test_a_row_is_late_beyond_the_out_of_orderness(tmp_path: Path) -> None:
     def see(tx: Any, e: Any) -> None:
         tx.require(e.n > 0)
 
-    late_row = r"row 3 of source events/.*in\.csv is late"
+    late_row = r"row 3 of source events/.*in\.csv \(counted from 0\) is late"
     with pytest.raises(tm.InputError, match=late_row), app.start() as mill:
         mill.finish()
 

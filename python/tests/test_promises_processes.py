@@ -358,7 +358,7 @@ def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
         assert [member.keys() for member in health["members"]] == [{"worker", "address", "process"}]
         until(lambda: cluster.status()["members"][0]["process"] == os.getpid())
         assert cluster.status()["process"] == os.getpid()
-        assert (health["left_out"], health["refused"], health["troubles"]) == ([], [], [])
+        assert (health["left_out"], health["turned_away"], health["troubles"]) == ([], [], [])
         metrics = httpx.get(f"{cluster.url}/metrics").text
         assert "\ntidemill_cluster_processes_in_trouble 0\n" in metrics
         for name in ("lag", "skew"):

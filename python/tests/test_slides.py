@@ -355,5 +355,5 @@ def test_slides_that_come_to_something_else_are_named() -> None:
     events = {one["handler"]: one["event"] for one in found}
     assert events == {
         "follow": "the slide of window minute that ended at 60",
-        "moody": "row 0 of source trades/push",
+        "moody": "row 0 of source trades/push (counted from 0)",
     }

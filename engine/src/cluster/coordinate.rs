@@ -380,7 +380,7 @@ impl Cluster {
         let (first, last) = (offsets.start, offsets.end - 1);
         match first == last {
             true => format!(
-                "stream {stream}: row {first} of source {from} is late: its time is {time_us}, and it may not be before \
+                "stream {stream}: row {first} of source {from} (counted from 0) is late: its time is {time_us}, and it may not be before \
                  {watermark_us}, the newest time of the rows before it less the out-of-orderness"
             ),
             // The event is late because its source was idle. Only the coordinator knows that, and

@@ -156,7 +156,7 @@ impl Tally {
                         let all = self.handlers.get((source - self.requests) as usize);
                         let own = all.and_then(|all| all.get(tail.nth).copied());
                         let handler = handler.or(own);
-                        let event = row_named(id);
+                        let event = self.row_named(id, handler);
                         counts.abort(&self.program, handler, abort, event.as_deref())
                     }
                     Err(abort) if handler.is_some() => {
@@ -181,6 +181,17 @@ impl Tally {
         let (_, abort) = tails.values_mut().find_map(of)?;
         let handler = self.program.handlers.iter().position(|of| *of.name == *handler);
         counts.abort(&self.program, handler, &abort, None)
+    }
+
+    /// Names the row of a source, by the id of its replies, `name/offset`, and by its handler.
+    fn row_named(&self, id: &[u8], handler: Option<usize>) -> Option<String> {
+        let (name, offset) = std::str::from_utf8(id).ok()?.rsplit_once('/')?;
+        let offset: u64 = offset.parse().ok()?;
+        let of = handler.map_or(String::new(), |handler| {
+            let input = self.program.root_stream(self.program.handlers[handler].input);
+            format!("source {}/", self.program.streams[input.index()].spec.name)
+        });
+        Some(format!("row {offset} of {of}{name} (counted from 0)"))
     }
 
     /// Whether a stream is one that the engine adds to another for rows that it takes out.
@@ -295,11 +306,4 @@ fn public(reason: &str) -> Abort {
         Some(what) => Abort::failed(what, None),
         None => Abort::refused(reason),
     }
-}
-
-/// Names the row of a file, by the id of its replies: `name/offset`.
-fn row_named(id: &[u8]) -> Option<String> {
-    let (name, offset) = std::str::from_utf8(id).ok()?.rsplit_once('/')?;
-    let offset: u64 = offset.parse().ok()?;
-    Some(format!("row {offset} of {name}"))
 }

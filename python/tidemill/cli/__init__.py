@@ -35,10 +35,32 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, left: Sequence[str]) -> NoReturn:
         """Ends the process because of arguments that the command does not have."""
-        known = [option for action in self._actions for option in action.option_strings]
         text = f"unrecognized arguments: {' '.join(left)}"
         name = left[0].partition("=")[0]
-        self.error(text + (_suggestion(name, known) if name.startswith("-") else ""))
+        if name.startswith("-"):
+            text += _others(name, self.prog) or _suggestion(name, _options(self))
+        self.error(text)
+
+
+def _options(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def _others(flag: str, prog: str) -> str:
+    """Returns for people which other commands have a flag; nothing if none has it.
+
+    >>> _others("--http", "tidemill worker"), _others("--join", "tidemill coordinator")
+    ('; --http is for the coordinator only', '; --join is for workers only')
+    >>> _others("--fresh", "tidemill status"), _others("--frseh", "tidemill run")
+    ("; --fresh is a flag of 'tidemill run'", '')
+    """
+    (commands,) = (a for a in parser()._actions if isinstance(a.choices, dict))
+    having = [leaf.prog for leaf in _leaves(commands) if flag in _options(leaf)]
+    if prog == "tidemill worker" and "tidemill coordinator" in having:
+        return f"; {flag} is for the coordinator only"
+    if prog == "tidemill coordinator" and having == ["tidemill worker"]:
+        return f"; {flag} is for workers only"
+    return f"; {flag} is a flag of {', '.join(map(repr, having))}" if having else ""
 
 
 def _suggestion(given: str, known: list[str]) -> str:

@@ -22,7 +22,7 @@ from tidemill import _native, errors
 from tidemill.app import App
 from tidemill.cli.cluster import status_lines, status_of, stored_status
 from tidemill.cli.load import load
-from tidemill.cli.output import counted, fields, printed, shown
+from tidemill.cli.output import counted, fields, fitted, printed, shown
 from tidemill.cli.run import add_renames, add_settings, flags
 from tidemill.config import apart, default_data_dir, placed
 from tidemill.config import load as load_settings
@@ -526,12 +526,7 @@ def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None
         table.add_column(name, overflow="fold", justify="right" if rows and numbers else "left")
     for row in rows:
         table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    if not console.is_terminal:
-        # Another program reads the lines, so each row is one.
-        console.width = console.measure(
-            table, options=console.options.update(width=1 << 30)
-        ).maximum
-    console.print(table)
+    fitted(console, table)
 
 
 def _cell(value: object) -> str:

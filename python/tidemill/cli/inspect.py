@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tidemill.cli.engine import answer, found_data_dir
 from tidemill.cli.load import load
-from tidemill.cli.output import fields, printed
+from tidemill.cli.output import fields, fitted, printed
 from tidemill.cli.run import add_settings, flags
 from tidemill.config import load as load_settings
 from tidemill.errors import SettingError
@@ -146,4 +146,4 @@ def _table(console: Console, title: str, names: list[str], rows: list[dict[str, 
             )
         )
     console.print(f"\n{title}")
-    console.print(table)
+    fitted(console, table)

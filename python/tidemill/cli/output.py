@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from tidemill.errors import Error, SettingError
 
 
@@ -96,6 +99,14 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
             text = "none" if value in ([], {}) else text
             lines.append(f"{indent}{name:<{width}}  {text}")
     return lines
+
+
+def fitted(console: Console, table: Table) -> None:
+    """Prints a table. Where another program reads it, no line is wrapped."""
+    if not console.is_terminal:
+        options = console.options.update(width=1 << 30)
+        console.width = max(console.width, console.measure(table, options=options).maximum)
+    console.print(table)
 
 
 def refuse_unwritable(path: Path, ending: str) -> None:

@@ -362,7 +362,7 @@ impl Sequencer {
                         let row = first as usize;
                         let source = &self.program.sources[run.source.index()].name;
                         return Err(Error::input(format!(
-                            "stream {}: row {} of source {source} is late: its time is {}, and \
+                            "stream {}: row {} of source {source} (counted from 0) is late: its time is {}, and \
                              the watermark was at {} already",
                             root.name, run.offsets[row], run.times[row], before.time_us
                         ))
@@ -447,7 +447,7 @@ impl Sequencer {
         let first = late.iter().find(|(source, _)| stream(source).late == Late::Error);
         let Some((source, LateRow { offset, time_us, bound_us })) = first else { return Ok(()) };
         Err(Error::input(format!(
-            "stream {}: row {offset} of source {} is late: its time is {time_us}, and it may not be before \
+            "stream {}: row {offset} of source {} (counted from 0) is late: its time is {time_us}, and it may not be before \
              {bound_us}, the newest time of the rows before it less the out-of-orderness",
             stream(source).name,
             self.program.sources[source.index()].name,

@@ -95,7 +95,7 @@ impl Program {
             }
             None => {
                 let name = self.sources.get(source.index()).map_or("", |source| &source.name);
-                format!("row {offset} of source {name}")
+                format!("row {offset} of source {name} (counted from 0)")
             }
         }
     }
