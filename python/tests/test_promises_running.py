@@ -344,7 +344,7 @@ def test_dead_rows_are_sent_again_where_their_stream_is_pushed(
     mill.stop()
     said = error(data, replay | {"rows": [{"row": 1, "value": value}]})
     assert "'dlq_replay' needs one" in said["what"]
-    # What a running engine refuses needs none.
+    # A stopped app refuses what a running one does.
     said = error(data, replay | {"stream": "others.dead", "rows": [{"row": 0, "value": value}]})
     assert "others is not a pushed stream" in said["what"]
     assert "correct the input of others" in said["help"]
