@@ -81,3 +81,9 @@ def test_a_cluster_without_workers_says_so(tmp_path: Path) -> None:
     assert "reason=the Ritz is full" in said
     code, said = cli(tmp_path, "status", "--json")
     assert json.loads(said)["events"] == 3
+    # The address that a killed coordinator left leads nowhere.
+    (tmp_path / "hotels.tidemill" / "cluster" / "http").write_text(url)
+    code, said = cli(tmp_path, "status")
+    assert code == 0, said
+    assert f"no coordinator answers at {url}" in said
+    assert re.search(r"^committed +2$", said, re.M)

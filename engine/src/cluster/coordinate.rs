@@ -226,6 +226,8 @@ impl Cluster {
         if fresh {
             emptied.end()?;
         }
+        // A killed coordinator has left its address.
+        address::remove(env, dir);
         // The directory belongs to this cluster now.
         let closed = env.disk.close_to_others(dir);
         closed.map_err(|e| Error::io(format!("the directory {}", dir.display()), &e))?;
