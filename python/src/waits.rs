@@ -8,6 +8,7 @@ use std::ops::Deref;
 use std::sync::mpsc::{sync_channel, RecvTimeoutError};
 use std::time::Duration;
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 use tidemill_core::Error;
 use tidemill_env::Env;
@@ -60,13 +61,20 @@ pub fn detach(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<
 
 /// Ends something on behalf of a destructor, and waits for it. Python calls destructors where it
 /// can't raise: if a signal's handler raises, the work continues alone, and the error is printed.
+///
+/// While the interpreter ends, no other thread gets its lock any more. A function that such a
+/// thread runs never returns then, so nothing is ended, and the process takes the rest with it.
 pub fn end(work: impl FnOnce() + Send + 'static) {
-    // If the interpreter has ended, nobody is left who could wait.
+    let mut work = Some(work);
     Python::try_attach(|py| {
+        if is_ending(py) {
+            return;
+        }
+        let work = work.take();
         // Handlers of signals run during the wait, and must not see an error that is under way.
         let raised = PyErr::take(py);
         let waited = aside(py, move || {
-            work();
+            work.into_iter().for_each(|work| work());
             Ok(())
         });
         if let Err(error) = waited {
@@ -76,6 +84,17 @@ pub fn end(work: impl FnOnce() + Send + 'static) {
             raised.restore(py);
         }
     });
+    // Without this, the last reference to an engine would wait for it.
+    std::mem::forget(work);
+}
+
+/// Returns whether the interpreter is ending. At the very end it no longer knows.
+fn is_ending(py: Python<'_>) -> bool {
+    // SAFETY: the lock is held. The reference is borrowed, or null without an exception.
+    let asked = unsafe {
+        Bound::from_borrowed_ptr_or_opt(py, ffi::PySys_GetObject(c"is_finalizing".as_ptr()))
+    };
+    asked.is_none_or(|asked| asked.call0().and_then(|is| is.is_truthy()).unwrap_or(true))
 }
 
 /// A value that is dropped without the interpreter lock, because threads that end with it may need

@@ -387,6 +387,45 @@ def test_the_first_ctrl_c_ends_the_waiting(what: str) -> None:
     assert (out, process.returncode) == ("interrupted\n", 0), errors
 
 
+@pytest.mark.parametrize("where", ["module", "main"])
+@pytest.mark.parametrize("what", ["finish", "stop"])
+def test_ctrl_c_ends_a_program_whose_function_never_returns(
+    what: str, where: str, tmp_path: Path
+) -> None:
+    app = """
+import threading
+import tidemill as tm
+
+app = tm.App("slow")
+s = app.stream("s", id=int)
+begun = threading.Event()
+
+@app.transaction(s, opaque=True)
+def waits(tx, e):
+    begun.set()
+    threading.Event().wait()
+"""
+    (tmp_path / "slow.py").write_text(app)
+    program = f"""
+{app if where == "main" else "from slow import app, begun, s"}
+import os, signal, threading
+import tidemill.mill
+tidemill.mill._ENDING_US = 100_000
+mill = app.start(deadline_us=0)
+mill.send(s, [{{"id": 1}}])
+begun.wait()
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+with mill:
+    mill.{what}()
+"""
+    (tmp_path / "run.py").write_text(program)
+    ended = subprocess.run(
+        [sys.executable, "run.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
+
+
 def test_the_first_ctrl_c_ends_a_start(tmp_path: Path) -> None:
     code = """
         app, _, s, _ = app_of()
