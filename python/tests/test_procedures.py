@@ -229,7 +229,7 @@ def test_what_can_be_no_procedure_is_refused() -> None:
         (no_column, "complex"),
         (not_plain, "not a plain parameter"),
         (no_function, "not a function"),
-        (another_app, "belongs to another app"),
+        (another_app, "belongs to app"),
         (twice, "given twice"),
         (arguments, "(tx, numbers, others)"),
         (returns, "returns events"),

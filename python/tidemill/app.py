@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from tidemill import _native, again, owned, procedure
+from tidemill import _native, again, mixed, owned, procedure
 from tidemill.columns import columns_at
 from tidemill.config import apart, checked_settings, one_process, refuse_idle
 from tidemill.entity import Entity
@@ -319,8 +319,7 @@ class App:
                 "write @app.trigger(table)",
                 at,
             )
-        if on.app is not self:
-            raise ProgramError(f"{on!r} belongs to another app", "", at)
+        mixed.refuse(self, on, "the trigger", at)
 
         def decorate(function: Callable[..., Any]) -> Trigger:
             chosen = str(name or getattr(function, "__name__", "trigger"))
@@ -458,8 +457,7 @@ class App:
                 "write @app.transaction(stream)",
                 at,
             )
-        if stream.app is not self:
-            raise ProgramError(f"stream {stream.name} belongs to another app", "", at)
+        mixed.refuse(self, stream, "the handler", at)
         if isinstance(stream, Handler):
             stream._returns("handled")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tidemill import _native
+from tidemill import _native, mixed
 from tidemill.config import apart, in_memory
 from tidemill.context import local, outside, refuse_loading
 from tidemill.errors import Error, Fault, ProgramError, ResourceError, aborted
@@ -236,6 +236,7 @@ class Mill:
         name = procedure.name if isinstance(procedure, Handler) else procedure
         called = next((one for one in self.app.handlers if one.called and one.name == name), None)
         if called is None:
+            self._refuse_foreign(procedure)
             raise ProgramError(
                 f"{procedure!r} can't be called",
                 "give a procedure that @app.procedure declared without streams",
@@ -370,6 +371,7 @@ class Mill:
         if not isinstance(name, str):
             raise ProgramError(f"{table!r} is no table", "give a table, or its name", here())
         if name not in self.app.tables:
+            self._refuse_foreign(table)
             raise ProgramError(f"there is no table '{name}'", _known(name, self.app.tables), here())
         return TableView(self, self.app.tables[name])
 
@@ -398,6 +400,7 @@ class Mill:
                 raise ProgramError(
                     f"handler {name} returns nothing", "return dict(column=value, ...)", here()
                 )
+            self._refuse_foreign(stream)
             raise ProgramError(f"there is no stream '{name}'", _known(name, known), here())
         return OutputView(self, name)
 
@@ -417,8 +420,13 @@ class Mill:
                     if handler.called and handler.input is known:
                         handler.refuse_private(here())
                 return name
+        self._refuse_foreign(stream)
         names = [stream.name for stream in self.app.streams if stream.origin == "input"]
         raise ProgramError(f"there is no stream '{name}'", _known(name, names), here())
+
+    def _refuse_foreign(self, thing: object) -> None:
+        if hasattr(thing, "app"):
+            mixed.refuse(self.app, thing, "the mill", here())
 
     def _summary(self, text: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(text)

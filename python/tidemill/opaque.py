@@ -31,6 +31,7 @@ from tidemill.types import MISSING
 from tidemill.window import Over, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
+    from tidemill.app import App
     from tidemill.entity import Graph
     from tidemill.external import External
     from tidemill.remote import Calls
@@ -186,6 +187,8 @@ class Tx:
         """
         handler = self._running.handler
         if stream not in handler.emits:
+            if stream.app is not handler.app:
+                raise TypeError(f"stream {stream.name} belongs to another app")
             raise TypeError(
                 f"handler {handler.name} does not declare that it emits into stream "
                 f"{stream.name}; write @app.transaction(..., emits=[{stream.name}])"
@@ -297,9 +300,12 @@ class OpaqueHandler:
     def __init__(self, function: Callable[..., Any], handler: Handler) -> None:
         self.names = handler.input.schema.names
         self.output = handler if handler.has_output else None
-        self._prepare(function, handler.name, handler.emits)
+        self._prepare(handler.app, function, handler.name, handler.emits)
 
-    def _prepare(self, function: Callable[..., Any], name: str, emits: Iterable[Stream]) -> None:
+    def _prepare(
+        self, app: App, function: Callable[..., Any], name: str, emits: Iterable[Stream]
+    ) -> None:
+        self.app = app
         self.function = function
         self.name = name
         self.emits = set(emits)
@@ -392,7 +398,7 @@ class OpaqueTrigger(OpaqueHandler):
 
     def __init__(self, trigger: Trigger) -> None:
         self.output = None
-        self._prepare(trigger.function, trigger.name, trigger.emits)
+        self._prepare(trigger.app, trigger.function, trigger.name, trigger.emits)
         self.on = trigger.on
         self.of_window: tuple[str, ...] = SLIDE
         if isinstance(self.on, OwnedWindow) and trigger.changes == ("insert",):

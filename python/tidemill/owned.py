@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from tidemill import mixed
 from tidemill.context import current
 from tidemill.errors import ProgramError
 from tidemill.given import span
@@ -234,12 +235,13 @@ def claim(windows: object, handler: int, name: str, app: App) -> None:
     """Makes a handler the owner of windows."""
     at = here()
     for window in windows if isinstance(windows, list | tuple) else [windows]:
-        if not isinstance(window, OwnedWindow) or window.app is not app:
+        if not isinstance(window, OwnedWindow):
             raise ProgramError(
                 f"owns= takes windows of the app, not {window!r}",
                 "make one with app.window(...)",
                 at,
             )
+        mixed.refuse(app, window, f"handler {name}", at)
         if window.owner is not None:
             other = app.handlers[window.owner].name
             raise ProgramError(

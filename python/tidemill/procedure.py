@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill import again
+from tidemill import again, mixed
 from tidemill.columns import columns_at
 from tidemill.errors import ProgramError
 from tidemill.given import caller_of, parameters_of
@@ -42,8 +42,7 @@ def declare(
             at,
         )
     for stream in streams:
-        if stream.app is not app:
-            raise ProgramError(f"stream {stream.name} belongs to another app", "", at)
+        mixed.refuse(app, stream, "the procedure", at)
         if isinstance(stream, Handler):
             stream._returns("taken")
         if streams.count(stream) > 1:
@@ -135,8 +134,7 @@ def nest(
                 "write app.nested(name, first, second, ...) with what @app.procedure gave",
                 at,
             )
-        if procedure.app is not app:
-            raise ProgramError(f"{procedure!r} belongs to another app", "", at)
+        mixed.refuse(app, procedure, f"nested transaction {name}", at)
     nesting = {
         "name": name,
         "procedures": [procedure.index for procedure in procedures],

@@ -147,6 +147,36 @@ def referenced(function: Callable[..., Any]) -> Iterator[object]:
             yield function.__globals__[name]
 
 
+def loaded(function: Callable[..., Any]) -> Iterator[tuple[object, str]]:
+    """Yields the outer objects that a function's code loads by their names, with their lines.
+
+    Nested functions are included. Names that are not defined yet are left out.
+
+    >>> table = {}
+    >>> def uses(x):
+    ...     return x.table, len(x)
+    >>> [found.__name__ for found, _ in loaded(uses)]
+    []
+    """
+    plain = inspect.unwrap(function)
+    closure = inspect.getclosurevars(plain).nonlocals
+    codes = [(plain.__code__, set(plain.__code__.co_freevars))]
+    while codes:
+        code, outer = codes.pop()
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        codes.extend((c, outer & set(c.co_freevars)) for c in inner)
+        line = code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.starts_line or line
+            name = str(instruction.argval)
+            place = f"{shown(code.co_filename)}:{line}"
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                if name in plain.__globals__:
+                    yield plain.__globals__[name], place
+            elif instruction.opname == "LOAD_DEREF" and name in outer and name in closure:
+                yield closure[name], place
+
+
 def globals_written(function: Callable[..., Any]) -> Iterator[str]:
     """Yields the outer variables to which a function's code assigns.
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidemill import units
+from tidemill import mixed, units
 from tidemill.entity import Function, OpaqueFunction, calls_entities
 from tidemill.external import OpaqueExternal
 from tidemill.json_schema import reply_schema
@@ -28,6 +28,7 @@ def spec(
     handlers: list[Json] = []
     opaques: list[Any] = []
     units.check(app)
+    mixed.check(app)
     share_emits(app)
     for handler in app.handlers:
         handlers.append(handler.handler_json(len(opaques)))

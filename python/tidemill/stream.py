@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill import again
+from tidemill import again, mixed
 from tidemill.errors import ProgramError
 from tidemill.expr import Block, Traced
 from tidemill.files import Files
@@ -512,6 +512,7 @@ class Handler(Stream):
         self.why = "traced"
         self.emits: set[Stream] = set(emits)
         for stream in self.emits:
+            mixed.refuse(app, stream, f"handler {name}", at)
             stream.check_emittable(at)
         output_known = out is not None or returns_nothing(function.__code__)
         if opaque or self.is_procedure:
@@ -527,7 +528,7 @@ class Handler(Stream):
                 )
         else:
             try:
-                self.recorder = record_twice(function, name, input.name, input.schema, at)
+                self.recorder = record_twice(app, function, name, input.name, input.schema, at)
             except NotTraced as error:
                 self.why = f"{error.at}: {error.why}"
                 if not output_known:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidemill import _native
+from tidemill import _native, mixed
 from tidemill.context import inside
 from tidemill.errors import Abort, Error, ProgramError, Untraceable
 from tidemill.expr import Block, Traced, is_symbolic
@@ -19,6 +19,9 @@ from tidemill.types import BOOL, MISSING, STR, Json, Schema
 from tidemill.window import Over, OverColumn, Window, checked, plain, result_type
 
 if TYPE_CHECKING:
+    from tidemill.app import App
+    from tidemill.index import Index
+    from tidemill.owned import OwnedWindow
     from tidemill.stream import Stream
     from tidemill.table import Table
 
@@ -166,8 +169,9 @@ class SymbolicTx:
         """Raises ``Untraceable``."""
         raise Untraceable("lookups are for functions that run with real values")
 
-    def external(self, *_: object, **columns: object) -> NoReturn:
+    def external(self, external: Any, *_: object, **columns: object) -> NoReturn:
         """Raises ``Untraceable``."""
+        self._recorder.own(getattr(external, "outbox", None))
         raise Untraceable("external work is for functions that run with real values")
 
     def when(self, cond: object) -> When:
@@ -184,7 +188,8 @@ class SymbolicTx:
 class Recorder:
     """The recording of one call of a handler with symbolic values."""
 
-    def __init__(self, name: str, stream: str, event: Schema) -> None:
+    def __init__(self, app: App, name: str, stream: str, event: Schema) -> None:
+        self.app = app
         self.name = name
         self.block = Block(f"stream {stream}", event)
         self.rows: list[Json] = []
@@ -205,10 +210,16 @@ class Recorder:
         # removes those of the table.
         self._held: dict[int, dict[tuple[int, int], Traced]] = {}
 
+    def own(self, table: Table | None) -> None:
+        """Refuses a table of another app."""
+        if table is not None and table.app is not self.app:
+            mixed.refuse_table(self.app, table, f"handler {self.name}", here())
+
     # Methods that tables call.
 
     def row(self, table: Table, key: tuple[object, ...]) -> SymbolicRow:
         """Returns a row by its key."""
+        self.own(table)
         at = here()
         nodes = self._key(table, key, at)
         known = (table.id, tuple(nodes))
@@ -240,6 +251,7 @@ class Recorder:
 
     def insert(self, table: Table, values: Mapping[str, object], replace: bool) -> SymbolicRow:
         """Records the insertion of a row."""
+        self.own(table)
         at = here()
         given = table.row_values(values, at)
         row = self.row(table, tuple(given[column] for column in table.key_columns))
@@ -250,6 +262,7 @@ class Recorder:
 
     def contains(self, table: Table, key: tuple[object, ...]) -> bool:
         """Raises ``ProgramError``, because Python needs the truth value now."""
+        self.own(table)
         raise ProgramError(
             f"'key in {table.name}' needs a truth value now, and it differs from event to event",
             f"write {table.name}[key].exists() in tx.require(...), tm.where(...) or "
@@ -326,6 +339,7 @@ class Recorder:
         reverse: bool,
     ) -> Over:
         """Returns the rows of a range of keys, to be aggregated."""
+        self.own(table)
         at = here()
         if limit is not None:
             raise Untraceable("a limit is for rows that are iterated over")
@@ -341,12 +355,14 @@ class Recorder:
 
         return Over(read, f"table {table.name}", table.schema)
 
-    def find(self, index: object, *_: object, **__: object) -> NoReturn:
+    def find(self, index: Index, *_: object, **__: object) -> NoReturn:
         """Raises ``Untraceable``."""
+        self.own(index.entries)
         raise Untraceable(f"{index} is for functions that run with real values")
 
-    def window_insert(self, window: object, *_: object, **__: object) -> NoReturn:
+    def window_insert(self, window: OwnedWindow, *_: object, **__: object) -> NoReturn:
         """Raises ``Untraceable``."""
+        mixed.refuse(self.app, window, f"handler {self.name}", here())
         raise Untraceable(f"{window} is for functions that run with real values")
 
     window_advance = window_rows = window_groups = window_insert
@@ -434,6 +450,7 @@ class Recorder:
         """Records the emission of an event."""
         at = here()
         stream = _stream(stream, at)
+        mixed.refuse(self.app, stream, f"handler {self.name}", at)
         stream.check_emittable(at)
         nodes = self._stream_values(stream.schema, values, f"stream {stream.name}", at)
         self.emits.add(stream)
@@ -505,14 +522,14 @@ def _stream(stream: object, at: str) -> Stream:
 
 
 def record(
-    function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
+    app: App, function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
 ) -> Recorder:
     """Calls a function with symbolic values, and returns the recording.
 
     Raises :class:`NotTraced` for a function that may still run with real values, and
     ``ProgramError`` for an error that real values would not mend.
     """
-    recorder = Recorder(name, stream, event)
+    recorder = Recorder(app, name, stream, event)
     file = defined_at.rpartition(":")[0]
     silent = silent_mistakes(function)
     if silent is not None:
@@ -584,12 +601,12 @@ def _near(error: Exception) -> str:
 
 
 def record_twice(
-    function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
+    app: App, function: Callable[..., Any], name: str, stream: str, event: Schema, defined_at: str
 ) -> Recorder:
     """Records a function twice, and raises if the recordings differ."""
-    first = record(function, name, stream, event, defined_at)
+    first = record(app, function, name, stream, event, defined_at)
     try:
-        second = record(function, name, stream, event, defined_at)
+        second = record(app, function, name, stream, event, defined_at)
         same = first.recorded() == second.recorded()
         line = None if same else _first_difference(first, second)
     except NotTraced as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from tidemill import mixed
 from tidemill.errors import ProgramError
 from tidemill.owned import OwnedWindow
 from tidemill.stream import Stream, emitted_by
@@ -46,6 +47,7 @@ class Trigger:
                 "emit an event with tx.emit(stream, ...)",
                 at,
             )
+        self.app = app
         self.function = function
         self.on = on
         self.name = name
@@ -69,6 +71,7 @@ class Trigger:
             )
         self.emits = set(emits) | emitted_by(function, app, ())
         for stream in self.emits:
+            mixed.refuse(app, stream, f"trigger {name}", at)
             stream.check_emittable(at)
             stream.emitted()
         #: The streams of ``emits``, without those that called entity functions emit into.
