@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -109,6 +110,96 @@ def test_return_under_a_condition(ledger: Ledger) -> None:
             return dict(src=0)
 
     assert "tx.emit" in refusal(define).help
+
+
+def test_an_f_string_beside_what_only_traced_functions_have(ledger: Ledger) -> None:
+    accounts, large = ledger.accounts, ledger.large
+    ordered = ledger.app.table("ordered", key="id", ordered=True, id=int, n=int)
+
+    def when_first() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            with tx.when(e.flag):
+                tx.emit(large, src=1, note=f"card {e.src}")  # here
+
+    def when_later() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            note = f"card {e.src}"  # here
+            with tx.when(e.flag):
+                tx.emit(large, src=1, note=note)
+
+    def returns() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            with tx.when(e.flag):
+                accounts[e.src].balance = 0
+            return {"note": f"card {e.src}"}  # here
+
+    for define in (when_first, when_later, returns):
+        error = refusal(define)
+        assert error.what.startswith("handler f can't be traced, which tx.when in line ")
+        assert error.what.endswith(
+            "needs: an f-string needs the value itself ('text ' + tm.cast(x, str) can be traced)"
+        )
+        assert "write 'if'" in error.help
+
+    def inverted() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            tx.require(~e.flag, f"card {e.src}")  # here
+
+    def scanned() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            tx.require(ordered.scan(0, e.src).n.sum() > 0, f"card {e.src}")  # here
+
+    assert ", which ~ in line " in refusal(inverted).what
+    assert ", which the aggregate of ordered.scan in line " in refusal(scanned).what
+    assert ledger.app.handlers == []
+
+    def helper(tx: tm.Tx, e: Any) -> None:
+        with tx.when(e.flag):
+            accounts[e.src].balance = 0
+
+    def helped() -> None:
+        @ledger.app.transaction(ledger.payments)
+        def f(tx, e):
+            helper(tx, e)
+            tx.emit(large, src=1, note=f"card {e.src}")  # here
+
+    assert ", which tx.when in line " in refusal(helped).what
+
+
+def test_when_in_a_function_with_real_values(ledger: Ledger) -> None:
+    app, one = ledger.app, ledger.app.entity("one", key="id", id=int, n=int)
+
+    def opaque() -> None:
+        @app.transaction(ledger.payments, opaque=True)
+        def f(tx, e):
+            with tx.when(e.flag):  # here
+                pass
+
+    def procedure() -> None:
+        @app.procedure
+        def f(tx, flag: bool):
+            def inner() -> None:
+                tx.when(flag)  # here
+
+            inner()
+
+    def trigger() -> None:
+        @app.trigger(ledger.accounts)
+        def f(tx, change):
+            tx.when(True)  # here
+
+    def entity() -> None:
+        @one.function
+        def f(self, ctx):
+            ctx.when(self.n > 0)  # here
+
+    for define in (opaque, procedure, trigger, entity):
+        assert "runs with real values, and tx.when is for traced" in refusal(define).what
 
 
 def test_types(ledger: Ledger) -> None:

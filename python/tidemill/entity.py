@@ -136,7 +136,7 @@ class Function(Handler):
         takes = ["ctx", *parameters.names]
         app = entity.app
         super().__init__(
-            app, function, calls, name, at, True, reply, emits, called=True, takes=takes
+            app, function, calls, name, at, True, reply, emits, called=True, takes=takes, tx=1
         )
         self.entity = entity
         self.creates = creates

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from tidemill import _native
-from tidemill.context import current
+from tidemill.context import current, local
 from tidemill.errors import ProgramError, Untraceable
 from tidemill.source import here, opcode, shown, user_frame
 from tidemill.types import BOOL, FLOAT, DataType, Json, Schema, constant
@@ -138,6 +138,9 @@ class Symbolic:
         return node("binary", "or", other, self)
 
     def __invert__(self) -> Symbolic:
+        needed = getattr(local.transaction, "needed", None)
+        if needed is not None:
+            needed.append(("~", here()))
         return node("unary", "not", self)
 
     # Comparison. Python turns `1 < x` into `x > 1` by itself.

@@ -279,6 +279,30 @@ def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[
             is_module = False
 
 
+def method_lines(function: Callable[..., Any], parameter: int, method: str) -> Iterator[str]:
+    """Yields the lines at which a function's code names a method of one of its parameters.
+
+    Nested functions are included.
+    """
+    plain = inspect.unwrap(function)
+    if parameter >= plain.__code__.co_argcount:
+        return
+    name = plain.__code__.co_varnames[parameter]
+    codes = [plain.__code__]
+    while codes:
+        code = codes.pop()
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        is_owner, line = False, code.co_firstlineno
+        for instruction in dis.get_instructions(code):
+            line = instruction.starts_line or line
+            if is_owner and instruction.opname in _ATTRIBUTES and instruction.argval == method:
+                yield f"{shown(code.co_filename)}:{line}"
+            # Some versions of Python load two variables with one instruction.
+            of = instruction.argval
+            is_loaded = instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
+            is_owner = is_loaded and (of[-1] if isinstance(of, tuple) else of) == name
+
+
 #: Functions that block on input or output: modules with their functions, or None for all of them.
 _BLOCKING = {
     "time": ("sleep",),

@@ -457,6 +457,37 @@ def emitted_by(function: Callable[..., Any], app: App, taken: Sequence[Stream]) 
     }
 
 
+def refuse_when(function: Callable[..., Any], name: str, tx: int = 0) -> None:
+    """Refuses ``tx.when`` in an opaque function. ``tx`` is the place of that parameter."""
+    from tidemill.source import method_lines
+
+    for at in method_lines(function, tx, "when"):
+        raise ProgramError(
+            f"{name} runs with real values, and tx.when is for traced functions",
+            "write 'if' instead of 'with tx.when'",
+            at,
+        )
+
+
+def _refuse_needed(function: Callable[..., Any], name: str, error: NotTraced) -> None:
+    """Refuses a function that can't be traced, but uses what only traced functions have."""
+    from tidemill.source import method_lines
+
+    needed = [("tx.when", at) for at in method_lines(function, 0, "when")] + error.needed
+    for used, at in needed:
+        raise ProgramError(
+            f"handler {name} can't be traced, which {used} in line {at.rpartition(':')[2]} needs: "
+            f"{error.why}",
+            f"rewrite this line; or say opaque=True, and replace {used}: "
+            + _WITH_REAL_VALUES.get(used, "compute it in a loop"),
+            error.at,
+        )
+
+
+#: How functions with real values express what only traced functions have.
+_WITH_REAL_VALUES = {"tx.when": "write 'if'", "~": "write 'not x'"}
+
+
 def _is_derived(origin: Json) -> bool:
     return isinstance(origin, dict) and "derived" in origin
 
@@ -488,6 +519,7 @@ class Handler(Stream):
         called: bool = False,
         owns: object = (),
         takes: Sequence[str] | None = None,
+        tx: int = 0,
     ) -> None:
         from tidemill.opaque import check_function
         from tidemill.owned import claim
@@ -516,6 +548,7 @@ class Handler(Stream):
             stream.check_emittable(at)
         output_known = out is not None or returns_nothing(function.__code__)
         if opaque or self.is_procedure:
+            refuse_when(function, f"handler {name}", tx)
             self.why = "a procedure" if self.is_procedure or called else "opaque=True"
             if not output_known:
                 kind = "procedure" if self.is_procedure else "transaction"
@@ -531,6 +564,7 @@ class Handler(Stream):
                 self.recorder = record_twice(app, function, name, input.name, input.schema, at)
             except NotTraced as error:
                 self.why = f"{error.at}: {error.why}"
+                _refuse_needed(function, name, error)
                 if not output_known:
                     raise ProgramError(
                         f"handler {name} could not be traced: {error.why}",

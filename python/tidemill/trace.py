@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 
 
 class NotTraced(Exception):
-    """A function can't be traced. It has the reason (``why``) and the line (``at``)."""
+    """A function can't be traced. It has the reason (``why``) and the line (``at``).
 
-    def __init__(self, why: str, at: str) -> None:
+    ``needed`` has the operations until then that only traced functions have, with their lines.
+    """
+
+    def __init__(self, why: str, at: str, needed: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(why)
         self.why = why
         self.at = at
+        self.needed = list(needed)
 
 
 class SymbolicEvent:
@@ -195,6 +199,8 @@ class Recorder:
         self.rows: list[Json] = []
         self.steps: list[Json] = []
         self.conditions: list[Traced] = []
+        #: The operations that only traced functions have, with their lines.
+        self.needed: list[tuple[str, str]] = []
         #: The errors of the recording, which count even if the function catches them.
         self.noted: list[Exception] = []
         self.emits: set[Stream] = set()
@@ -350,6 +356,7 @@ class Recorder:
         bounds = [self._key(table, bound, at) for bound in (start, end or ())]
 
         def read(name: str | None, aggregate: Json) -> Traced:
+            self.needed.append((f"the aggregate of {table.name}.scan", here()))
             body = {"table": table.id, "from": bounds[0], "to": bounds[1]}
             return self._aggregate("range", body, table, name, aggregate)
 
@@ -444,6 +451,7 @@ class Recorder:
 
     def when(self, cond: object) -> When:
         """Returns a block of steps under a condition."""
+        self.needed.append(("tx.when", here()))
         return When(self, self._bool(cond, "tx.when", here()))
 
     def emit(self, stream: Stream, values: Mapping[str, object]) -> None:
@@ -559,9 +567,9 @@ def record(
         place = _place(error, defined_at)
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, Untraceable):
-            raise NotTraced(str(error), place) from error
+            raise NotTraced(str(error), place, recorder.needed) from error
         if _is_limit(error):
-            raise NotTraced(why, place) from error
+            raise NotTraced(why, place, recorder.needed) from error
         raise ProgramError(
             f"handler {name} raised while it was traced: {why}",
             _near(error)

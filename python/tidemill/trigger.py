@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill import mixed
 from tidemill.errors import ProgramError
 from tidemill.owned import OwnedWindow
-from tidemill.stream import Stream, emitted_by
+from tidemill.stream import Stream, emitted_by, refuse_when
 from tidemill.table import Table
 from tidemill.types import Json
 
@@ -41,6 +41,7 @@ class Trigger:
         from tidemill.source import returns_nothing
 
         check_function(function, name, at)
+        refuse_when(function, f"trigger {name}")
         if not returns_nothing(function.__code__):
             raise ProgramError(
                 f"trigger {name} returns something, but a trigger has no output",
