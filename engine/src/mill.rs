@@ -34,7 +34,7 @@ use crate::reasons::{self, Reasons};
 use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
-use crate::report::{Status, Summary};
+use crate::report::{ReasonReport, Status, Summary};
 use crate::requests::{self, Request};
 use crate::rings::Rings;
 use crate::serve::{self, Server};
@@ -735,6 +735,11 @@ impl Mill {
     /// Returns the present status of the run.
     pub fn status(&self) -> Status {
         self.view.status()
+    }
+
+    /// Returns the reasons of the faults so far with their lines, the most frequent one first.
+    pub fn faults(&self) -> Vec<ReasonReport> {
+        self.view.shared.reasons.lock().faults()
     }
 
     /// Waits at most `us` microseconds for the end of a recovery. Tables can't be read before.

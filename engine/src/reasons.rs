@@ -9,7 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_core::{Batch, StreamId, Value};
 use tidemill_txn::execute::{AbortedSlide, Faulted};
-use tidemill_txn::program::Program;
+use tidemill_txn::program::{Program, FAULT};
 
 use crate::report::ReasonReport;
 
@@ -45,6 +45,17 @@ struct Counted {
     /// The user's line of a fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     at: Option<String>,
+}
+
+impl Counted {
+    fn report(&self) -> ReasonReport {
+        ReasonReport {
+            handler: self.handler.clone(),
+            reason: self.of_all.as_ref().unwrap_or(&self.reason).clone(),
+            count: self.count,
+            at: self.at.clone(),
+        }
+    }
 }
 
 /// For each abort stream by name, the handler whose aborts it has.
@@ -143,15 +154,19 @@ impl Reasons {
 
     /// Returns the most frequent reasons.
     pub(crate) fn report(&self) -> Vec<ReasonReport> {
+        self.sorted().take(REPORTED_MAX).map(Counted::report).collect()
+    }
+
+    /// Returns the reasons of all faults that are counted apart, the most frequent one first.
+    pub(crate) fn faults(&self) -> Vec<ReasonReport> {
+        let is_fault = |one: &&Counted| one.reason.starts_with(FAULT);
+        self.sorted().filter(is_fault).map(Counted::report).collect()
+    }
+
+    fn sorted(&self) -> impl Iterator<Item = &Counted> {
         let mut counted: Vec<&Counted> = self.counted.iter().collect();
         counted.sort_by_key(|reason| std::cmp::Reverse(reason.count));
-        let told = counted.iter().take(REPORTED_MAX).map(|one| ReasonReport {
-            handler: one.handler.clone(),
-            reason: one.of_all.as_ref().unwrap_or(&one.reason).clone(),
-            count: one.count,
-            at: one.at.clone(),
-        });
-        told.collect()
+        counted.into_iter()
     }
 }
 
@@ -193,6 +208,16 @@ mod tests {
 
     fn report(reasons: &Reasons) -> Vec<(String, u64)> {
         reasons.report().into_iter().map(|one| (one.reason, one.count)).collect()
+    }
+
+    #[test]
+    fn faults_are_all_reported() {
+        let mut reasons = Reasons::default();
+        counted(&mut reasons, &["no", "no", "fault: KeyError: 'a'", "fault: TypeError"]);
+        counted(&mut reasons, &["a", "a", "b", "b", "c", "c", "d", "d", "fault: TypeError"]);
+        let found = reasons.faults().into_iter().map(|one| (one.reason, one.count));
+        let found = found.collect::<Vec<_>>();
+        assert_eq!(found, [("fault: TypeError".into(), 2), ("fault: KeyError: 'a'".into(), 1)]);
     }
 
     #[test]

@@ -222,6 +222,11 @@ impl NativeMill {
         detached(py, || json(&self.running.mill.status()))
     }
 
+    /// Returns the reasons of the faults so far, as JSON.
+    fn faults(&self, py: Python<'_>) -> PyResult<String> {
+        detached(py, || json(&self.running.mill.faults()))
+    }
+
     fn summary(&self, py: Python<'_>) -> PyResult<String> {
         self.recovered(py)?;
         detached(py, || json(&self.running.mill.summary()?))

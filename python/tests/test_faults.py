@@ -8,6 +8,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +238,117 @@ def test_clients_get_500_without_a_line() -> None:
         assert "\ntidemill_aborts_total 1\n" in metrics
 
 
+def end_in_with(app: tm.App) -> tm.Mill:
+    with app.start() as mill:
+        mill.send("events", [{"id": id} for id in (1, 3, 4, 3)])
+    return mill
+
+
+def end_by_finish(app: tm.App) -> tm.Mill:
+    mill = app.start()
+    mill.send("events", [{"id": id} for id in (1, 3, 4, 3)])
+    mill.finish()
+    return mill
+
+
+def end_of_several(app: tm.App) -> tm.Mill:
+    with app.start() as mill:
+        mill.send("events", [{"id": 3}] * 3)
+        mill.send("batch", [{"id": 3}])
+    return mill
+
+
+def end_of_clients(app: tm.App) -> tm.Mill:
+    with app.start(http_port=0) as mill:
+        with tm.Client(str(mill.url)) as client, pytest.raises(tm.Fault):
+            client.call("call", id=3)
+        with pytest.raises(tm.Fault):
+            mill.call("call", id=3)
+    return mill
+
+
+def end_without_surprise(app: tm.App) -> tm.Mill:
+    with app.start() as mill:
+        mill.send("events", [{"id": 4}])
+        with pytest.raises(tm.Fault):
+            mill.call("call", id=3)
+    return mill
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (end_in_with, "2 transactions failed: KeyError: 'x' in opaque (AT)"),
+        (end_by_finish, "2 transactions failed: KeyError: 'x' in opaque (AT)"),
+        (
+            end_of_several,
+            "4 transactions failed: KeyError: 'x' in opaque (AT); mill.faults() has all reasons",
+        ),
+        (end_of_clients, "1 transaction failed: KeyError: 'x' in call (AT)"),
+        (end_without_surprise, None),
+    ],
+)
+def test_the_end_warns_of_faults_that_nobody_has_seen(
+    end: Callable[[tm.App], tm.Mill], said: str | None
+) -> None:
+    at = marked_line(Shop.__init__)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        mill = end(Shop().app)
+    found = [(str(one.message), one.category, one.filename) for one in warned]
+    wanted = [(said.replace("AT", at), RuntimeWarning, __file__)] if said else []
+    assert found == wanted
+    if end is end_in_with:
+        assert mill.faults() == [
+            {"handler": "opaque", "reason": "fault: KeyError: 'x'", "count": 2, "at": at}
+        ]
+
+
+SERVED = """
+import tidemill as tm
+
+app = tm.App("served")
+
+@app.procedure
+def first(tx, b: str):
+    return {}[b]
+
+@app.procedure
+def second(tx):
+    raise ValueError("no")
+"""
+
+
+def test_a_run_prints_the_first_fault_of_each_line(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SERVED)
+    command = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--http", "0"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            while not (line := process.stdout.readline()).startswith("http"):
+                assert line
+            with tm.Client(line.split()[1]) as client:
+                for called, arguments, fault in (
+                    ("first", {"b": "b"}, "KeyError: 'b' in first (app.py:8)"),
+                    ("first", {"b": "b"}, None),
+                    ("second", {}, "ValueError: no in second (app.py:12)"),
+                ):
+                    with pytest.raises(tm.Fault):
+                        client.call(called, **arguments)
+                    if fault is not None:
+                        assert process.stderr.readline() == f"a function failed: {fault}\n"
+            process.terminate()
+            out, rest = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "a function failed" not in rest
+    assert re.search(r"faults +3\n", out)
+
+
 def test_an_exception_of_a_file_does_not_name_it_to_others() -> None:
     app = tm.App("files")
 
@@ -299,7 +412,7 @@ def test_a_run_stops_at_a_fault_and_goes_on_when_it_is_mended(
             in stopped.stderr
         )
         assert "app.py:13" in stopped.stderr
-        assert "on_fault=abort" in stopped.stderr
+        assert "--set on_fault=abort for a command" in stopped.stderr
     said = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     [fault, _] = [line for line in said if line["event"] == "fault"]
     assert (fault["handler"], fault["offset"], fault["line"]) == ("add", 3, "app.py:13")

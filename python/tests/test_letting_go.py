@@ -489,6 +489,24 @@ def test_names_that_are_not_there() -> None:
             assert mill.output(name).rows() == []
 
 
+def test_help_for_a_name_among_few() -> None:
+    empty = tm.App("empty")
+    with empty.start() as mill:
+        for use, help in (
+            (lambda: mill.table("zz"), "the app has no table"),
+            (lambda: mill.output("zz"), "the app has no stream"),
+            (lambda: mill.send("zz", []), "the app has no stream that takes rows"),
+        ):
+            with pytest.raises(tm.ProgramError) as caught:
+                use()
+            assert caught.value.help == help
+    one = tm.App("one")
+    one.table("accounts", key="id", id=int)
+    with one.start() as mill, pytest.raises(tm.ProgramError) as caught:
+        mill.table("zz")
+    assert caught.value.help == "the only table is accounts"
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("rows", [1, 7, 100_000])
 def test_bad_rows_come_in_the_order_of_their_source(

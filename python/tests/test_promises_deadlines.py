@@ -119,12 +119,17 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(ENDLESS)
     (tmp_path / "in.csv").write_text("n\n1\n")
     command = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--set", "deadline_us=0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         try:
             while "turning" not in (said := process.stdout.readline()):
                 assert said
             process.send_signal(signal.SIGINT)
+            said = process.stderr.readline()
+            assert said == "SIGINT: stopping after this epoch; Ctrl-C again ends at once\n"
             # The run waits for the function that is still executing.
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(timeout=0.3)

@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +18,7 @@ from tidemill import _native, mixed
 from tidemill.config import apart, in_memory
 from tidemill.context import local, outside, refuse_loading
 from tidemill.errors import Error, Fault, ProgramError, ResourceError, aborted
-from tidemill.source import here
+from tidemill.source import here, user_frame
 from tidemill.stream import Handler, Side, Stream
 from tidemill.table import Table
 
@@ -65,6 +66,10 @@ class Mill:
         self._scheme = "https" if "http_cert" in settings else "http"
         self._ended = self._ending = False
         self._durable = not in_memory(settings)
+        #: Whether the end warns of faults: the summary of `tidemill run` lists them anyway.
+        self._warns = keep_all
+        #: The faults that callers got as exceptions, by handler.
+        self._raised: Counter[str] = Counter()
         #: The row number after the last sent row, by stream.
         self._sent: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -253,6 +258,8 @@ class Mill:
         if kind == "aborted":
             raise aborted(value)
         if kind == "fault":
+            with self._lock:
+                self._raised[called.name] += 1
             raise Fault(value)
         return None if value is None else value[0]
 
@@ -315,7 +322,42 @@ class Mill:
         summary = end()
         # After Ctrl-C this line is not reached, because the engine still ends.
         self._ending = False
+        if self._warns:
+            self._warn()
         return self._summary(summary)
+
+    def _warn(self) -> None:
+        """Warns of the faults of which nobody else has learned."""
+        by_handler = Counter[str]()
+        faults = self.faults()
+        for fault in faults:
+            by_handler[fault["handler"]] += fault["count"]
+        unseen = by_handler - self._raised
+        frame = user_frame()
+        if not unseen or frame is None:
+            return
+        count = unseen.total()
+        first = next(fault for fault in faults if fault["handler"] in unseen)
+        text = f"{count:,} transaction{'s' if count > 1 else ''} failed: {described(first)}"
+        if len(faults) > 1:
+            text += "; mill.faults() has all reasons"
+        warnings.warn_explicit(
+            text,
+            RuntimeWarning,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            registry=frame.f_globals.setdefault("__warningregistry__", {}),
+        )
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Returns the reasons of all faults so far, the most frequent one first.
+
+        Returns:
+            A dict for each reason, with ``handler``, ``reason``, ``count``, and the line ``at``
+            of the function that failed, if that is known.
+        """
+        found: list[dict[str, Any]] = json.loads(self._open("faults").faults())
+        return found
 
     def stop_now(self) -> dict[str, Any]:
         """Stops the app as :meth:`stop` does, and interrupts a recovery that is in progress.
@@ -372,7 +414,9 @@ class Mill:
             raise ProgramError(f"{table!r} is no table", "give a table, or its name", here())
         if name not in self.app.tables:
             self._refuse_foreign(table)
-            raise ProgramError(f"there is no table '{name}'", _known(name, self.app.tables), here())
+            raise ProgramError(
+                f"there is no table '{name}'", _known(name, self.app.tables, "table"), here()
+            )
         return TableView(self, self.app.tables[name])
 
     def output(self, stream: Side | str) -> OutputView:
@@ -401,7 +445,9 @@ class Mill:
                     f"handler {name} returns nothing", "return dict(column=value, ...)", here()
                 )
             self._refuse_foreign(stream)
-            raise ProgramError(f"there is no stream '{name}'", _known(name, known), here())
+            raise ProgramError(
+                f"there is no stream '{name}'", _known(name, known, "stream"), here()
+            )
         return OutputView(self, name)
 
     def _stream_name(self, stream: Stream | str) -> str:
@@ -422,7 +468,9 @@ class Mill:
                 return name
         self._refuse_foreign(stream)
         names = [stream.name for stream in self.app.streams if stream.origin == "input"]
-        raise ProgramError(f"there is no stream '{name}'", _known(name, names), here())
+        raise ProgramError(
+            f"there is no stream '{name}'", _known(name, names, "stream that takes rows"), here()
+        )
 
     def _refuse_foreign(self, thing: object) -> None:
         if hasattr(thing, "app"):
@@ -535,6 +583,13 @@ class OutputView:
         return f"<output {self._name} of a running app>"
 
 
+def described(fault: Mapping[str, Any]) -> str:
+    """Returns a reason of faults in words."""
+    reason = fault["reason"].removeprefix("fault: ")
+    place = f" ({fault['at']})" if "at" in fault else ""
+    return f"{reason} in {fault['handler']}{place}"
+
+
 def _to_polars(found: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     import polars as pl
 
@@ -543,11 +598,15 @@ def _to_polars(found: pa.Table | pa.RecordBatch) -> pl.DataFrame:
     return frame
 
 
-def _known(name: str, known: Iterable[str]) -> str:
+def _known(name: str, known: Iterable[str], kind: str) -> str:
     """Returns a hint for an unknown name: the nearest known name, or all of them."""
     names = list(known)
     near = _native.nearest(name, names)
-    return f"did you mean '{near}'?" if near else f"there are {', '.join(names)}"
+    if near:
+        return f"did you mean '{near}'?"
+    if len(names) < 2:
+        return f"the only {kind} is {names[0]}" if names else f"the app has no {kind}"
+    return f"there are {', '.join(names)}"
 
 
 #: The mills that this process started, or a process from which it was forked.

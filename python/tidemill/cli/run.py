@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,7 +26,7 @@ from tidemill.cli.output import counted, fields, printed
 from tidemill.config import DURABLE, LOSSY, PROCESSES, in_memory, one_process, placed
 from tidemill.config import load as load_settings
 from tidemill.errors import Error, ProgramError, SettingError
-from tidemill.mill import Mill
+from tidemill.mill import Mill, described
 
 #: The last port, and the largest number of processes on one machine.
 PORT_MAX, PROCESSES_MAX = 65_535, 256
@@ -193,6 +193,8 @@ class Signals:
 
     def __init__(self) -> None:
         self.asked: str | None = None
+        #: Reports the first signal, at once.
+        self.say: Callable[[str], None] | None = None
         self._starts = False
 
     @contextlib.contextmanager
@@ -225,6 +227,8 @@ class Signals:
             if number == signal.SIGTERM:
                 raise SystemExit(0)
             raise KeyboardInterrupt
+        if self.say is not None:
+            self.say(f"{self.asked}: stopping after this epoch; Ctrl-C again ends at once")
 
 
 class Progress:
@@ -236,6 +240,8 @@ class Progress:
         self._next = 0.0
         self._stalled: str | None = None
         self._troubles: dict[str, str] = {}
+        self._faults = 0
+        self._reported: set[tuple[str, str]] = set()
 
     def update(self, mill: Mill) -> None:
         """Updates the line, a few times a second."""
@@ -257,8 +263,20 @@ class Progress:
                 if self._troubles.get(who) != what:
                     print(f"{who}: {what}", file=sys.stderr, flush=True)
             self._troubles = status["troubles"]
+        if status["faults"] > self._faults:
+            self._faults = status["faults"]
+            self.faults(mill)
         if self.shown:
             self._show(status)
+
+    def faults(self, mill: Mill) -> None:
+        """Prints the first fault of each line of the user's code."""
+        for fault in mill.faults():
+            place = fault.get("at", fault["reason"])
+            if (fault["handler"], place) not in self._reported:
+                self._reported.add((fault["handler"], place))
+                self.clear()
+                print(f"a function failed: {described(fault)}", file=sys.stderr, flush=True)
 
     def _show(self, status: dict[str, Any]) -> None:
         parts = [f"{status.get('events', 0):,} events"]
@@ -280,9 +298,11 @@ class Progress:
         self._width = len(text)
 
     def say(self, text: str) -> None:
-        """Prints a permanent line."""
-        if self.shown:
-            print(f"\r{text:<{self._width}}", file=sys.stderr, flush=True)
+        """Prints a permanent line. A handler of signals may call it in the middle of a print."""
+        line = f"\r{text:<{self._width}}\n" if self.shown else f"{text}\n"
+        self._width = 0
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
 
     def clear(self) -> None:
         """Clears the line."""
@@ -340,6 +360,7 @@ def run(
     """Runs an app to the end of its input, or until a signal, and returns the summary."""
     with start_report(settings, False), signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
+    signals.say = progress.say
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
@@ -349,10 +370,10 @@ def run(
         while not signals.asked and not mill.wait(0.1):
             progress.update(mill)
         progress.clear()
-        if signals.asked:
-            progress.say(f"{signals.asked}: ending; Ctrl-C again ends at once")
         # A signal interrupts a recovery, too.
         summary = mill.stop_now() if signals.asked else mill.finish()
+        if mill.url is not None:
+            progress.faults(mill)
     except BaseException:
         progress.clear()
         raise
@@ -380,6 +401,8 @@ def _report_dead(summary: Mapping[str, Any]) -> None:
         text += f"; the first: {why}"
     if folder is not None:
         text += f"\n  help: see all with tidemill dlq ls --data-dir {folder}"
+    if why is not None and "the file's encoding" in why:
+        text += '\n  help: name the encoding, such as tm.files(..., encoding="windows-1252")'
     print(text, file=sys.stderr, flush=True)
 
 
