@@ -81,7 +81,7 @@ def test_run(folder: Path) -> None:
     memory = tidemill(folder, "run", "ledger.py", "--json", "--durable", "none")
     assert memory.returncode == 1
     assert line(memory)["error"]["kind"] == "SettingError"
-    assert "--fresh" in line(memory)["error"]["help"]
+    assert "--fresh (fresh=True)" in line(memory)["error"]["help"]
     fresh = tidemill(folder, "run", "ledger.py", "--fresh", "--json", "--workers", "1")
     assert line(fresh)["state_hash"] == found["state_hash"]
     people = tidemill(folder, "run", "ledger.py", "--fresh")
@@ -141,6 +141,10 @@ def test_inspect(folder: Path) -> None:
     assert "ledger.py:19: TypeError: unsupported operand" in handlers["note"]["why"]
     people = tidemill(folder, "inspect", "ledger.py")
     assert "ledger.py:19" in people.stdout.replace("\n", "")
+    [pay] = [row for row in people.stdout.splitlines() if row.startswith("pay ")]
+    [note] = [row for row in people.stdout.splitlines() if row.startswith("note ")]
+    assert "  traced (" in pay
+    assert "  opaque  " in note
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def _shown(name: str, found: dict[str, Any]) -> Console:
         "handlers",
         ["name", "input", "path", "why", "emits", "at"],
         [
-            {**h, "path": f"{'traced' if h['traced'] else 'opaque'} ({h['path']})"}
+            {**h, "path": f"traced ({h['path']})" if h["traced"] else h["path"]}
             for h in found["handlers"]
         ],
     )
