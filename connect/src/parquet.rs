@@ -270,7 +270,8 @@ impl ParquetSource {
         } else {
             return Ok(());
         };
-        Err(Error::input(what).help("restore it as it was, or start again with --fresh"))
+        Err(Error::input(what)
+            .help("restore it as it was, or start again with --fresh (fresh=True)"))
     }
 }
 

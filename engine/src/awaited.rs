@@ -120,7 +120,7 @@ pub(crate) fn ended(source: &str, reached: u64, wanted: u64) -> Error {
     Error::input(format!(
         "source {source} ends at row {reached}, and rows up to {wanted} were read before"
     ))
-    .help("its input was cut off: restore it; --fresh starts from scratch")
+    .help("its input was cut off: restore it; --fresh (fresh=True) starts from scratch")
 }
 
 #[cfg(test)]

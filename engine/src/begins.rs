@@ -44,7 +44,7 @@ impl StartPositions {
         disk.open_read(&path).and_then(|mut file| file.read_to_end(&mut text)).map_err(io)?;
         serde_json::from_slice(&text).map_err(|_| {
             Error::setting(format!("{} is damaged", path.display()))
-                .help("restore it from a backup of the data directory; --fresh starts from scratch")
+                .help("restore it from a backup of the data directory; --fresh (fresh=True) starts from scratch")
         })
     }
 

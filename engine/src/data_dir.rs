@@ -228,7 +228,7 @@ pub(crate) fn other_app(path: &Path, found: &str, name: &str) -> Error {
         "data directory {} belongs to app '{found}', not to '{name}'",
         path.display()
     ))
-    .help("give this app its own data_dir; --fresh starts from scratch in this one")
+    .help("give this app its own data_dir; --fresh (fresh=True) starts from scratch in this one")
 }
 
 /// Reads the app's id and its name.
@@ -241,7 +241,7 @@ fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
         .map_err(|e| Error::io(format!("reading {}", file.display()), &e))?;
     let damaged = || {
         Error::setting(format!("{} is damaged", file.display()))
-            .help("restore it from a backup of the data directory; --fresh starts from scratch")
+            .help("restore it from a backup of the data directory; --fresh (fresh=True) starts from scratch")
     };
     let identity: Identity = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
     if identity.format > FORMAT {

@@ -497,7 +497,7 @@ impl Driver {
                     "epoch {} was cut again after a restart, and the cut differs from the recorded one",
                     record.cut.epoch
                 ))
-                .help("the input has changed: restore the files; --fresh starts from scratch"));
+                .help("the input has changed: restore the files; --fresh (fresh=True) starts from scratch"));
             }
         }
         self.is_held = sequenced.is_held;

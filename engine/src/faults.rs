@@ -39,8 +39,8 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
     ))
     .help(
         "nothing of this event is committed: correct the function and start again, and the run \
-         continues with the event; with on_fault=abort such events are counted, and the run \
-         continues without them",
+         continues with the event; with on_fault=abort (--set on_fault=abort for a command) such \
+         events are counted, and the run continues without them",
     );
     Some(match at {
         Some(at) => error.at(at.to_owned()),

@@ -449,7 +449,7 @@ impl Opener<'_> {
                     let known = sinks.iter().find(|s| s.stream == decl.stream && s.path == path);
                     let missing = || {
                         Error::setting(format!("{path} was not among the outputs of earlier runs"))
-                            .help("leave the outputs as they were; --fresh starts from scratch")
+                            .help("leave the outputs as they were; --fresh (fresh=True) starts from scratch")
                             .at(decl.at.clone())
                     };
                     Some(known.ok_or_else(missing)?.place.clone())

@@ -171,7 +171,7 @@ fn other_sources(cut: &CutRecord, program: &Program) -> Option<Error> {
         ))
         .help(
             "put missing files back and take new ones out, because each is a source; or run the \
-             version of the program that wrote the cuts; --fresh starts from scratch",
+             version of the program that wrote the cuts; --fresh (fresh=True) starts from scratch",
         )
     })
 }
@@ -187,7 +187,7 @@ pub(crate) fn is_other_program(error: &Error) -> bool {
 fn other_program() -> Error {
     Error::setting(OTHER_PROGRAM).help(
         "see the differences: tidemill schema diff; take the data over: --upgrade (upgrade=True); \
-         or run the version that wrote it; --fresh starts from scratch and deletes everything",
+         or run the version that wrote it; --fresh (fresh=True) starts from scratch and deletes everything",
     )
 }
 

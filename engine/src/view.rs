@@ -162,10 +162,7 @@ impl View {
             return Ok(());
         }
         let error = Error::program(format!("there is no stream '{name}'"));
-        Err(match nearest(name, names.iter().map(String::as_str)) {
-            Some(near) => error.help(format!("did you mean '{near}'?")),
-            None => error.help(format!("there are {}", names.join(", "))),
-        })
+        Err(error.help(known(name, names.iter().map(String::as_str), "stream")))
     }
 
     /// Returns the summary of the work so far.
@@ -228,5 +225,21 @@ impl View {
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),
         })
+    }
+}
+
+/// Returns a hint for an unknown name: the nearest known name, or all of them.
+pub(crate) fn known<'a>(
+    name: &str,
+    names: impl Iterator<Item = &'a str> + Clone,
+    kind: &str,
+) -> String {
+    if let Some(near) = nearest(name, names.clone()) {
+        return format!("did you mean '{near}'?");
+    }
+    match &names.collect::<Vec<_>>()[..] {
+        [] => format!("the app has no {kind}"),
+        [only] => format!("the only {kind} is {only}"),
+        names => format!("there are {}", names.join(", ")),
     }
 }

@@ -141,8 +141,8 @@ def test_inspect(folder: Path) -> None:
     assert "ledger.py:19: TypeError: unsupported operand" in handlers["note"]["why"]
     people = tidemill(folder, "inspect", "ledger.py")
     assert "ledger.py:19" in people.stdout.replace("\n", "")
-    [pay] = [row for row in people.stdout.splitlines() if row.startswith("pay ")]
-    [note] = [row for row in people.stdout.splitlines() if row.startswith("note ")]
+    pay = next(row for row in people.stdout.splitlines() if row.startswith("pay "))
+    note = next(row for row in people.stdout.splitlines() if row.startswith("note "))
     assert "  traced (" in pay
     assert "  opaque  " in note
 

@@ -54,6 +54,36 @@ def test_an_unknown_argument_names_the_nearest(
         assert Path(__file__).name in error.at
 
 
+@pytest.mark.parametrize(
+    ("declare", "said"),
+    [
+        (lambda app, s: app.transaction(s, opaque="no"), "opaque='no' is not True or False"),
+        (
+            lambda app, s: app.table("u", key="id", id=int).index("id", unique=1),
+            "unique=1 is not True or False",
+        ),
+        (
+            lambda app, s: app.entity("v", key="id", id=int).function(creates="no"),
+            "creates='no' is not True or False",
+        ),
+        (
+            lambda app, s: app.table("t", key="id", id=int, ordered="no"),
+            "ordered='no' is not True or False",
+        ),
+        (lambda app, s: app.start(fresh="yes"), "fresh='yes' is not True or False"),
+        (lambda app, s: app.start(accept_replay=1), "accept_replay=1 is not True or False"),
+        (lambda app, s: app.start(upgrade="yes"), "upgrade='yes' is not True, False or 'lossy'"),
+        (lambda app, s: app.inspect({"fresh": "yes"}), "fresh='yes' is not True or False"),
+    ],
+)
+def test_a_flag_that_is_no_bool_is_refused(
+    declare: Callable[[Any, Any], object], said: str
+) -> None:
+    with pytest.raises((tm.ProgramError, tm.SettingError)) as caught:
+        declare(*app_with_stream())
+    assert said in caught.value.what
+
+
 def test_an_argument_that_is_like_no_other_names_all() -> None:
     with pytest.raises(tm.ProgramError, match="has no argument 'zzzzzzzz'") as caught:
         untyped.files("x.csv", zzzzzzzz=1)

@@ -217,6 +217,27 @@ def test_when_all_rows_are_rejected_the_first_reason_is_printed(folder: Path) ->
     assert "help: see all with tidemill dlq ls --data-dir bank.tidemill" in ended.stderr
 
 
+def test_rows_in_another_encoding_get_a_hint(folder: Path) -> None:
+    (folder / "bank.py").write_text(
+        """
+import tidemill as tm
+
+app = tm.App("bank")
+names = app.table("names", key="name", name=str, n=tm.column(int, default=0))
+people = app.stream("people", name=str)
+people.read(tm.files("people.csv"))
+
+@app.transaction(people)
+def count(tx, e):
+    names[e.name].n += 1
+"""
+    )
+    (folder / "people.csv").write_bytes("name\nJosé\n".encode("latin-1"))
+    ended = tidemill(folder, "run", "bank.py")
+    assert "column 'name': not valid text in the file's encoding" in ended.stderr
+    assert 'tm.files(..., encoding="windows-1252")' in ended.stderr
+
+
 def test_wrong_words_get_suggestions(folder: Path) -> None:
     for arguments, said in (
         (["rn"], "there is no 'rn'; did you mean run?"),

@@ -845,7 +845,7 @@ class App:
         """
         from tidemill.mill import Mill
 
-        checked = checked_settings(settings, "app.start()")
+        checked = checked_settings(settings, "app.start()", is_python=True)
         refuse_idle([("app.start()", checked)], one_process(checked))
         if "durable" in checked and checked["durable"] != "none" and "data_dir" not in checked:
             raise SettingError(
@@ -868,7 +868,7 @@ class App:
             SettingError: A setting is unknown or out of range.
             ProgramError: The app is not complete.
         """
-        checked = checked_settings(settings or {}, "app.inspect()")
+        checked = checked_settings(settings or {}, "app.inspect()", is_python=True)
         spec, opaques = self.spec(apart(checked)[0], keep_all=False, push=True)
         found: dict[str, Any] = json.loads(_native.inspect(json.dumps(spec), opaques))
         return found

@@ -558,12 +558,17 @@ COMMAND_LINE: Final = "command line"
 _BOOLS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def checked_settings(given: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """The settings, with their types; ``origin`` says where they were found, for errors."""
-    return {name: _checked(name, value, origin) for name, value in given.items()}
+def checked_settings(
+    given: Mapping[str, Any], origin: str, is_python: bool = False
+) -> dict[str, Any]:
+    """The settings, with their types; ``origin`` says where they were found, for errors.
+
+    Outside of Python, texts stand for bools.
+    """
+    return {name: _checked(name, value, origin, is_python) for name, value in given.items()}
 
 
-def _checked(name: str, value: Any, origin: str) -> Any:
+def _checked(name: str, value: Any, origin: str, is_python: bool) -> Any:
     setting = ALL.get(name)
     if setting is None:
         near = _native.nearest(name, list(ALL))
@@ -575,9 +580,13 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     if kind is LOSSY and value == LOSSY:
         return value
     if kind is bool or kind is LOSSY:
-        found = value if isinstance(value, bool) else _BOOLS.get(str(value).lower())
+        texts = {} if is_python else _BOOLS
+        found = value if isinstance(value, bool) else texts.get(str(value).lower())
         if found is None:
-            others = "true or false" if kind is bool else f"true, false or {LOSSY}"
+            yes, no, lossy = (
+                ("True", "False", repr(LOSSY)) if is_python else ("true", "false", LOSSY)
+            )
+            others = f"{yes} or {no}" if kind is bool else f"{yes}, {no} or {lossy}"
             raise SettingError(f"{origin}: {name}={value!r} is not {others}", f"say {others}")
         return found
     if kind is dict:

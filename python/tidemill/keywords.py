@@ -1,4 +1,4 @@
-"""Refusals of arguments that a function does not have."""
+"""Refusals of arguments that a function does not have, and of flags that are no bools."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     cut() has no argument 'delimeter'; did you mean 'delimiter'?
     """
     known = _keywords(function)
+    flags = _flags(function)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -38,6 +39,13 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 raise ProgramError(
                     f"{function.__name__}() has no argument '{name}'",
                     f"did you mean '{near}'?" if near else f"it has {', '.join(known)}",
+                    here(),
+                )
+            if name in flags and not isinstance(kwargs[name], bool):
+                # A text such as "no" would count as true.
+                raise ProgramError(
+                    f"{function.__name__}(): {name}={kwargs[name]!r} is not True or False",
+                    f"write {name}=True, or leave it out",
                     here(),
                 )
         return function(*args, **kwargs)
@@ -52,6 +60,12 @@ def near_keyword(function: Callable[..., object], name: str) -> str | None:
     'function'
     """
     return _native.nearest(name, _keywords(function))
+
+
+def _flags(function: Callable[..., object]) -> set[str]:
+    """Returns the parameters that are True or False."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if isinstance(p.default, bool)}
 
 
 def _keywords(function: Callable[..., object]) -> list[str]:

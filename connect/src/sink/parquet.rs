@@ -145,7 +145,9 @@ impl ParquetSink {
         let parts = self.names()?;
         if !overwrite && parts.iter().any(|path| number(path).is_some()) {
             return Err(Error::setting(format!("{} has files already", self.parts.display()))
-                .help("--fresh starts again and replaces them; or write to another file"));
+                .help(
+                    "--fresh (fresh=True) starts again and replaces them; or write to another file",
+                ));
         }
         let start = || {
             self.disk.create_dir_all(folder(&self.path))?;
@@ -205,7 +207,7 @@ impl ParquetSink {
 
     fn other(&self, what: String) -> Error {
         Error::new(Kind::Io, format!("{what}: that is not what was written before"))
-            .help("restore the files as they were, or start again with --fresh")
+            .help("restore the files as they were, or start again with --fresh (fresh=True)")
     }
 
     /// Returns the number of rows of a file, which must be one of this sink's.

@@ -77,7 +77,7 @@ impl Target {
                 Kind::Io,
                 format!("{shown} {what}, after {rows} rows were written to it"),
             )
-            .help("restore it as it was, or start again with --fresh"))
+            .help("restore it as it was, or start again with --fresh (fresh=True)"))
         };
         let mut file = match disk.open_read(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return refuse("has gone".into()),
@@ -174,7 +174,9 @@ pub(super) fn check_target(disk: &dyn Disk, path: &Path, overwrite: bool) -> Res
         }
         Ok(meta) if meta.len > 0 && !overwrite => {
             Err(Error::setting(format!("{shown} is there already, with {} bytes in it", meta.len))
-                .help("--fresh starts again and replaces it; or write to another file"))
+                .help(
+                    "--fresh (fresh=True) starts again and replaces it; or write to another file",
+                ))
         }
         Ok(_) => Ok(()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),

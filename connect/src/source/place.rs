@@ -92,7 +92,7 @@ impl Place {
 
 /// The help for an input that has changed.
 pub(crate) const RESTORE: &str =
-    "restore it as it was, or start again with --fresh; it may only grow at its end";
+    "restore it as it was, or start again with --fresh (fresh=True); it may only grow at its end";
 
 #[cfg(test)]
 mod tests {

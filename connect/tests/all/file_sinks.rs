@@ -116,7 +116,7 @@ fn targets_are_checked() {
     let mut settings = SinkSettings::new(folder.put("x.csv", "precious"));
     let error = open(&settings).map(|_| ()).unwrap_err();
     assert_eq!(error.kind, Kind::Setting);
-    assert!(error.help.contains("--fresh starts again and replaces it"), "{error}");
+    assert!(error.help.contains("--fresh (fresh=True) starts again and replaces it"), "{error}");
     assert_eq!(folder.get(&settings.path), b"precious");
     settings.overwrite = true;
     drop(open(&settings).unwrap());

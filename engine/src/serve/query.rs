@@ -5,7 +5,6 @@ use std::sync::Arc;
 use serde_json::json;
 use serde_json::value::RawValue;
 use tidemill_connect::values;
-use tidemill_core::error::nearest;
 use tidemill_core::value::format_timestamp;
 use tidemill_core::{Column, DataType, Error, Result, Row, Schema, TableSpec, Value};
 use tidemill_table::AsOf;
@@ -15,6 +14,7 @@ use super::filter::Filter;
 use super::{Answer, Fields, Reply};
 use crate::past::{Moment, Past};
 use crate::shared::State;
+use crate::view::known;
 
 /// The rows of an answer by default, and the most.
 const LIMIT: usize = 1000;
@@ -63,13 +63,11 @@ impl Query {
         let names = program.tables.iter().map(|t| &*t.name);
         let index =
             program.tables.iter().position(|t| *t.name == *self.table).ok_or_else(|| {
-                let error = Error::setting(format!("there is no table {}", self.table));
-                match nearest(&self.table, names.clone()) {
-                    Some(near) => error.help(format!("did you mean '{near}'?")),
-                    None => {
-                        error.help(format!("there are {}", names.collect::<Vec<_>>().join(", ")))
-                    }
-                }
+                Error::setting(format!("there is no table {}", self.table)).help(known(
+                    &self.table,
+                    names,
+                    "table",
+                ))
             })?;
         let spec = program.tables[index].clone();
         let key = self.key.as_ref().map(|raw| key(&spec, raw)).transpose()?;
