@@ -34,7 +34,6 @@ mod output_reader;
 mod parts;
 mod records;
 mod split_log;
-mod state;
 pub mod wire;
 mod worker;
 
@@ -53,7 +52,7 @@ pub use records::{
     RequestId, Times, Topic, Waiting, Written,
 };
 pub use split_log::SplitLog;
-pub use state::{SnapshotId, State};
+pub use tidemill_function::SnapshotId;
 pub use worker::Worker;
 
 use std::sync::Arc;

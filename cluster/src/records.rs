@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use tidemill_core::{Position, Row, StreamId, Value};
-use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, Tid};
+use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, SnapshotId, Tid};
 use tidemill_place::{Partition, PartitionSet, PARTITIONS};
 use tidemill_snapshot::DataObject;
 use tidemill_txn::program::{Abort, QuestionId};
 
-use crate::state::SnapshotId;
 use crate::Settings;
 
 /// A process, by a number that no other process has had.

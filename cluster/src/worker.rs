@@ -16,14 +16,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Call, Functions, InjectedDefect, Question};
+use tidemill_function::{Call, Functions, InjectedDefect, Question, Rows};
 
 use self::load::{Kept, Loading};
 use self::prepare::Prepared;
 use self::run::Running;
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
 use crate::records::{Buffered, Form, Member, Topic};
-use crate::state::State;
 use crate::Settings;
 
 /// The number of epochs whose requests are read before they are executed.
@@ -113,9 +112,9 @@ impl Worker {
     }
 
     /// Returns the rows that it owns, if it executes cuts, and the last epoch in them.
-    pub fn state(&self) -> Option<(&State, u64)> {
+    pub fn state(&self) -> Option<(&Rows, u64)> {
         match &self.stage {
-            Stage::Running(running) => Some((running.node.store(), running.executed)),
+            Stage::Running(running) => Some((running.node.rows(), running.executed)),
             _ => None,
         }
     }

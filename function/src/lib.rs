@@ -18,7 +18,7 @@
 //!  again ───── those run again, in their order, at their places: each call   node/round, gate
 //!     │        where it was, all at once, while calls and results stay equal
 //!     ▼
-//!  commit ──── no transaction is left to run again: rows go to the store     node/commit
+//!  commit ──── no transaction is left to run again: rows go to the tables    node/commit
 //! ```
 //!
 //! **One rule.** A transaction is final when it and all before it have ended, and everything that
@@ -48,9 +48,9 @@ mod message;
 mod node;
 mod order;
 mod program;
+mod rows;
 mod share;
 mod size;
-mod store;
 mod versions;
 
 pub use message::{Body, Cost, Message, Mode, Verdict};
@@ -59,6 +59,6 @@ pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
+pub use rows::{Rows, SnapshotId, Stored};
 pub use share::Sum;
 pub use size::output_bytes;
-pub use store::{Rows, Store, Stored};

@@ -5,7 +5,7 @@ use tidemill_txn::program::Abort;
 
 use crate::order::{Path, Tid};
 use crate::program::Call;
-use crate::store::Stored;
+use crate::rows::Stored;
 use crate::NodeId;
 
 /// A message. If the receiver has not reached its round yet, the message waits there.

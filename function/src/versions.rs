@@ -7,7 +7,7 @@ use tidemill_core::{Key, TableId};
 use crate::gate::Access;
 use crate::keyed::Keyed;
 use crate::order::{Path, Tid};
-use crate::store::Stored;
+use crate::rows::Stored;
 
 /// The row that a write left.
 #[derive(Clone, Debug)]

@@ -272,7 +272,7 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Ran {
         assert!(nodes.iter().all(|node| !node.is_running()), "{does:?}: an epoch has not ended");
     }
     assert_eq!(replies.pop(), Some(Ok(Value::Int(1))), "the small one");
-    let rows = nodes.iter().flat_map(|node| node.store().iter());
+    let rows = nodes.iter().flat_map(|node| node.rows().iter());
     Ran {
         reply: replies.pop().expect("it has a reply"),
         begins: counts.begins.load(Ordering::Relaxed),

@@ -22,7 +22,7 @@ use crate::values::to_python;
 
 /// Nodes, the messages between them, and the outputs.
 struct Net {
-    nodes: Vec<Node<Rows>>,
+    nodes: Vec<Node>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
     questions: Vec<(NodeId, Question)>,
     replies: HashMap<Tid, Result<Value, tidemill_txn::program::Abort>>,
@@ -234,7 +234,7 @@ pub fn run_nodes<'py>(
     let own = |name: &str| name.starts_with("tidemill.");
     let tables_of_app = program.tables.iter().enumerate().filter(|(_, t)| !own(&t.name));
     for (at, table) in tables_of_app {
-        let rows = net.nodes.iter().flat_map(|node| node.store().iter());
+        let rows = net.nodes.iter().flat_map(|node| node.rows().iter());
         let rows = rows.filter(|(table, ..)| table.index() == at);
         let rows: BTreeMap<_, _> = rows.map(|(_, key, row)| (key, row)).collect();
         let rows: Vec<&[Value]> = rows.values().map(|row| &row[..]).collect();

@@ -190,7 +190,7 @@ def test_absurd_values_are_refused_by_name_whichever_way_they_come(tmp_path: Pat
             else:
                 pytest.fail(f"{name}={value!r} was taken from {way}: {found}")
             assert name in said, (way, name, value, said)
-            assert says in said, (way, name, value, said)
+            assert says.lower() in said.lower(), (way, name, value, said)
             assert "bug" not in said
             assert len(said) < 1000
 

@@ -40,5 +40,10 @@ def test_snapshots_of_named_parts_are_stored_again(tmp_path: Path, left: str) ->
                 found = [client.call("account.deposit", id=id, cents=0) for id in ids]
                 assert found == BALANCES[left]
                 assert (client.row("moves", 7) or {})["dst"] == "a1"
+
+                def old_parts_are_removed(client: tm.Client = client) -> bool | None:
+                    client.call("account.deposit", id="a0", cents=0)
+                    return not before & {path.name for path in data.rglob("part-*")} or None
+
+                wait_for("the end of old parts", old_parts_are_removed)
             assert process.stop() == 0
-    assert not before & {path.name for path in data.rglob("part-*")}, "old parts are removed"

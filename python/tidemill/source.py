@@ -279,10 +279,13 @@ def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[
             is_module = False
 
 
-def method_lines(function: Callable[..., Any], parameter: int, method: str) -> Iterator[str]:
+def method_lines(
+    function: Callable[..., Any], parameter: int, method: str, *, always: bool = False
+) -> Iterator[str]:
     """Yields the lines at which a function's code names a method of one of its parameters.
 
-    Nested functions are included.
+    Nested functions are included. With ``always`` only lines before the first branch are, which
+    every call reaches.
     """
     plain = inspect.unwrap(function)
     if parameter >= plain.__code__.co_argcount:
@@ -291,9 +294,11 @@ def method_lines(function: Callable[..., Any], parameter: int, method: str) -> I
     codes = [plain.__code__]
     while codes:
         code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType) and not always)
         is_owner, line = False, code.co_firstlineno
         for instruction in dis.get_instructions(code):
+            if always and instruction.opname.startswith(("POP_JUMP", "JUMP_IF", "FOR_ITER")):
+                return
             line = instruction.starts_line or line
             if is_owner and instruction.opname in _ATTRIBUTES and instruction.argval == method:
                 yield f"{shown(code.co_filename)}:{line}"

@@ -458,10 +458,13 @@ def emitted_by(function: Callable[..., Any], app: App, taken: Sequence[Stream]) 
 
 
 def refuse_when(function: Callable[..., Any], name: str, tx: int = 0) -> None:
-    """Refuses ``tx.when`` in an opaque function. ``tx`` is the place of that parameter."""
+    """Refuses ``tx.when`` in an opaque function. ``tx`` is the place of that parameter.
+
+    A function may know that it is opaque and take another branch.
+    """
     from tidemill.source import method_lines
 
-    for at in method_lines(function, tx, "when"):
+    for at in method_lines(function, tx, "when", always=True):
         raise ProgramError(
             f"{name} runs with real values, and tx.when is for traced functions",
             "write 'if' instead of 'with tx.when'",

@@ -7,7 +7,7 @@ use tidemill_core::{Error, Key, Result, Row, TableId};
 use tidemill_env::Env;
 use tidemill_function::{
     Call, Counters, Event, Functions, Message, Node, NodeId, Outbox, Owners, Rows, Sequencing,
-    Settings, Store, Tid,
+    Settings, Tid,
 };
 
 /// The outcome of a run.
@@ -22,7 +22,7 @@ pub(super) struct Ended {
 type Epoch = Vec<(Tid, Call)>;
 
 struct Worker {
-    node: Node<Rows>,
+    node: Node,
     epochs: Vec<Epoch>,
     queue: Receiver<(NodeId, Message)>,
     others: Vec<Sender<(NodeId, Message)>>,
@@ -32,7 +32,7 @@ struct Worker {
 
 impl Worker {
     /// Executes all epochs.
-    fn run(mut self) -> (Node<Rows>, usize) {
+    fn run(mut self) -> (Node, usize) {
         for (number, requests) in std::mem::take(&mut self.epochs).into_iter().enumerate() {
             let mut out = Outbox::default();
             self.node.begin(number as u64 + 1, (number as i64).into(), requests, &mut out);
@@ -109,7 +109,7 @@ pub(super) fn run(
     }
     drop((sends, done));
     let mut all = Ended { ns: 0, rows: Vec::new(), replies: 0, counters: Counters::default() };
-    let nodes: Vec<(Node<Rows>, usize)> = ended.iter().collect();
+    let nodes: Vec<(Node, usize)> = ended.iter().collect();
     all.ns = env.clock.monotonic_ns() - begun;
     for thread in running {
         thread.join().map_err(|panic| Error::internal(format!("a node: {panic}")))?;
@@ -122,7 +122,7 @@ pub(super) fn run(
         all.counters.calls += counters.calls;
         all.counters.cached += counters.cached;
         all.counters.messages += counters.messages;
-        let rows = node.store().iter();
+        let rows = node.rows().iter();
         all.rows.extend(rows.map(|(table, _, row)| (table, row.iter().cloned().collect())));
     }
     Ok(all)

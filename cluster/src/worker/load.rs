@@ -19,7 +19,6 @@ use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records, Token};
 use crate::parts::LoadedRows;
 use crate::records::{behind as behind_of, Form, Manifest, Output, Record, Topic};
-use crate::state::State;
 
 /// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
@@ -50,21 +49,21 @@ struct Load {
 
 /// The state of a worker's last generation.
 pub(super) struct Kept {
-    state: State,
+    rows: Rows,
     /// The partitions that it owned.
     partitions: PartitionSet,
 }
 
 impl Kept {
     pub fn of(mut running: Running) -> Kept {
-        let state = std::mem::take(running.node.store_mut());
+        let rows = std::mem::take(running.node.rows_mut());
         let partitions = running.form.assignment.partitions(running.own);
-        Kept { state, partitions }
+        Kept { rows, partitions }
     }
 
     /// Whether its rows can go back to a snapshot.
     pub fn leads_to(&self, manifest: &Manifest) -> bool {
-        self.state.leads_to(manifest.id())
+        self.rows.leads_to(manifest.id())
     }
 }
 
@@ -88,10 +87,8 @@ impl Worker {
         let own = form.assignment.partitions(node);
         if let Some(kept) = &mut self.kept {
             match self.settings.function.fault {
-                Some(InjectedDefect::KeepState) => {
-                    kept.state = State::new(take(&mut kept.state.rows), id)
-                }
-                Some(InjectedDefect::KeepLayers) => kept.state.spoil_layers(),
+                Some(InjectedDefect::KeepState) => kept.rows.begin(id),
+                Some(InjectedDefect::KeepLayers) => kept.rows.spoil_layers(),
                 Some(InjectedDefect::KeepParts) => kept.partitions = own.clone(),
                 _ => {}
             }
@@ -249,7 +246,10 @@ impl Worker {
         let own = loading.form.assignment.partitions(node);
         let loses = !loading.had.only(&own, false).is_empty();
         let rows = match self.kept.take() {
-            Some(kept) => Some(kept.state.back_to(id)),
+            Some(mut kept) => {
+                kept.rows.go_back_to(id);
+                Some(kept.rows)
+            }
             None => loading.prepared.take(),
         };
         let mut rows = rows.unwrap_or_else(|| Rows::new(&program.tables));
@@ -264,13 +264,13 @@ impl Worker {
             removed.iter().for_each(|(table, key)| rows.remove(*table, key));
             rows.add(more);
         }
-        let state = State::new(rows, id);
+        rows.begin(id);
         let form = loading.form.clone();
         let (known, answers) = (take(&mut loading.known), take(&mut loading.answers));
         let ranks = loading.ranks.take();
         let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
-            Running::new(form, node, state, known, self.functions.clone(), &self.settings);
+            Running::new(form, node, rows, known, self.functions.clone(), &self.settings);
         running.behind = behind;
         running.ranks = ranks;
         let left = running.known.iter().map(|(tid, _)| *tid).max();

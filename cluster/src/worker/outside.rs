@@ -11,7 +11,7 @@ use std::mem::{replace, take};
 use std::sync::Arc;
 
 use tidemill_core::Key;
-use tidemill_function::{InjectedDefect, Outbox, Question, Store as _};
+use tidemill_function::{InjectedDefect, Outbox, Question};
 
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
@@ -96,7 +96,7 @@ impl Worker {
         if all && !forgets {
             let (from, to) = (Key::of([]), Key::of([]).prefix_end());
             for &table in outboxes {
-                running.node.store().range(table, &from, &to, false, &mut |key, row| {
+                running.node.rows().range(table, &from, &to, false, &mut |key, row| {
                     rows.push((table, key.clone(), Some(row.clone())));
                     true
                 });

@@ -7,7 +7,7 @@ use foldhash::fast::FixedState;
 use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{
     Call, Clock, Event, Functions, InjectedDefect, Message, Node, NodeId, Outbox, Path, Question,
-    Sequencing, Stored, Tid,
+    Rows, Sequencing, Stored, Tid,
 };
 
 use super::ranks::{bytes, Before, Ranks, Read};
@@ -16,7 +16,6 @@ use super::{Pending, Stage, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
 use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Times, Topic};
-use crate::state::State;
 use crate::Settings;
 
 /// The maximum bytes of outputs in one record. A log might refuse larger records.
@@ -174,7 +173,7 @@ pub(super) struct Running {
     pub form: Arc<Form>,
     /// Its node.
     pub own: NodeId,
-    pub node: Node<State>,
+    pub node: Node,
     pub inputs: BTreeMap<u32, Source>,
     /// The buffered events, if streams are in event time.
     pub ranks: Option<Ranks>,
@@ -220,7 +219,7 @@ impl Running {
     pub fn new(
         form: Arc<Form>,
         node: NodeId,
-        state: State,
+        rows: Rows,
         known: HashSet<(Tid, Option<Path>)>,
         functions: Arc<dyn Functions>,
         settings: &Settings,
@@ -251,7 +250,7 @@ impl Running {
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
         let owners = form.assignment.owners.clone();
         Running {
-            node: Node::new(node, functions, owners, settings.function, state),
+            node: Node::new(node, functions, owners, settings.function, rows),
             inputs,
             ranks: None,
             open: HashMap::default(),

@@ -36,11 +36,11 @@ impl Worker {
         let (generation, me) = (self.generation, self.me.0);
         let is_late = self.is_spoiled_by(InjectedDefect::SnapshotLate);
         let Stage::Running(running) = &mut self.stage else { return };
-        let state = running.node.store_mut();
+        let rows = running.node.rows_mut();
         if let Some(before) = running.saving.take() {
-            state.give_up((generation, before.epoch));
+            rows.give_up((generation, before.epoch));
         }
-        let rows = (!is_late).then(|| Arc::new(state.take((generation, epoch))));
+        let rows = (!is_late).then(|| Arc::new(rows.take((generation, epoch))));
         let outputs = running.ends.clone();
         let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
@@ -65,7 +65,7 @@ impl Worker {
             // An injected defect: it waits until an epoch later.
             None if executed == epoch => return,
             None => {
-                let rows = Arc::new(running.node.store_mut().take((generation, epoch)));
+                let rows = Arc::new(running.node.rows_mut().take((generation, epoch)));
                 saving.rows.insert(rows).clone()
             }
         };
@@ -125,10 +125,10 @@ impl Worker {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         running.saving.take_if(|saving| saving.epoch == epoch);
-        let state = running.node.store_mut();
+        let rows = running.node.rows_mut();
         match counts {
-            true => state.counts((generation, epoch)),
-            false => state.give_up((generation, epoch)),
+            true => rows.counts((generation, epoch)),
+            false => rows.give_up((generation, epoch)),
         }
     }
 

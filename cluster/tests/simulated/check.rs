@@ -290,7 +290,7 @@ fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
         if executed != epochs.len() as u64 {
             return Err(format!("state: {member:?} is at epoch {executed}"));
         }
-        for (table, key, row) in state.rows.iter() {
+        for (table, key, row) in state.iter() {
             let spec = &program.tables[table.index()];
             let owner = owners.of(tidemill_place::partition_of_bytes(spec, &key.0));
             if owner != NodeId(n as u16) {
@@ -354,7 +354,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
         }
     }
     let mut alone: Tables = vec![BTreeMap::new(); tables];
-    for (table, key, row) in node.store().iter() {
+    for (table, key, row) in node.rows().iter() {
         alone[table.index()].insert(key, row);
     }
     match alone == *found {

@@ -14,7 +14,7 @@ use tidemill_function::{
 
 /// The nodes and the messages between each two of them.
 struct Net {
-    nodes: Vec<Node<Rows>>,
+    nodes: Vec<Node>,
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
     /// The questions of nodes to the outside, and the answers so far.
     questions: Vec<(NodeId, Question)>,
@@ -117,7 +117,7 @@ impl Net {
         self.found.events = self.events.into_iter().map(|(_, _, row)| row).collect();
         self.found.tables = vec![BTreeMap::new(); self.tables];
         for node in &self.nodes {
-            for (table, key, row) in node.store().iter() {
+            for (table, key, row) in node.rows().iter() {
                 self.found.tables[table.index()].insert(key, row);
             }
         }

@@ -369,7 +369,7 @@ impl World {
                     worker.outputs_under_way() == 0
                         && worker.state().is_some_and(|(state, executed)| {
                             // All work outside has been answered.
-                            let is_left = state.rows.iter().any(|(table, ..)| table == OUTBOX);
+                            let is_left = state.iter().any(|(table, ..)| table == OUTBOX);
                             executed == last && !is_left
                         })
                 };

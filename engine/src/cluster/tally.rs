@@ -95,6 +95,7 @@ impl Tally {
         let mut text = Vec::new();
         let file = env.disk.open_read(&dir.join(FILE)).ok();
         let file = file.and_then(|mut file| file.read_to_end(&mut text).ok());
+        // An unreadable file has only lost counts, which begin again.
         let counts = file.and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default();
         let aborted = by_abort_stream(&program);
         let state = Mutex::new(State { counts, ..State::default() });

@@ -80,7 +80,7 @@ fn refused(functions: &Arc<AppFunctions>, call: Call) -> String {
     let mut node = Node::new(NodeId(0), functions, Owners::equal(1), settings, rows);
     let (mut out, order) = (Outbox::default(), Sequencing { sources: 1, base: 0 });
     node.begin(1, Clock::from(7), [(order.tid(0, 0), call)], &mut out);
-    assert_eq!(node.store().iter().count(), 0);
+    assert_eq!(node.rows().iter().count(), 0);
     let reply = out.events.iter().find_map(|event| match event {
         Event::Replied { outcome, .. } => Some(outcome.clone()),
         _ => None,

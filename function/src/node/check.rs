@@ -7,7 +7,6 @@ use crate::gate::Access;
 use crate::message::{Mode, Verdict};
 use crate::order::Tid;
 use crate::program::RowAt;
-use crate::store::Store;
 
 /// The findings of a node.
 pub(super) struct Checked {
@@ -20,7 +19,7 @@ pub(super) struct Checked {
     pub judged: u32,
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Finds the transactions that must run again, as far as this node can tell, and how. These are
     /// transactions that it received and that did not run to the end. They are also those that read
     /// rows of this node which the order now gives differently. For the others it finds which have
@@ -75,7 +74,7 @@ impl<S: Store> Node<S> {
                 let mut place = path.clone();
                 place.push(read.ordinal);
                 let (what, place) = (&read.what, (tid, &place[..]));
-                if look(&self.store, &epoch.versions, place, what, read.take, &is_there) == read.saw
+                if look(&self.rows, &epoch.versions, place, what, read.take, &is_there) == read.saw
                 {
                     epoch.versions.writers(what, place, is_there, &mut writers);
                     continue;
@@ -109,7 +108,7 @@ impl<S: Store> Node<S> {
             for (RowAt { table, key, .. }, saw) in touched {
                 let place = (part.tid, &[][..]);
                 is_so &=
-                    look_at(&self.store, &epoch.versions, place, *table, key, &is_there) == *saw;
+                    look_at(&self.rows, &epoch.versions, place, *table, key, &is_there) == *saw;
                 let what = Access::Row(*table, key.clone());
                 epoch.versions.writers(&what, place, is_there, &mut writers);
             }

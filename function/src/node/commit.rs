@@ -4,9 +4,8 @@ use super::part::Part;
 use super::{Event, InjectedDefect, Node, Outbox};
 use crate::message::Verdict;
 use crate::order::{Path, Tid};
-use crate::store::Store;
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Ends the epoch.
     pub(super) fn commit(&mut self, out: &mut Outbox) {
         let apply_partly = self.spoiled_by(InjectedDefect::ApplyPartly);
@@ -30,12 +29,12 @@ impl<S: Store> Node<S> {
                 let is_dropped = apply_partly && home_of(version.tid) != self.me;
                 if is_last && is_there && !is_dropped {
                     last = is_outbox.then(|| version.row.clone()).or(last);
-                    self.store.apply(version.tid, table, &key, version.row);
+                    self.rows.apply(version.tid, table, &key, version.row);
                 }
             }
             out.events.extend(last.map(|row| Event::Outbox { table, key, row }));
         }
-        self.store.end_epoch();
+        self.rows.end_epoch();
         let mut emitted: Vec<(Tid, Path, _, _)> = Vec::new();
         let is_final = |part: &Part| part.verdict == Some(Verdict::Commit);
         for (&tid, part) in epoch.parts.iter_mut().filter(|(_, part)| is_final(part)) {

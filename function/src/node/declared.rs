@@ -21,8 +21,8 @@ use crate::gate::{Gate, Waiter};
 use crate::message::Body;
 use crate::order::{Path, Tid};
 use crate::program::{Call, RowAt};
+use crate::rows::Stored;
 use crate::size;
-use crate::store::{Store, Stored};
 use crate::versions::Version;
 
 /// A small vector, because most transactions have a few rows.
@@ -150,7 +150,7 @@ impl Epoch {
     }
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Announces a transaction to the owners of its rows, if these are known. Otherwise returns the
     /// call.
     pub(super) fn declare(&mut self, tid: Tid, call: Call, out: &mut Outbox) -> Option<Call> {
@@ -246,7 +246,7 @@ impl<S: Store> Node<S> {
         for n in 0..part.rows.len() {
             if part.owners[n] == me {
                 let RowAt { table, key, .. } = &part.rows[n];
-                let row = look_at(&self.store, &epoch.versions, (tid, &[]), *table, key, &is_there);
+                let row = look_at(&self.rows, &epoch.versions, (tid, &[]), *table, key, &is_there);
                 part.told[n] = row;
                 part.missing -= 1;
             }
@@ -259,7 +259,7 @@ impl<S: Store> Node<S> {
         if !others.is_empty() {
             let own = part.own(me).map(|(n, row)| {
                 let told = match stale {
-                    true => self.store.get(row.table, &row.key),
+                    true => self.rows.get(row.table, &row.key),
                     false => part.told[n].clone(),
                 };
                 (n as u32, told)

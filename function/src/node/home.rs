@@ -11,7 +11,6 @@ use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::share::Sum;
 use crate::size;
-use crate::store::Store;
 
 /// A transaction that this node received.
 pub(super) struct Home {
@@ -66,7 +65,7 @@ impl Home {
     }
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Creates the state of a received request. The key as the table stores it determines where the
     /// call goes and what its function sees.
     pub(super) fn home(&self, mut call: Call) -> Home {

@@ -27,7 +27,7 @@ use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
 use crate::order::{Path, Tid};
 use crate::program::{Call, Clock, Functions, RowAt};
-use crate::store::{Store, Stored};
+use crate::rows::{Rows, Stored};
 use crate::versions::Versions;
 
 use self::declared::Declared;
@@ -218,12 +218,12 @@ pub struct Counters {
 
 /// The state machine. [`Node::begin`], once for each epoch on every node, and [`Node::receive`]
 /// drive it. The results of either are in the [`Outbox`].
-pub struct Node<S> {
+pub struct Node {
     me: NodeId,
     program: Arc<dyn Functions>,
     owners: Owners,
     settings: Settings,
-    store: S,
+    rows: Rows,
     /// Messages of epochs and rounds that this node has not reached yet.
     early: BTreeMap<(u64, u32), VecDeque<(NodeId, Message)>>,
     /// Messages to itself.
@@ -277,22 +277,22 @@ struct Epoch {
     unreplied: VecDeque<Tid>,
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Creates a node with its rows.
     pub fn new(
         me: NodeId,
         program: Arc<dyn Functions>,
         owners: Owners,
         settings: Settings,
-        store: S,
-    ) -> Node<S> {
+        rows: Rows,
+    ) -> Node {
         assert!(me.0 < owners.nodes, "a node is one of the nodes");
         Node {
             me,
             program,
             owners,
             settings,
-            store,
+            rows,
             early: BTreeMap::new(),
             own: VecDeque::new(),
             fresh: Vec::new(),
@@ -305,13 +305,13 @@ impl<S: Store> Node<S> {
     }
 
     /// Returns its rows, as the last epoch left them.
-    pub fn store(&self) -> &S {
-        &self.store
+    pub fn rows(&self) -> &Rows {
+        &self.rows
     }
 
     /// Returns its rows, to change them between epochs.
-    pub fn store_mut(&mut self) -> &mut S {
-        &mut self.store
+    pub fn rows_mut(&mut self) -> &mut Rows {
+        &mut self.rows
     }
 
     /// Returns the counts of its work.

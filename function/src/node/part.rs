@@ -13,7 +13,7 @@ use crate::gate::Access;
 use crate::message::{Cost, Mode, Verdict};
 use crate::order::Path;
 use crate::program::{Activation, Call, Target};
-use crate::store::Stored;
+use crate::rows::Stored;
 
 /// Calls by their places. Most maps have one call, and a call has hundreds of bytes, so it is
 /// boxed.

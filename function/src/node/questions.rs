@@ -10,7 +10,6 @@ use tidemill_txn::program::{Asker, QuestionId};
 use super::{Node, Outbox};
 use crate::order::{Path, Tid};
 use crate::program::Call;
-use crate::store::Store;
 
 /// Answers by transaction and question.
 pub(super) type Answers = BTreeMap<(Tid, QuestionId), Arc<[u8]>>;
@@ -52,7 +51,7 @@ pub(super) fn hash(path: &Path, call: &Call, question: &[u8]) -> QuestionId {
     encode::hash128(&bytes)
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Notes an earlier answer from outside, possibly to another node. Functions that ask the same
     /// receive it.
     pub fn know(&mut self, tid: Tid, asked: QuestionId, answer: Arc<[u8]>) {

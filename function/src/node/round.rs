@@ -14,9 +14,8 @@ use super::{running, InjectedDefect, Node, Outbox};
 use crate::gate::Waiter;
 use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::Tid;
-use crate::store::Store;
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Begins a round, in which these transactions run.
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;

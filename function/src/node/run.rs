@@ -23,12 +23,12 @@ use crate::gate::{Access, Waiter};
 use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::{Activation, Call, Clock, Context, Functions, Step, Stop, Target};
+use crate::rows::{Rows, Stored};
 use crate::share;
 use crate::size;
-use crate::store::{Store, Stored};
 use crate::versions::{Version, Versions};
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Takes a call and runs it.
     pub(super) fn called(
         &mut self,
@@ -146,7 +146,7 @@ impl<S: Store> Node<S> {
                 functions: &*self.program,
                 owners: &self.owners,
                 settings: &self.settings,
-                store: &self.store,
+                rows: &self.rows,
                 versions: &mut epoch.versions,
                 there: &epoch.there,
                 answers: &self.answers,
@@ -244,7 +244,7 @@ fn end(
 }
 
 /// The turn of a function: all that it can reach while it runs.
-struct Turn<'a, S> {
+struct Turn<'a> {
     me: NodeId,
     tid: Tid,
     path: &'a Path,
@@ -254,7 +254,7 @@ struct Turn<'a, S> {
     functions: &'a dyn Functions,
     owners: &'a Owners,
     settings: &'a Settings,
-    store: &'a S,
+    rows: &'a Rows,
     versions: &'a mut Versions,
     there: &'a HashSet<Tid, FixedState>,
     answers: &'a Answers,
@@ -274,7 +274,7 @@ struct Turn<'a, S> {
     events: &'a mut Vec<Event>,
 }
 
-impl<S: Store> Turn<'_, S> {
+impl Turn<'_> {
     /// Runs the function until it waits (`None`) or ends.
     fn run(&mut self) -> Option<Outcome> {
         if self.invocation.misses {
@@ -487,11 +487,11 @@ impl<S: Store> Turn<'_, S> {
         let told = match () {
             () if self.is_spoiled_by(InjectedDefect::StaleRead) => {
                 let nothing = Versions::new(self.functions.program().tables.len());
-                look(self.store, &nothing, (self.tid, &place[..]), &what, take, &is_there)
+                look(self.rows, &nothing, (self.tid, &place[..]), &what, take, &is_there)
             }
             () if self.is_spoiled_by(InjectedDefect::ForgetOwnWrites) => {
                 let place = (self.tid, &[][..]);
-                look(self.store, self.versions, place, &what, take, &is_there)
+                look(self.rows, self.versions, place, &what, take, &is_there)
             }
             () => saw.clone(),
         };
@@ -508,7 +508,7 @@ impl<S: Store> Turn<'_, S> {
         let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
         let is_last = self.is_spoiled_by(InjectedDefect::ChangeStamp) && self.mode != Mode::Fresh;
         let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
-        look(self.store, self.versions, place, what, take, &is_there)
+        look(self.rows, self.versions, place, what, take, &is_there)
     }
 
     /// Writes a row that this node owns.

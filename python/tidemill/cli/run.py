@@ -301,6 +301,7 @@ class Progress:
         """Prints a permanent line. A handler of signals may call it in the middle of a print."""
         line = f"\r{text:<{self._width}}\n" if self.shown else f"{text}\n"
         self._width = 0
+        # Without a standard error there is nobody to tell.
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
 

@@ -12,9 +12,8 @@ use crate::node::part::Answer;
 use crate::node::questions;
 use crate::program::{Bounds, Call, Context, Handle, Stop, Target};
 use crate::size;
-use crate::store::Store;
 
-impl<S: Store> Context for Turn<'_, S> {
+impl Context for Turn<'_> {
     fn get(&mut self, table: TableId, key: &[Value]) -> Result<Option<Arc<[Value]>>, Stop> {
         self.invocation.mark();
         self.functions.program().check_visible(table)?;

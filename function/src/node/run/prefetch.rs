@@ -17,8 +17,8 @@ use crate::node::part::{Answer, Invocation, Outcome};
 use crate::node::{running, Node, NodeId, Outbox};
 use crate::order::{Path, Tid};
 use crate::program::{Call, Stop, Target};
+use crate::rows::Stored;
 use crate::size::output_bytes;
-use crate::store::{Store, Stored};
 
 /// The maximum number of rows that a call requests ahead.
 const ROWS_MAX: usize = 4096;
@@ -42,7 +42,7 @@ pub(in crate::node) struct Ahead {
     pub is_wrong: bool,
 }
 
-impl<S: Store> Turn<'_, S> {
+impl Turn<'_> {
     /// Requests those of these rows that other nodes own, and waits for them.
     pub(super) fn ask_ahead(
         &mut self,
@@ -142,7 +142,7 @@ impl Invocation {
     }
 }
 
-impl<S: Store> Node<S> {
+impl Node {
     /// Sends rows of this node as they are before a call.
     pub(in crate::node) fn tell_ahead(
         &mut self,
@@ -157,7 +157,7 @@ impl<S: Store> Node<S> {
         let is_there = |tid: Tid| epoch.there.contains(&tid);
         let place = (tid, &path[..]);
         let row = |(table, key): (TableId, Key)| {
-            let row = look_at(&self.store, &epoch.versions, place, table, &key, &is_there);
+            let row = look_at(&self.rows, &epoch.versions, place, table, &key, &is_there);
             (table, key, row)
         };
         let rows = rows.into_iter().filter(|(table, _)| table.index() < tables).map(row);

@@ -10,9 +10,8 @@ use super::Turn;
 use crate::gate::Access;
 use crate::node::{InjectedDefect, NodeId};
 use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
-use crate::store::Store;
 
-impl<S: Store> Turn<'_, S> {
+impl Turn<'_> {
     /// Returns the first or last rows within bounds.
     pub(super) fn rows(
         &mut self,

@@ -15,7 +15,6 @@ use crate::node::{InjectedDefect, Settings};
 use crate::order::Path;
 use crate::program::{Stop, Target};
 use crate::share;
-use crate::store::Store;
 
 /// The progress of the calls of a call.
 #[derive(Default)]
@@ -72,7 +71,7 @@ pub(super) enum Settled {
     Ends(Outcome),
 }
 
-impl<S: Store> Turn<'_, S> {
+impl Turn<'_> {
     /// Defers a call until those before it have taken place. Aborts if there are certainly too
     /// many.
     pub(super) fn defer(&mut self, is_function: bool) -> Result<(), Abort> {

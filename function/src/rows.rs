@@ -1,38 +1,19 @@
-//! Rows as the last epoch left them.
+//! A node's rows, as the last epoch left them.
+
+mod undo;
 
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, TableSpec, Value};
-use tidemill_table::{Before, Changed, Loading, Table};
+use tidemill_table::{Before, Loading, Table};
 
+use self::undo::{Undo, UndoLayer};
 use crate::order::Tid;
+
+pub use self::undo::SnapshotId;
 
 /// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
-
-/// The rows of a node between epochs.
-pub trait Store {
-    /// Returns a row as the last epoch left it.
-    fn get(&self, table: TableId, key: &Key) -> Stored;
-
-    /// Passes the rows from one key up to but without another to `each`, until it returns `false`.
-    /// They are in key order, or in reverse order.
-    fn range(
-        &self,
-        table: TableId,
-        from: &Key,
-        to: &Key,
-        reverse: bool,
-        each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
-    );
-
-    /// Sets or removes a row that a transaction of the epoch has written. For each row, these calls
-    /// come in the order of the transactions.
-    fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored);
-
-    /// Ends an epoch: all that its transactions have written was applied.
-    fn end_epoch(&mut self);
-}
 
 /// The rows of a node's partitions, in tables.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +21,7 @@ pub struct Rows {
     tables: Vec<Table>,
     /// The last transaction that has written a row.
     last: Tid,
+    undo: Undo,
 }
 
 impl Rows {
@@ -52,7 +34,7 @@ impl Rows {
             table.track();
             table
         };
-        Rows { tables: tables.iter().map(table).collect(), last: Tid(0) }
+        Rows { tables: tables.iter().map(table).collect(), last: Tid(0), undo: Undo::default() }
     }
 
     /// Retains the rows for which `keeps` returns `true`.
@@ -95,46 +77,14 @@ impl Rows {
         self.tables[table.index()].put_by_key(key, None, 0);
     }
 
-    /// Notes that a snapshot has all rows as they are now.
-    pub fn settle(&mut self) {
-        self.tables.iter_mut().for_each(|table| table.settle(self.last.0));
-    }
-
-    /// Ends an epoch. Adds the rows that are changed for the first time since a snapshot to
-    /// `before`, by table.
-    pub fn end_epoch_keeping(&mut self, before: &mut Vec<Before>) {
-        before.resize_with(self.tables.len(), Before::default);
-        for (table, before) in self.tables.iter_mut().zip(before) {
-            table.commit_keeping(self.last.0, before);
-        }
-    }
-
-    /// Takes the changed rows, as they are now, for a snapshot that has them from then on.
-    pub fn take_changes_since(&mut self, before: &[Before]) -> Vec<Changed> {
-        let changes = self.tables.iter_mut().zip(before);
-        changes.map(|(table, before)| table.take_changes_since(before)).collect()
-    }
-
-    /// Restores the changed rows as they were.
-    pub fn rewind(&mut self, before: &[Before]) {
-        for (table, before) in self.tables.iter_mut().zip(before) {
-            table.rewind(before, 0);
-        }
-    }
-}
-
-impl PartialEq for Rows {
-    fn eq(&self, other: &Rows) -> bool {
-        self.tables.iter().map(Table::rows).eq(other.tables.iter().map(Table::rows))
-    }
-}
-
-impl Store for Rows {
-    fn get(&self, table: TableId, key: &Key) -> Stored {
+    /// Returns a row as the last epoch left it.
+    pub fn get(&self, table: TableId, key: &Key) -> Stored {
         self.tables[table.index()].get_by_key(key)
     }
 
-    fn range(
+    /// Passes the rows from one key up to but without another to `each`, until it returns `false`.
+    /// They are in key order, or in reverse order.
+    pub fn range(
         &self,
         table: TableId,
         from: &Key,
@@ -168,12 +118,29 @@ impl Store for Rows {
         };
     }
 
-    fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
+    /// Sets or removes a row that a transaction of the epoch has written. For each row, these calls
+    /// come in the order of the transactions.
+    pub fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
         self.last = self.last.max(tid);
         self.tables[table.index()].put_by_key(key, row.as_deref(), tid.0);
     }
 
-    fn end_epoch(&mut self) {
-        self.tables.iter_mut().for_each(|table| table.commit(self.last.0));
+    /// Ends an epoch: all that its transactions have written was applied.
+    pub fn end_epoch(&mut self) {
+        match self.undo.layers.last_mut() {
+            None => self.tables.iter_mut().for_each(|table| table.commit(self.last.0)),
+            Some(UndoLayer { before, .. }) => {
+                before.resize_with(self.tables.len(), Before::default);
+                for (table, before) in self.tables.iter_mut().zip(before) {
+                    table.commit_keeping(self.last.0, before);
+                }
+            }
+        }
+    }
+}
+
+impl PartialEq for Rows {
+    fn eq(&self, other: &Rows) -> bool {
+        self.tables.iter().map(Table::rows).eq(other.tables.iter().map(Table::rows))
     }
 }

@@ -1,65 +1,63 @@
-//! The rows of a worker, with what is needed to undo changes back to its snapshots.
+//! Going back to snapshots: a node retains what has changed since them.
 
-use std::sync::Arc;
-
-use tidemill_core::{Key, TableId, Value};
-use tidemill_function::{Rows, Store, Stored, Tid};
 use tidemill_table::{Before, Changed};
+
+use super::Rows;
 
 /// The identity of a snapshot: the generation that took it, and its epoch. The epoch is not enough:
 /// an epoch that was executed before its cut was durable may differ in the next generation.
 pub type SnapshotId = (u64, u64);
 
 /// The changes since a snapshot, until the next one.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct UndoLayer {
+#[derive(Clone, Debug, Default)]
+pub(super) struct UndoLayer {
     since: SnapshotId,
     /// The changed rows as they were then, by table.
-    before: Vec<Before>,
+    pub before: Vec<Before>,
 }
 
-/// Rows that can go back to snapshots: the one that they began with or that counts, and later ones
-/// that may count in the future.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct State {
-    /// The rows.
-    pub rows: Rows,
-    /// The changes by snapshot, the oldest first. There is always one, except for the default state
-    /// without an owner.
-    layers: Vec<UndoLayer>,
+/// The changes by snapshot, the oldest first: the one that the rows began with or that counts, and
+/// later ones that may count in the future. There are none if the rows have no snapshots.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Undo {
+    pub layers: Vec<UndoLayer>,
 }
 
-impl State {
-    /// Creates a state with the rows of a snapshot.
-    pub fn new(mut rows: Rows, since: SnapshotId) -> State {
-        rows.settle();
-        State { rows, layers: vec![UndoLayer { since, ..UndoLayer::default() }] }
+impl Undo {
+    fn position(&self, of: SnapshotId) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.since == of)
+    }
+}
+
+impl Rows {
+    /// Notes that the rows are those of a snapshot, and retains what changes from now on.
+    pub fn begin(&mut self, since: SnapshotId) {
+        self.tables.iter_mut().for_each(|table| table.settle(self.last.0));
+        self.undo.layers = vec![UndoLayer { since, ..UndoLayer::default() }];
     }
 
     /// Takes the rows that have changed since the last snapshot, for the next one. The last epoch
     /// has ended.
     pub fn take(&mut self, of: SnapshotId) -> Vec<Changed> {
-        let taken = match self.layers.last() {
-            Some(UndoLayer { before, .. }) => self.rows.take_changes_since(before),
-            None => Vec::new(),
-        };
-        self.layers.push(UndoLayer { since: of, ..UndoLayer::default() });
+        let before = self.undo.layers.last().map_or(&[][..], |layer| &layer.before);
+        let changes = self.tables.iter_mut().zip(before);
+        let taken = changes.map(|(table, before)| table.take_changes_since(before)).collect();
+        self.undo.layers.push(UndoLayer { since: of, ..UndoLayer::default() });
         taken
     }
 
     /// Notes that a snapshot counts: nothing goes back beyond it any more.
     pub fn counts(&mut self, of: SnapshotId) {
-        if let Some(at) = self.layers.iter().position(|layer| layer.since == of) {
-            self.layers.drain(..at);
+        if let Some(at) = self.undo.position(of) {
+            self.undo.layers.drain(..at);
         }
     }
 
     /// Notes that a snapshot does not count: its changes belong to the next one.
     pub fn give_up(&mut self, of: SnapshotId) {
-        let at = self.layers.iter().position(|layer| layer.since == of);
-        if let Some(at) = at.filter(|at| *at > 0) {
-            let later = self.layers.remove(at).before;
-            let earlier = &mut self.layers[at - 1].before;
+        if let Some(at) = self.undo.position(of).filter(|at| *at > 0) {
+            let later = self.undo.layers.remove(at).before;
+            let earlier = &mut self.undo.layers[at - 1].before;
             earlier.resize_with(earlier.len().max(later.len()), Before::default);
             earlier.iter_mut().zip(later).for_each(|(earlier, later)| earlier.append(later));
         }
@@ -67,59 +65,35 @@ impl State {
 
     /// Whether the rows can go back to a snapshot.
     pub fn leads_to(&self, of: SnapshotId) -> bool {
-        self.layers.iter().any(|layer| layer.since == of)
+        self.undo.position(of).is_some()
     }
 
-    /// Returns the rows as they were at a snapshot. These rows must be able to go back to it.
-    pub fn back_to(mut self, of: SnapshotId) -> Rows {
-        let at = self.layers.iter().position(|layer| layer.since == of);
-        for layer in self.layers.drain(at.unwrap_or(0)..).rev() {
-            self.rows.rewind(&layer.before);
+    /// Restores the rows as they were at a snapshot. They must be able to go back to it.
+    pub fn go_back_to(&mut self, of: SnapshotId) {
+        let at = self.undo.position(of).unwrap_or(0);
+        for layer in self.undo.layers.drain(at..).rev() {
+            for (table, before) in self.tables.iter_mut().zip(&layer.before) {
+                table.rewind(before, 0);
+            }
         }
-        self.rows
     }
 
     /// Injects a defect: only changes since the last part was taken are undone.
-    pub(crate) fn spoil_layers(&mut self) {
-        if let [earlier @ .., _] = &mut self.layers[..] {
+    pub fn spoil_layers(&mut self) {
+        if let [earlier @ .., _] = &mut self.undo.layers[..] {
             earlier.iter_mut().for_each(|layer| layer.before.clear());
-        }
-    }
-}
-
-impl Store for State {
-    fn get(&self, table: TableId, key: &Key) -> Stored {
-        self.rows.get(table, key)
-    }
-
-    fn range(
-        &self,
-        table: TableId,
-        from: &Key,
-        to: &Key,
-        reverse: bool,
-        each: &mut dyn FnMut(&Key, &Arc<[Value]>) -> bool,
-    ) {
-        self.rows.range(table, from, to, reverse, each);
-    }
-
-    fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
-        self.rows.apply(tid, table, key, row);
-    }
-
-    fn end_epoch(&mut self) {
-        match self.layers.last_mut() {
-            Some(layer) => self.rows.end_epoch_keeping(&mut layer.before),
-            None => self.rows.end_epoch(),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Column, DataType, Schema, TableSpec};
+    use std::sync::Arc;
+
+    use tidemill_core::{Column, DataType, Key, Schema, TableId, TableSpec, Value};
 
     use super::*;
+    use crate::order::Tid;
 
     fn tables() -> Rows {
         let columns = vec![Column::new("id", DataType::Int), Column::new("n", DataType::Int)];
@@ -127,6 +101,20 @@ mod tests {
         let columns = vec![Column::new("id", DataType::Str), Column::new("n", DataType::Int)];
         let texts = TableSpec::new("texts", vec![0], Schema::new(columns).into());
         Rows::new(&[words, texts])
+    }
+
+    /// Empty rows of a snapshot.
+    fn begun(since: SnapshotId) -> Rows {
+        let mut rows = tables();
+        rows.begin(since);
+        rows
+    }
+
+    /// The rows at a snapshot.
+    fn at(state: &Rows, of: SnapshotId) -> Rows {
+        let mut rows = state.clone();
+        rows.go_back_to(of);
+        rows
     }
 
     fn id(table: u16, n: i64) -> Value {
@@ -137,7 +125,7 @@ mod tests {
     }
 
     /// Writes one row in an epoch of its own, in both tables.
-    fn put(state: &mut State, tid: u64, n: i64, value: Option<i64>) {
+    fn put(state: &mut Rows, tid: u64, n: i64, value: Option<i64>) {
         for table in [0, 1] {
             let row = value.map(|value| Arc::from([id(table, n), Value::Int(value)]));
             state.apply(Tid(tid), TableId(table), &Key::of([&id(table, n)]), row);
@@ -161,21 +149,21 @@ mod tests {
 
     #[test]
     fn rows_lead_back_to_the_snapshot_that_counts() {
-        let mut state = State::new(tables(), (1, 0));
+        let mut state = begun((1, 0));
         put(&mut state, 1, 1, Some(10));
         put(&mut state, 2, 2, Some(20));
         assert_eq!(numbers(&state.take((1, 3))), [1, 2]);
-        let third = state.rows.clone();
+        let third = state.clone();
         put(&mut state, 3, 1, Some(11));
         put(&mut state, 4, 1, Some(12));
         put(&mut state, 5, 2, None);
         assert_eq!(numbers(&state.take((1, 5))), [1, 2], "removed ones, too");
-        let fifth = state.rows.clone();
+        let fifth = state.clone();
         put(&mut state, 6, 3, Some(30));
         put(&mut state, 7, 2, Some(21));
         for (of, rows) in [((1, 0), tables()), ((1, 3), third), ((1, 5), fifth)] {
             assert!(state.leads_to(of));
-            assert_eq!(state.clone().back_to(of), rows);
+            assert_eq!(at(&state, of), rows);
         }
         assert!(!state.leads_to((2, 5)), "another generation's epoch may be another");
         state.counts((1, 3));
@@ -185,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_a_snapshot_took_that_does_not_count_is_in_the_next() {
-        let mut state = State::new(tables(), (1, 0));
+        let mut state = begun((1, 0));
         put(&mut state, 1, 1, Some(10));
         put(&mut state, 2, 3, Some(30));
         state.take((1, 3));
@@ -195,24 +183,25 @@ mod tests {
         state.give_up((1, 3));
         assert!(!state.leads_to((1, 3)));
         assert_eq!(numbers(&state.take((1, 4))), [1, 2, 3]);
-        assert_eq!(state.back_to((1, 0)), tables());
+        assert_eq!(at(&state, (1, 0)), tables());
     }
 
     #[test]
     fn rows_that_went_back_change_again() {
-        let mut state = State::new(tables(), (1, 0));
+        let mut state = begun((1, 0));
         (1..9).for_each(|n| put(&mut state, n as u64, n, Some(n)));
         state.take((1, 1));
         state.counts((1, 1));
-        let first = state.rows.clone();
+        let first = state.clone();
         for tid in 20..40 {
             put(&mut state, tid, tid as i64 % 9, (tid % 3 > 0).then_some(tid as i64));
         }
-        let mut state = State::new(state.back_to((1, 1)), (1, 1));
-        assert_eq!(state.rows, first);
+        state.go_back_to((1, 1));
+        state.begin((1, 1));
+        assert_eq!(state, first);
         put(&mut state, 11, 5, None);
         put(&mut state, 12, 6, Some(60));
         assert_eq!(numbers(&state.take((2, 2))), [5, 6]);
-        assert_eq!(state.back_to((1, 1)), first);
+        assert_eq!(at(&state, (1, 1)), first);
     }
 }
