@@ -146,10 +146,14 @@ pub(crate) fn dialect(delimiter: Option<char>, quote: Option<&str>) -> Result<Di
     let quote = match (quote.next(), quote.next()) {
         (None, _) => None,
         (Some(c), None) => Some(ascii("quote", c)?),
-        _ => return Err(Error::setting("quote is one character, or \"\" for none")),
+        _ => {
+            return Err(Error::setting("quote has more than one character")
+                .help("give one ASCII character, or \"\" for none"))
+        }
     };
     if quote == Some(delimiter) {
-        return Err(Error::setting("delimiter and quote are the same character"));
+        return Err(Error::setting("delimiter and quote are the same character")
+            .help("give two different ones"));
     }
     Ok(Dialect { delimiter, quote })
 }

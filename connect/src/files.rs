@@ -222,7 +222,8 @@ pub fn open(settings: &FilesSettings, schema: &Arc<Schema>, env: &Env) -> Result
             "{}: {} means nothing for {first:?} files",
             settings.path.display(),
             unused.join(", ")
-        )));
+        ))
+        .help("leave it out"));
     }
     let opener = Opener {
         settings: settings.clone(),
@@ -301,19 +302,19 @@ impl Opener {
 
 fn check(settings: &FilesSettings) -> Result<()> {
     if settings.path.as_os_str().is_empty() {
-        return Err(Error::setting("the path of the files is empty"));
+        return Err(Error::setting("the path of the files is empty")
+            .help("name a file, a folder, or a pattern such as in/*.csv"));
     }
     let max = settings.record_bytes_max;
     if max == 0 || max > RECORD_BYTES_LIMIT {
-        return Err(Error::setting(format!(
-            "record_bytes_max is 1 to {RECORD_BYTES_LIMIT}, not {max}"
-        )));
+        return Err(Error::setting(format!("record_bytes_max={max} is out of range"))
+            .help(format!("give 1 to {RECORD_BYTES_LIMIT}")));
     }
     Ok(())
 }
 
 fn unknown(path: &Path) -> Error {
-    Error::setting(format!("{}: the name does not tell the format", path.display()))
+    Error::setting(format!("{}: the name does not end like a known format", path.display()))
         .help("say format=\"csv\", \"jsonl\" or \"parquet\"")
 }
 

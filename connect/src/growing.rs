@@ -51,7 +51,7 @@ impl Growing {
     /// Whether the file is longer than the content that was read.
     fn look(&mut self) -> io::Result<bool> {
         let gone = |e: io::Error| match e.kind() {
-            io::ErrorKind::NotFound => other("the file has gone while it was followed"),
+            io::ErrorKind::NotFound => other("the file was removed while it was followed"),
             _ => e,
         };
         let named = self.disk.metadata(&self.path).map_err(gone)?.len;
@@ -62,7 +62,7 @@ impl Growing {
         // The two lengths differ for a moment if something is appended between the two requests.
         if named > here || named < here && self.disk.metadata(&self.path).map_err(gone)?.len < here
         {
-            return Err(other("another file has taken its name while it was followed"));
+            return Err(other("the file was replaced while it was followed"));
         }
         if here == self.at {
             return Ok(false);

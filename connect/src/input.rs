@@ -134,7 +134,7 @@ pub(crate) fn not_readable(disk: &dyn Disk, path: &Path, error: &io::Error) -> E
     let shown = path.display();
     if error.kind() != io::ErrorKind::NotFound {
         return Error::io(format!("opening {shown}"), error)
-            .help("check that the file may be read by this user");
+            .help("check that this user may read the file");
     }
     let missing = Error::input(format!("there is no file {shown}"));
     let parent = match path.parent() {
@@ -146,7 +146,7 @@ pub(crate) fn not_readable(disk: &dyn Disk, path: &Path, error: &io::Error) -> E
             .iter()
             .filter_map(|p| p.file_name().map(|n| n.to_string_lossy().into_owned()))
             .collect(),
-        Err(_) => return missing.help(format!("the folder {} is not there", parent.display())),
+        Err(_) => return missing.help(format!("there is no folder {}", parent.display())),
     };
     let wanted = path.file_name().map(|n| n.to_string_lossy()).unwrap_or_default();
     match nearest(&wanted, names.iter().map(String::as_str)) {

@@ -113,9 +113,9 @@ impl MessageRows {
             found.map_err(|error| Error { kind: tidemill_core::Kind::Setting, ..error })?;
             if settings.columns.contains_key(name) || settings.formats.contains_key(name) {
                 return Err(Error::setting(format!(
-                    "column '{name}' is in meta, and in columns or formats, too"
+                    "column '{name}' is in meta, but also in columns or formats"
                 ))
-                .help("a column is a field of the value, or holds data beside it"));
+                .help("leave it in one: a column holds a field of the value, or metadata of the message"));
             }
         }
         let all = rules(schema, &settings.columns, &settings.formats)?;
@@ -204,7 +204,7 @@ enum Values {
 
 /// Returns the error that Avro can't be read or written without a registry.
 fn without_schema() -> Error {
-    Error::setting("messages in Avro need a registry of schemas")
+    Error::setting("messages in Avro need a schema registry")
         .help("say registry=\"http://host:8081\"")
 }
 

@@ -159,7 +159,7 @@ impl PushHandle {
         if Arc::ptr_eq(theirs, ours) || theirs == ours {
             return bounded(batch);
         }
-        Err(Error::program("the rows sent are not of the stream's columns"))
+        Err(Error::program("the sent rows do not have the stream's columns"))
     }
 
     fn open(&self, state: &State) -> Result<()> {

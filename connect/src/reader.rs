@@ -333,7 +333,7 @@ impl<F: Format> FileSource<F> {
                 format!("{origin} has changed: its first {rows} rows are not what was read before")
             }
             Skipped::Continued => format!(
-                "{origin}: row {} was read before, without a newline at its end, and now it goes on",
+                "{origin}: row {} had no newline at its end when it was read before, and is longer now",
                 rows - 1
             ),
         };

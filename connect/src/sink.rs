@@ -159,7 +159,8 @@ impl SinkSettings {
         Err(Error::setting(format!(
             "{}: delimiter, header and null mean nothing for {format:?} files",
             self.path.display()
-        )))
+        ))
+        .help("leave them out, or write a .csv file"))
     }
 }
 
@@ -178,7 +179,7 @@ pub fn open(
     let path = &settings.path;
     let Some(format) = settings.format.or_else(|| FileFormat::of(path)) else {
         return Err(Error::setting(format!(
-            "{}: the name does not tell the format",
+            "{}: the name does not end like a known format",
             path.display()
         ))
         .help(

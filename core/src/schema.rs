@@ -306,7 +306,7 @@ impl TableSpec {
             for (i, &column) in self.key.iter().enumerate() {
                 let Some(spec) = self.schema.columns.get(column) else {
                     return Err(Error::program(format!(
-                        "{owner}: key column {column} is not there"
+                        "{owner}: the key names column number {column}, which does not exist"
                     )));
                 };
                 let name = &spec.name;

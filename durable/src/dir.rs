@@ -70,8 +70,9 @@ impl DirStore {
             Ok(store)
         };
         open().map_err(|error: Error| match &*error.help {
-            "" => error
-                .help("the directory must be there for all processes, and may be written by them"),
+            "" => error.help(
+                "create the directory where all processes reach it, and let them write to it",
+            ),
             _ => error,
         })
     }
@@ -194,7 +195,7 @@ impl Inner {
             }
             if env.clock.monotonic_ns() > until_ns {
                 let path = path.display();
-                let held = format!("others have held the lock {path} for {LOCK_WAIT_S} s");
+                let held = format!("other processes have held the lock {path} for {LOCK_WAIT_S} s");
                 return Err(Error::new(Kind::Io, held).help(
                     "end the process that holds it; if there is none, check the file system",
                 ));
@@ -297,7 +298,8 @@ impl DirWriter {
     /// without having stored the bytes.
     fn with<T>(&mut self, act: impl FnOnce(&mut dyn WriteFile) -> io::Result<T>) -> Result<T> {
         let Some(file) = &mut self.file else {
-            let what = format!("{} was not written: it failed before", self.path.display());
+            let what =
+                format!("{} can't be written: an earlier write to it failed", self.path.display());
             return Err(Error::new(Kind::Io, what));
         };
         act(&mut **file).map_err(|error| {

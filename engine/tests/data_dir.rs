@@ -478,7 +478,7 @@ fn outputs_are_brought_to_what_was_written() {
         let cut = image();
         let len = read(&sim, path).len() as u64;
         cut.disk.truncate(Path::new(path), len - 1).unwrap();
-        let words = [path, &format!("has {} bytes and had {len}", len - 1), help[0], help[1]];
+        let words = [path, &format!("has {} bytes instead of {len}", len - 1), help[0], help[1]];
         refused(start_writing(&cut, durable()), Kind::Io, &words);
         let other = image();
         append(&other, "/out/letter", &"Dear Sir or Madam, ".repeat(1000));
@@ -487,7 +487,11 @@ fn outputs_are_brought_to_what_was_written() {
         refused(start_writing(&other, durable()), Kind::Io, &words);
         let gone = image();
         gone.env().disk.remove(Path::new(path)).unwrap();
-        refused(start_writing(&gone, durable()), Kind::Io, &[path, "has gone", help[0], help[1]]);
+        refused(
+            start_writing(&gone, durable()),
+            Kind::Io,
+            &[path, "was removed", help[0], help[1]],
+        );
     }
 }
 

@@ -213,7 +213,7 @@ fn what_can_not_run_is_refused() {
     let missing = Path::new(&empty).with_file_name("missing.csv");
     for (options, want) in [
         (format!(r#""tweets":"{}""#, missing.display()), "missing.csv"),
-        (format!(r#""tweets":"{}""#, folder_of_none.display()), "no file fits"),
+        (format!(r#""tweets":"{}""#, folder_of_none.display()), "no file matches"),
         (format!(r#""tweets":"{empty}""#), "has no tweets"),
         (format!(r#""tweets":"{header}""#), "has no tweets"),
         (r#""window":0"#.into(), "--window 0"),

@@ -19,7 +19,8 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
         (Ok(meta), _) if meta.is_dir => {
             let files = list(disk, path, |name| is_read(None, name))?;
             if files.is_empty() && !settings.follow {
-                return Err(Error::input(format!("the folder {} has no files", path.display())));
+                return Err(Error::input(format!("the folder {} has no files", path.display()))
+                    .help("check the path, or wait for files with follow=True"));
             }
             Ok(files)
         }
@@ -30,12 +31,15 @@ pub fn paths(settings: &FilesSettings, disk: &dyn Disk) -> Result<Vec<PathBuf>> 
                 _ => Path::new("."),
             };
             if folder.to_string_lossy().contains('*') {
-                return Err(Error::setting(format!("{}: * in a folder's name", path.display()))
-                    .help("only the last part of the path may have it"));
+                return Err(Error::setting(format!(
+                    "{}: a folder's name has a * in it",
+                    path.display()
+                ))
+                .help("use * only in the last part of the path, after the folders"));
             }
             let files = list(disk, folder, |name| is_read(Some(pattern), name))?;
             if files.is_empty() && !settings.follow {
-                return Err(Error::input(format!("no file fits {}", path.display())).help(
+                return Err(Error::input(format!("no file matches {}", path.display())).help(
                     "check the path; a relative one starts at the folder in which the program runs",
                 ));
             }

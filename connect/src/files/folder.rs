@@ -146,7 +146,7 @@ impl Folder {
         };
         let paths = find::paths(&self.opener.settings, &*self.opener.disk)?;
         let Some(at) = paths.iter().position(|path| name_of(path) == *name) else {
-            return other(format!("the file {name} has gone, which was being read"));
+            return other(format!("the file {name}, which was being read, has been removed"));
         };
         // Files that were read may be removed. Then the names can't show whether an earlier file
         // was added.
@@ -155,7 +155,7 @@ impl Folder {
         let count = earlier.len() as u64;
         if count > before.files || count == before.files && names != before.names {
             return other(format!(
-                "{count} files sort before {name}, and not those {} that were read before it",
+                "{count} files sort before {name}, but they are not the {} files that were read before it",
                 before.files
             ));
         }

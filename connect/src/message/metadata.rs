@@ -34,10 +34,10 @@ impl Metadata {
                 Some(name) if !name.is_empty() => Metadata::Header(name.to_owned()),
                 _ => {
                     return Err(Error::setting(format!(
-                        "meta: column '{}' is to hold '{from}', which a message does not have",
+                        "meta: column '{}' takes '{from}', which a message does not have",
                         rule.name
                     ))
-                    .help("key, value, timestamp, partition, offset, or header:NAME"));
+                    .help("give key, value, timestamp, partition, offset, or header:NAME"));
                 }
             },
         };
@@ -49,10 +49,10 @@ impl Metadata {
         match fits {
             true => Ok(beside),
             false => Err(Error::setting(format!(
-                "meta: column '{}' is of type {}, and the message's {from} is not",
+                "meta: column '{}' is of type {}, which can't hold the message's {from}",
                 rule.name, rule.ty
             ))
-            .help("a timestamp is a timestamp, or an int of milliseconds; partition and offset are ints")),
+            .help("make timestamp a timestamp, or an int of milliseconds, and partition and offset ints")),
         }
     }
 

@@ -99,7 +99,7 @@ impl ChunkReader for Chunks {
         match self.read(start, length) {
             Ok(bytes) => Ok(bytes.into()),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(ParquetError::EOF("it names bytes behind its end".into()))
+                Err(ParquetError::EOF("it refers to bytes after its end".into()))
             }
             Err(e) => Err(ParquetError::External(Box::new(e))),
         }

@@ -39,7 +39,8 @@ impl CsvEncode {
             let path = path.display();
             return Err(Error::setting(format!(
                 "{path}: null={null:?} has a delimiter, a quote or a newline in it"
-            )));
+            ))
+            .help("choose a text without them, such as null=\"NA\""));
         }
         if let ([column], true) = (&schema.columns[..], null.is_empty()) {
             if column.nullable && column.ty == DataType::Str {

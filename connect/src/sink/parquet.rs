@@ -182,7 +182,7 @@ impl ParquetSink {
             } else if first != self.published || self.rows_of(&path)? != rows {
                 let (parts, next) = (self.parts.display(), self.published);
                 return Err(self.other(format!(
-                    "in {parts} row {next} should follow, yet {} does",
+                    "{parts} should go on with row {next}, but its next file is {}",
                     path.display()
                 )));
             } else {
@@ -190,8 +190,10 @@ impl ParquetSink {
             }
         }
         if self.published < place.rows {
-            let (shown, found) = (self.path.display(), self.published);
-            return Err(self.other(format!("{shown} and its parts have {found} rows")));
+            let (shown, found, rows) = (self.path.display(), self.published, place.rows);
+            return Err(
+                self.other(format!("{shown} and its parts have {found} rows instead of {rows}"))
+            );
         }
         self.rows = place.rows;
         self.remove(&gone).map_err(|e| io_error(&self.path, &e))?;

@@ -80,12 +80,12 @@ impl Target {
             .help("restore it as it was, or start again with --fresh (fresh=True)"))
         };
         let mut file = match disk.open_read(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return refuse("has gone".into()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return refuse("was removed".into()),
             other => other.map_err(fail)?,
         };
         let len = file.len().map_err(fail)?;
         if len < end.len {
-            return refuse(format!("has {len} bytes and had {}", end.len));
+            return refuse(format!("has {len} bytes instead of {}", end.len));
         }
         let mut hash = Hasher128::default();
         let mut piece = vec![0; end.len.min(PIECE_BYTES as u64) as usize];

@@ -82,8 +82,8 @@ impl Place {
         }
         let (offset, bytes) = (recorded.offset, recorded.bytes);
         Err(Error::input(format!(
-            "{name} is not what was read before: up to row {offset} its {bytes} bytes had the \
-             checksum {}, and now it stands at row {} and byte {} with {}",
+            "{name} is not what was read before: its first {offset} rows had {bytes} bytes with \
+             checksum {}, and now row {} is at byte {} with checksum {}",
             recorded.checksum, self.offset, self.bytes, self.checksum
         ))
         .help(RESTORE))

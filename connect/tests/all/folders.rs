@@ -32,12 +32,12 @@ fn folders_and_patterns() {
     assert_eq!(missing.kind, Kind::Input);
     assert!(missing.what.starts_with("there is no file") && missing.what.ends_with("bb.csv"));
     assert!(missing.help.contains("b.csv?"), "{missing}");
-    assert!(refused("nowhere/x.csv").help.contains("nowhere is not there"));
-    assert!(refused("*.txt").what.starts_with("no file fits"));
+    assert!(refused("nowhere/x.csv").help.starts_with("there is no folder"));
+    assert!(refused("*.txt").what.starts_with("no file matches"));
     assert!(refused("*/x.csv").help.contains("folder"), "{}", refused("*/x.csv"));
     assert!(refused("sub.csv").what.contains("has no files"));
     folder.put("note.txt", "");
-    assert!(refused("note.txt").what.contains("does not tell the format"));
+    assert!(refused("note.txt").what.contains("does not end like a known format"));
     let mut settings = FilesSettings::new(folder.path("c.jsonl"));
     settings.header = Some(true);
     let error = folder.open(&settings, &columns()).map(|_| ()).unwrap_err();
@@ -160,7 +160,7 @@ fn what_was_read_before_is_compared() {
     for (content, place, why) in [
         (&b"a\n1\n\n2"[..], &two, "x.csv has 6 bytes; 7 were read"),
         (b"a\n1\n\n4\n3", &two, "x.csv has changed: its first 2 rows"),
-        (b"a\n1\n\n2\n34\n", &three, "x.csv: row 2 was read before, without a newline"),
+        (b"a\n1\n\n2\n34\n", &three, "x.csv: row 2 had no newline at its end"),
         (b"", &two, "x.csv has 0 bytes"),
     ] {
         let error = source(content, Some(place)).map(|_| ()).unwrap_err();

@@ -178,7 +178,7 @@ fn a_file_is_only_appended_to() {
     for (hurt, why) in [
         (
             (&|f: &Followed| disk(f).remove(&f.settings.path).unwrap()) as &dyn Fn(&Followed),
-            "has gone",
+            "was removed",
         ),
         (&|f| disk(f).open_append(&f.settings.path).unwrap().set_len(5).unwrap(), "was cut"),
         (
@@ -186,7 +186,7 @@ fn a_file_is_only_appended_to() {
                 f.folder.put("y.csv", "a\n1\n2\n3\n4\n");
                 disk(f).rename(&f.folder.path("y.csv"), &f.settings.path).unwrap();
             },
-            "another file has taken its name",
+            "was replaced",
         ),
         (&|f| drop(f.folder.put("x.csv", "a\n1\n2\n4\n5\n")), "was rewritten"),
     ] {
@@ -235,7 +235,7 @@ fn a_folder_gets_files() {
     assert_eq!(followed.more(&mut *late).unwrap(), [7, 8], "what was read may be removed");
     followed.folder.env.disk.remove(&followed.folder.path("b4.jsonl")).unwrap();
     let error = late.resume(&place).unwrap_err();
-    assert!(error.what.contains("b4.jsonl has gone"), "{error}");
+    assert!(error.what.contains("b4.jsonl, which was being read, has been removed"), "{error}");
 }
 
 #[test]

@@ -238,9 +238,9 @@ fn other_files_are_refused() {
         sim.disk.flip_bit(&world.path, 8 * (len - 1)).unwrap();
         refused("was changed");
         sim.disk.truncate(&world.path, len - 1).unwrap();
-        refused("bytes and had");
+        refused("bytes instead of");
         world.env.disk.remove(&world.path).unwrap();
-        refused("has gone");
+        refused("was removed");
     }
     let sim = SimEnv::new(1);
     let world = Disk::new("x.csv.gz", &sim);
