@@ -223,10 +223,13 @@ pub(crate) fn callable<'v>(
 ) -> Result<(&'v Pushed, Batch)> {
     let found = view.procedure(procedure)?;
     if arguments.len() != 1 {
-        return Err(Error::program(format!("a call is one event, not {}", arguments.len())));
+        return Err(Error::program(format!(
+            "a call has one row of arguments, not {}",
+            arguments.len()
+        )));
     }
     if *arguments.schema() != found.parameters {
-        return Err(Error::program("the arguments do not have the procedure's columns"));
+        return Err(Error::program("the arguments do not match the procedure's parameters"));
     }
     let calls = &view.program.streams[found.calls.index()].spec;
     let pushed = view.pushed(&calls.name)?;

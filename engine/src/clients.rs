@@ -163,7 +163,8 @@ impl dyn App {
     ) -> Result<Vec<Value>> {
         let table = &spec.name;
         if key.len() != spec.key.len() {
-            let what = format!("a key of table {table} has {} columns", spec.key.len());
+            let (wanted, given) = (spec.key.len(), key.len());
+            let what = format!("a key of table {table} has {wanted} columns, not {given}");
             let names = spec.key.iter().map(|c| &*spec.schema.columns[*c].name);
             let names = names.collect::<Vec<_>>().join(", ");
             return Err(Error::input(what).help(format!("give one value for each of {names}")));

@@ -171,7 +171,7 @@ impl Site {
                 return Err(error);
             }
             return Err(Error::setting(format!(
-                "{shown} is no data directory: it has no file APP"
+                "{shown} is not a data directory: it has no file APP"
             ))
             .help("give the data_dir that the app runs with"));
         }

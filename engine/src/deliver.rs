@@ -500,6 +500,6 @@ pub(crate) fn differs(changed: &[String]) -> String {
     format!(
         "{why}. If the code has changed: run the earlier code once more, stop it with Ctrl-C, and \
          start the new code. Otherwise --accept-replay (accept_replay=True) continues with the new \
-         results; outputs that have left stay as they are. The data directory has not changed"
+         results; outputs that were written stay as they are. The data directory has not changed"
     )
 }

@@ -226,14 +226,12 @@ pub(crate) fn is_passing(name: &str) -> bool {
 pub(crate) fn foreign(path: &Path, other: &Path, is_ours: bool) -> Error {
     let (path, other) = (path.display(), other.display());
     match is_ours {
-        true => {
-            Error::setting(format!("{path} has something that the engine has not made: {other}"))
-                .help("move it away, then start again; nothing was changed")
-        }
-        false => {
-            Error::setting(format!("{path} is no data directory: it has no file APP, but {other}"))
-                .help("give an empty or new folder")
-        }
+        true => Error::setting(format!("{path} contains {other}, which the engine did not make"))
+            .help("move it away, then start again; nothing was changed"),
+        false => Error::setting(format!(
+            "{path} is not a data directory: it has no file APP, but {other}"
+        ))
+        .help("give an empty or new folder"),
     }
 }
 

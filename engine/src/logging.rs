@@ -116,13 +116,13 @@ pub fn log_filter(text: &str) -> Result<Targets> {
             (None, _) => LevelFilter::TRACE,
             (Some(level), _) => {
                 let parsed = level.parse().ok().filter(|_| !level.is_empty());
-                parsed.ok_or_else(|| refused(format!("'{level}' is no level")))?
+                parsed.ok_or_else(|| refused(format!("'{level}' is not a level")))?
             }
         };
         let mut known = LOG_TARGETS.iter().map(|(name, _)| *name).chain([ALL]);
         if !known.any(|name| name == target) {
             let what = match directive.contains('=') {
-                true => format!("'{target}' is no target"),
+                true => format!("'{target}' is not a target"),
                 false => format!("'{target}' is neither a level nor a target"),
             };
             return Err(refused(what + &meant(target)));

@@ -125,7 +125,8 @@ impl Basis<'_> {
             }
             let at = replay.facts.epoch;
             return Err(Error::setting(format!(
-                "cuts after epoch {at} would have to be replayed, and handler {handler} is {what}"
+                "that state can't be computed: the cuts after epoch {at} would have to be \
+                 replayed, and handler {handler} is {what}"
             ))
             .help(format!("ask as of epoch {at}, where there is a snapshot, or for the present")));
         }

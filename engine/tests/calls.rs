@@ -165,7 +165,7 @@ fn calls_that_can_not_be_made_are_refused() {
     assert!(refused("ad", arguments(1, 1)).contains("did you mean 'add'?"));
     assert!(refused("pay", arguments(1, 1)).contains("can be called"));
     let two = Batch::from_rows(schema(), vec![&[Value::Int(1), Value::Int(1)][..]; 2]);
-    assert!(refused("add", two).contains("one event, not 2"));
+    assert!(refused("add", two).contains("one row of arguments, not 2"));
     let other = Schema::new(vec![Column::new("id", DataType::Int)]);
     let other = Batch::from_rows(other.into(), [&[Value::Int(1)][..]]);
     assert!(refused("add", other).contains("columns"));

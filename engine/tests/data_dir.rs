@@ -95,7 +95,7 @@ fn other_programs_apps_and_folders_are_refused() {
     env.disk.create_dir_all(Path::new("/home")).unwrap();
     env.disk.create(Path::new("/home/letter.txt")).unwrap();
     let home = Settings { data_dir: Some("/home".into()), ..durable() };
-    refused(start(&sim, home), Kind::Setting, &["no data directory", "letter.txt"]);
+    refused(start(&sim, home), Kind::Setting, &["not a data directory", "letter.txt"]);
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn emptying_spares_what_is_not_ours() {
     sim.env().disk.create_dir_all(Path::new("/home/input")).unwrap();
     append(&sim, "/home/input/mine", "mine");
     let home = Settings { data_dir: Some("/home".into()), ..fresh() };
-    refused(start(&sim, home), Kind::Setting, &["no data directory", "/home/input"]);
+    refused(start(&sim, home), Kind::Setting, &["not a data directory", "/home/input"]);
     assert_eq!(read(&sim, "/home/input/mine"), "mine");
 }
 

@@ -64,11 +64,11 @@ fn directives_choose_levels_by_target() {
 fn wrong_directives_are_refused_by_name() {
     for (text, what) in [
         ("inof", "'inof' is neither a level nor a target: did you mean 'info'?"),
-        ("sink=debug", "'sink' is no target: did you mean 'tidemill::sink'?"),
+        ("sink=debug", "'sink' is not a target: did you mean 'tidemill::sink'?"),
         ("info,tidemill::kafak=debug", "did you mean 'tidemill::kafka'?"),
-        ("tidemill::sink=loud", "'loud' is no level"),
-        ("tidemill::sink=", "'' is no level"),
-        ("hyper=trace", "'hyper' is no target"),
+        ("tidemill::sink=loud", "'loud' is not a level"),
+        ("tidemill::sink=", "'' is not a level"),
+        ("hyper=trace", "'hyper' is not a target"),
         ("info,", "'' is neither a level nor a target"),
     ] {
         let refused = log_filter(text).unwrap_err();

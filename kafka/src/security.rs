@@ -25,22 +25,17 @@ pub(crate) fn check(properties: &BTreeMap<String, String>) -> Result<()> {
     let protocol = of(["security.protocol"; 2]).map_or("plaintext", String::as_str);
     let is = |known: &str| protocol.eq_ignore_ascii_case(known);
     if (is("ssl") || is("sasl_ssl")) && !HAS_TLS {
-        return wrong(
-            "security.protocol",
-            protocol,
-            "needs TLS, which this build is without",
-            BUILD,
-        );
+        return wrong("security.protocol", protocol, "needs TLS, which this build lacks", BUILD);
     }
     if !is("sasl_plaintext") && !is("sasl_ssl") {
         return Ok(());
     }
-    let names = "sasl.mechanism is PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512";
+    let names = "set sasl.mechanism to PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512";
     let Some(mechanism) = of(["sasl.mechanism", "sasl.mechanisms"]) else {
         return wrong(
             "security.protocol",
             protocol,
-            "logs in, but sasl.mechanism does not say how",
+            "needs a login, but sasl.mechanism is not set",
             names,
         );
     };
@@ -51,7 +46,7 @@ pub(crate) fn check(properties: &BTreeMap<String, String>) -> Result<()> {
         }
         _ if HAS_TLS => Ok(()),
         _ => {
-            let what = "needs OpenSSL, which this build is without";
+            let what = "needs OpenSSL, which this build lacks";
             wrong("sasl.mechanism", mechanism, what, BUILD)
         }
     }

@@ -103,8 +103,8 @@ impl KafkaSettings {
     pub(crate) fn check(&self) -> Result<()> {
         let (inputs, outputs, cuts) = (&self.inputs, &self.outputs, self.cuts.as_ref());
         if inputs == outputs || cuts == Some(inputs) || cuts == Some(outputs) {
-            return Err(Error::setting("inputs, outputs and cuts are not three topics of Kafka")
-                .help("give each a name of its own"));
+            return Err(Error::setting("inputs, outputs and cuts are not in different topics")
+                .help("give each its own topic"));
         }
         if self.brokers.trim().is_empty() {
             return Err(Error::setting("no Kafka broker is named")
@@ -114,7 +114,8 @@ impl KafkaSettings {
             return Err(Error::setting(format!(
                 "a log has 1 to 2147483647 sources, not {}",
                 self.total()
-            )));
+            ))
+            .help("change cluster_sources"));
         }
         for (nth, Followed { topic, .. }) in self.followed.iter().enumerate() {
             if [inputs, outputs].contains(&topic) || cuts == Some(topic) {
@@ -130,7 +131,7 @@ impl KafkaSettings {
         }
         for name in self.properties.keys() {
             if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {
-                return Err(Error::setting(format!("the Kafka property {name} can't be chosen"))
+                return Err(Error::setting(format!("the Kafka property {name} can't be set"))
                     .help(*instead));
             }
         }

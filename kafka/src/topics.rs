@@ -49,7 +49,7 @@ pub(crate) fn open(
     for Followed { topic, partitions: wanted } in &settings.followed {
         let found = partitions(core, client, settings, topic)?.unwrap_or(0);
         if found < *wanted {
-            let what = format!("the topic {topic} has {found} partitions, and had {wanted}");
+            let what = format!("the topic {topic} has {found} partitions, but had {wanted} before");
             return Err(Error::setting(what).help("restore it as it was"));
         }
         refuse_compacted(core, admin, settings, topic)?;
@@ -121,7 +121,7 @@ fn partitions(
         }
         // The topic is just being created.
         Some(RDKafkaErrorCode::LeaderNotAvailable) => Ok(None),
-        Some(code) => Err(refused(core, &format!("looking at the topic {name}"), code)),
+        Some(code) => Err(refused(core, &format!("describing the topic {name}"), code)),
     }
 }
 
@@ -252,7 +252,8 @@ fn refused(core: &Core, what: &str, code: RDKafkaErrorCode) -> Error {
         Code::TopicAuthorizationFailed
         | Code::ClusterAuthorizationFailed
         | Code::GroupAuthorizationFailed => error.help(
-            "grant it: topics need Describe, Read, Write, Create and Delete, and the group Read",
+            "grant this user Describe, Read, Write, Create and Delete on the topics, and Read on \
+             the group",
         ),
         Code::InvalidReplicationFactor => {
             error.help("start more brokers, or lower cluster_log_replication")

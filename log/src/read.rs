@@ -168,8 +168,8 @@ impl Reader {
             if blocks.number == following.header.first {
                 if blocks.chain != following.header.chain {
                     let what = format_args!(
-                        "this segment does not go on where {} ends: one of the two is of another \
-                         time",
+                        "this segment does not continue where {} ends: the two were not written \
+                         one after the other",
                         blocks.segment.path.display()
                     );
                     return Err(errors::damaged(&following.path, 24, what));

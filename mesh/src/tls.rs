@@ -183,7 +183,9 @@ pub(crate) fn failed(error: &rustls::Error) -> Failed {
         rustls::Error::AlertReceived(alert) => match alert {
             AlertDescription::UnknownCA => own("another authority has issued it"),
             AlertDescription::CertificateExpired => own("it is not valid now"),
-            AlertDescription::CertificateRequired => own("there is none"),
+            AlertDescription::CertificateRequired => {
+                "it requires a certificate, and this process has none".into()
+            }
             AlertDescription::BadCertificate
             | AlertDescription::UnsupportedCertificate
             | AlertDescription::CertificateRevoked

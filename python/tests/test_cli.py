@@ -119,9 +119,9 @@ def test_the_data_directory_is_where_one_says(folder: Path) -> None:
     assert (folder / "here/APP").exists()
     other = tidemill(folder, "run", "ledger.py", "--data-dir", ".")
     assert other.returncode == 1
-    assert "is no data directory" in other.stderr
+    assert "is not a data directory" in other.stderr
     other = tidemill(folder, "run", "ledger.py", "--data-dir", ".", "--fresh")
-    assert "is no data directory" in other.stderr
+    assert "is not a data directory" in other.stderr
     assert tidemill(folder, "run", "ledger.py", "--durable", "some").returncode == 2
     wrong = tidemill(folder, "run", "ledger.py", "--set", "durable=some")
     assert "is none of none, log, log+snapshots" in wrong.stderr

@@ -197,7 +197,7 @@ def test_backup_and_restore(engine: Engine, said: Any, tmp_path: Path) -> None:
     assert engine.asked[-1] == {"do": "backup", "to": str(tmp_path / "copy")}
     code, text, _ = said("restore", "copy")
     assert code == 1
-    assert "copy is no backup" in text
+    assert "copy is not a backup" in text
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy/APP").write_text('{"name": "my app"}')
     code, _, found = said("restore", "copy")

@@ -98,7 +98,7 @@ def test_of_a_folder_of_somebody_else_the_folder_is_named_and_of_ones_own_the_fi
 ) -> None:
     before = tree(folder)
     done = run(folder, "--data-dir", ".", sink="a.csv")
-    refused(done, "is no data directory")
+    refused(done, "is not a data directory")
     assert "give an empty or new folder" in done.stderr
     assert tree(folder) == before
     assert run(folder).returncode == 0

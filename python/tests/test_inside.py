@@ -279,7 +279,7 @@ def test_triggers_that_can_not_be_are_refused() -> None:
     def second(tx, e):
         tx.emit(one, n=e.n)
 
-    assert "set each other off without end: first, second" in refused(lambda: app.inspect())
+    assert "trigger each other without end: first, second" in refused(lambda: app.inspect())
 
     def returns(tx, e):
         return {"n": 1}

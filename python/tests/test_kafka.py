@@ -97,7 +97,7 @@ def test_a_broker_that_is_not_there_is_said() -> None:
         app.start()
     app = tm.App("a")
     app.stream("events", n=int).read(tm.kafka("t", brokers="b:1", properties={"group.id": "g"}))
-    with pytest.raises(tm.SettingError, match=r"group\.id can't be chosen"):
+    with pytest.raises(tm.SettingError, match=r"group\.id can't be set"):
         app.start()
     app = tm.App("a")
     app.stream("events", n=int).read(tm.kafka("t", brokers="b:1", meta={"m": "key"}))

@@ -93,7 +93,9 @@ def test_wrong_directives_are_refused_by_name(folder: Path) -> None:
     assert "the targets are tidemill::engine, " in done.stderr
     done = run(folder, "--set", "log=kafka=debug")
     assert done.returncode == 1
-    assert "log='kafka=debug': 'kafka' is no target: did you mean 'tidemill::kafka'?" in done.stderr
+    assert (
+        "log='kafka=debug': 'kafka' is not a target: did you mean 'tidemill::kafka'?" in done.stderr
+    )
     with pytest.raises(tm.SettingError, match=r"log_format='xml' is none of text, json"):
         tm.App("a").start(log_format="xml", log="info")
 

@@ -233,7 +233,7 @@ def test_what_can_be_no_procedure_is_refused() -> None:
         (twice, "given twice"),
         (arguments, "(tx, numbers, others)"),
         (returns, "returns events"),
-        (no_procedure, "is no procedure"),
+        (no_procedure, "is not a procedure"),
     ):
         assert what in refusal(define).what, define.__name__
 

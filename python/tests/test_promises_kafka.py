@@ -58,7 +58,7 @@ TAKEN = {
 def test_properties_that_promises_hang_on_can_not_be_chosen(name: str) -> None:
     for error in (reading(properties={name: "1"}), writing(properties={name: "1"})):
         assert isinstance(error, tm.SettingError)
-        assert f"{name} can't be chosen" in error.what
+        assert f"{name} can't be set" in error.what
         assert error.help
         assert TAKEN[name] in error.help
 
@@ -92,5 +92,5 @@ def test_what_stands_beside_a_value_fits_its_column(what: str) -> None:
 
 def test_keys_and_headers_are_refused_before_anything_is_sent() -> None:
     assert "no column 'm'" in writing(key="m").what
-    assert "tidemill-id can't be chosen" in writing(headers={"tidemill-id": "x"}).what
+    assert "tidemill-id can't be set" in writing(headers={"tidemill-id": "x"}).what
     assert isinstance(writing(key="n", headers={"who": "x"}), tm.IoError)

@@ -84,7 +84,7 @@ def test_the_page_names_all_strategies() -> None:
     for wrong in ("ns-op", "parallel", "Lists"):
         with pytest.raises(tm.SettingError, match=f"no strategy '{wrong}'") as caught:
             app.start(strategy=wrong)
-        names = caught.value.help.removeprefix("it is one of ").split(", ")
+        names = caught.value.help.removeprefix("the strategies are ").split(", ")
         assert set(names) == {"adaptive", *OTHERS, *GRAPHS}
 
 

@@ -221,7 +221,7 @@ def _found(response: httpx.Response) -> dict[str, Any]:
         return found
     raise IoError(
         f"{response.url} answered {response.status_code} without JSON",
-        "is it the address of an app, and not of something else?",
+        "check that this is the address of an app",
     )
 
 
@@ -272,7 +272,7 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
             may_have_heard, why = response
             heard |= may_have_heard
             error = IoError(
-                f"the app can't be reached: {why}", "is it running, and at this address?"
+                f"the app can't be reached: {why}", "check that it is running at this address"
             )
         elif response.status_code == 200:
             return _found(response).get("reply")
@@ -304,7 +304,9 @@ def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) ->
 def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps:
     """Gets a resource, with retries; a repeated request changes nothing."""
     until = time.monotonic() + options.deadline
-    error: Error = IoError(f"{path}: the app did not answer", "is it running, and at this address?")
+    error: Error = IoError(
+        f"{path}: the app did not answer", "check that it is running at this address"
+    )
     waits = _waits()
     for _ in range(options.retries + 1):
         left = until - time.monotonic()
@@ -405,7 +407,9 @@ class _Following(Generic[Item]):
         """Returns the wait before the next connection, in seconds; raises after the last retry."""
         self._fails += 1
         if self._fails > self._options.retries:
-            raise error or IoError(f"{self.path}: the app does not answer", "is it running?")
+            raise error or IoError(
+                f"{self.path}: the app does not answer", "check that it is running"
+            )
         return next(self._waits)
 
 
@@ -847,6 +851,8 @@ def _broken(error: httpx.TransportError, url: str) -> Broken:
     import httpx
 
     if isinstance(error, httpx.UnsupportedProtocol):
-        raise SettingError(f"'{url}' is no address of an app", "give one as http://127.0.0.1:8080")
+        raise SettingError(
+            f"'{url}' is not the address of an app", "give one as http://127.0.0.1:8080"
+        )
     unreached = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     return not unreached, str(error) or type(error).__name__

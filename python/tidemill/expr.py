@@ -413,7 +413,9 @@ class Block:
         if op == "is_null":
             return self.push(expr, BOOL, False, at)
         if x.ty is None:
-            raise ProgramError("null has no arithmetic", "", at)
+            raise ProgramError(
+                "this operation is not defined for null", "use tm.coalesce(x, default)", at
+            )
         try:
             ty = _unary_type(json.dumps(op), json.dumps(x.ty.json()))
         except ValueError as error:

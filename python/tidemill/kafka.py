@@ -56,7 +56,7 @@ class Kafka:
                 shown = "transactions" if name == "transactional_id" else name
                 raise ProgramError(
                     f"topic {self.topic}: {shown}= means nothing for a topic that is {use}",
-                    "",
+                    "leave it out",
                     self.at,
                 )
         return {"topic": self.topic, "brokers": self.brokers, **self.options}
@@ -194,7 +194,7 @@ def _check_registry(
     is_avro = format == "avro"
     if is_avro and not registry:
         raise ProgramError(
-            f"topic {topic}: Avro needs a registry of schemas",
+            f"topic {topic}: Avro needs a schema registry",
             'say registry="http://host:8081"',
             at,
         )
@@ -208,7 +208,7 @@ def _check_registry(
     is_id = isinstance(schema, int) and not isinstance(schema, bool) and 0 <= schema < 1 << 32
     if schema is not None and schema != "latest" and not is_id:
         raise ProgramError(
-            f"topic {topic}: schema={schema!r} is no schema of a registry",
+            f"topic {topic}: schema={schema!r} is not the id of a schema",
             'say its id, or "latest"',
             at,
         )
@@ -227,8 +227,8 @@ def _partitions(topic: str, partitions: Iterable[int] | None, at: str) -> list[i
             )
     if not listed or len(set(listed)) < len(listed):
         raise ProgramError(
-            f"topic {topic}: partitions={listed!r} names none, or one twice",
-            "leave out partitions= to read all of them",
+            f"topic {topic}: partitions={listed!r} is empty, or names a partition twice",
+            "name each partition once, or leave out partitions= to read all",
             at,
         )
     return listed

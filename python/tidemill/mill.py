@@ -411,7 +411,7 @@ class Mill:
         self._open("table")
         name = table if isinstance(table, str) else getattr(table, "name", None)
         if not isinstance(name, str):
-            raise ProgramError(f"{table!r} is no table", "give a table, or its name", here())
+            raise ProgramError(f"{table!r} is not a table", "give a table, or its name", here())
         if name not in self.app.tables:
             self._refuse_foreign(table)
             raise ProgramError(

@@ -105,7 +105,7 @@ def declared(
     for name in [*([] if group is None else [group]), *(name for name, _ in found)]:
         if name in taken:
             two = (
-                "a group's 'rows' are their number"
+                "the name 'rows' is taken: it is a group's number of rows"
                 if name == "rows"
                 else f"a group would have two columns named '{name}'"
             )

@@ -31,7 +31,7 @@ def declare(
         return called(app, streams[0], None, emits, owns, None, at)
     if streams and role is not None:
         raise ProgramError(
-            "only a procedure that is called needs a role",
+            "a procedure that takes streams can't have a role",
             "leave out role=: clients do not call a procedure that takes streams",
             at,
         )
@@ -52,7 +52,7 @@ def declare(
         if not streams:
             if out is not None:
                 raise ProgramError(
-                    "a procedure that is called replies with what it returns, of any type",
+                    "a procedure that clients call declares no columns: it may return any value",
                     "leave out the argument out=",
                     at,
                 )
@@ -130,7 +130,7 @@ def nest(
     for procedure in [*procedures, *(p for pair in pairs for p in pair)]:
         if not isinstance(procedure, Handler) or not procedure.is_procedure:
             raise ProgramError(
-                f"nested transaction {name}: {procedure!r} is no procedure",
+                f"nested transaction {name}: {procedure!r} is not a procedure",
                 "write app.nested(name, first, second, ...) with what @app.procedure gave",
                 at,
             )

@@ -198,7 +198,7 @@ class Stream(Side):
         at = here()
         if (of is None) == (time is None):
             raise ProgramError(
-                f"stream {self.name}: batches are of a number of events, or of a time",
+                f"stream {self.name}: batches() takes either a number of events or a time",
                 'write batches(100), batches("10s"), or batches(time=10)',
                 at,
             )

@@ -312,7 +312,9 @@ def fold(
     block = Block(whose, schema)
     first = block.const(start, at)
     if first.ty is None:
-        raise ProgramError("a fold begins with a constant that is not null", "", at)
+        raise ProgramError(
+            "a fold must begin with a constant that is not null", "give one, such as 0", at
+        )
     state = block.push({"var": 0}, first.ty, False, at)
     result = block.lift(step(state, SymbolicEvent(block)), at)
     if result.ty != first.ty or result.nullable:

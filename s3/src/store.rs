@@ -78,10 +78,10 @@ impl S3Store {
         match probed {
             Ok(Ok(true)) => Ok(store),
             Ok(Ok(false)) => {
-                let what = format!("{} does not put objects on a condition", options.at());
+                let what = format!("{} does not support conditional writes", options.at());
                 Err(Error::setting(what).help(
-                    "snapshots need a store that honours If-None-Match: Amazon's S3, or MinIO, of 2024-08 \
-                     or later",
+                    "use a store that honours If-None-Match: Amazon's S3, or MinIO of 2024-08 or \
+                     later",
                 ))
             }
             Ok(Err(error)) => Err(options.refused(&place, &error)),

@@ -137,7 +137,7 @@ impl Manifest {
         if checksum(&[&bytes[..end]]).to_le_bytes() != bytes[end..] {
             return Err(damaged("it fails its checksum"));
         }
-        let manifest = decode_fields(taker).ok_or_else(|| damaged("its fields do not fit"))?;
+        let manifest = decode_fields(taker).ok_or_else(|| damaged("its fields are malformed"))?;
         if manifest.app != app {
             return Err(damage::other_app(name, manifest.app, app));
         }

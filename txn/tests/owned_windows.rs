@@ -435,7 +435,7 @@ fn what_can_not_go_along_is_refused() {
         (&[("a", Aggregate::Sum, "s")], "column 's' of window w is str: it has no sum"),
         (&[("a", Aggregate::Avg, "s")], "column 's' of window w is str: it has no mean"),
         (&[("a", Min, "any")], "column 'any' of window w is any: it has no order"),
-        (&[("rows", Min, "v")], "a group's 'rows' are their number"),
+        (&[("rows", Min, "v")], "the name 'rows' is taken"),
         (&[("k", Min, "v")], "two columns named 'k'"),
         (&[("a", Min, "v"), ("a", Max, "v")], "two columns named 'a'"),
     ] {

@@ -282,12 +282,12 @@ fn other_parquet_files_are_refused() {
     assert!(error.what.contains("has files already"), "{error}");
 
     sim.disk.swap(&names[1], &names[2]).unwrap();
-    refused(&places[2], "row 2 should follow");
+    refused(&places[2], "should go on with row 2");
     sim.disk.swap(&names[1], &names[2]).unwrap();
     sim.disk.truncate(&names[1], 50).unwrap();
     refused(&places[2], "damaged");
     world.env.disk.remove(&names[1]).unwrap();
-    refused(&places[2], "row 2 should follow");
+    refused(&places[2], "should go on with row 2");
     for name in &names[1..] {
         let _ = world.env.disk.remove(name);
     }

@@ -177,7 +177,7 @@ impl ClusterSettings {
                 "cluster_lease_us is {}, and cluster_beat_us {}",
                 self.lease_us, self.beat_us
             );
-            return wrong(what, "a lease needs at least three beats, because one may be late");
+            return wrong(what, "give a lease of at least three beats, because one may be late");
         }
         let positive = [
             ("cluster_epoch_rows_max", self.epoch_rows_max.unwrap_or(1)),
@@ -196,7 +196,8 @@ impl ClusterSettings {
         if is_open(&listen) && advertised.is_none() {
             return wrong(
                 format!(
-                    "cluster_listen is {listen}, which is all addresses, and other processes need a single one"
+                    "cluster_listen is {listen}, which means all addresses, but other processes \
+                     need a single one"
                 ),
                 "set cluster_advertised to the address that they reach",
             );
@@ -274,8 +275,8 @@ impl ClusterSettings {
                 };
                 let (given, missing) = (named(true).join(" and "), named(false).join(" and "));
                 Err(Error::setting(format!("{given} without {missing}")).help(
-                    "TLS between processes needs all three: each shows its certificate, and checks those of \
-                     the others against the authority",
+                    "give all three: with TLS each process shows its certificate, and checks those \
+                     of the others against the authority",
                 ))
             }
         }

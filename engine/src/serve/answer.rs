@@ -48,7 +48,7 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
         let answer =
             catch_unwind(AssertUnwindSafe(|| answer(view, stopping, &request, &mut reply)));
         let answer = answer.unwrap_or_else(|_| {
-            Err(Error::internal("the answer has failed; the engine keeps running").into())
+            Err(Error::internal("answering the request failed; the engine keeps running").into())
         });
         if matches!(answer, Err(Stop::Failed(..)))
             && stopping.load(Ordering::Acquire)

@@ -86,12 +86,11 @@ impl Client {
         &self,
         answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
     ) -> std::result::Result<T, Failed> {
-        let away =
-            |why: String| Failed::Away(format!("the registry of schemas at {} {why}", self.url));
+        let away = |why: String| Failed::Away(format!("the schema registry at {} {why}", self.url));
         let mut answer = answer.map_err(|error| away(format!("does not answer: {error}")))?;
         let status = answer.status().as_u16();
         let body = answer.body_mut().with_config().limit(BYTES_MAX).read_to_string();
-        let body = body.map_err(|error| away(format!("does not answer to the end: {error}")))?;
+        let body = body.map_err(|error| away(format!("broke off its answer: {error}")))?;
         if let 200..300 = status {
             let parsed = serde_json::from_str(&body);
             return parsed.map_err(|_| {
@@ -110,7 +109,7 @@ impl Client {
             (401 | 403, _) => Failed::Lasting(
                 Error::new(
                     Kind::Io,
-                    format!("the registry of schemas at {} refuses it: {words} ({status})", self.url),
+                    format!("the schema registry at {} refuses it: {words} ({status})", self.url),
                 )
                 .help(
                     "give a login: registry=\"http://user:password@host\", or basic.auth.user.info \

@@ -31,7 +31,9 @@ impl At {
         for name in properties.keys() {
             if ![LOGIN, TOKEN, AUTHORITY].contains(&&**name) {
                 return Err(Error::setting(format!("a registry has no property {name}")).help(
-                    format!("there are {LOGIN} (as user:password), {TOKEN} and {AUTHORITY}"),
+                    format!(
+                        "the properties are {LOGIN} (as user:password), {TOKEN} and {AUTHORITY}"
+                    ),
                 ));
             }
         }

@@ -98,7 +98,7 @@ impl Drop for Fetcher {
 
 impl fmt::Debug for Fetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the registry of schemas at {}", self.shared.registry.shown())
+        write!(f, "the schema registry at {}", self.shared.registry.shown())
     }
 }
 

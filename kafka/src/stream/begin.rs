@@ -45,7 +45,7 @@ pub(super) fn partitions(
         Some(code) if is_missing(&KafkaError::MetadataFetch(code)) => return Err(missing("")),
         Some(Code::InvalidTopic) => return Err(missing(": this is not a valid name")),
         Some(code) => {
-            return Err(Error::new(Kind::Io, format!("looking at topic {topic}: {code}"))
+            return Err(Error::new(Kind::Io, format!("describing topic {topic}: {code}"))
                 .help("grant this user Describe on the topic"));
         }
     }

@@ -225,7 +225,8 @@ impl TopicSource {
         let partitions = self.partitions.as_deref().unwrap_or_default();
         let twice = partitions.iter().enumerate().find(|(i, p)| partitions[..*i].contains(p));
         if let Some((_, partition)) = twice {
-            return Err(Error::setting(format!("partition {partition} is named twice")));
+            let what = format!("topic {}: partition {partition} is named twice", self.topic);
+            return Err(Error::setting(what).help("name each partition once"));
         }
         if self.partitions.as_ref().is_some_and(Vec::is_empty) {
             return Err(Error::setting(format!("topic {}: no partition is named", self.topic))
@@ -292,8 +293,8 @@ impl TopicSink {
             return Err(Error::setting(what).help("say registry= and format=\"avro\", too"));
         }
         if let Some(name) = self.headers.keys().find(|name| name.starts_with("tidemill-")) {
-            return Err(Error::setting(format!("the header {name} can't be chosen"))
-                .help("names that begin with tidemill- are taken"));
+            return Err(Error::setting(format!("the header {name} can't be set"))
+                .help("choose another name: those that begin with tidemill- are reserved"));
         }
         self.producer("x").map(|_| ())
     }
@@ -352,7 +353,7 @@ fn consumer(
 
 fn check(topic: &str, brokers: &str, properties: &BTreeMap<String, String>) -> Result<()> {
     if topic.is_empty() {
-        return Err(Error::setting("the topic has no name"));
+        return Err(Error::setting("the topic has no name").help("write tm.kafka(\"name\", ...)"));
     }
     if brokers.trim().is_empty() {
         return Err(Error::setting(format!("topic {topic}: no broker is named"))
@@ -361,7 +362,7 @@ fn check(topic: &str, brokers: &str, properties: &BTreeMap<String, String>) -> R
     for name in properties.keys() {
         if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {
             return Err(
-                Error::setting(format!("the Kafka property {name} can't be chosen")).help(*instead)
+                Error::setting(format!("the Kafka property {name} can't be set")).help(*instead)
             );
         }
     }
@@ -378,11 +379,11 @@ fn check_registry(
         (MessageFormat::Avro, Some(url)) => crate::registry::check(url, properties)
             .map_err(|error| Error { what: format!("topic {topic}: {}", error.what), ..error }),
         (MessageFormat::Avro, None) => {
-            Err(Error::setting(format!("topic {topic}: Avro needs a registry of schemas"))
+            Err(Error::setting(format!("topic {topic}: Avro needs a schema registry"))
                 .help("say registry=\"http://host:8081\""))
         }
         (_, None) if properties.is_empty() => Ok(()),
-        _ => Err(Error::setting(format!("topic {topic}: only Avro has a registry of schemas"))
+        _ => Err(Error::setting(format!("topic {topic}: only Avro has a schema registry"))
             .help("say format=\"avro\", or leave registry= out")),
     }
 }

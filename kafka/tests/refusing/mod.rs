@@ -49,7 +49,7 @@ impl Refusing {
         let Error { kind, what, help, .. } = error;
         assert_eq!(*kind, Kind::Io, "{error}");
         let at = &self.address;
-        let wanted = format!("the registry of schemas at http://{at} refuses it: {words}");
+        let wanted = format!("the schema registry at http://{at} refuses it: {words}");
         assert!(what.contains(&wanted), "{what}");
         for way in
             ["registry=\"http://user:password@host\"", "basic.auth.user.info", "bearer.auth.token"]

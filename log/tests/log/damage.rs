@@ -288,7 +288,7 @@ fn a_segment_of_another_time_is_refused() {
             mixed.create(name).unwrap().write_all(&bytes(&*other, name)).unwrap();
             let error = records(&mixed, &spec, 0).unwrap_err();
             assert_clear(&error, &mixed);
-            assert!(error.what.contains("another time"), "{error}");
+            assert!(error.what.contains("one after the other"), "{error}");
         }
     }
 }

@@ -423,7 +423,8 @@ def _restore(args: argparse.Namespace) -> int:
     source = Path(args.source).absolute()
     if (source / "cluster").is_dir() and not (source / "APP").exists():
         raise SettingError(
-            f"{args.source} is no backup: it is the data directory of an app on several processes",
+            f"{args.source} is not a backup: it is the data directory of an app on several "
+            "processes",
             "stop that app, and copy the directory to its new place",
         )
     data_dir = args.data_dir
@@ -432,7 +433,7 @@ def _restore(args: argparse.Namespace) -> int:
             data_dir = default_data_dir(json.loads((source / "APP").read_text())["name"])
         except (OSError, ValueError, KeyError):
             raise SettingError(
-                f"{args.source} is no backup: it has no file APP, which names the app",
+                f"{args.source} is not a backup: it has no file APP, which names the app",
                 "give the folder that 'tidemill backup' wrote",
             ) from None
     reply = answer(str(Path(data_dir).absolute()), {"do": "restore", "from": str(source)})

@@ -177,7 +177,7 @@ def _http(text: str) -> dict[str, Any]:
     host, colon, port = text.rpartition(":")
     help = "give [HOST:]PORT, such as 8080 or 127.0.0.1:8080; port 0 is any free port"
     if not re.fullmatch(r"[0-9]{1,9}", port, re.ASCII) or int(port) > PORT_MAX:
-        what = f"'{port[:40]}' is no port, which is a number from 0 to {PORT_MAX:,}"
+        what = f"'{port[:40]}' is not a port, which is a number from 0 to {PORT_MAX:,}"
         raise SettingError(f"--http {text[:80]!r}: {what}", help)
     if colon and not host.strip():
         raise SettingError(f"--http {text!r}: there is no host before the colon", help)

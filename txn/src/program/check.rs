@@ -409,7 +409,11 @@ impl Program {
                             settable(table, *column, &types, *value)?;
                             known(set, *value)?;
                             if values[..i].iter().any(|(c, _)| c == column) {
-                                return Err(Error::program("a column is set twice"));
+                                let name = &table.schema.columns[usize::from(*column)].name;
+                                return Err(Error::program(format!(
+                                    "column '{name}' of table {} is set twice",
+                                    table.name
+                                )));
                             }
                         }
                         let whole = !matches!(step.op, Op::Update { .. });

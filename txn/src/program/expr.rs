@@ -133,7 +133,7 @@ fn common(a: Option<DataType>, b: Option<DataType>) -> Result<Option<DataType>> 
         (Some(a), Some(b)) if a == b => Ok(Some(a)),
         (Some(a), Some(b)) => {
             Err(Error::program(format!("the two branches have the types {a} and {b}"))
-                .help("bring them to one type with tm.cast(x, type)"))
+                .help("convert them to one type with tm.cast(x, type)"))
         }
         (a, b) => Ok(a.or(b)),
     }
@@ -143,7 +143,7 @@ fn unary(op: &Unary, x: Type) -> Result<Type> {
     let nullable = false; // A null operand aborts, so a result is never null.
     match (&x.ty, op) {
         (_, Unary::IsNull) => Ok(Type { ty: Some(DataType::Bool), nullable }),
-        (None, _) => Err(Error::program("null has no arithmetic")),
+        (None, _) => Err(Error::program("this operation is not defined for null")),
         (Some(ty), op) => rules::unary_type(op, ty)
             .map(|ty| Type { ty: Some(ty), nullable })
             .map_err(Error::program),

@@ -107,7 +107,7 @@ impl OwnedWindow {
         for name in group.into_iter().chain(self.aggregates.iter().map(|made| &*made.name)) {
             if names.contains(&name) {
                 let two = match name {
-                    "rows" => "a group's 'rows' are their number".to_owned(),
+                    "rows" => "the name 'rows' is taken: it is a group's number of rows".to_owned(),
                     _ => format!("a group would have two columns named '{name}'"),
                 };
                 return Err(Error::program(format!("{whose}: {two}")).help("rename one"));

@@ -331,7 +331,7 @@ impl Program {
                         }
                         if !(insert || update || delete) {
                             return Err(Error::program(format!(
-                                "{owner}: it is for none of insert, update and delete"
+                                "{owner}: it names none of insert, update and delete"
                             )));
                         }
                     }
@@ -367,7 +367,7 @@ impl Program {
         let Some(first) = left.iter().next() else { return Ok(()) };
         let names: Vec<&str> = left.iter().map(|t| &*self.triggers[*t].name).collect();
         Err(Error::program(format!(
-            "these triggers set each other off without end: {}",
+            "these triggers trigger each other without end: {}",
             names.join(", ")
         ))
         .help("emit into a stream that triggers none of them")

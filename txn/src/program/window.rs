@@ -210,7 +210,7 @@ impl Fold {
     fn result(&self, table: &TableSpec) -> Result<Type> {
         let start = self.start();
         let Some(ty) = type_of(&start) else {
-            return Err(Error::program("a fold begins with a constant that is not null")
+            return Err(Error::program("a fold must begin with a constant that is not null")
                 .help("give one of the state's type, for example 0"));
         };
         let state = Type { ty: Some(ty.clone()), nullable: false };
@@ -218,11 +218,11 @@ impl Fold {
         match types.get(self.step.index()) {
             Some(Type { ty: Some(step), nullable: false }) if *step == ty => Ok(state),
             Some(Type { ty: Some(step), nullable }) => Err(Error::program(format!(
-                "a fold begins with a {ty}, but goes on with a {}{step}",
+                "a fold begins with a {ty}, but its step gives a {}{step}",
                 if *nullable { "nullable " } else { "" }
             ))
-            .help("bring both to one type with tm.cast(x, type), and nulls with tm.coalesce")),
-            _ => Err(Error::program("a fold goes on with null")),
+            .help("convert both to one type with tm.cast(x, type), and nulls with tm.coalesce")),
+            _ => Err(Error::program("a fold's step gives null")),
         }
     }
 }

@@ -108,7 +108,7 @@ impl FromStr for Strategy {
         all.iter().find(|strategy| strategy.to_string() == text).copied().ok_or_else(|| {
             let names: Vec<String> = all.iter().map(Strategy::to_string).collect();
             Error::setting(format!("there is no strategy '{text}'"))
-                .help(format!("it is one of {}", names.join(", ")))
+                .help(format!("the strategies are {}", names.join(", ")))
         })
     }
 }
