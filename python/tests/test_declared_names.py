@@ -176,6 +176,6 @@ def test_batches_of_an_int_time_are_in_its_unit() -> None:
         mill.finish()
         found = [tuple(row.values()) for row in mill.output(gather).rows()]
     assert found == [(1, 2), (10, 1), (25, 1)]
-    assert "a number of events, or of a time" in refused(lambda: steps.batches())
-    assert "a number of events, or of a time" in refused(lambda: steps.batches(3, time=1))
+    assert "a number of events or a time" in refused(lambda: steps.batches())
+    assert "a number of events or a time" in refused(lambda: steps.batches(3, time=1))
     assert "has no events" in refused(lambda: steps.batches(time=0))

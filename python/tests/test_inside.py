@@ -428,7 +428,7 @@ def test_aggregates_that_can_not_go_along_are_refused() -> None:
     assert "it can't remove a row that leaves" in refused_with(
         lambda rows: {"a": rows.fold(0, lambda state, row: state + row.n)}
     )
-    assert "'rows' are their number" in refused_with(lambda rows: {"rows": rows.n.min()})
+    assert "the name 'rows' is taken" in refused_with(lambda rows: {"rows": rows.n.min()})
     assert "two columns named 'n'" in refused_with(lambda rows: {"n": rows.n.min()}, group="n")
     assert "two columns named 'n'" in refused_with(lambda rows: {"n": rows.n.min()}, sums=["n"])
     assert "can't be grouped by 'x'" in refused_with(group="x")

@@ -210,7 +210,7 @@ def test_commands_say_that_a_directory_is_a_clusters(
         said = refused(command, capsys)
         assert "on several processes" in said, command
         assert "status --cluster URL" in said, command
-        assert "no data directory" not in said, command
+        assert "not a data directory" not in said, command
     assert main(["status"]) == 0
     assert "stopped, or runs without --http" in capsys.readouterr().out
     assert "on several processes" in refused(["restore", "bank.tidemill"], capsys)

@@ -195,6 +195,6 @@ fn a_missing_last_newline_may_be_added() {
             assert_eq!(more.place().line, if name == "x.csv" { 4 } else { 3 }, "{name}");
         }
         let error = source(&format!("{text}\r{row}"), &end).map(|_| ()).unwrap_err();
-        assert!(error.what.contains("without a newline"), "{error}");
+        assert!(error.what.contains("had no newline"), "{error}");
     }
 }

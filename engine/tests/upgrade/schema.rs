@@ -299,7 +299,7 @@ fn a_diff_is_of_one_app_and_writes_nothing() {
     let error = schema_diff(&sim.env(), Path::new(DATA), &other).unwrap_err();
     assert!(error.what.contains("belongs to app 'a', not to 'b'"), "{error}");
     let error = schema_diff(&sim.env(), Path::new("/nothing"), &other).unwrap_err();
-    assert!(error.what.contains("no data directory"), "{error}");
+    assert!(error.what.contains("not a data directory"), "{error}");
     sim.disk.record();
     people().with(vec![money("id", 1), int("name"), int("x")]).diff(&sim, &[]);
     assert!(sim.disk.take_trace().is_empty());
