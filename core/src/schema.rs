@@ -320,7 +320,7 @@ impl TableSpec {
                 }
                 if !spec.ty.is_ordered() {
                     return Err(Error::program(format!(
-                        "{owner}: a {} can't be a key column ('{name}')",
+                        "{owner}: key column '{name}' is {}, which can't be part of a key",
                         spec.ty
                     )));
                 }

@@ -431,7 +431,7 @@ impl Opener<'_> {
             let (stream, name) = (&decl.stream, target.name());
             if targets.iter().any(|(of, t): &(&str, Target)| *of == stream && t.name() == name) {
                 let what = format!("stream {stream} is written to {name} twice");
-                return Err(Error::program(what).at(decl.at.clone()));
+                return Err(Error::program(what).help("remove one of the two").at(decl.at.clone()));
             }
             targets.push((stream.as_str(), target));
         }

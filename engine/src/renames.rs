@@ -38,9 +38,9 @@ impl Renames {
                 (old.split_once('.'), new.split_once('.'))
             else {
                 return Err(Error::setting(format!(
-                    "renames: of '{old}' and '{new}' one is a table and the other a column"
+                    "renames: one of '{old}' and '{new}' is a table, and the other is a column"
                 ))
-                .help("columns are written as table.column, on both sides"));
+                .help("write columns as table.column, on both sides"));
             };
             let from_table = find_table(from, THERE, old_table)?;
             let to_table = find_table(to, APP, new_table)?;
@@ -88,7 +88,7 @@ fn once<'a>(what: &str, names: impl Iterator<Item = (&'a str, &'a str)>) -> Resu
     for (old, new) in names {
         if let Some(other) = taken.insert(new, old) {
             return Err(Error::setting(format!(
-                "renames: of the {what} both {other} and {old} would be {new}"
+                "renames: both {other} and {old} of the {what} would become {new}"
             ))
             .help("rename or remove one of them first"));
         }

@@ -18,7 +18,8 @@ impl Log {
         self.check_alive()?;
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(Error::input(format!(
-                "a record of {} bytes is too long for the log, which takes {RECORD_BYTES_MAX}",
+                "a record of {} bytes is too long for the log, which takes at most \
+                 {RECORD_BYTES_MAX}",
                 bytes.len()
             )));
         }

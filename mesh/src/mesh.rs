@@ -131,7 +131,7 @@ impl Mesh {
         };
         let Settings { queue_bytes_max, message_bytes_max, .. } = self.shared.settings;
         if message.len() > message_bytes_max.min(frame::BYTES_MAX) {
-            let why = format!("a message has {} bytes", message.len());
+            let why = format!("a message of {} bytes is longer than the limit", message.len());
             return self.shared.end(peer, &link, why);
         }
         if !link.queue.push(lane, message, queue_bytes_max) {

@@ -213,7 +213,7 @@ def test_bad_windows_are_refused_where_they_are() -> None:
             over = table[e.id].over(tm.last(5))
             return {"n": over.fold(0, lambda state, v: v.n * 0.5)}  # here
 
-    assert refusal(other_state).what == "the fold begins with a int, but its step gives a float"
+    assert refusal(other_state).what == "the fold begins with int, but its step gives float"
 
     def nothing_kept() -> None:
         tm.App("a").table("t", key="id", id=int, history=0)  # here

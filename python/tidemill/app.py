@@ -151,7 +151,11 @@ class App:
             )
         kept = None if history is None else kept_of(f"table {name}", history, at)
         if not isinstance(ordered, bool):
-            raise ProgramError(f"table {name}: ordered={ordered!r} is not True or False", "", at)
+            raise ProgramError(
+                f"table {name}: ordered={ordered!r} is not True or False",
+                "write ordered=True, or leave it out",
+                at,
+            )
         table = Table(
             self, len(self.tables), name, names, made, partition_prefix, at, kept, ordered
         )

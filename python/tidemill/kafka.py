@@ -261,7 +261,7 @@ def _meta(topic: str, meta: Mapping[str, str] | None, at: str) -> dict[str, str]
 def _bytes(topic: str, name: str, given: int | None, at: str) -> int | None:
     if given is not None and given < 64 << 10:
         raise ProgramError(
-            f"topic {topic}: {name}={given!r} is less than 65536", "give more bytes", at
+            f"topic {topic}: {name}={given!r} is less than 65536", "give 65536 bytes or more", at
         )
     return given
 

@@ -37,7 +37,7 @@ def declare(
         )
     if not all(isinstance(stream, Stream) for stream in streams):
         raise ProgramError(
-            "@app.procedure takes streams, or nothing where it is called by clients",
+            "@app.procedure takes streams, or nothing where clients call it",
             "write @app.procedure(stream), or @app.procedure",
             at,
         )

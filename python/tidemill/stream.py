@@ -216,7 +216,9 @@ class Stream(Side):
             self.batch = {"time_us": size}
         if size <= 0:
             given = of if time is None else time
-            raise ProgramError(f"stream {self.name}: a batch of {given!r} has no events", "", at)
+            raise ProgramError(
+                f"stream {self.name}: a batch of {given!r} has no events", "give more than 0", at
+            )
         return self
 
     def _source(

@@ -173,9 +173,15 @@ class Table:
         """
         at = here()
         if not columns:
-            raise ProgramError(f"table {self.name}: an index needs at least one column", "", at)
+            raise ProgramError(
+                f"table {self.name}: an index needs at least one column", "name one", at
+            )
         if self.keeps is not None:
-            raise ProgramError(f"table {self.name} belongs to the engine", "", at)
+            raise ProgramError(
+                f"table {self.name} belongs to the engine",
+                "declare the index on a table of the app",
+                at,
+            )
         return declare_index(self, columns, unique, name, at)
 
     def __iter__(self) -> NoReturn:

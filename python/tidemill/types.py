@@ -218,7 +218,10 @@ def data_type(given: object) -> DataType:
     """Returns a type without null and default, for casts and for items of lists."""
     column = column_type(given)
     if column.nullable or column.default is not MISSING:
-        raise ProgramError("null and defaults belong to columns, not to types inside others")
+        raise ProgramError(
+            "null and defaults belong to columns, not to types inside others",
+            "give a plain type here, such as int",
+        )
     return column.ty
 
 

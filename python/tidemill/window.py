@@ -137,7 +137,11 @@ def tumbling(
         (tm.tumbling('1h'), tm.tumbling(versions=100))
     """
     if (size is None) == (versions is None):
-        raise ProgramError("tm.tumbling takes a size or versions=", "", here())
+        raise ProgramError(
+            "tm.tumbling takes either a size or versions=",
+            'write tm.tumbling("1h"), or tm.tumbling(versions=100)',
+            here(),
+        )
     if versions is not None:
         json = {"tumbling_versions": {"versions": _count(versions, "versions")}}
         return Window(json, f"tm.tumbling(versions={versions})", None, versions)
@@ -319,8 +323,8 @@ def fold(
     result = block.lift(step(state, SymbolicEvent(block)), at)
     if result.ty != first.ty or result.nullable:
         raise ProgramError(
-            f"the fold begins with a {first.ty}, but its step gives "
-            f"a {'nullable ' if result.nullable else ''}{result.ty or 'null'}",
+            f"the fold begins with {first.ty}, but its step gives "
+            f"{'nullable ' if result.nullable else ''}{result.ty or 'null'}",
             "convert both to one type with tm.cast(x, type), and replace nulls with tm.coalesce",
             at,
         )

@@ -123,7 +123,7 @@ impl DeclaredSinks {
             let name = target.name();
             if ways.all.iter().any(|way| (&way.stream, &way.name) == (&stream, &name)) {
                 let what = format!("stream {stream} is written to {name} twice");
-                return Err(Error::program(what).at(at));
+                return Err(Error::program(what).help("remove one of the two").at(at));
             }
             ways.all.push(DeclaredSink { stream, name, target, at, begins: SinkPlace::default() });
         }

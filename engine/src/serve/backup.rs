@@ -95,7 +95,8 @@ fn check_target(site: &Site, to: &Path) -> Result<()> {
     let disk = &*site.disk;
     if !to.is_absolute() {
         let what = format!("'{}' is not an absolute path", to.display());
-        return Err(Error::setting(what).help("the engine may run in another folder"));
+        return Err(Error::setting(what)
+            .help("give an absolute path, because the engine may run in another folder"));
     }
     let io = |e: std::io::Error| Error::io(to.display(), &e);
     if disk.destination(to).map_err(io)?.starts_with(disk.resolve(&site.path).map_err(io)?) {

@@ -205,11 +205,11 @@ fn renames_that_make_no_sense_are_refused() {
         (&[("t.name", "t.caled")], &["no column 'caled'", "did you mean 'called'"]),
         (&[("x", "t")], &["no table 'x'"]),
         (&[("t", "x")], &["no table 'x'"]),
-        (&[("t", "t.called")], &["one is a table and the other a column"]),
-        (&[("t.name", "called")], &["one is a table and the other a column"]),
-        (&[("t.name", "t.n")], &["both", "would be n"]),
-        (&[("t.name", "t.id")], &["would be id"]),
-        (&[("t.id", "t.called"), ("t.name", "t.called")], &["would be called"]),
+        (&[("t", "t.called")], &["is a table, and the other is a column"]),
+        (&[("t.name", "called")], &["is a table, and the other is a column"]),
+        (&[("t.name", "t.n")], &["both", "would become n"]),
+        (&[("t.name", "t.id")], &["would become id"]),
+        (&[("t.id", "t.called"), ("t.name", "t.called")], &["would become called"]),
     ] {
         refused(new.start(&sim, upgrading(renames)), words);
         let error = schema_diff(&sim.env(), Path::new(DATA), &new.app(upgrading(renames)));

@@ -209,7 +209,7 @@ impl Program {
         batch.check().or_else(|what| wrong(&what))?;
         if stream.is_output() {
             return wrong(
-                "transactions emit into it: only streams from outside have batches of a size",
+                "transactions emit into it, but only streams from outside come in batches",
             );
         }
         let id = StreamId(self.streams.iter().position(|s| s == stream).unwrap_or(0) as u16);

@@ -389,7 +389,10 @@ impl Program {
                 return wrong(format!("table {} has no column {column}", other.name));
             };
             if !column.ty.is_ordered() {
-                return wrong(format!("a {} can't be indexed ('{}')", column.ty, column.name));
+                return wrong(format!(
+                    "'{}' is {}, which can't be indexed",
+                    column.name, column.ty
+                ));
             }
             if columns[..place].contains(&columns[place]) {
                 return wrong(format!("'{}' is in it twice", column.name));

@@ -170,7 +170,7 @@ impl OwnedWindow {
             return wrong(format!("with a size of {size} and a slide of {slide} each row slides it more than {SLIDES_MAX} times"));
         }
         if matches!(self.extent, Extent::Rows { size, .. } if size > ROWS_MAX) {
-            return wrong(format!("it has at most {ROWS_MAX} rows"));
+            return wrong(format!("its size is over the limit of {ROWS_MAX} rows"));
         }
         if let Some(group) = self.group {
             match self.schema.columns.get(group) {

@@ -218,7 +218,7 @@ impl Fold {
         match types.get(self.step.index()) {
             Some(Type { ty: Some(step), nullable: false }) if *step == ty => Ok(state),
             Some(Type { ty: Some(step), nullable }) => Err(Error::program(format!(
-                "a fold begins with a {ty}, but its step gives a {}{step}",
+                "a fold begins with {ty}, but its step gives {}{step}",
                 if *nullable { "nullable " } else { "" }
             ))
             .help("convert both to one type with tm.cast(x, type), and nulls with tm.coalesce")),
