@@ -432,7 +432,7 @@ mod tests {
             properties: [(name.to_owned(), value.to_owned())].into(),
             ..source.clone()
         };
-        assert!(refused(with("group.id", "x")).contains("can't be chosen"));
+        assert!(refused(with("group.id", "x")).contains("can't be set"));
         assert!(refused(with("socket.tmeout.ms", "1")).contains("socket.tmeout.ms"));
         with("socket.timeout.ms", "5000").check().unwrap();
         let sink = TopicSink::new("t", "b:1");
@@ -441,7 +441,7 @@ mod tests {
         TopicSink { transactions: true, ..sink.clone() }.check().unwrap();
         // Settings with a registry.
         let avro = TopicSource { format: MessageFormat::Avro, ..source.clone() };
-        assert!(refused(avro.clone()).contains("needs a registry"));
+        assert!(refused(avro.clone()).contains("needs a schema registry"));
         let at = |url: &str| Some(url.to_owned());
         assert!(refused(TopicSource { registry: at("host"), ..avro.clone() })
             .contains("not an HTTP URL"));
