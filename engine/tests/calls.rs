@@ -168,6 +168,6 @@ fn calls_that_can_not_be_made_are_refused() {
     assert!(refused("add", two).contains("one row of arguments, not 2"));
     let other = Schema::new(vec![Column::new("id", DataType::Int)]);
     let other = Batch::from_rows(other.into(), [&[Value::Int(1)][..]]);
-    assert!(refused("add", other).contains("columns"));
+    assert!(refused("add", other).contains("parameters"));
     mill.stop().unwrap();
 }

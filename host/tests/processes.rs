@@ -89,10 +89,11 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     found.retain(|_, balance| *balance != OPENING);
     assert_eq!(found, balances);
     drop(workers);
-    // Without workers that could take a snapshot, it does not wait, and reports that.
+    // Without workers that could take a snapshot, it does not wait, and reports that. Its status may
+    // lack the last cut.
     let is_whole = coordinator.process.leave(60_000_000);
     let ended = coordinator.process.status();
-    assert_eq!(is_whole, ended.snapshot == ended.epoch, "{ended:?}");
+    assert!(!is_whole || ended.snapshot == ended.epoch, "{ended:?}");
 }
 
 /// The outputs by their client's id: each reply must be there once.

@@ -87,7 +87,7 @@ def test_what_stands_beside_a_value_fits_its_column(what: str) -> None:
         for column in (str, bytes, float, *([] if what == "timestamp" else [tm.timestamp])):
             error = reading(column, meta={"n": what})
             assert isinstance(error, tm.SettingError), column
-            assert f"the message's {what} is not" in error.what
+            assert f"can't hold the message's {what}" in error.what
 
 
 def test_keys_and_headers_are_refused_before_anything_is_sent() -> None:

@@ -284,8 +284,8 @@ def method_lines(
 ) -> Iterator[str]:
     """Yields the lines at which a function's code names a method of one of its parameters.
 
-    Nested functions are included. With ``always`` only lines before the first branch are, which
-    every call reaches.
+    Nested functions are included. With ``always`` only lines before a function's first branch are,
+    which every call of it reaches.
     """
     plain = inspect.unwrap(function)
     if parameter >= plain.__code__.co_argcount:
@@ -294,11 +294,11 @@ def method_lines(
     codes = [plain.__code__]
     while codes:
         code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType) and not always)
+        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
         is_owner, line = False, code.co_firstlineno
         for instruction in dis.get_instructions(code):
             if always and instruction.opname.startswith(("POP_JUMP", "JUMP_IF", "FOR_ITER")):
-                return
+                break
             line = instruction.starts_line or line
             if is_owner and instruction.opname in _ATTRIBUTES and instruction.argval == method:
                 yield f"{shown(code.co_filename)}:{line}"
