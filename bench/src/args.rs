@@ -443,7 +443,10 @@ mod tests {
             (r#""kays":1"#, "kays"),
             (r#""threads":0"#, "--threads 0: it must be 1 to 64"),
             (r#""processes":2"#, "--processes 2"),
-            (r#""strategy":"x""#, "the strategies are adaptive, serial, rounds, blocks, lists, s-store"),
+            (
+                r#""strategy":"x""#,
+                "the strategies are adaptive, serial, rounds, blocks, lists, s-store",
+            ),
             (r#""compare":"lists,x""#, "there is no strategy 'x'"),
             (r#""compare":"lists","source":"x""#, "--compare"),
             (r#""epoch":0"#, "--epoch 0"),
