@@ -60,14 +60,11 @@ impl Counted {
 
 /// For each abort stream by name, the handler whose aborts it has.
 pub(crate) fn aborting(program: &Program) -> BTreeMap<Arc<str>, String> {
-    let of = |handler: &tidemill_txn::program::Handler| {
-        let name = handler.name.to_string();
-        let streams = handler.inputs().map(|input| input.aborted).collect::<Vec<_>>();
-        streams
-            .into_iter()
-            .map(move |stream| (program.streams[stream.index()].spec.name.clone(), name.clone()))
+    let named = |(stream, handler): (StreamId, usize)| {
+        let name = program.handlers[handler].name.to_string();
+        (program.streams[stream.index()].spec.name.clone(), name)
     };
-    program.handlers.iter().flat_map(of).collect()
+    by_abort_stream(program).into_iter().map(named).collect()
 }
 
 /// For each abort stream, the handler whose aborts it has.

@@ -21,12 +21,6 @@ impl<V> Default for Keyed<V> {
     }
 }
 
-impl<V: PartialEq> PartialEq for Keyed<V> {
-    fn eq(&self, other: &Keyed<V>) -> bool {
-        self.values == other.values
-    }
-}
-
 impl<V> Keyed<V> {
     pub fn get(&self, key: &Key) -> Option<&V> {
         self.values.get(key)

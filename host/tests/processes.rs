@@ -102,7 +102,7 @@ struct Left(Mutex<BTreeMap<Vec<u8>, usize>>);
 
 fn listener(left: &Arc<Left>) -> tidemill_host::Listener {
     let left = left.clone();
-    Arc::new(move |_, output| {
+    Arc::new(move |_, output, _| {
         if let Output::Reply { id, .. } = output {
             *left.0.lock().entry(id.to_vec()).or_default() += 1;
         }

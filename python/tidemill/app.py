@@ -95,6 +95,11 @@ class App:
         self.roles: dict[str, str] = {}
         self.summaries: list[Callable[..., Mapping[str, Any]]] = []
 
+    @property
+    def reads(self) -> bool:
+        """Whether a stream reads files or a topic."""
+        return any(source["files"] is not None or "kafka" in source for source in self.sources)
+
     # Declarations.
 
     def table(

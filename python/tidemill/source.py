@@ -129,6 +129,20 @@ def returns_nothing(code: CodeType) -> bool:
     return True
 
 
+def _codes(function: Callable[..., Any]) -> Iterator[tuple[CodeType, set[str]]]:
+    """Yields a function's code and that of nested ones, each with the outer names that it uses.
+
+    Those are the variables of the functions around the first one.
+    """
+    code = inspect.unwrap(function).__code__
+    codes = [(code, set(code.co_freevars))]
+    while codes:
+        code, outer = codes.pop()
+        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
+        codes.extend((c, outer & set(c.co_freevars)) for c in inner)
+        yield code, outer
+
+
 def referenced(function: Callable[..., Any]) -> Iterator[object]:
     """Yields the objects that a function's code names in its globals and closure.
 
@@ -136,12 +150,7 @@ def referenced(function: Callable[..., Any]) -> Iterator[object]:
     """
     closure = inspect.getclosurevars(function)
     yield from closure.nonlocals.values()
-    names: set[str] = set()
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+    names = {name for code, _ in _codes(function) for name in code.co_names}
     for name in sorted(names):
         if name in function.__globals__:
             yield function.__globals__[name]
@@ -160,11 +169,7 @@ def loaded(function: Callable[..., Any]) -> Iterator[tuple[object, str]]:
     """
     plain = inspect.unwrap(function)
     closure = inspect.getclosurevars(plain).nonlocals
-    codes = [(plain.__code__, set(plain.__code__.co_freevars))]
-    while codes:
-        code, outer = codes.pop()
-        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-        codes.extend((c, outer & set(c.co_freevars)) for c in inner)
+    for code, outer in _codes(plain):
         line = code.co_firstlineno
         for instruction in dis.get_instructions(code):
             line = instruction.starts_line or line
@@ -182,12 +187,7 @@ def globals_written(function: Callable[..., Any]) -> Iterator[str]:
 
     Nested functions are included.
     """
-    code = inspect.unwrap(function).__code__
-    codes = [(code, set(code.co_freevars))]
-    while codes:
-        code, own = codes.pop()
-        inner = [c for c in code.co_consts if isinstance(c, CodeType)]
-        codes.extend((c, own & set(c.co_freevars)) for c in inner)
+    for code, own in _codes(function):
         for instruction in dis.get_instructions(code):
             is_global = instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
             is_outer = instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
@@ -262,10 +262,7 @@ def unknown(function: Callable[..., Any], module: ModuleType) -> Iterator[tuple[
     """
     plain = inspect.unwrap(function)
     names = getattr(plain, "__globals__", {})
-    codes = [plain.__code__]
-    while codes:
-        code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+    for code, _ in _codes(plain):
         is_module, line = False, code.co_firstlineno
         for instruction in dis.get_instructions(code):
             line = instruction.starts_line or line
@@ -291,10 +288,7 @@ def method_lines(
     if parameter >= plain.__code__.co_argcount:
         return
     name = plain.__code__.co_varnames[parameter]
-    codes = [plain.__code__]
-    while codes:
-        code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+    for code, _ in _codes(plain):
         is_owner, line = False, code.co_firstlineno
         for instruction in dis.get_instructions(code):
             if always and instruction.opname.startswith(("POP_JUMP", "JUMP_IF", "FOR_ITER")):
@@ -339,10 +333,7 @@ def blocking(function: Callable[..., Any]) -> Iterator[str]:
     """
     plain = inspect.unwrap(function)
     names = {**vars(builtins), **getattr(plain, "__globals__", {})}
-    codes = [plain.__code__]
-    while codes:
-        code = codes.pop()
-        codes.extend(c for c in code.co_consts if isinstance(c, CodeType))
+    for code, _ in _codes(plain):
         found: object = None
         said = ""
         for instruction in dis.get_instructions(code):

@@ -381,9 +381,9 @@ class Stream(Side):
 
     def _never_late(self) -> tuple[str, str] | None:
         """Returns why none of its events can be late, and the remedy; None where some can."""
-        root: Stream = self
-        while isinstance(root.origin, dict) and "derived" in root.origin:
-            root = self.app.streams[root.origin["derived"]["from"]]
+        from tidemill.units import input_of
+
+        root = input_of(self)
         if root.time is None:
             return (
                 f"stream {root.name} has no event time, and no late rows",

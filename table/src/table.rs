@@ -1,5 +1,6 @@
 //! A table: slots, index and version log.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -312,27 +313,35 @@ impl Table {
     /// Returns the slot of a key. If the key has none and `takes` is set, returns a new slot
     /// without a row.
     fn slot_for(&mut self, key: &[Value], takes: bool) -> Option<u32> {
-        if let Some(index) = &self.keys {
-            let key = Key::of(key);
-            let hash = index.hash(&key);
-            let found = index.find_hashed(&key, hash);
-            return found.or_else(|| takes.then(|| self.take_keyed(key, hash)));
+        match &self.keys {
+            Some(_) => self.slot_keyed(Cow::Owned(Key::of(key)), takes),
+            None => {
+                let word = key_word(&key[0]).expect("the caller has refused null keys");
+                self.slot_of_word(word, takes)
+            }
         }
-        let word = key_word(&key[0]).expect("the caller has refused null keys");
-        let hash = self.hash(word);
-        let base = self.find(word, hash).or_else(|| takes.then(|| self.take(word, hash)))?;
-        Some((base / self.stride) as u32)
     }
 
     /// Returns the slot of an encoded key, as [`Table::slot_for`] does.
     fn slot_for_key(&mut self, key: &Key, takes: bool) -> Option<u32> {
-        if let Some(index) = &self.keys {
-            let hash = index.hash(key);
-            let found = index.find_hashed(key, hash);
-            return found.or_else(|| takes.then(|| self.take_keyed(key.clone(), hash)));
+        if self.keys.is_some() {
+            return self.slot_keyed(Cow::Borrowed(key), takes);
         }
         let ty = &self.spec.schema.columns[self.spec.key[0]].ty;
         let word = encode::decode_word(ty, &mut &key.0[..]).flatten().expect("a key of this table");
+        self.slot_of_word(word, takes)
+    }
+
+    /// Does what [`Table::slot_for`] does, for a key that is not a word.
+    fn slot_keyed(&mut self, key: Cow<'_, Key>, takes: bool) -> Option<u32> {
+        let index = self.keys.as_ref().expect("the caller has checked the kind of keys");
+        let hash = index.hash(&key);
+        let found = index.find_hashed(&key, hash);
+        found.or_else(|| takes.then(|| self.take_keyed(key.into_owned(), hash)))
+    }
+
+    /// Does what [`Table::slot_for`] does, for a word key.
+    fn slot_of_word(&mut self, word: u64, takes: bool) -> Option<u32> {
         let hash = self.hash(word);
         let base = self.find(word, hash).or_else(|| takes.then(|| self.take(word, hash)))?;
         Some((base / self.stride) as u32)

@@ -18,10 +18,10 @@ use tidemill_core::{
 };
 use tidemill_durable::Within;
 use tidemill_env::{Addr, Clock, Env, Lock};
-use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target, Tid};
+use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
-    Status, COORDINATOR,
+    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Mark, Placed, RequestServer, Served,
+    Shared, Status, COORDINATOR,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
@@ -37,7 +37,7 @@ use super::format::Json;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::slow::slow;
-use super::tally::Tally;
+use super::tally::{Tally, ENGINES};
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::Starting;
@@ -105,12 +105,10 @@ struct Delivered {
     count: Mutex<u64>,
     more: Condvar,
     /// The results of transactions.
-    tally: Arc<Tally>,
+    tally: Tally,
     /// The faults that the log has reported.
     reported: Mutex<Paced>,
     clock: Arc<dyn Clock>,
-    /// Slides of windows whose triggers aborted since then, and the description of the last one.
-    slides: Mutex<(u64, Option<String>)>,
 }
 
 impl Cluster {
@@ -252,19 +250,19 @@ impl Cluster {
         streams.extend(feeds::of_files(spec).filter_map(|decl| functions.taken(&decl.stream).ok()));
         let handlers = streams.into_iter().map(|stream| functions.handlers_of_event(stream));
         let handlers = (settings.sources, handlers.collect());
-        let tally = Tally::open(env, dir.clone(), program_on_nodes.clone(), handlers, is_read);
-        let tally = Arc::new(tally);
+        let tally = Tally::open(env, dir.clone(), program_on_nodes.clone(), handlers, is_read)?;
         let told = Arc::new(Delivered {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
             reported: Mutex::new(Paced::after(tally.faults())),
-            tally: tally.clone(),
+            tally,
             clock: env.clock.clone(),
-            slides: Mutex::default(),
         });
         let (hears, of) = (told.clone(), functions.clone());
-        let listener = move |source: u32, output: &Output| hears.take(of.program(), source, output);
+        let listener = move |source: u32, output: &Output, mark: Option<Mark>| {
+            hears.take(of.program(), source, output, mark);
+        };
         let asked = settings.sources;
         let request_server =
             Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
@@ -274,7 +272,7 @@ impl Cluster {
         // The engine's own timers are after the app's streams.
         let own = program.streams.len();
         Ok(Cluster {
-            timers: Timers::start(env, &request_server, &functions, (own, tally))?,
+            timers: Timers::start(env, &request_server, &functions, own)?,
             sinks,
             env: env.clone(),
             request_server,
@@ -320,7 +318,7 @@ impl Cluster {
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        self.told.tally.store(true);
+        self.told.tally.store();
         address::remove(&self.env, &self.dir);
         let is_wanted = !may_come && self.has_input_ended();
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
@@ -412,7 +410,7 @@ impl Cluster {
             ended,
             ..
         } = status;
-        let slides = self.told.slides.lock().clone();
+        let slides = self.told.tally.slides();
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
@@ -487,7 +485,7 @@ impl Cluster {
 
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
-        self.request_server.call_placed(source, call, then);
+        self.request_server.call_placed(source, call, None, then);
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
@@ -504,7 +502,8 @@ impl Cluster {
     }
 
     fn ask(&self, partition: Partition, call: Call, then: tidemill_cluster::Then<Answer>) {
-        self.request_server.call(self.request_server.source_of(partition), call, then);
+        let source = self.request_server.source_of(partition);
+        self.request_server.call(source, call, Some(ENGINES), then);
     }
 
     /// Waits for the result of a call that reads rows. It waits a moment only for a generation that
@@ -582,7 +581,7 @@ fn procedures(program: &Program, spec: &AppSpec) -> BTreeMap<String, Procedure> 
 }
 
 impl Delivered {
-    /// Counts a slide whose triggers aborted.
+    /// Logs a slide whose triggers aborted.
     fn note_slide(&self, stream: &str, row: &[Value]) {
         let (ABORTED, [Value::Str(window), Value::Int(end), Value::Str(why)]) = (stream, row)
         else {
@@ -590,9 +589,6 @@ impl Delivered {
         };
         let what = &**why;
         warn!(target: "tidemill::function", window = &**window, ends = *end, what, "slide aborted");
-        let mut slides = self.slides.lock();
-        slides.0 += 1;
-        slides.1 = Some(format!("window {window}, which ended at {end}: {why}"));
     }
 
     /// Logs a fault, with the user's line, at a pace.
@@ -604,8 +600,8 @@ impl Delivered {
         }
     }
 
-    fn take(&self, program: &Program, source: u32, output: &Output) {
-        self.note_fault(self.tally.take(source, output));
+    fn take(&self, program: &Program, source: u32, output: &Output, mark: Option<Mark>) {
+        self.note_fault(self.tally.take(source, output, mark));
         if let Output::Event { stream, row, .. } = output {
             if let Some(stream) = program.streams.get(stream.index()) {
                 self.note_slide(&stream.spec.name, row);
@@ -829,9 +825,9 @@ impl App for Cluster {
         }
         let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
-        let (told, procedure) = (self.told.clone(), procedure.to_owned());
-        let answered = move |tid: Option<Tid>, answer| {
-            told.note_fault(tid.and_then(|tid| told.tally.name(tid, &procedure)));
+        let handlers = &self.functions.program().handlers;
+        let mark = handlers.iter().position(|of| *of.name == *procedure).map(|of| of as Mark);
+        let answered = move |answer| {
             let outcome = match answer {
                 Answer::Returned(value) => Ok(value),
                 Answer::Aborted(abort) => Err(abort),
@@ -846,7 +842,7 @@ impl App for Cluster {
             then(Ok(functions.replied(&of, outcome).0));
         };
         let source = self.request_server.source_of(partition);
-        self.request_server.call_placed(source, call, Box::new(answered));
+        self.request_server.call(source, call, mark, Box::new(answered));
         Ok(())
     }
 }

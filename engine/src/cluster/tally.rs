@@ -1,20 +1,22 @@
 //! The results of transactions, counted by the coordinator from the outputs.
 //!
-//! The counts are stored in the coordinator's directory from time to time and at a clean end, and
-//! continue there. A coordinator that dies may leave its last second uncounted.
+//! A thread stores the counts in the coordinator's directory once a second, and they continue there.
+//! A coordinator that dies may leave its last second uncounted.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tidemill_cluster::{Output, RequestId};
-use tidemill_core::{StreamId, Value};
-use tidemill_env::Env;
+use tidemill_core::{Error, Result, StreamId, Value};
+use tidemill_env::{Env, Handle};
 use tidemill_function::Tid;
+use tidemill_host::Mark;
 use tidemill_txn::program::{Abort, Origin, Program, FAULT};
 
 use super::feeds::END_ID;
@@ -24,8 +26,10 @@ use crate::reasons::{by_abort_stream, Reasons};
 
 /// The name of the file with the counts.
 const FILE: &str = "counts";
-/// The time between two writes of the file, in nanoseconds.
-const STORE_NS: u64 = 1_000_000_000;
+/// The time between two writes of the file.
+const STORE_EVERY: Duration = Duration::from_secs(1);
+/// The mark of requests by the engine itself, which count only if they abort.
+pub(super) const ENGINES: Mark = Mark::MAX;
 /// The handler of an abort that no event reports.
 const UNKNOWN: &str = "-";
 
@@ -45,6 +49,15 @@ struct Counts {
     reasons: Reasons,
     /// The last fault, in words.
     fault: Option<String>,
+    /// Slides of windows whose triggers aborted, and the description of the last one.
+    slides: u64,
+    slide: Option<String>,
+}
+
+/// The contents of the file. Beside the counts, it has the report that a status has.
+#[derive(Default, Deserialize)]
+struct Stored {
+    counts: Counts,
 }
 
 /// The open ends of a source's outputs.
@@ -55,8 +68,6 @@ struct Tail {
     nth: usize,
     /// The handler of the last transaction, which aborted. The reply follows.
     aborted: Option<(Tid, usize)>,
-    /// The last aborted request whose handler is unknown. Its sender knows it.
-    unnamed: Option<(Tid, Abort)>,
 }
 
 #[derive(Default)]
@@ -64,13 +75,23 @@ struct State {
     counts: Counts,
     tails: BTreeMap<u32, Tail>,
     is_changed: bool,
-    stored_ns: u64,
+    is_over: bool,
+}
+
+/// The counts, and where they are stored.
+struct Shared {
+    env: Env,
+    dir: PathBuf,
+    state: Mutex<State>,
+    /// The condition for the thread that stores them.
+    changed: Condvar,
 }
 
 /// The counts of a cluster.
 pub(super) struct Tally {
-    env: Env,
-    dir: PathBuf,
+    shared: Arc<Shared>,
+    /// The thread that stores the counts, if they are complete.
+    thread: Mutex<Option<Handle>>,
     program: Arc<Program>,
     /// The number of sources of requests. Topics and files follow.
     requests: u32,
@@ -80,34 +101,52 @@ pub(super) struct Tally {
     aborted: BTreeMap<StreamId, usize>,
     /// Whether outputs are read, so that the counts are complete.
     is_read: bool,
-    state: Mutex<State>,
 }
 
 impl Tally {
     /// Continues the counts of a directory. Unreadable ones begin again.
+    ///
+    /// # Errors
+    /// If no thread can be started.
     pub fn open(
         env: &Env,
         dir: PathBuf,
         program: Arc<Program>,
         (requests, handlers): (u32, Vec<Vec<usize>>),
         is_read: bool,
-    ) -> Tally {
+    ) -> Result<Tally> {
         let mut text = Vec::new();
         let file = env.disk.open_read(&dir.join(FILE)).ok();
         let file = file.and_then(|mut file| file.read_to_end(&mut text).ok());
         // An unreadable file has only lost counts, which begin again.
-        let counts = file.and_then(|_| serde_json::from_slice(&text).ok()).unwrap_or_default();
+        let stored = file.and_then(|_| serde_json::from_slice(&text).ok());
+        let Stored { counts } = stored.unwrap_or_default();
         let aborted = by_abort_stream(&program);
         let state = Mutex::new(State { counts, ..State::default() });
-        Tally { env: env.clone(), dir, program, requests, handlers, aborted, is_read, state }
+        let (env, changed) = (env.clone(), Condvar::new());
+        let shared = Arc::new(Shared { env: env.clone(), dir, state, changed });
+        let stores = shared.clone();
+        let spawn = || env.threads.spawn("cluster-counts", Box::new(move || stores.run()));
+        let thread = is_read.then(spawn).transpose();
+        let thread = thread.map_err(|e| Error::io("starting the thread that stores counts", &e))?;
+        let thread = Mutex::new(thread);
+        Ok(Tally { shared, thread, program, requests, handlers, aborted, is_read })
     }
 
-    /// Counts an output of a source. Returns a new fault in words, with the user's line.
-    pub fn take(&self, source: u32, output: &Output) -> Option<(String, Option<String>)> {
-        let mut state = self.state.lock();
+    /// Counts an output of a source. The mark of a request is its handler, or [`ENGINES`]. Returns a
+    /// new fault in words, with the user's line.
+    pub fn take(
+        &self,
+        source: u32,
+        output: &Output,
+        mark: Option<Mark>,
+    ) -> Option<(String, Option<String>)> {
+        let mut state = self.shared.state.lock();
         let State { counts, tails, is_changed, .. } = &mut *state;
         let tail = tails.entry(source).or_default();
-        *is_changed = true;
+        if !std::mem::replace(is_changed, true) {
+            self.shared.changed.notify_one();
+        }
         match output {
             Output::Event { tid, path, stream, row, .. } => {
                 if let Some(&handler) = self.aborted.get(stream) {
@@ -123,7 +162,10 @@ impl Tally {
                 let stream = self.program.streams.get(stream.index())?;
                 let is_engines = stream.origin == Origin::Emitted;
                 match (&*stream.spec.name, &row[..]) {
-                    (ABORTED, [Value::Str(window), Value::Int(_), Value::Str(why)]) => {
+                    (ABORTED, [Value::Str(window), Value::Int(end), Value::Str(why)]) => {
+                        counts.slides += 1;
+                        counts.slide =
+                            Some(format!("window {window}, which ended at {end}: {why}"));
                         let mut windows = self.program.windows.iter();
                         let of = windows.find(|of| of.name == *window)?;
                         let event = format!("a slide of window {window}");
@@ -141,10 +183,13 @@ impl Tally {
                 // All transactions of an event have one id.
                 let is_of_event = source >= self.requests;
                 let is_end = is_of_event && id.ends_with(END_ID.as_bytes());
+                if mark == Some(ENGINES) && outcome.is_ok() {
+                    return None;
+                }
                 let is_same = is_of_event && tail.last.as_ref() == Some(id);
                 counts.events += u64::from(!is_end && !is_same);
                 tail.nth = if is_same { tail.nth + 1 } else { 0 };
-                if !is_same {
+                if is_of_event && !is_same {
                     tail.last = Some(id.clone());
                 }
                 let handler = tail.aborted.take().filter(|(of, _)| of == tid).map(|(_, of)| of);
@@ -160,28 +205,13 @@ impl Tally {
                         let event = self.row_named(id, handler);
                         counts.abort(&self.program, handler, abort, event.as_deref())
                     }
-                    Err(abort) if handler.is_some() => {
-                        counts.abort(&self.program, handler, abort, None)
-                    }
                     Err(abort) => {
-                        let before = tail.unnamed.replace((*tid, abort.clone()));
-                        let (_, before) = before?;
-                        counts.abort(&self.program, None, &before, None)
+                        let handler = handler.or(mark.map(|of| of as usize));
+                        counts.abort(&self.program, handler, abort, None)
                     }
                 }
             }
         }
-    }
-
-    /// Counts the abort of a request by its handler, which only the sender knows. Returns a fault
-    /// in words, with the user's line.
-    pub fn name(&self, tid: Tid, handler: &str) -> Option<(String, Option<String>)> {
-        let mut state = self.state.lock();
-        let State { counts, tails, .. } = &mut *state;
-        let of = |tail: &mut Tail| tail.unnamed.take_if(|(of, _)| *of == tid);
-        let (_, abort) = tails.values_mut().find_map(of)?;
-        let handler = self.program.handlers.iter().position(|of| *of.name == *handler);
-        counts.abort(&self.program, handler, &abort, None)
     }
 
     /// Names the row of a source, by the id of its replies, `name/offset`, and by its handler.
@@ -201,25 +231,10 @@ impl Tally {
         of.is_some_and(|of| self.program.streams.iter().any(|stream| *stream.spec.name == *of))
     }
 
-    /// Takes requests of the engine's own clock out of the counts.
-    pub fn engines(&self, requests: u64) {
-        let counts = &mut self.state.lock().counts;
-        counts.events = counts.events.saturating_sub(requests);
-        counts.ended = counts.ended.saturating_sub(requests);
-    }
-
     /// Adds the counts to a status.
     pub fn report(&self, status: &mut serde_json::Value) {
-        self.store(false);
-        let mut state = self.state.lock();
-        state.name_rest(&self.program);
-        let Counts { events, ended, refused, faults, dead, late, reasons, fault } = &state.counts;
-        let committed = ended.saturating_sub(dead + late);
         let said = match self.is_read {
-            true => json!({
-                "events": events, "committed": committed, "refused": refused, "faults": faults,
-                "dead": dead, "reasons": reasons.report(), "fault": fault,
-            }),
+            true => self.shared.state.lock().counts.report(),
             false => json!({
                 "events": null, "committed": null, "refused": null, "faults": null, "dead": null,
                 "reasons": [], "fault": null,
@@ -232,21 +247,58 @@ impl Tally {
 
     /// The number of faults.
     pub fn faults(&self) -> u64 {
-        self.state.lock().counts.faults
+        self.shared.state.lock().counts.faults
     }
 
-    /// Writes the counts, unless that was a moment ago and this is not the `last` time.
-    pub fn store(&self, last: bool) {
-        let now_ns = self.env.clock.monotonic_ns();
-        let text = {
+    /// The number of slides that aborted, and the description of the last one.
+    pub fn slides(&self) -> (u64, Option<String>) {
+        let counts = &self.shared.state.lock().counts;
+        (counts.slides, counts.slide.clone())
+    }
+
+    /// Stores the counts now.
+    pub fn store(&self) {
+        if self.is_read {
+            self.shared.store();
+        }
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.shared.state.lock().is_over = true;
+        self.shared.changed.notify_one();
+        if let Some(thread) = self.thread.get_mut().take() {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Stores the counts after changes, until the end.
+    fn run(&self) {
+        loop {
             let mut state = self.state.lock();
-            state.name_rest(&self.program);
-            let is_due = now_ns.saturating_sub(state.stored_ns) >= STORE_NS;
-            if !state.is_changed || !(last || is_due) {
+            self.changed.wait_while(&mut state, |state| !state.is_changed && !state.is_over);
+            let is_over = state.is_over;
+            drop(state);
+            self.store();
+            if is_over {
                 return;
             }
-            (state.is_changed, state.stored_ns) = (false, now_ns);
-            serde_json::to_string(&state.counts).unwrap_or_default()
+            let mut state = self.state.lock();
+            self.changed.wait_while_for(&mut state, |state| !state.is_over, STORE_EVERY);
+        }
+    }
+
+    fn store(&self) {
+        let text = {
+            let mut state = self.state.lock();
+            if !std::mem::take(&mut state.is_changed) {
+                return;
+            }
+            json!({"counts": state.counts, "report": state.counts.report()}).to_string()
         };
         if let Err(error) = replace(&*self.env.disk, &self.dir, FILE, &text) {
             let what = error.to_string();
@@ -255,18 +307,17 @@ impl Tally {
     }
 }
 
-impl State {
-    /// Counts the aborts of requests whose sender has not named their handlers: others sent them.
-    fn name_rest(&mut self, program: &Program) {
-        for tail in self.tails.values_mut() {
-            if let Some((_, abort)) = tail.unnamed.take() {
-                self.counts.abort(program, None, &abort, None);
-            }
-        }
-    }
-}
-
 impl Counts {
+    /// Returns the counts as a status has them.
+    fn report(&self) -> serde_json::Value {
+        let Counts { events, ended, refused, faults, dead, late, reasons, fault, .. } = self;
+        let committed = ended.saturating_sub(dead + late);
+        json!({
+            "events": events, "committed": committed, "refused": refused, "faults": faults,
+            "dead": dead, "reasons": reasons.report(), "fault": fault,
+        })
+    }
+
     /// Counts an abort. Returns a fault in words, with the user's line.
     fn abort(
         &mut self,

@@ -13,11 +13,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tidemill_core::{encode, Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
-use tidemill_function::{Call, Functions as _, Tid};
-use tidemill_host::{Answer, Placed, RequestServer};
+use tidemill_function::{Call, Functions as _};
+use tidemill_host::{Answer, Mark, Placed, RequestServer};
 
 use super::panics::catch_panic;
-use super::tally::Tally;
+use super::tally::ENGINES;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -61,7 +61,6 @@ struct Clockwork {
     state: Arc<State>,
     /// The number of the app's own streams. Timers of later ones are the engine's.
     own: usize,
-    tally: Arc<Tally>,
 }
 
 impl Timers {
@@ -74,7 +73,7 @@ impl Timers {
         env: &Env,
         request_server: &Arc<RequestServer>,
         functions: &Arc<AppFunctions>,
-        (own, tally): (usize, Arc<Tally>),
+        own: usize,
     ) -> Result<Timers> {
         let now_us = env.clock.now_us();
         let timers = functions.timers().iter().map(|timer| {
@@ -90,7 +89,7 @@ impl Timers {
         let (request_server, functions) = (request_server.clone(), functions.clone());
         let (env_too, state_too) = (env.clone(), state.clone());
         let clockwork =
-            Clockwork { env: env_too, request_server, functions, state: state_too, own, tally };
+            Clockwork { env: env_too, request_server, functions, state: state_too, own };
         let run = move || {
             let fire = || {
                 clockwork.run(timers);
@@ -159,9 +158,6 @@ impl Clockwork {
         // It may be unknown whether the firing was recorded. By its ids it is executed once.
         while !self.is_over() {
             if self.is_done(timer.stream, &firing, source) {
-                if timer.stream.index() >= self.own {
-                    self.tally.engines(firing.len() as u64);
-                }
                 return;
             }
         }
@@ -172,20 +168,14 @@ impl Clockwork {
         if firing.is_empty() {
             return true;
         }
-        let handlers = &self.functions.program().handlers;
-        let names = self.functions.handlers_of_event(stream).into_iter();
-        let mut names = names.map(|handler| handlers[handler].name.clone());
+        let is_engines = stream.index() >= self.own;
+        let mut handlers = self.functions.handlers_of_event(stream).into_iter();
         let (tell, told) = channel();
-        let ask = |call: &Call| -> (Call, Placed) {
+        let ask = |call: &Call| -> (Call, Option<Mark>, Placed) {
             let tell = tell.clone();
-            let (tally, handler) = (self.tally.clone(), names.next());
-            let then = move |tid: Option<Tid>, answer| {
-                if let (Some(tid), Some(handler)) = (tid, &handler) {
-                    tally.name(tid, handler);
-                }
-                drop(tell.send(answer));
-            };
-            (call.clone(), Box::new(then))
+            let handler = handlers.next().map(|handler| handler as Mark);
+            let mark = if is_engines { Some(ENGINES) } else { handler };
+            (call.clone(), mark, Box::new(move |_, answer| drop(tell.send(answer))))
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);

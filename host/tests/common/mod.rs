@@ -169,7 +169,7 @@ impl Coordinator {
         let (tell, told) = channel();
         let partition = tidemill_place::partition(&tidemill_core::Key::of(&*call.key));
         let then = Box::new(move |answer| drop(tell.send(answer)));
-        self.request_server.call(self.request_server.source_of(partition), call, then);
+        self.request_server.call(self.request_server.source_of(partition), call, None, then);
         told
     }
 

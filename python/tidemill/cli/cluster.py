@@ -127,9 +127,8 @@ def _coordinator(args: argparse.Namespace) -> int:
 
 def _check(app: App, settings: Mapping[str, Any]) -> None:
     # With a log in Kafka other programs may write events into it.
-    reads = any(s["files"] is not None or "kafka" in s for s in app.sources)
     called = bool(app.calls) and "http_port" in settings
-    if not called and not app.timers and not reads and "cluster_log" not in settings:
+    if not called and not app.timers and not app.reads and "cluster_log" not in settings:
         raise ProgramError(
             f"app {app.name} reads nothing",
             'read a stream from files with stream.read(tm.files("name.csv")), let clients call '
@@ -298,13 +297,7 @@ def stored_status(folder: Path) -> dict[str, Any]:
     else:
         found |= {"state": "stopped, or runs without --http"}
     try:
-        stored = json.loads((folder / "counts").read_text())
-        dead = int(stored["dead"])
-        committed = max(0, int(stored["ended"]) - dead - int(stored["late"]))
-        found |= {"events": stored["events"], "committed": committed}
-        found |= {name: stored[name] for name in ("refused", "faults", "dead")}
-        reasons = sorted(stored["reasons"]["counted"], key=lambda one: -int(one["count"]))[:5]
-        found["reasons"] = [one | {"reason": one.pop("of_all", one["reason"])} for one in reasons]
+        found |= json.loads((folder / "counts").read_text())["report"]
     except (OSError, ValueError, KeyError):
         found["reasons"] = []
     return found

@@ -500,7 +500,7 @@ def _upgrade(args: argparse.Namespace, app: App, pushed: bool, served: bool, los
     ``pushed`` says that earlier runs were by ``app.start()``, and ``served`` that clients could
     call.
     """
-    if pushed and not any(s["files"] is not None or "kafka" in s for s in app.sources):
+    if pushed and not app.reads:
         # The command would find nothing to read.
         renames = dict(rename.split("=", 1) for rename in args.rename)
         more = f", renames={renames!r}" if renames else ""

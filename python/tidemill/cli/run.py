@@ -328,7 +328,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.processes is not None:
         return on_processes(app, args, placed(settings, app.name))
     called = bool(app.calls) and "http_port" in settings
-    if not called and not any(s["files"] is not None or "kafka" in s for s in app.sources):
+    if not called and not app.reads:
         raise ProgramError(
             f"app {app.name} reads nothing",
             'read a stream from files with stream.read(tm.files("name.csv")), let clients call '

@@ -7,9 +7,12 @@
 //! [`Before`]. This costs a test for each version, and a copy for each row that has changed since
 //! the snapshot.
 
+use std::borrow::Cow;
+
 use tidemill_core::{Key, Value};
 
 use super::{Table, HEADER_WORDS, KEY, LINK, SNAPPED, STAMP, TAKEN};
+use crate::dirty::DirtyBlocks;
 use crate::version::{stamp_word, Seq, NO_LINK};
 
 /// The rows of a table that have changed since a snapshot, as they were then.
@@ -101,6 +104,8 @@ impl Table {
             before.words.extend_from_slice(&words[HEADER_WORDS..]);
             before.values.extend_from_slice(values);
         }
+        // A snapshot finds the rows here, and needs no marks of blocks.
+        self.dirty = DirtyBlocks::all();
         self.commit(seq);
     }
 
@@ -113,9 +118,12 @@ impl Table {
         for nth in (0..before.rows).rev() {
             let words = &before.words[nth * width..][..width];
             let is_there = words[1] == 1;
-            let Some(slot) = self.slot_before(words[0], before.keys.get(nth), is_there) else {
-                continue;
+            // A row that existed takes a slot if it has none any more.
+            let slot = match before.key(nth) {
+                Some(key) => self.slot_keyed(Cow::Borrowed(key), is_there),
+                None => self.slot_of_word(words[0], is_there),
             };
+            let Some(slot) = slot.map(|slot| slot as usize) else { continue };
             let base = slot * self.stride;
             let to = &mut self.slots.words_mut()[base..][..self.stride];
             let was_there = to[STAMP] & 1 == 1;
@@ -133,19 +141,6 @@ impl Table {
             }
         }
         self.commit(seq);
-    }
-
-    /// Returns the slot of a row, and takes one if the row existed and has none any more.
-    fn slot_before(&mut self, word: u64, key: Option<&Key>, is_there: bool) -> Option<usize> {
-        if let (Some(index), Some(key)) = (&self.keys, key) {
-            let hash = index.hash(key);
-            let found = index.find_hashed(key, hash);
-            let slot = found.or_else(|| is_there.then(|| self.take_keyed(key.clone(), hash)))?;
-            return Some(slot as usize);
-        }
-        let hash = self.hash(word);
-        let base = self.find(word, hash).or_else(|| is_there.then(|| self.take(word, hash)))?;
-        Some(base / self.stride)
     }
 }
 
