@@ -67,18 +67,18 @@ pub fn detach(py: Python<'_>, body: impl FnOnce() + Send + 'static) -> PyResult<
 pub fn end(work: impl FnOnce() + Send + 'static) {
     let mut work = Some(work);
     Python::try_attach(|py| {
-        if is_ending(py) {
-            return;
-        }
-        let work = work.take();
-        // Handlers of signals run during the wait, and must not see an error that is under way.
+        // An exception may be under way: a value on the stack of the frame that raised it ends
+        // here. No call into Python may see it, and it must be there again at the end.
         let raised = PyErr::take(py);
-        let waited = aside(py, move || {
-            work.into_iter().for_each(|work| work());
-            Ok(())
-        });
-        if let Err(error) = waited {
-            error.write_unraisable(py, None);
+        if !is_ending(py) {
+            let work = work.take();
+            let waited = aside(py, move || {
+                work.into_iter().for_each(|work| work());
+                Ok(())
+            });
+            if let Err(error) = waited {
+                error.write_unraisable(py, None);
+            }
         }
         if let Some(raised) = raised {
             raised.restore(py);

@@ -223,12 +223,13 @@ class Signals:
         if self.asked is not None and number == signal.SIGINT:
             os._exit(130)
         self.asked = signal.Signals(number).name
+        if self.say is not None:
+            what = "ending the start" if self._starts else "stopping after this epoch"
+            self.say(f"{self.asked}: {what}; Ctrl-C again ends at once")
         if self._starts:
             if number == signal.SIGTERM:
                 raise SystemExit(0)
             raise KeyboardInterrupt
-        if self.say is not None:
-            self.say(f"{self.asked}: stopping after this epoch; Ctrl-C again ends at once")
 
 
 class Progress:
@@ -359,9 +360,9 @@ def run(
     app: App, settings: dict[str, Any], signals: Signals, progress: Progress, quiet: bool
 ) -> dict[str, Any]:
     """Runs an app to the end of its input, or until a signal, and returns the summary."""
+    signals.say = progress.say
     with start_report(settings, False), signals.starting():
         mill = Mill(app, settings, keep_all=False, push=False)
-    signals.say = progress.say
     start = mill.status()
     if not quiet:
         print(f"data  {_found(settings, start)}", flush=True)
