@@ -129,14 +129,21 @@ impl Table {
         }
         let (mut gone_words, mut gone_keys) = (Vec::new(), Vec::new());
         for (nth, slot) in slots.into_iter().enumerate() {
-            match (slot, before.key(nth)) {
-                (Some(slot), _) if self.slots.words()[slot * self.stride + LINK] & SNAPPED == 0 => {
+            if let Some(slot) = slot {
+                let words = &self.slots.words()[slot * self.stride..][..self.stride];
+                let (is_new, is_written) = (words[LINK] & SNAPPED == 0, is_written(words));
+                if is_new {
                     self.take_changed(slot, &mut changed);
                 }
-                (Some(_), _) => {}
-                // A deleted row has lost its slot, because a later snapshot had the deletion.
-                (None, Some(key)) => gone_keys.push(key),
-                (None, None) => gone_words.push(before.word(nth, self)),
+                if !is_new || is_written {
+                    continue;
+                }
+            }
+            // A later snapshot that does not count had the deletion. So the row has lost its slot,
+            // or has one again only because a later row of its key was undone.
+            match before.key(nth) {
+                Some(key) => gone_keys.push(key),
+                None => gone_words.push(before.word(nth, self)),
             }
         }
         gone_words.sort_unstable();
@@ -217,11 +224,9 @@ impl Table {
             self.take_versions(slot, &mut changed.versions);
         }
         let words = &mut self.slots.words_mut()[slot * stride..][..stride];
-        let (link, stamp) = (words[LINK], words[STAMP]);
-        words[LINK] = link | SNAPPED;
-        let is_present = stamp & 1 == 1;
-        if !is_present && stamp == 0 && link >> 32 == u64::from(NO_LINK) {
-            // The slot was taken for a row that has never been written.
+        words[LINK] |= SNAPPED;
+        let is_present = words[STAMP] & 1 == 1;
+        if !is_written(words) {
             return;
         }
         let rows = if is_present { &mut changed.present } else { &mut changed.deleted };
@@ -243,6 +248,13 @@ impl Table {
             rows.values.extend_from_slice(&self.values[slot * beside..][..beside]);
         }
     }
+}
+
+/// Whether the row of a slot has ever been written, as far as the slot says: it may also be taken for
+/// a row that is only read, or for one whose writes were undone.
+#[inline(always)]
+fn is_written(words: &[u64]) -> bool {
+    words[STAMP] != 0 || words[LINK] >> 32 != u64::from(NO_LINK)
 }
 
 impl Changed {
