@@ -56,7 +56,13 @@ engine: $(STAMP) ## Build the engine into .venv, without the benchmarks.
 demo: engine ## Run fifteen months of bank payments, with a crash midway.
 	$(BIN)/tidemill demo --dir target/demo
 
-test: setup lint docs test-rust test-python ## Run lint, the site and all tests that need no servers.
+# Tests in Rust and in Python run side by side, because neither keeps two cores busy. What the Rust tests print comes
+# last.
+test: setup lint docs ## Run lint, the site and all tests that need no servers.
+	cargo test --release --workspace --no-run
+	@$(MAKE) --no-print-directory test-rust > target/test-rust.log 2>&1 & rust=$$!; trap "kill $$rust" INT TERM; \
+	$(MAKE) --no-print-directory test-python; python=$$?; wait $$rust; rust=$$?; \
+	cat target/test-rust.log; exit $$((python | rust))
 
 # mypy and pyright check the examples, a new app and a typed program as users would; pyright needs node.
 lint: setup ## Check style, types, prose and generated pages.

@@ -5,7 +5,6 @@ The result is an event.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import random
 import time
@@ -111,6 +110,9 @@ class OpaqueExternal:
             try:
                 said = external.function(key, *values)
                 if inspect.iscoroutine(said):
+                    # Few apps need it, and it takes a tenth of the package's import.
+                    import asyncio
+
                     said = asyncio.run(said)
                 return (*self._columns(said), None)
             except Exception as error:

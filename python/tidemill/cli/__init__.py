@@ -113,8 +113,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parsed(argv)
     if argv is None:
         _starting.loaded()
-    if argv is None and args.command in ("run", "coordinator", "worker", "inspect", "schema"):
-        fix_hash_seed()
     if argv is None and args.command == "bench":
         bench.fix_library()
     try:
@@ -135,15 +133,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of stdout has gone, so no message can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-
-
-def fix_hash_seed() -> None:
-    """Starts this process again with a fixed hash seed, unless the user has set one.
-
-    Opaque functions may iterate over sets of texts, whose order depends on the seed. With one seed
-    for all runs they give the same results.
-    """
-    if "PYTHONHASHSEED" not in os.environ:
-        sys.stdout.flush()
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)

@@ -14,15 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from tidemill import _native, errors
 from tidemill.app import App
 from tidemill.cli.cluster import status_lines, status_of, stored_status
 from tidemill.cli.load import load
-from tidemill.cli.output import counted, fields, fitted, printed, shown
+from tidemill.cli.output import console, counted, fields, printed, show_table, shown
 from tidemill.cli.run import add_renames, add_settings, flags
 from tidemill.config import apart, default_data_dir, placed
 from tidemill.config import load as load_settings
@@ -520,14 +516,8 @@ def _upgrade(args: argparse.Namespace, app: App, pushed: bool, served: bool, los
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for name in names:
-        numbers = all(isinstance(row.get(name), int | float) for row in rows)
-        table.add_column(name, overflow="fold", justify="right" if rows and numbers else "left")
-    for row in rows:
-        table.add_row(*(Text(_cell(row.get(name))) for name in names))
-    fitted(console, table)
+    numbers = [n for n in names if rows and all(isinstance(row.get(n), int | float) for row in rows)]
+    show_table(console(), names, ([_cell(row.get(n)) for n in names] for row in rows), numbers)
 
 
 def _cell(value: object) -> str:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from tidemill.cli.engine import answer, found_data_dir
 from tidemill.cli.load import load
-from tidemill.cli.output import fields, fitted, printed
+from tidemill.cli.output import console, fields, printed, show_table
 from tidemill.cli.run import add_settings, flags
 from tidemill.config import load as load_settings
 from tidemill.errors import SettingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def add(commands: Any) -> None:
@@ -60,10 +59,10 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         printed(found)
         return 0
-    console = _shown(app.name, found)
+    screen = _shown(app.name, found)
     changed = {k: v for k, v in found.get("settings", {}).items() if k in settings}
     if changed:
-        console.print("\n".join(["", "settings", *fields(changed, "  ")]))
+        screen.print("\n".join(["", "settings", *fields(changed, "  ")]))
     return 0
 
 
@@ -81,19 +80,19 @@ def _engine(args: argparse.Namespace) -> int:
         stream["rows"] = found["outputs"].get(stream["name"])
         stream["dead"] = found["dead"].get(stream["name"])
         stream["late"] = found["late"].get(stream["name"])
-    console = _shown(found["app"], found)
+    screen = _shown(found["app"], found)
     names = ["epoch", "transactions", "transaction_ns", "strategy", "why"]
-    _table(console, "epochs", names, found.get("epochs", []))
-    console.print("\n".join(["", "status", *fields(found["status"], "  ")]))
+    _table(screen, "epochs", names, found.get("epochs", []))
+    screen.print("\n".join(["", "status", *fields(found["status"], "  ")]))
     return 0
 
 
 def _shown(name: str, found: dict[str, Any]) -> Console:
     """Prints the parts that apps and engines have in common."""
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"app {name}")
+    screen = console()
+    screen.print(f"app {name}")
     _table(
-        console,
+        screen,
         "handlers",
         ["name", "input", "path", "why", "emits", "at"],
         [
@@ -109,41 +108,30 @@ def _shown(name: str, found: dict[str, Any]) -> Console:
         source["path"] = source["files"]["path"] if source.get("files") else "pushed"
         if topic := source.get("kafka"):
             source["path"] = f"kafka:{topic['topic']}"
-    _table(console, "tables", ["name", "key", "rows", "columns", "at"], found["tables"])
+    _table(screen, "tables", ["name", "key", "rows", "columns", "at"], found["tables"])
     names = ["name", "origin", "time", "rows", "dead", "late", "columns", "at"]
-    _table(console, "streams", names, found["streams"])
+    _table(screen, "streams", names, found["streams"])
     names = ["stream", "name", "offset", "ended"] if "status" in found else ["stream", "path", "at"]
-    _table(console, "sources", names, found["sources"])
-    _table(console, "sinks", ["stream", "path"], found["sinks"])
-    return console
+    _table(screen, "sources", names, found["sources"])
+    _table(screen, "sinks", ["stream", "path"], found["sinks"])
+    return screen
 
 
 def _columns(columns: list[dict[str, Any]]) -> str:
     return ", ".join(f"{c['name']}: {c['type']}{'?' if c['nullable'] else ''}" for c in columns)
 
 
-def _table(console: Console, title: str, names: list[str], rows: list[dict[str, Any]]) -> None:
+def _table(screen: Console, title: str, names: list[str], rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
-    table = Table(box=None, pad_edge=False)
     names = [name for name in names if any(row.get(name) is not None for row in rows)]
-    for name in names:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        cells = [row.get(name) for name in names]
-        table.add_row(
-            *(
-                Text(
-                    ", ".join(c)
-                    if isinstance(c, list)
-                    else ""
-                    if c is None
-                    else f"{c:,}"
-                    if type(c) is int
-                    else str(c)
-                )
-                for c in cells
-            )
-        )
-    console.print(f"\n{title}")
-    fitted(console, table)
+    screen.print(f"\n{title}")
+    show_table(screen, names, ([_cell(row.get(name)) for name in names] for row in rows))
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value)
+    if value is None:
+        return ""
+    return f"{value:,}" if type(value) is int else str(value)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from tidemill.errors import Error, SettingError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def plain(value: object) -> Any:
@@ -101,12 +101,35 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
     return lines
 
 
-def fitted(console: Console, table: Table) -> None:
-    """Prints a table. Where another program reads it, no line is wrapped."""
-    if not console.is_terminal:
-        options = console.options.update(width=1 << 30)
-        console.width = max(console.width, console.measure(table, options=options).maximum)
-    console.print(table)
+def console() -> Console:
+    """Returns where tables are printed."""
+    # Commands without tables need no library for them.
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, soft_wrap=True)
+
+
+def show_table(
+    screen: Console,
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    right: Collection[str] = (),
+) -> None:
+    """Prints a table, with the columns in ``right`` aligned to the right. Where another program
+    reads it, no line is wrapped.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name, overflow="fold", justify="right" if name in right else "left")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if not screen.is_terminal:
+        options = screen.options.update(width=1 << 30)
+        screen.width = max(screen.width, screen.measure(table, options=options).maximum)
+    screen.print(table)
 
 
 def refuse_unwritable(path: Path, ending: str) -> None:
