@@ -136,6 +136,11 @@ impl Blocks {
             let size = SEARCH_BYTES.min(length - from);
             // This includes the rest of a head that begins at the end of this part.
             let part = self.get(from, size + BLOCK_HEAD_BYTES as u64)?;
+            // Most of what follows the last block has never been written.
+            if is_zero(part) {
+                from += size;
+                continue;
+            }
             let starts = (0..size as usize).step_by(ALIGN);
             let with_magic = starts.filter(|start| {
                 part.get(start + BLOCK_MAGIC_AT..start + BLOCK_MAGIC_AT + 4)
@@ -198,4 +203,9 @@ impl Blocks {
     pub(crate) fn damage_at(&self, at: u64) -> Damage {
         Damage { path: self.segment.path.clone(), at }
     }
+}
+
+/// Whether all bytes are zero. The pieces are large enough for the processor's widest registers.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(256).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
 }

@@ -21,7 +21,9 @@ def is_command() -> bool:
 
 
 def fix_hash_seed() -> None:
-    """Starts a command that executes an app again with a fixed hash seed, unless the user has set one.
+    """Starts a command that executes an app again, with a fixed hash seed.
+
+    A seed that the user has set stays.
 
     Opaque functions may iterate over sets of texts, whose order depends on the seed. With one seed
     for all runs they give the same results.

@@ -179,7 +179,7 @@ fn check(
 #[test]
 fn they_do_what_the_serial_executor_does() {
     // Miri is thousands of times slower.
-    let (threads, seeds): (&[usize], _) = if cfg!(miri) { (&[2], 2) } else { (&[2, 3, 8], 40) };
+    let (threads, seeds): (&[usize], _) = if cfg!(miri) { (&[2], 2) } else { (&[2, 3, 8], 20) };
     let pools: Vec<Threads> = threads.iter().map(|threads| Threads::new(*threads)).collect();
     for strategy in [Strategy::Rounds, Strategy::Blocks, Strategy::Lists, Strategy::Adaptive] {
         let mut in_place = 0;

@@ -21,7 +21,7 @@ use tidemill_env::{Addr, Clock, Env, Lock};
 use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, FileLog, LeftOut, Mark, Placed, RequestServer, Served,
-    Shared, Status, COORDINATOR,
+    Shared, Status, COORDINATOR, SEGMENT_BYTES,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
@@ -177,8 +177,10 @@ impl Cluster {
         let outputs = Json::new(functions.clone(), fingerprint(spec), Topics::default());
         let topics = (json, followed.clone(), of_files);
         let elsewhere = log(settings, &host.cluster, Some(0), topics, env)?;
-        let own =
-            |held| FileLog::open(env, dir.join("log"), log_of(&host.cluster), held).map(Arc::new);
+        let own = |held| {
+            FileLog::open(env, dir.join("log"), log_of(&host.cluster), held, SEGMENT_BYTES)
+                .map(Arc::new)
+        };
         let (log, served, held): (Arc<dyn Log>, _, _) = match (elsewhere, settings.cuts) {
             (Some(log), Cuts::Log) => (log, None, Some(held)),
             (Some(log), Cuts::Coordinator) => {

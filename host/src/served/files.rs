@@ -60,8 +60,11 @@ struct Sizes {
     mistake: Option<tests::Defect>,
 }
 
+/// The usual bytes of a file of the log.
+pub const SEGMENT_BYTES: u64 = 64 << 20;
+
 const SIZES: Sizes = Sizes {
-    segment: 64 << 20,
+    segment: SEGMENT_BYTES,
     waiting_max: 1 << 30,
     trim: 4 << 20,
     #[cfg(test)]
@@ -159,12 +162,20 @@ pub fn hold(env: &Env, dir: &Path) -> Result<Box<dyn Lock>> {
 
 impl FileLog {
     /// Opens the log of an app in a directory, or creates it. `held` is the lock of the directory,
-    /// which is held until the last write.
+    /// which is held until the last write. A new file of the log has `segment_bytes`; the usual
+    /// number is [`SEGMENT_BYTES`].
     ///
     /// # Errors
     /// If the log is damaged, of another app, or of a newer format, or if a call to the disk fails.
-    pub fn open(env: &Env, dir: PathBuf, app: u128, held: Box<dyn Lock>) -> Result<FileLog> {
-        let files = Files::open(env, dir, app, held, SIZES)?;
+    pub fn open(
+        env: &Env,
+        dir: PathBuf,
+        app: u128,
+        held: Box<dyn Lock>,
+        segment_bytes: u64,
+    ) -> Result<FileLog> {
+        let sizes = Sizes { segment: segment_bytes, ..SIZES };
+        let files = Files::open(env, dir, app, held, sizes)?;
         let (jobs, coming) = unbounded();
         let shared = Arc::new(Shared { waits: AtomicBool::new(true), ..Shared::default() });
         let (own, begins_at) = (shared.clone(), files.log.next());

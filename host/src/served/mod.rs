@@ -9,7 +9,7 @@ mod topic;
 
 pub(crate) use client::RemoteLog;
 pub(crate) use files::Raw;
-pub use files::{hold, FileLog};
+pub use files::{hold, FileLog, SEGMENT_BYTES};
 pub(crate) use server::serve;
 pub use server::Served;
 pub(crate) use topic::{put_topic, take_topic};

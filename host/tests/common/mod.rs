@@ -12,7 +12,7 @@ use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, FileLog, Listener, RequestServer, Served, Settings, Shared,
-    WorkerProcess,
+    WorkerProcess, SEGMENT_BYTES,
 };
 use tidemill_mesh::Secret;
 use tidemill_txn::program::{Abort, Builder};
@@ -137,7 +137,9 @@ impl Site {
     pub fn coordinator(&mut self, listener: Option<Listener>) -> Coordinator {
         let env = Env::real();
         let held = hold(&env, &self.path("held")).expect("no other process uses it");
-        let log = Arc::new(FileLog::open(&env, self.path("log"), APP, held).expect("a log"));
+        let log = Arc::new(
+            FileLog::open(&env, self.path("log"), APP, held, SEGMENT_BYTES).expect("a log"),
+        );
         let shared = Shared { log: log.clone(), store: self.store() };
         let served = Served { log: Some(log.clone()), inputs: None };
         let started = CoordinatorProcess::start(&env, self.settings(), shared, served);

@@ -516,8 +516,11 @@ def _upgrade(args: argparse.Namespace, app: App, pushed: bool, served: bool, los
 
 
 def _print_rows(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    numbers = [n for n in names if rows and all(isinstance(row.get(n), int | float) for row in rows)]
-    show_table(console(), names, ([_cell(row.get(n)) for n in names] for row in rows), numbers)
+    def is_number(name: str) -> bool:
+        return bool(rows) and all(isinstance(row.get(name), int | float) for row in rows)
+
+    cells = ([_cell(row.get(name)) for name in names] for row in rows)
+    show_table(console(), names, cells, [name for name in names if is_number(name)])
 
 
 def _cell(value: object) -> str:

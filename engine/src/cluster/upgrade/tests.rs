@@ -63,7 +63,7 @@ impl Site {
     fn open(sim: &SimEnv) -> Result<Site> {
         let (env, dir) = (sim.env(), PathBuf::from("/cluster"));
         let held = hold(&env, &dir)?;
-        let log = FileLog::open(&env, dir.join("log"), 1, held)?;
+        let log = FileLog::open(&env, dir.join("log"), 1, held, 64 << 10)?;
         let store = DirStore::shared(&env, dir.join("snapshots"))?;
         let store = Arc::new(Within::new(Arc::new(store), "bank"));
         let spec = AppSpec::new(program(false), Vec::new(), Settings::default());

@@ -96,7 +96,7 @@ fn nothing_of_a_generation_gets_in_behind_an_append_that_was_lost() {
     let env = Env::real();
     let dir = tempfile::tempdir().unwrap();
     let held = hold(&env, dir.path()).unwrap();
-    let log = FileLog::open(&env, dir.path().into(), 1, held).unwrap();
+    let log = FileLog::open(&env, dir.path().into(), 1, held, 1 << 20).unwrap();
     let (dropped, drops) = channel();
     let is_deaf = AtomicBool::new(false);
     let log = Arc::new(log);

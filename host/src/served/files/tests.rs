@@ -458,7 +458,9 @@ fn a_record_that_cannot_be_read_ends_the_process() {
     let sim = SimEnv::new(1);
     written(&sim, RECORD);
     let env = sim.env();
-    let log = FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap()).unwrap();
+    let log =
+        FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap(), SIZES.segment)
+            .unwrap();
     let (tell, told) = std::sync::mpsc::channel();
     let then = Box::new(move |found: Option<Records>| tell.send(found.is_some()).unwrap());
     log.read(Topic::Input(0), 0, None, 0, then);
@@ -489,7 +491,9 @@ fn a_full_disk_is_waited_for() {
     let sim = SimEnv::new(1);
     let real = Env::real().clock;
     let env = Env { clock: real.clone(), ..sim.env() };
-    let log = FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap()).unwrap();
+    let log =
+        FileLog::open(&env, DIR.into(), 7, hold(&env, Path::new(DIR)).unwrap(), SIZES.segment)
+            .unwrap();
     let is_full = || sim.disk.fail_from(DiskOp::Write, 1, std::io::ErrorKind::StorageFull);
     is_full();
     let (told, hears) = std::sync::mpsc::channel();
