@@ -56,8 +56,8 @@ engine: $(STAMP) ## Build the engine into .venv, without the benchmarks.
 demo: engine ## Run fifteen months of bank payments, with a crash midway.
 	$(BIN)/tidemill demo --dir target/demo
 
-# Tests in Rust and in Python run side by side, because neither keeps two cores busy. What the Rust tests print comes
-# last.
+# Tests in Rust and in Python run side by side, because neither keeps two cores busy. The Rust tests print into a file,
+# which is shown last.
 test: setup lint docs ## Run lint, the site and all tests that need no servers.
 	cargo test --release --workspace --no-run
 	@$(MAKE) --no-print-directory test-rust > target/test-rust.log 2>&1 & rust=$$!; trap "kill $$rust" INT TERM; \

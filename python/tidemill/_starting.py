@@ -1,4 +1,4 @@
-"""What a command does before it loads its modules. The package imports this module first.
+"""The first steps of a command, before it loads its modules. The package imports this module first.
 
 Ctrl-C ends the process without a traceback. Commands that execute an app start again with a fixed
 hash seed.
