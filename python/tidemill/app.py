@@ -24,7 +24,6 @@ from tidemill.trigger import Trigger
 from tidemill.types import (
     INT,
     TIMESTAMP,
-    Column,
     Json,
     Schema,
     duration_us,
@@ -182,23 +181,6 @@ class App:
         table = again.same_table(self, table)
         self.tables[name] = table
         return table
-
-    def _kept(
-        self,
-        name: str,
-        key: tuple[str, ...],
-        columns: Sequence[Column],
-        at: str,
-        ordered: bool,
-        keeps: Json,
-        prefix: int | None = None,
-    ) -> Table:
-        """Adds a table that only the engine writes."""
-        self._name("table", name, self.tables.values(), at)
-        schema = Schema(columns)
-        made = Table(self, len(self.tables), name, key, schema, prefix, at, None, ordered, keeps)
-        self.tables[name] = made
-        return made
 
     def window(
         self,

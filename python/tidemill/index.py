@@ -141,6 +141,9 @@ def declare(table: Table, columns: Sequence[str], unique: bool, name: str | None
     prefix = table.partition_prefix
     if prefix is None or indexed[:prefix] != list(table.key_columns[:prefix]):
         prefix = len(indexed)
-    entries = table.app._kept(chosen, tuple(key), made, at, True, keeps, prefix)
+    # Imported here because that module imports this one.
+    from tidemill.table import add_kept
+
+    entries = add_kept(table.app, chosen, tuple(key), made, at, True, keeps, prefix)
     made_index = table.app.indexes[chosen] = Index(table, tuple(columns), entries, unique)
     return made_index

@@ -14,6 +14,7 @@ from tidemill.errors import ProgramError
 from tidemill.given import span
 from tidemill.names import check, of_events
 from tidemill.source import here
+from tidemill.table import add_kept
 from tidemill.types import INT, Column, Json, Schema
 from tidemill.window import Over, result_type
 
@@ -324,7 +325,7 @@ def declare(
     for part, kept in parts.items():
         key = tuple(column.name for column in kept[: 3 if part == "queues" else 1])
         is_ordered = part == "groups"
-        tables.append(app._kept(f"{name}.{part}", key, kept, at, is_ordered, "window"))
+        tables.append(add_kept(app, f"{name}.{part}", key, kept, at, is_ordered, "window"))
     window = OwnedWindow(app, name, extent, made, group, found, tuple(tables), at)
     for what, given in (("time", time), ("slide", slide)):
         if isinstance(given, str | dt.timedelta):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tidemill.context import current, local
@@ -13,7 +13,7 @@ from tidemill.keywords import known_keywords
 from tidemill.names import check, of_rows
 from tidemill.ranges import check_alone, check_limit, with_prefix
 from tidemill.source import here
-from tidemill.types import Json, Schema
+from tidemill.types import Column, Json, Schema
 
 if TYPE_CHECKING:
     from tidemill.app import App
@@ -324,3 +324,21 @@ class Table:
 
     def __repr__(self) -> str:
         return f"<table {self.name}: {self.schema}>"
+
+
+def add_kept(
+    app: App,
+    name: str,
+    key: tuple[str, ...],
+    columns: Sequence[Column],
+    at: str,
+    ordered: bool,
+    keeps: Json,
+    prefix: int | None = None,
+) -> Table:
+    """Adds a table to an app that only the engine writes."""
+    app._name("table", name, app.tables.values(), at)
+    schema = Schema(columns)
+    made = Table(app, len(app.tables), name, key, schema, prefix, at, None, ordered, keeps)
+    app.tables[name] = made
+    return made
