@@ -331,7 +331,6 @@ impl Reader {
         let found = self.feeds[feed].read(from, limit, &self.shared.is_over)?;
         if self.feeds[feed].has_more() {
             self.write_marks()?;
-            self.shared.ends.lock()[feed] = self.feeds[feed].end();
         }
         Ok(found)
     }
@@ -340,11 +339,12 @@ impl Reader {
         self.shared.failed.lock().get_or_insert(error);
     }
 
-    /// Makes the marks of all feeds durable.
+    /// Makes the marks of all feeds durable, and then publishes their ends.
     fn write_marks(&mut self) -> Result<()> {
         let marks: Marks = self.feeds.iter().map(Feed::known).collect();
         marks::write(&*self.env.disk, &self.dir, &marks)?;
         self.feeds.iter_mut().for_each(Feed::is_written);
+        *self.shared.ends.lock() = self.feeds.iter().map(Feed::end).collect();
         Ok(())
     }
 }

@@ -57,8 +57,8 @@ pub(super) struct Feed {
     /// Positions, in order. No recovery goes back beyond the first, and the last is after all rows
     /// that were given out.
     marks: VecDeque<Mark>,
-    /// The last mark's row, and the end, as they are durable.
-    written: (u64, Option<u64>),
+    /// What is durable of its marks.
+    written: Written,
     /// Whether it is unknown which files were read before.
     is_blind: bool,
 }
@@ -71,6 +71,10 @@ fn size(record: &Record) -> usize {
     };
     requests.iter().map(size).sum()
 }
+
+/// The last mark's row, the end, and the number of earlier ends. Each change of a feed's marks
+/// changes one of them.
+type Written = (u64, Option<u64>, usize);
 
 /// The next item of a feed.
 enum Next {
@@ -120,7 +124,7 @@ impl Feed {
             has_grown: false,
             sources,
             marks: VecDeque::from([begin]),
-            written: (0, None),
+            written: (0, None, 0),
             is_blind: known.is_none(),
         };
         if let Some(known) = known {
@@ -147,7 +151,7 @@ impl Feed {
         for (file, mark) in self.files.iter_mut().zip(&last.files) {
             file.verify(mark)?;
         }
-        (self.ends_at, self.written) = (*ends_at, (last.offset, *ends_at));
+        (self.ends_at, self.written) = (*ends_at, (last.offset, *ends_at, ended.len()));
         self.marks = VecDeque::from([first.clone(), last.clone()]);
         if first.offset == last.offset {
             self.marks.pop_back();
@@ -223,12 +227,16 @@ impl Feed {
 
     /// Whether more has been read than the durable marks say.
     pub fn has_more(&self) -> bool {
-        self.written != (self.last(), self.ends_at)
+        self.written != self.present()
     }
 
     /// Notes that its marks are durable.
     pub fn is_written(&mut self) {
-        self.written = (self.last(), self.ends_at);
+        self.written = self.present();
+    }
+
+    fn present(&self) -> Written {
+        (self.last(), self.ends_at, self.ended.len())
     }
 
     /// The row after all that were given out.

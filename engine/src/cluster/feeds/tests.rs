@@ -263,10 +263,8 @@ fn a_folder_that_is_followed_goes_on_where_it_was_and_not_blindly() {
     assert!(why.contains("the coordinator's directory does not say of which files"), "{why}");
 }
 
-#[test]
-fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
-    let dir = Arc::new(tempfile::tempdir().unwrap());
-    fill(dir.path());
+/// An app with batches of two streams. The first stream reads two files, each as a source.
+fn app_of_batches(folder: &Path) -> AppSpec {
     let mut b = Builder::new("batches");
     let int = |name: &str| Column::new(name, DataType::Int);
     b.table("rows", &["id"], vec![int("id")]);
@@ -275,14 +273,22 @@ fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
     streams.iter().for_each(|stream| b.batch(*stream, Batching::Count(7)));
     b.procedure("take", &streams, &[], Arc::new(Nothing));
     let program = b.finish().unwrap();
-    let read = |stream: &str, path: &str| reads(stream, &dir.path().join(path), false);
+    let read = |stream: &str, path: &str| reads(stream, &folder.join(path), false);
     let sources = vec![
         read("moves", "moves/a.csv"),
         read("moves", "moves/b.csv"),
         read("votes", "v.csv"),
         SourceDecl::pushed("votes"),
     ];
-    let spec = AppSpec::new(program, sources, Settings::default());
+    AppSpec::new(program, sources, Settings::default())
+}
+
+#[test]
+fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    fill(dir.path());
+    let spec = app_of_batches(dir.path());
+    let moves = spec.program.streams.iter().position(|of| *of.spec.name == *"moves").unwrap();
     let functions = AppFunctions::new(&spec, Arc::new(Nobody)).unwrap();
     for _ in 0..2 {
         let opened = open_app(&dir, &spec).unwrap();
@@ -294,7 +300,7 @@ fn what_waits_to_be_a_batch_is_one_where_its_stream_ends() {
             assert_eq!(opened.rows.feeds.end(source), Some(*end));
             // The record comes after all rows of its source, and has the number of sources.
             let [last] = &last[..] else { panic!("one stream has batches") };
-            assert_eq!(functions.timed(&last.call), Some((streams[0], newest)));
+            assert_eq!(functions.timed(&last.call), Some((StreamId(moves as u16), newest)));
             let rest = [Value::Int(2), Value::Timestamp(newest)];
             assert_eq!(last.call.args[1..], rest);
             for from in all.len() - 2..all.len() {
@@ -354,4 +360,31 @@ fn files_that_have_grown_go_on() {
         events.iter().filter(of).count()
     };
     assert_eq!((grown(1), grown(2), events.len()), (600, 300, 4_600));
+}
+
+/// A file that has not grown ends once more where another one of its stream has. This end is known
+/// as soon as it has been read, whatever was read before it, and the next start knows of it.
+#[test]
+fn an_end_that_comes_again_is_known() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    fill(dir.path());
+    let spec = app_of_batches(dir.path());
+    let opened = open_app(&dir, &spec).unwrap();
+    let before = [FIRST, FIRST + 1].map(|source| opened.all(source, 100).len() as u64);
+    for (source, end) in [(FIRST, before[0]), (FIRST + 1, before[1])] {
+        opened.rows.trim(Topic::Input(source), end);
+    }
+    drop(opened);
+    let path = dir.path().join("moves/b.csv");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text + "9000,5000\n").unwrap();
+    let opened = open_app(&dir, &spec).unwrap();
+    let of = |opened: &Opened| opened.read(FIRST, before[0], 100).unwrap();
+    let again = of(&opened);
+    assert!(matches!(again.records[..], [(_, Record::Requests(_)), (_, Record::End)]));
+    assert_eq!(opened.rows.feeds.end(FIRST), Some(again.upto - 1));
+    drop(opened);
+    let opened = open_app(&dir, &spec).unwrap();
+    assert_eq!(of(&opened), again);
+    assert_eq!(opened.rows.feeds.end(FIRST), Some(again.upto - 1));
 }
