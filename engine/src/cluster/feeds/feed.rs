@@ -57,7 +57,7 @@ pub(super) struct Feed {
     /// Positions, in order. No recovery goes back beyond the first, and the last is after all rows
     /// that were given out.
     marks: VecDeque<Mark>,
-    /// What is durable of its marks.
+    /// The durable part of its marks.
     written: Written,
     /// Whether it is unknown which files were read before.
     is_blind: bool,
