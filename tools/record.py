@@ -91,19 +91,30 @@ def measured(command: str) -> dict[str, object] | None:
     return result
 
 
-def record(path: Path, command: str) -> bool:
+def described() -> str:
+    """Returns the commit, and whether files other than the recorded results have changed."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    is_changed = git("status", "--porcelain", "--untracked-files=no", ":!bench/results")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if is_changed else "")
+
+
+def record(path: Path, command: str, commit: str) -> bool:
     """Runs a command and records its result; returns false if it has none."""
     load = quiet_load()
     print(f"{path.stem}: {command}", flush=True)
-    described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    commit = subprocess.run(described, cwd=ROOT, capture_output=True, text=True, check=True)
     result = measured(command)
     if result is None:
         print(f"{path.stem}: no result", file=sys.stderr)
         return False
     recorded = {
         "machine": {**machine(), "load_before": round(load, 2)},
-        "commit": commit.stdout.strip(),
+        "commit": commit,
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "command": command,
         "result": result,
@@ -121,13 +132,15 @@ def main() -> int:
     if args.command:
         if len(args.names) != 1:
             parser.error("--command needs the name of one result")
-        return 0 if record(RESULTS / f"{args.names[0]}.json", args.command) else 1
+        path = RESULTS / f"{args.names[0]}.json"
+        return 0 if record(path, args.command, described()) else 1
     paths = [RESULTS / f"{name}.json" for name in args.names] or sorted(RESULTS.glob("*.json"))
     missing = [path.stem for path in paths if not path.exists()]
     if missing:
         parser.error(f"there is no result {', '.join(missing)}; --command records a new one")
     commands = [(path, str(json.loads(path.read_text())["command"])) for path in paths]
-    results = [record(path, command) for path, command in commands]
+    commit = described()
+    results = [record(path, command, commit) for path, command in commands]
     return 0 if all(results) else 1
 
 

@@ -91,6 +91,13 @@ impl CsvFormat {
                     text::shorten(one, 200).escape_debug()
                 ));
             }
+            if self.rules.len() > 1 && nearest(field, [one.as_str()]).is_none() {
+                return error.help(format!(
+                    "its first line is {:?}: if the header is a later line, write skip_lines=1, or \
+                     as many lines as are before it",
+                    text::shorten(one, 200)
+                ));
+            }
         }
         match nearest(field, names.iter().map(String::as_str)) {
             Some(near) => {

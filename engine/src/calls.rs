@@ -204,14 +204,24 @@ pub(crate) fn procedures(
     called.map(procedure).collect()
 }
 
-/// Whether a stream has the late or rejected events of a stream that only the engine fills: calls
-/// and firings of timers.
-pub(crate) fn is_of_engine(program: &Program, stream: &str) -> bool {
+/// Whether a stream says nothing to clients. It has the late or rejected events of a stream that
+/// only the engine fills: calls and firings of timers. Or it has results of a private function.
+pub(crate) fn is_of_engine(
+    program: &Program,
+    procedures: &BTreeMap<String, Procedure>,
+    stream: &str,
+) -> bool {
     let base = stream.strip_suffix(".late").or(stream.strip_suffix(".dead"));
-    let Some(base) = base else { return false };
     let timers = program.timers.iter().map(|timer| &timer.stream);
     let mut filled = program.calls.iter().chain(timers);
-    filled.any(|filled| *program.streams[filled.index()].spec.name == *base)
+    let is_filled =
+        |base: &str| filled.any(|filled| *program.streams[filled.index()].spec.name == *base);
+    let of = stream.strip_suffix(".aborted").unwrap_or(stream);
+    let is_private = |handler: &Handler| {
+        program.calls.contains(&handler.input) && !procedures.contains_key(&*handler.name)
+    };
+    base.is_some_and(is_filled)
+        || program.handlers.iter().any(|handler| *handler.name == *of && is_private(handler))
 }
 
 /// Returns the stream of a procedure's calls, and the event of this call.

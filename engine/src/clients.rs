@@ -67,8 +67,8 @@ pub trait App: Send + Sync {
     /// The streams with retained rows, with their columns.
     fn streams(&self) -> Vec<(String, Arc<Schema>)>;
 
-    /// Whether a stream belongs to the engine's own input, such as calls, and so says nothing to
-    /// clients.
+    /// Whether a stream belongs to the engine's own input, such as calls, or to a private function,
+    /// and so says nothing to clients.
     fn is_of_engine(&self, stream: &str) -> bool;
 
     /// Returns at most `rows_max` retained rows of a stream, from a number on. They are durable if
@@ -197,7 +197,7 @@ impl App for Mill {
     }
 
     fn is_of_engine(&self, stream: &str) -> bool {
-        calls::is_of_engine(&self.view.program, stream)
+        calls::is_of_engine(&self.view.program, &self.view.procedures, stream)
     }
 
     fn tables(&self) -> Vec<&TableSpec> {

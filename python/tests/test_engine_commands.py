@@ -76,7 +76,13 @@ REPLIES: dict[str, Reply] = {
     "tail": TAIL,
     "dlq_ls": DLQ,
     "dlq_replay": [{"sent": 2, "engine": "running", "end": True}],
-    "status": [{"status": {"app": "ledger", "state": "running"}, "engine": "running", "end": True}],
+    "status": [
+        {
+            "status": {"app": "ledger", "state": "running", "process": 12345},
+            "engine": "running",
+            "end": True,
+        }
+    ],
     "backup": [{"backup": {"to": "x", "epoch": 17}, "engine": "stopped", "end": True}],
     "restore": [{"restore": {"epoch": 17}, "engine": "stopped", "end": True}],
     "verify": [{"verify": {"bytes": 17}, "engine": "stopped", "end": True}],
@@ -126,6 +132,7 @@ def test_status(engine: Engine, said: Any) -> None:
     code, text, found = said("status")
     assert code == 0
     assert "state     running" in text
+    assert "process   12345" in text
     assert found["app"] == "ledger"
     assert engine.where == ["ledger.tidemill"] * 2
 

@@ -88,3 +88,23 @@ def test_an_argument_that_is_like_no_other_names_all() -> None:
     with pytest.raises(tm.ProgramError, match="has no argument 'zzzzzzzz'") as caught:
         untyped.files("x.csv", zzzzzzzz=1)
     assert "delimiter" in caught.value.help
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: untyped.App("x", sed=7), "App() has no argument 'sed'"),
+        (lambda: untyped.Client("http://x", tokn="t"), "Client() has no argument 'tokn'"),
+        (lambda: untyped.AsyncClient("http://x", tokn="t"), "AsyncClient() has no argument 'tokn'"),
+        (lambda: untyped.App("x", 7), "App() has no place for the argument 7"),
+        (lambda: untyped.App("x").start("dir"), "start() has no place for the argument 'dir'"),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_refused_by_name(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(tm.ProgramError) as caught:
+        make()
+    assert caught.value.what == said
+    assert caught.value.help
+    assert caught.value.at is not None

@@ -62,6 +62,7 @@ class App:
         <handler pay (traced)>
     """
 
+    @known_keywords
     def __init__(self, name: str, *, seed: int = 0, version: str | None = None) -> None:
         if not isinstance(name, str) or not name:
             raise ProgramError(
@@ -797,6 +798,7 @@ class App:
 
     # Running.
 
+    @known_keywords
     def start(self, **settings: Any) -> Mill:
         """Starts the app in this process; use it with ``with``.
 

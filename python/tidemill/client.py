@@ -31,6 +31,7 @@ from tidemill.errors import (
     SettingError,
     aborted,
 )
+from tidemill.keywords import known_keywords
 from tidemill.stream import Handler, Side
 from tidemill.table import Table
 
@@ -509,6 +510,7 @@ class Client(_Client):
         (1, 3)
     """
 
+    @known_keywords
     def __init__(
         self,
         url: str,
@@ -706,6 +708,7 @@ class AsyncClient(_Client):
         1
     """
 
+    @known_keywords
     def __init__(
         self,
         url: str,

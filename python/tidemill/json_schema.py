@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal as dec
 import inspect
 import types
 import typing
@@ -18,7 +20,12 @@ _PLAIN: dict[object, Json] = {
     None: {"type": "null"},
     types.NoneType: {"type": "null"},
     list: {"type": "array"},
+    tuple: {"type": "array"},
     dict: {"type": "object"},
+    # A decimal is a text, so that it keeps its digits.
+    dec.Decimal: {"type": "string", "format": "decimal"},
+    dt.datetime: {"type": "string", "format": "date-time"},
+    bytes: {"type": "string", "pattern": "^0x([0-9a-fA-F]{2})*$"},
 }
 
 
@@ -51,6 +58,15 @@ def of_type(annotation: Any) -> Json:
     if origin in (typing.Union, types.UnionType):
         known = [of_type(item) for item in items]
         return None if None in known else {"anyOf": known}
+    if origin is typing.Annotated:
+        return of_type(items[0])
+    if origin is typing.Literal and all(type(item) in (str, int, bool) for item in items):
+        return {"enum": list(items)}
+    if origin is tuple and items[1:] == (...,):
+        return {"type": "array", "items": of_type(items[0]) or {}}
+    if origin is tuple:
+        several = {"minItems": len(items), "maxItems": len(items)}
+        return {"type": "array", "prefixItems": [of_type(item) or {} for item in items], **several}
     if origin is list and len(items) == 1:
         return {"type": "array", "items": of_type(items[0]) or {}}
     if origin is dict and items[:1] == (str,):

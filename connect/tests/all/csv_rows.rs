@@ -226,7 +226,14 @@ fn a_header_with_another_delimiter_says_which() {
     assert_eq!(help("a\tb\n", None), "its header is one column, 'a\\tb': write delimiter='\\t'");
     assert_eq!(help("a,b\n", Some(';')), "its header is one column, 'a,b': write delimiter=','");
     assert!(help("yyyy;d,zzzz\n", None).starts_with("its columns are yyyy;d, zzzz: map one"));
-    assert!(help("zzzz\n", None).starts_with("its columns are zzzz: map one"));
+    let report = help("Report of May\na,b\n", None);
+    assert!(
+        report.starts_with("its first line is \"Report of May\": if the header is"),
+        "{report}"
+    );
+    assert!(help("aa\n", None).starts_with("did you mean 'aa'?"));
+    let one = refused("zzzz\n", vec![int("a")], |_| ()).help;
+    assert!(one.starts_with("its columns are zzzz: map one"), "{one}");
 }
 
 #[test]

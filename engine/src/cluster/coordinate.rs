@@ -634,7 +634,7 @@ impl App for Cluster {
     }
 
     fn is_of_engine(&self, stream: &str) -> bool {
-        calls::is_of_engine(&self.program, stream)
+        calls::is_of_engine(&self.program, &self.procedures, stream)
     }
 
     fn tables(&self) -> Vec<&TableSpec> {

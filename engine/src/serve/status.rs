@@ -32,7 +32,7 @@ pub(super) fn running(view: &View) -> Value {
     let more = json!({
         "reasons": reasons, "app": view.program.name, "state": state, "why": why, "epoch": out.epoch,
         "executed_epoch": executed, "snapshot_age_s": age, "stalls": out.stalls, "log": log,
-        "http": view.http.get(),
+        "http": view.http.get(), "process": std::process::id(),
     });
     drop(out);
     if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {

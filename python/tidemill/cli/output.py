@@ -96,6 +96,8 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
             lines.extend(f"{indent}  {shown(item)}" for item in value)
         else:
             text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
+            # The id of a process is copied into other commands.
+            text = str(value) if name == "process" else text
             text = "none" if value in ([], {}) else text
             lines.append(f"{indent}{name:<{width}}  {text}")
     return lines
