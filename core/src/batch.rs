@@ -90,11 +90,15 @@ impl Batch {
 
     /// Returns one value.
     pub fn value(&self, column: usize, row: usize) -> Value {
-        let array = &self.columns[column];
+        Batch::value_of(&self.schema.columns[column].ty, &self.columns[column], row)
+    }
+
+    /// Returns one value of an array with the inner type of `ty` (see [`inner_type`]).
+    pub fn value_of(ty: &DataType, array: &ArrayRef, row: usize) -> Value {
         if array.is_null(row) {
             return Value::Null;
         }
-        match &self.schema.columns[column].ty {
+        match ty {
             DataType::Int => Value::Int(array.as_primitive::<Int64Type>().value(row)),
             DataType::Timestamp => Value::Timestamp(array.as_primitive::<Int64Type>().value(row)),
             DataType::Decimal(s) => {

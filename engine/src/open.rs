@@ -17,7 +17,7 @@ use tidemill_log::LogKind;
 use tidemill_table::Table;
 use tidemill_txn::execute::tables;
 use tidemill_txn::order::Newest;
-use tidemill_txn::program::{Origin, Program, Stage};
+use tidemill_txn::program::{ColumnStage, Origin, Program, Stage};
 use tracing::info;
 
 use crate::begins::StartPositions;
@@ -208,7 +208,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 pace: partition.is_paced.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
             })),
-            branches: branches(&program, partition.stream, &failed),
+            branches: branches(&program, partition.stream, &failed)?,
         });
         info!(target: "tidemill::source", source = state.name, row = state.next_offset, "opened");
         sources.push(state);
@@ -375,18 +375,22 @@ fn input_stream(program: &Program, name: &str) -> Result<StreamId> {
 
 /// The streams that an input stream feeds and that are used: by handlers, or by readers of their
 /// events.
-pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -> Vec<Branch> {
-    let step = |stream: StreamId, stage: &Stage| {
-        let transform = Arc::new(Step {
-            stage: stage.clone(),
-            stream,
-            schema: program.streams[stream.index()].spec.schema.clone(),
-            failed: failed.clone(),
-        });
-        match stage {
+///
+/// # Errors
+/// If an expression has no type.
+pub(crate) fn branches(
+    program: &Program,
+    root: StreamId,
+    failed: &FailedList,
+) -> Result<Vec<Branch>> {
+    let schema = |stream: StreamId| &program.streams[stream.index()].spec.schema;
+    let step = |from: StreamId, stream: StreamId, stage: &Stage| {
+        let by_column = ColumnStage::new(stage, schema(from), schema(stream).clone())?;
+        let transform = Arc::new(Step { stage: by_column, stream, failed: failed.clone() });
+        Ok(match stage {
             Stage::Filter { .. } => FlowStage::Filter(transform),
             Stage::Map { .. } => FlowStage::Map(transform),
-        }
+        })
     };
     let mut branches = Vec::new();
     for index in 0..program.streams.len() as u16 {
@@ -397,13 +401,13 @@ pub(crate) fn branches(program: &Program, root: StreamId, failed: &FailedList) -
         let mut stages = Vec::new();
         let mut at = stream;
         while let Origin::Derived { from, stage } = &program.streams[at.index()].origin {
-            stages.push(step(at, stage));
+            stages.push(step(*from, at, stage)?);
             at = *from;
         }
         stages.reverse();
         branches.push(Branch { stream, stages });
     }
-    branches
+    Ok(branches)
 }
 
 /// Opens the outputs.

@@ -315,7 +315,7 @@ impl<'a> Replay<'a> {
                 ),
                 late: Vec::new(),
                 next_offset,
-                branches: branches(program, partition.stream, &failed),
+                branches: branches(program, partition.stream, &failed)?,
             });
         }
         let mut serial = Serial::new(program.clone(), 0);

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use arrow_array::BooleanArray;
 use parking_lot::Mutex;
 use tidemill_core::batch::BatchBuilder;
-use tidemill_core::{Result, Schema, SourceId, StreamId};
+use tidemill_core::rules::Fault;
+use tidemill_core::{Error, Result, SourceId, StreamId, Value};
 use tidemill_flow::{Parcel, Transform};
-use tidemill_txn::program::Stage;
+use tidemill_txn::program::{Applied, ColumnStage};
 
 /// An event that a stage could not compute.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,45 +28,64 @@ pub(crate) type FailedList = Arc<Mutex<Vec<Failed>>>;
 
 /// One stage of a derived stream. An event that it can't compute is dropped and noted.
 pub(crate) struct Step {
-    pub(crate) stage: Stage,
+    pub(crate) stage: ColumnStage,
     pub(crate) stream: StreamId,
-    pub(crate) schema: Arc<Schema>,
     pub(crate) failed: FailedList,
 }
 
 impl Transform for Step {
-    fn apply(&self, parcel: Parcel) -> Result<Parcel> {
-        let mut keep = Vec::with_capacity(parcel.len());
-        let mut mapped = BatchBuilder::new(self.schema.clone());
-        let is_map = matches!(self.stage, Stage::Map { .. });
-        for row in 0..parcel.len() {
+    fn apply(&self, mut parcel: Parcel) -> Result<Parcel> {
+        let Some(Applied { keep, failed, mapped }) = self.stage.apply(&parcel.batch) else {
+            return self.row_by_row(parcel);
+        };
+        for row in failed {
             let event = parcel.batch.row(row);
-            match self.stage.apply(&self.schema, &event) {
-                Ok(Some(event)) => {
-                    if is_map {
-                        mapped.push(&event);
-                    }
-                    keep.push(true);
-                }
-                Ok(None) => keep.push(false),
-                Err(fault) => {
-                    keep.push(false);
-                    let values: Vec<String> = event.iter().map(ToString::to_string).collect();
-                    self.failed.lock().push(Failed {
-                        source: parcel.source,
-                        offset: parcel.offsets[row],
-                        stream: self.stream,
-                        reason: fault.to_string(),
-                        raw: values.join(", "),
-                    });
+            match self.stage.stage().apply(self.stage.schema(), &event) {
+                Err(fault) => self.note(&parcel, row, &event, &fault),
+                Ok(_) => {
+                    let what = "a map or filter computes a row, but not by columns";
+                    return Err(Error::internal(what));
                 }
             }
         }
-        let mut kept = parcel.retain(&BooleanArray::from(keep))?;
-        kept.stream = self.stream;
-        if is_map {
-            kept.batch = mapped.finish();
+        parcel.stream = self.stream;
+        if let Some(mapped) = mapped {
+            parcel.batch = mapped;
         }
-        Ok(kept)
+        parcel.retain(&keep)
+    }
+}
+
+impl Step {
+    /// Computes one row after another.
+    fn row_by_row(&self, mut parcel: Parcel) -> Result<Parcel> {
+        let (stage, schema) = (self.stage.stage(), self.stage.schema());
+        let mut keep = Vec::with_capacity(parcel.len());
+        let mut kept = BatchBuilder::new(schema.clone());
+        for row in 0..parcel.len() {
+            let event = parcel.batch.row(row);
+            let new = stage.apply(schema, &event);
+            keep.push(matches!(new, Ok(Some(_))));
+            match new {
+                Ok(Some(event)) => kept.push(&event),
+                Ok(None) => {}
+                Err(fault) => self.note(&parcel, row, &event, &fault),
+            }
+        }
+        parcel.stream = self.stream;
+        let retained = parcel.retain(&BooleanArray::from(keep))?;
+        Ok(Parcel { batch: kept.finish(), ..retained })
+    }
+
+    /// Notes an event that it can't compute.
+    fn note(&self, parcel: &Parcel, row: usize, event: &[Value], fault: &Fault) {
+        let values: Vec<String> = event.iter().map(ToString::to_string).collect();
+        self.failed.lock().push(Failed {
+            source: parcel.source,
+            offset: parcel.offsets[row],
+            stream: self.stream,
+            reason: fault.to_string(),
+            raw: values.join(", "),
+        });
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::BooleanArray;
+use arrow_array::{Array, BooleanArray};
 use tidemill_core::{Batch, LateRow, Result, SourceId, StreamId};
 
 /// Rows just read and decoded by an [`Ingress`](crate::Ingress).
@@ -62,14 +62,19 @@ impl Parcel {
         if keep.true_count() == self.len() {
             return Ok(self);
         }
-        fn kept<T: Copy>(all: &[T], keep: &BooleanArray) -> Vec<T> {
-            // A null is not true.
-            keep.iter().zip(all).filter(|(keep, _)| *keep == Some(true)).map(|(_, x)| *x).collect()
+        // A null is not true.
+        let keep = &match keep.nulls() {
+            Some(nulls) => BooleanArray::new(keep.values() & nulls.inner(), None),
+            None => keep.clone(),
+        };
+        let rows: Vec<usize> = keep.values().set_indices().collect();
+        fn kept<T: Copy>(all: &[T], rows: &[usize]) -> Vec<T> {
+            rows.iter().map(|row| all[*row]).collect()
         }
         Ok(Parcel {
             batch: self.batch.filter(keep)?,
-            offsets: kept(&self.offsets, keep),
-            times: kept(&self.times, keep),
+            offsets: kept(&self.offsets, &rows),
+            times: kept(&self.times, &rows),
             ..self
         })
     }

@@ -283,8 +283,8 @@ def test_bench_from_files_and_pushed(folder: Path) -> None:
         ("sl", "--program", "traced", *whole),
         ("push", "--durable", "log+snapshots"),
         ("push", "--program", "python", "--form", "arrow", "--durable", "log"),
-        ("push", "--program", "python", "--form", "columns"),
-        ("push", "--program", "python", "--form", "dicts", "--rate", "4000"),
+        ("push", "--program", "python", "--form", "columns", "--stage", "map"),
+        ("push", "--program", "python", "--form", "dicts", "--stage", "filter", "--rate", "4000"),
     ]
     for run in runs:
         ended = tidemill(folder, "bench", *run, "--sink", "out", *made)

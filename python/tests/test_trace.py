@@ -6,6 +6,8 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 import tidemill as tm
 
 from .conftest import Ledger, payment, reference
@@ -203,6 +205,42 @@ def test_filter_and_map(ledger: Ledger) -> None:
     events = [payment(src=1, amount=3), payment(src=2, amount=7)]
     outcome = reference(ledger.app, (ledger.payments, events))
     assert outcome.tables["seen"] == [{"src": 1, "twice": Decimal("6.00")}]
+
+
+@pytest.mark.parametrize("doublings", [3, 13])
+def test_rows_that_a_stage_cannot_compute_are_dead(doublings: int) -> None:
+    """Also where columns would be so large that the stage computes row by row."""
+    app = tm.App("texts")
+    texts = app.stream("texts", id=int, text=str, n=tm.column(int, optional=True))
+    long = tm.col("text")
+    for _ in range(doublings):
+        long = long + long
+    made = texts.map(id=tm.col("id"), len=tm.length(long), half=100 // tm.col("n"))
+    kept = made.filter(100 % (tm.col("half") - 1) == 0, name="kept")
+    seen = app.table("seen", key="id", id=int, len=int, half=int)
+
+    @app.transaction(kept)
+    def note(tx, e):
+        seen.upsert(id=e.id, len=e.len, half=e.half)
+
+    rows = [{"id": id, "text": "x" * 1000, "n": n} for id, n in enumerate([0, None, 100, 50, 33])]
+    with app.start() as mill:
+        mill.send(texts, [*rows, *({**row, "id": row["id"] + 10} for row in rows)])
+        mill.drain()
+        found = mill.table(seen).rows()
+        dead = [
+            [(row["offset"], row["reason"]) for row in mill.output(stream.dead)]
+            for stream in (made, kept)
+        ]
+    assert found == [
+        {"id": id, "len": 1000 << doublings, "half": half}
+        for id, half in ((3, 2), (4, 3), (13, 2), (14, 3))
+    ]
+    by_zero, null = "division by zero", "null where a value is needed"
+    assert dead == [
+        [(0, by_zero), (1, null), (5, by_zero), (6, null)],
+        [(2, by_zero), (7, by_zero)],
+    ]
 
 
 def test_outputs_feed_handlers(ledger: Ledger) -> None:

@@ -95,6 +95,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
         "send a stream during the calls, at this share of its own highest rate (http)",
     ),
     ("form", str, "form of the rows in Python: arrow, columns or dicts (push --program python)"),
+    ("stage", str, "step before the transactions: none, filter or map (push --program python)"),
     (
         "durable",
         str,

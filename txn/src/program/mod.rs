@@ -8,6 +8,7 @@
 mod answers;
 mod build;
 mod check;
+mod columns;
 mod expr;
 pub mod firing;
 mod footprint;
@@ -33,6 +34,7 @@ use tidemill_core::{SourceSpec, StreamId, TableSpec, Value};
 pub use crate::execute::NativeTx;
 pub use answers::{Answers, Asker, QuestionId};
 pub use build::{Builder, HandlerBuilder, RowHandle};
+pub use columns::{Applied, ColumnStage};
 pub use expr::{evaluate, Block, Expr, ExprId, Node, Scope};
 pub use firing::{event_of_slide, slide_of, Until};
 pub use footprint::{Access, Footprint, RowUse};

@@ -10,18 +10,21 @@ from typing import Any
 
 from tidemill.app import App
 from tidemill.errors import SettingError
+from tidemill.expr import col
 from tidemill.types import column
 
 #: The forms of rows for :meth:`tidemill.mill.Mill.send`.
 FORMS = ("arrow", "columns", "dicts")
+#: The steps between the stream and the transactions. They keep all rows as they are.
+STAGES = ("none", "filter", "map")
 #: The number of rows in a batch.
 BATCH = 8192
 #: The number of first rows sent at a rate whose latency does not count.
 WARM_UP = 1000
 
 
-def app() -> App:
-    """Returns the app. Each row adds an amount to an account.
+def app(stage: str = "none") -> App:
+    """Returns the app. Each row adds an amount to an account, after one of :data:`STAGES`.
 
     >>> [handler.path for handler in app().handlers]
     ['traced']
@@ -30,7 +33,13 @@ def app() -> App:
     accounts = made.table("accounts", key="id", id=int, balance=column(int, default=0))
     deposits = made.stream("deposits", account=int, amount=int)
 
-    @made.transaction(deposits)
+    amounts = deposits
+    if stage == "filter":
+        amounts = deposits.filter(col("amount") > 0)
+    elif stage == "map":
+        amounts = deposits.map(account=col("account"), amount=col("amount") + 0)
+
+    @made.transaction(amounts)
     def deposit(tx: Any, e: Any) -> None:
         accounts[e.account].balance += e.amount
 
@@ -42,6 +51,9 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
     form = given.get("form", "arrow")
     if form not in FORMS:
         raise SettingError(f"--form {form}: it must be one of {', '.join(FORMS)}")
+    stage = given.get("stage", "none")
+    if stage not in STAGES:
+        raise SettingError(f"--stage {stage}: it must be one of {', '.join(STAGES)}")
     events, keys = given.get("events", 1_000_000), given.get("keys", 122_880)
     rate, durable = given.get("rate"), given.get("durable", "none")
     size = 1 if rate else given.get("batch", BATCH)
@@ -66,7 +78,7 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
         settings["data_dir"] = f"{given['sink']}/data"
     rates, waits, valid, state_hash = [], [], True, ""
     for _ in range(given.get("repeat", 5)):
-        mill = app().start(**settings)
+        mill = app(stage).start(**settings)
         begun = time.perf_counter()
         if rate:
             waits += _paced(mill, batches, rate)
@@ -86,6 +98,7 @@ def run(given: Mapping[str, Any]) -> dict[str, Any]:
         "workload": "push",
         "program": "python",
         "form": form,
+        "stage": stage,
         "durable": durable,
         "events": events,
         "seconds": events / rates[len(rates) // 2],
