@@ -266,6 +266,9 @@ INTERNAL = {
     *("source_json", "span", "spec", "text", "timers", "unknown", "when", "with_caller"),
 }
 
+#: Members of these names that users meet in other classes.
+USED = {"App": {"entity"}}
+
 
 def is_ours(cls: type) -> bool:
     """Whether a class is one of the package that is written in Python."""
@@ -284,7 +287,7 @@ def documented(name: str, cls: type, public: list[str]) -> Iterator[str]:
     # A member is in the class, or its `__init__` sets it.
     source = "".join(inspect.getsource(base) for base in cls.__mro__ if is_ours(base))
     members = set(dir(cls)) | set(re.findall(r"self\.([a-z]\w*)\b", source))
-    internal = sorted(INTERNAL & members)
+    internal = sorted((INTERNAL - USED.get(name, set())) & members)
     if internal:
         yield f"   :exclude-members: {', '.join(internal)}"
     # Members of private bases are those of the class.

@@ -128,19 +128,24 @@ pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
         .map(|(_, name)| name)
 }
 
+/// The number of changes between two words: of characters that are added, missing, replaced, or
+/// swapped with the next one.
 fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for (i, ca) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
         for (j, cb) in b.iter().enumerate() {
-            let substituted = corner + usize::from(ca != *cb);
-            corner = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(corner + 1);
+            let replaced = rows[i][j] + usize::from(ca != cb);
+            let mut changes = replaced.min(row[j] + 1).min(rows[i][j + 1] + 1);
+            if i > 0 && j > 0 && *ca == b[j - 1] && a[i - 1] == *cb {
+                changes = changes.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(changes);
         }
+        rows.push(row);
     }
-    row[b.len()]
+    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -160,6 +165,7 @@ mod tests {
     #[test]
     fn nearest_name() {
         assert_eq!(nearest("balanse", ["id", "balance"]), Some("balance"));
+        assert_eq!(nearest("rnu", ["new", "run"]), Some("run"));
         assert_eq!(nearest("zzz", ["id", "balance"]), None);
     }
 }

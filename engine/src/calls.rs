@@ -71,8 +71,8 @@ pub(crate) struct Calls(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     by_event: HashMap<(SourceId, u64), Then>,
-    /// The error for further calls, after the end.
-    over: Option<Error>,
+    /// Whether the engine has ended, and the error that ended it.
+    over: Option<Option<Error>>,
 }
 
 impl Calls {
@@ -86,7 +86,10 @@ impl Calls {
         // the lock.
         let mut waiting = self.0.lock();
         if let Some(error) = &waiting.over {
-            return Err(error.clone());
+            return Err(error.clone().unwrap_or_else(|| {
+                Error::resource("the engine has stopped: the call was not made")
+                    .help("start the app again")
+            }));
         }
         let sent = match pushed.handle.try_send(arguments)? {
             TrySend::Sent(sent) => pushed.known + sent,
@@ -115,12 +118,12 @@ impl Calls {
 
     /// Ends all waits, because no further reply will come.
     pub(crate) fn end(&self, error: Option<Error>) {
+        let mut waiting = self.0.lock();
+        waiting.over = Some(error.clone());
         let error = error.unwrap_or_else(|| {
             Error::resource("the engine has stopped before the call was answered")
                 .help("the next start shows whether it was executed")
         });
-        let mut waiting = self.0.lock();
-        waiting.over = Some(error.clone());
         let left = std::mem::take(&mut waiting.by_event);
         drop(waiting);
         left.into_values().for_each(|then| then(Err(error.clone())));

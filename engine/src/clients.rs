@@ -209,7 +209,8 @@ impl App for Mill {
     }
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        serve::ring(&self.view.shared.rings.lock(), stream)
+        let is_shown = |stream: &str| !self.is_of_engine(stream);
+        serve::ring_among(&self.view.shared.rings.lock(), stream, is_shown)
             .map(|ring| ring.kept(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.view.program, stream, false))
     }

@@ -90,7 +90,14 @@ impl<'a> Comparison<'a> {
             tables.iter().find(|plan| plan.to.as_ref().is_some_and(|to| to.id.index() == id))
         };
         let all = to.program.tables.iter().enumerate();
-        let added = all.clone().filter(|(id, _)| old(*id).is_none());
+        // An index that both programs have is built again, but is no news.
+        let has_index = |table: &TableSpec| {
+            let is_it = |of: &&TableSpec| of.name == table.name && of.schema == table.schema;
+            let found = from.program.tables.iter().find(is_it);
+            let index = |of: &TableSpec| matches!(of.keeps, Some(EngineUse::Index { .. }));
+            index(table) && found.is_some_and(index)
+        };
+        let added = all.clone().filter(|(id, table)| old(*id).is_none() && !has_index(table));
         let added = added.map(|(_, table)| table).collect();
         let kept = all.map(|(id, _)| old(id).map_or((0, i64::MIN), |p| (p.rows, p.frontier_us)));
         let (internal, mut rest) = carry(env, from, &left.internal, to, kept.unzip())?;

@@ -97,7 +97,8 @@ fn from(
     headers: &HeaderMap,
 ) -> Result<Option<u64>, Refusal> {
     let help = "give ?from=ROW, the number of a row, or the header Last-Event-ID";
-    let Query(query) = query.map_err(|error| Refusal::wrong(error.body_text(), help))?;
+    let Query(query) = query
+        .map_err(|_| Refusal::wrong("the query is not the number of a row".to_owned(), help))?;
     match last_id(headers) {
         None => Ok(query.from),
         Some(id) => match id.parse::<i64>() {

@@ -233,5 +233,5 @@ def test_wrong_declarations() -> None:
         @app.external()
         def c(id, who: tm.Caller): ...
 
-    with pytest.raises(tm.ProgramError, match="an app's version is a text"):
+    with pytest.raises(tm.ProgramError, match="version=2 is not a text"):
         tm.App("bank", version=2)  # type: ignore[arg-type]

@@ -108,3 +108,43 @@ def test_an_argument_that_does_not_exist_is_refused_by_name(
     assert caught.value.what == said
     assert caught.value.help
     assert caught.value.at is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: untyped.files(3.5), "path=3.5 is not a text or a path"),
+        (
+            lambda: untyped.files("x.csv", "xml"),
+            "format='xml' is not 'csv' or 'jsonl' or 'parquet'",
+        ),
+        (lambda: untyped.files("x.csv", nulls=3), "nulls=3 is not a list"),
+        (lambda: untyped.files("x.csv", columns=["a"]), "columns=['a'] is not a dict"),
+        (
+            lambda: untyped.files("x.csv", record_bytes_max="1"),
+            "record_bytes_max='1' is not an int",
+        ),
+        (lambda: untyped.Client(5), "url=5 is not a text"),
+        (lambda: untyped.Client("http://x", retries=True), "retries=True is not an integer"),
+        (lambda: untyped.Client("http://x", deadline="x"), "deadline='x' is not a number"),
+        (lambda: untyped.Client("http://x", deadline=0), "a deadline is positive"),
+        (lambda: untyped.Client("http://x", retries=-1), "retries=-1"),
+        (lambda: untyped.App("x", version=2), "version=2 is not a text"),
+    ],
+)
+def test_a_value_that_is_no_value_of_its_argument_is_refused(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(tm.ProgramError) as caught:
+        make()
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["output", "send"])
+def test_a_table_is_no_stream(name: str) -> None:
+    app, _ = app_with_stream()
+    table = app.table("t2", key="id", id=int)
+    with app.start() as mill:
+        method: Any = getattr(mill, name)
+        with pytest.raises(tm.ProgramError, match="is not a"):
+            method(table) if name == "output" else method(table, [])

@@ -70,8 +70,6 @@ class App:
             )
         if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise ProgramError(f"a seed is an int from 0 to 2**64 - 1, not {seed!r}", "", here())
-        if version is not None and not isinstance(version, str):
-            raise ProgramError(f"an app's version is a text, not {version!r}", "", here())
         self.name, self.version = name, version
         #: The seed of ``tx.random`` and ``tx.uuid``; the event is the other part.
         self.seed = seed

@@ -32,6 +32,7 @@ from tidemill.errors import (
     aborted,
 )
 from tidemill.keywords import known_keywords
+from tidemill.source import here
 from tidemill.stream import Handler, Side
 from tidemill.table import Table
 
@@ -432,6 +433,9 @@ class _Client:
     def __init__(
         self, url: str, token: str | None, deadline: float, retries: int, verify: Any
     ) -> None:
+        if deadline <= 0 or retries < 0:
+            what = f"deadline={deadline!r}, retries={retries!r}: a deadline is positive, in seconds"
+            raise ProgramError(what, "give 0 or more retries", here())
         self.url = url.rstrip("/")
         self._options = _Options(deadline, retries)
         self._settings: dict[str, Any] = {
@@ -492,7 +496,7 @@ class Client(_Client):
         url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`.
         token: The token that authenticates the client. The default is none.
         deadline: The longest time of a call with all its retries, in seconds. The default is 30.
-        retries: The number of retries of a request. The default is 8.
+        retries: The number of retries of a request. The default is 30.
         verify (bool or ssl.SSLContext): The certificates that HTTPS trusts. Give an
             ``ssl.SSLContext`` that trusts a private certificate. The default is True: those of
             public authorities.
@@ -687,7 +691,7 @@ class AsyncClient(_Client):
         url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`.
         token: The token that authenticates the client. The default is none.
         deadline: The longest time of a call with all its retries, in seconds. The default is 30.
-        retries: The number of retries of a request. The default is 8.
+        retries: The number of retries of a request. The default is 30.
         verify (bool or ssl.SSLContext): The certificates that HTTPS trusts, as for
             :class:`Client`. The default is True.
 

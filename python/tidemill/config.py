@@ -426,19 +426,19 @@ CLUSTER: Final[dict[str, Setting]] = {
     "cluster_secret_file": Setting(
         Path,
         (COORDINATOR, WORKER),
-        default="",
+        default="none",
         help="File with the secret that all processes of the cluster share.",
     ),
     "cluster_certificate": Setting(
-        Path, _CLUSTER, default="", help="Certificate (PEM) for TLS between processes."
+        Path, _CLUSTER, default="none", help="Certificate (PEM) for TLS between processes."
     ),
     "cluster_key": Setting(
-        Path, _CLUSTER, default="", help="Private key (PEM) of the certificate."
+        Path, _CLUSTER, default="none", help="Private key (PEM) of the certificate."
     ),
     "cluster_authority": Setting(
         Path,
         _CLUSTER,
-        default="",
+        default="none",
         help="Certificate (PEM) of the authority that signed the certificates of all processes.",
     ),
     "cluster_log": Setting(
@@ -792,6 +792,12 @@ def refuse_idle(layers: Layers, mode: str) -> None:
       help: leave it out: it is for an app in one process
     """
     known = {name for _, found in layers for name in found}
+    last = {name: (origin, value) for origin, found in layers for name, value in found.items()}
+    if all(last.get(name, ("", False))[1] for name in ("fresh", "upgrade")):
+        raise SettingError(
+            f"{last['fresh'][0]}: fresh deletes the data that upgrade keeps",
+            "give one of them: upgrade continues with the data of the older version",
+        )
     for origin, found in layers:
         for name, value in found.items():
             setting = ALL[name]

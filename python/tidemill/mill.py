@@ -433,7 +433,7 @@ class Mill:
             ProgramError: There is no such stream, or the handler returns nothing.
         """
         self._open("output")
-        name = stream.name if isinstance(stream, Side) else stream
+        name = stream.name if isinstance(stream, Side) else self._text(stream, "an output")
         known = []
         for one in self.app.streams:
             known.append(one.name)
@@ -450,10 +450,17 @@ class Mill:
             )
         return OutputView(self, name)
 
+    @staticmethod
+    def _text(given: object, what: str) -> str:
+        """Returns a name, which is a text."""
+        if not isinstance(given, str):
+            raise ProgramError(f"{given!r:.100} is not {what}", f"give {what} or its name", here())
+        return given
+
     def _stream_name(self, stream: Stream | str) -> str:
         if isinstance(stream, Handler) and stream.called:
             stream = stream.input
-        name = stream.name if isinstance(stream, Stream) else stream
+        name = stream.name if isinstance(stream, Stream) else self._text(stream, "a stream")
         for known in self.app.streams:
             if known.name == name:
                 if known.origin != "input":

@@ -649,7 +649,8 @@ impl App for Cluster {
 
     fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         self.request_server.begin();
-        serve::ring(&self.told.rings.lock(), stream)
+        let is_shown = |stream: &str| !self.is_of_engine(stream);
+        serve::ring_among(&self.told.rings.lock(), stream, is_shown)
             .map(|ring| ring.kept(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.program, stream, true))
     }

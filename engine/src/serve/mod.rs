@@ -38,7 +38,7 @@ pub(crate) use query::Query;
 pub(crate) use reply::{Answer, Reply, Stop};
 pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
-pub(crate) use tail::{no_rows, ring, Tail};
+pub(crate) use tail::{no_rows, ring_among, Tail};
 
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 32;

@@ -13,6 +13,7 @@ use tidemill_txn::program::Program;
 use super::filter::Filter;
 use super::{Answer, Fields, Reply};
 use crate::past::{Moment, Past};
+use crate::requests::is_hidden;
 use crate::shared::State;
 use crate::view::known;
 
@@ -60,7 +61,8 @@ impl Query {
     }
 
     pub(crate) fn plan(&self, program: &Program) -> Result<Plan> {
-        let names = program.tables.iter().map(|t| &*t.name);
+        let shown = program.tables.iter().filter(|t| !is_hidden(&t.name));
+        let names = shown.map(|t| &*t.name);
         let index =
             program.tables.iter().position(|t| *t.name == *self.table).ok_or_else(|| {
                 Error::setting(format!("there is no table {}", self.table)).help(known(

@@ -28,12 +28,21 @@ pub(crate) struct Tail {
 
 /// Finds the retained rows of a stream.
 pub(crate) fn ring<'a>(rings: &'a Rings, stream: &str) -> Result<&'a Ring> {
-    rings.by_name.get(stream).ok_or_else(|| {
-        let names = || rings.by_name.keys().map(String::as_str);
+    ring_among(rings, stream, |_| true)
+}
+
+/// Finds the retained rows of a stream, among those that `is_shown` is true of.
+pub(crate) fn ring_among<'a>(
+    rings: &'a Rings,
+    stream: &str,
+    is_shown: impl Fn(&str) -> bool,
+) -> Result<&'a Ring> {
+    rings.by_name.get(stream).filter(|_| is_shown(stream)).ok_or_else(|| {
+        let names = || rings.by_name.keys().map(String::as_str).filter(|name| is_shown(name));
         let error = Error::setting(format!("no events of stream {stream} are retained"));
         match nearest(stream, names()) {
             Some(near) => error.help(format!("did you mean '{near}'?")),
-            None if rings.by_name.is_empty() => error.help("no stream of the app retains events"),
+            None if names().next().is_none() => error.help("no stream of the app retains events"),
             None => {
                 error.help(format!("such streams are {}", names().collect::<Vec<_>>().join(", ")))
             }

@@ -26,6 +26,10 @@ INTERRUPTED = 130
 class Parser(argparse.ArgumentParser):
     """A parser that suggests the nearest word for one that it does not know."""
 
+    def format_help(self) -> str:
+        """Returns the help for a terminal, without the marks of code in docstrings."""
+        return super().format_help().replace("``", "")
+
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if isinstance(action.choices, dict) and value not in action.choices:
             raise argparse.ArgumentError(

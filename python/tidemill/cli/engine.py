@@ -333,12 +333,20 @@ def _tail(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dlq(args: argparse.Namespace, stream: str | None) -> tuple[list[Line], Line]:
+#: The most rows of dead letters in one answer.
+DLQ_ROWS_MAX = 1_000_000
+
+
+def _dlq(
+    args: argparse.Namespace, stream: str | None, limit: int | None = None
+) -> tuple[list[Line], Line]:
     request: Line = {"do": "dlq_ls"}
+    if limit is not None:
+        request["limit"] = limit
     if stream is not None:
         request["stream"] = stream
     if getattr(args, "limit", None) is not None:
-        _check_number("--limit", args.limit, 1, 1_000_000)
+        _check_number("--limit", args.limit, 1, DLQ_ROWS_MAX)
         request["limit"] = args.limit
     rows: list[Line] = []
     end: Line = {}
@@ -353,7 +361,7 @@ def _dlq(args: argparse.Namespace, stream: str | None) -> tuple[list[Line], Line
 def first_dead(data_dir: str) -> str | None:
     """Returns the first retained reason why a row could not be read; None if there is none."""
     try:
-        for line in ask(data_dir, {"do": "dlq_ls", "limit": 1_000_000}):
+        for line in ask(data_dir, {"do": "dlq_ls", "limit": DLQ_ROWS_MAX}):
             if str(line.get("stream")).endswith(".dead"):
                 value = line["value"]
                 return f"{value['origin']}, line {value['line']}: {value['reason']}"
@@ -391,7 +399,7 @@ def _dlq_replay(args: argparse.Namespace) -> int:
         raise SettingError("--value replaces one row", "give its number: --row N --value JSON")
     for number in args.row:
         _check_number("--row", number, 0, (1 << 63) - 1)
-    numbers = args.row or [row["row"] for row in _dlq(args, args.stream)[0]]
+    numbers = args.row or [row["row"] for row in _dlq(args, args.stream, DLQ_ROWS_MAX)[0]]
     rows: list[Line] = [{"row": number} for number in numbers]
     if args.value is not None:
         try:

@@ -24,7 +24,8 @@ def load(argument: str) -> tuple[App, Path]:
     )
     path = Path(text)
     if not path.is_file():
-        raise ProgramError(f"there is no file {text}", "give the Python file with the app")
+        what = f"{text} is a folder" if text and path.is_dir() else f"there is no file {text}"
+        raise ProgramError(what, "give the Python file with the app")
     module = _imported(path.resolve())
     apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
     distinct = {id(app): app for app in apps.values()}

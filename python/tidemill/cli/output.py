@@ -78,6 +78,11 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def _of(name: str, value: object) -> str:
+    """Returns the value of a field in words. The id of a process is copied into other commands."""
+    return str(value) if name == "process" else shown(value)
+
+
 def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
     """Returns lines of names and values; nested values are below their name."""
     width = max((len(str(name)) for name in found), default=0)
@@ -89,15 +94,14 @@ def fields(found: Mapping[str, Any], indent: str = "") -> list[str]:
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             lines.append(f"{indent}{name}")
             for item in value:
-                pairs = (f"{key}={shown(part)}" for key, part in item.items())
+                pairs = (f"{key}={_of(key, part)}" for key, part in item.items())
                 lines.append(f"{indent}  {'  '.join(pairs)}")
         elif isinstance(value, list) and len(value) > 1 and any(len(shown(v)) > 20 for v in value):
             lines.append(f"{indent}{name}")
             lines.extend(f"{indent}  {shown(item)}" for item in value)
         else:
-            text = ", ".join(map(shown, value)) if isinstance(value, list) else shown(value)
-            # The id of a process is copied into other commands.
-            text = str(value) if name == "process" else text
+            is_list = isinstance(value, list)
+            text = ", ".join(map(shown, value)) if is_list else _of(name, value)
             text = "none" if value in ([], {}) else text
             lines.append(f"{indent}{name:<{width}}  {text}")
     return lines
