@@ -18,7 +18,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::InjectedDefect;
 
 use self::cut::Running;
 pub use self::cut::WrongClock;
@@ -468,9 +467,6 @@ impl Coordinator {
 
     /// Returns the workers that are alive but left out of the next generation.
     fn left_out(&self) -> Vec<LeftOut> {
-        if self.is_spoiled_by(InjectedDefect::LeaveNobodyOut) {
-            return Vec::new();
-        }
         let stays = |member: &&Member| !self.leaving.contains(*member);
         let stay = self.seen.keys().filter(stays);
         self.lost_pairs.left_out(stay, self.now_us, self.settings.lease_us)
@@ -502,9 +498,5 @@ impl Coordinator {
         let generation = self.generation();
         let token = self.token(wish);
         effects.push(Effect::Append { token, topic, generation, record });
-    }
-
-    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
-        self.settings.function.fault == Some(fault)
     }
 }

@@ -90,11 +90,6 @@ impl OutputReader {
         Some(ready)
     }
 
-    /// Returns the end of what was read of each source.
-    pub fn read(&self) -> &[u64] {
-        &self.read
-    }
-
     /// Returns the place where it would continue if all that was handed over is written.
     pub fn place(&self) -> (u64, Vec<u64>) {
         let mut outputs = self.read.clone();

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Call, Functions, InjectedDefect, Question, Rows};
+use tidemill_function::{Call, Functions, Question, Rows};
 
 use self::load::{Kept, Loading};
 use self::prepare::Prepared;
@@ -259,10 +259,7 @@ impl Worker {
     }
 
     fn packet(&mut self, packet: Packet, effects: &mut Vec<Effect>) {
-        let is_of = |generation: u64| {
-            generation == self.generation
-                || self.settings.function.fault == Some(InjectedDefect::ForgetFence)
-        };
+        let is_of = |generation: u64| generation == self.generation;
         match packet {
             Packet::Form(form) if form.generation > self.generation => self.form(form, effects),
             Packet::Prepare(form) => self.prepare(&form, effects),
@@ -328,10 +325,6 @@ impl Worker {
         self.tokens += 1;
         self.wishes.insert(Token(self.tokens), wish);
         Token(self.tokens)
-    }
-
-    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
-        self.settings.function.fault == Some(fault)
     }
 
     /// Reports again what can be read and is in no epoch, because packets may have been lost.

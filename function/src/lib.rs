@@ -54,7 +54,7 @@ mod size;
 mod versions;
 
 pub use message::{Body, Cost, Message, Mode, Verdict};
-pub use node::{Counters, Event, InjectedDefect, Node, NodeId, Outbox, Owners, Question, Settings};
+pub use node::{Counters, Event, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,

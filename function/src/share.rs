@@ -44,11 +44,6 @@ impl Sum {
         self.whole == 1 && self.digits.iter().all(|&digits| digits == 0)
     }
 
-    /// Whether at least half has come back.
-    pub(crate) fn is_half(&self) -> bool {
-        self.whole == 1 || self.digits.first().is_some_and(|first| first >> 63 == 1)
-    }
-
     fn add(&mut self, share: u32) {
         let Some(mut at) = self.digit(share) else {
             self.whole += 1;

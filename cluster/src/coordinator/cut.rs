@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_function::InjectedDefect;
-
 use super::available::Available;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
@@ -276,10 +274,6 @@ impl Coordinator {
         let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
         let manifest = self.manifest.clone();
-        let counts_records = self.is_spoiled_by(InjectedDefect::CountRecords);
-        let forgets_idle = self.is_spoiled_by(InjectedDefect::ForgetIdle);
-        let forgets_end = self.is_spoiled_by(InjectedDefect::ForgetEnd);
-        let pauses_all = self.is_spoiled_by(InjectedDefect::PauseAll);
         let Stage::Running(running) = &mut self.stage else { return };
         if self.late_event.is_none() {
             // Everything executed before it must be in a snapshot, from which another version can
@@ -299,13 +293,10 @@ impl Coordinator {
         if epoch > durable || !form.assignment.members.iter().all(is_idle) {
             return;
         }
-        let mut paused = running.paused(buffered_bytes_max);
-        if pauses_all && paused.contains(&true) {
-            paused.fill(true);
-        }
+        let paused = running.paused(buffered_bytes_max);
         let has_some = |(available, paused): (&Available, &bool)| available.has_some(*paused);
-        let is_new = running.available.iter().zip(&paused).any(has_some)
-            || (running.falls_idle(now_us) && !forgets_idle);
+        let is_new =
+            running.available.iter().zip(&paused).any(has_some) || running.falls_idle(now_us);
         match is_ending {
             // The last cut is the one with the snapshot, even if there is nothing new.
             true if running.taking.is_some() || *epoch == manifest.epoch => return,
@@ -328,7 +319,6 @@ impl Coordinator {
         if !running.event_time.is_empty() {
             // Only the readers know which of the buffered events will be executed.
             count = counts.iter().sum::<u64>() + running.buffered().events;
-            given.retain(|span| span.newest_us != ENDED_US || !forgets_end);
             for Span { event_source, newest_us, .. } in given {
                 let Times { newest, ended, .. } = &mut running.times;
                 let of = newest.iter_mut().zip(&mut running.active_us).nth(event_source as usize);
@@ -340,16 +330,13 @@ impl Coordinator {
                     _ => *newest = (*newest).max(Some(newest_us)),
                 }
             }
-            running.times.idle = if forgets_idle { Vec::new() } else { running.idle(now_us) };
+            running.times.idle = running.idle(now_us);
             running.event_time.advance(&mut running.times, &upto);
             running.times.late = running.late();
             running.buffered.values_mut().for_each(|buffered| buffered.late = 0);
             if let Some(taking) = &mut running.taking {
                 taking.late.get_or_insert(running.times.late);
             }
-        }
-        if counts_records {
-            count = upto.iter().zip(&from).map(|(upto, from)| upto - from).max().unwrap_or(0);
         }
         running.epoch += 1;
         // A wrong clock does not prevent the end.
@@ -403,13 +390,12 @@ impl Coordinator {
         (outputs, waiting): (&[u64], &[Waiting]),
         effects: &mut Vec<Effect>,
     ) {
-        let trims = self.is_spoiled_by(InjectedDefect::TrimBuffered);
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(taking) = running.taking.as_mut().filter(|t| t.cut.epoch == epoch) else { return };
         let Some(part) = part else { return self.give_up(epoch, effects) };
         taking.parts.insert(member, part);
         taking.waiting.extend(waiting);
-        for Waiting { event_source, record, .. } in waiting.iter().filter(|_| !trims) {
+        for Waiting { event_source, record, .. } in waiting {
             let source = running.event_time.sources().get(*event_source as usize);
             let needed = source.and_then(|of| taking.buffered.get_mut(of.source as usize));
             if let Some(needed) = needed {

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_function::InjectedDefect;
-
 use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Pending, Stage};
@@ -176,15 +174,9 @@ impl Coordinator {
         let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
         let buffered = std::mem::take(&mut forming.formed);
         self.patience = 1;
-        if self.is_spoiled_by(InjectedDefect::NewCuts) {
-            self.cuts.clear();
-        }
         let cuts = std::mem::take(&mut self.cuts);
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
         running.buffered = buffered;
-        if self.is_spoiled_by(InjectedDefect::ForgetTimes) {
-            running.times.newest.fill(None);
-        }
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {

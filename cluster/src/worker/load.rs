@@ -9,7 +9,7 @@ use std::mem::take;
 use std::sync::Arc;
 
 use tidemill_core::TableSpec;
-use tidemill_function::{InjectedDefect, NodeId, Path, Rows, Tid};
+use tidemill_function::{NodeId, Path, Rows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_txn::program::QuestionId;
 
@@ -83,20 +83,10 @@ impl Worker {
 
     /// Requests the rows that are not here, and all logs of a snapshot.
     pub(super) fn load(&mut self, form: Arc<Form>, node: NodeId, effects: &mut Vec<Effect>) {
-        let id = form.manifest.id();
         let own = form.assignment.partitions(node);
-        if let Some(kept) = &mut self.kept {
-            match self.settings.function.fault {
-                Some(InjectedDefect::KeepState) => kept.rows.begin(id),
-                Some(InjectedDefect::KeepLayers) => kept.rows.spoil_layers(),
-                Some(InjectedDefect::KeepParts) => kept.partitions = own.clone(),
-                _ => {}
-            }
-        }
         let kept = self.kept.take_if(|kept| kept.leads_to(&form.manifest));
-        let keeps = self.is_spoiled_by(InjectedDefect::KeepPrepared);
         let prepared = self.prepared.take().filter(|_| kept.is_none());
-        let prepared = prepared.and_then(|of| Some((of.leads_to(&form.manifest, keeps)?, of)));
+        let prepared = prepared.and_then(|of| Some((of.leads_to(&form.manifest)?, of)));
         let objects = form.manifest.objects.len();
         let nothing = || [].into_iter().collect();
         let (had, from) = match (&kept, &prepared) {
@@ -104,7 +94,7 @@ impl Worker {
             (None, Some((from, of))) => (of.partitions.clone(), *from),
             (None, None) => (nothing(), objects),
         };
-        let loads = [(0, own.only(&had, false)), (from.min(objects), own.only(&had, true))];
+        let loads = [(0, own.only(&had, false)), (from, own.only(&had, true))];
         let is_needed = |(from, of): &(usize, PartitionSet)| *from < objects && !of.is_empty();
         let load = |(from, partitions)| Load { from, partitions, loaded: None };
         let loads: Vec<Load> = loads.into_iter().filter(is_needed).map(load).collect();
@@ -114,13 +104,10 @@ impl Worker {
         let manifest = form.manifest.clone();
         let prepared = prepared.and_then(|(_, of)| of.rows);
         let event_time = self.settings.event_time.clone();
-        let ranks = (!event_time.is_empty())
-            .then(|| Ranks::after(event_time, &manifest, self.settings.function.fault));
+        let ranks = (!event_time.is_empty()).then(|| Ranks::after(event_time, &manifest));
         let reads = |source: u32| form.assignment.reader(source, &self.settings) == node;
         let again = (0..).zip(manifest.inputs_needed().zip(manifest.inputs.iter().copied()));
-        let again = again.filter(|(source, (at, upto))| {
-            reads(*source) && at < upto && !self.is_spoiled_by(InjectedDefect::ForgetBuffered)
-        });
+        let again = again.filter(|(source, (at, upto))| reads(*source) && at < upto);
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
         let asked = loads.len();
@@ -169,9 +156,6 @@ impl Worker {
         records: Option<Records>,
         effects: &mut Vec<Effect>,
     ) {
-        let forgets = self.is_spoiled_by(InjectedDefect::ReplyAgain);
-        let forgets_answers = self.is_spoiled_by(InjectedDefect::ForgetAnswers);
-        let known_max = if self.is_spoiled_by(InjectedDefect::KnowFirst) { 1 } else { usize::MAX };
         let Stage::Loading(loading) = &mut self.stage else { return };
         let Some(Records { records, upto }) = records else {
             let from = loading.form.manifest.outputs.get(source as usize).copied().unwrap_or(0);
@@ -182,11 +166,10 @@ impl Worker {
         for (_, record) in records {
             match record {
                 Record::Outputs(outputs) => {
-                    let count = if forgets { 0 } else { outputs.len().min(known_max) };
-                    loading.known.extend(outputs[..count].iter().map(Output::id));
+                    loading.known.extend(outputs.iter().map(Output::id));
                 }
                 // The owner of another call's rows may ask the same question.
-                Record::Answer { tid, asked, answer } if !forgets_answers => {
+                Record::Answer { tid, asked, answer } => {
                     loading.answers.push((tid, asked, answer));
                 }
                 _ => {}
@@ -274,7 +257,7 @@ impl Worker {
         running.behind = behind;
         running.ranks = ranks;
         let left = running.known.iter().map(|(tid, _)| *tid).max();
-        if let Some(left) = left.filter(|_| !self.is_spoiled_by(InjectedDefect::JudgeAgain)) {
+        if let Some(left) = left {
             running.node.output_left(left);
         }
         let base = running.form.manifest.base;
@@ -282,9 +265,6 @@ impl Worker {
             if behind_of(tid, self.settings.sources) > base {
                 running.node.know(tid, asked, answer);
             }
-        }
-        if self.is_spoiled_by(InjectedDefect::SkipRequest) {
-            running.skip();
         }
         let (generation, buffered) = (self.generation, running.buffered());
         self.stage = Stage::Running(Box::new(running));

@@ -11,7 +11,7 @@ use std::mem::{replace, take};
 use std::sync::Arc;
 
 use tidemill_core::Key;
-use tidemill_function::{InjectedDefect, Outbox, Question};
+use tidemill_function::{Outbox, Question};
 
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
@@ -20,9 +20,8 @@ use crate::records::{Record, Topic};
 impl Worker {
     /// Asks all questions whose cuts are durable.
     pub(super) fn ask_outside(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(InjectedDefect::AskEarly);
         let Stage::Running(running) = &mut self.stage else { return };
-        let durable = if early { u64::MAX } else { running.durable };
+        let durable = running.durable;
         let mut asking = Vec::new();
         while let Some((_, question)) =
             running.questions.pop_front_if(|(epoch, _)| *epoch <= durable)
@@ -54,13 +53,8 @@ impl Worker {
         let (tid, asked, generation) = (question.tid, question.asked, self.generation);
         let source = ((tid.0 - 1) % u64::from(self.settings.sources)) as u32;
         let record = Record::Answer { tid, asked, answer: answer.clone() };
-        let early = self.is_spoiled_by(InjectedDefect::TellEarly);
-        let told = early.then(|| (question.clone(), answer.clone()));
         let (token, topic) = (self.token(Pending::Answer(question, answer)), Topic::Output(source));
         effects.push(Effect::Append { token, topic, generation, record });
-        if let Some((question, answer)) = told {
-            self.report_answer(&question, answer, effects);
-        }
     }
 
     /// Passes on an answer that is in the outputs.
@@ -82,18 +76,16 @@ impl Worker {
     /// recorded has been executed, and everything executed is recorded. Work of epochs that a
     /// recovery repeats may already be done and answered.
     pub(super) fn report_outbox(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(InjectedDefect::WorkEarly);
-        let forgets = self.is_spoiled_by(InjectedDefect::ForgetWork);
         let outboxes = self.functions.outboxes();
         let Stage::Running(running) = &mut self.stage else { return };
-        let is_due = running.executed == running.durable || early;
+        let is_due = running.executed == running.durable;
         if outboxes.is_empty() || !is_due {
             return;
         }
         let changed = take(&mut running.outbox);
         let all = !replace(&mut running.tells_outbox, true);
         let mut rows = Vec::new();
-        if all && !forgets {
+        if all {
             let (from, to) = (Key::of([]), Key::of([]).prefix_end());
             for &table in outboxes {
                 running.node.rows().range(table, &from, &to, false, &mut |key, row| {

@@ -22,11 +22,10 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Returns how many objects of another snapshot the rows are from, if they are loaded and that
-    /// snapshot begins with the same objects. With an injected defect (`keeps`) it does not compare
-    /// them.
-    pub fn leads_to(&self, manifest: &Manifest, keeps: bool) -> Option<usize> {
+    /// snapshot begins with the same objects.
+    pub fn leads_to(&self, manifest: &Manifest) -> Option<usize> {
         let has = &self.manifest.objects;
-        let is_it = self.rows.is_some() && (keeps || manifest.objects.starts_with(has));
+        let is_it = self.rows.is_some() && manifest.objects.starts_with(has);
         is_it.then_some(has.len())
     }
 }
@@ -40,7 +39,7 @@ impl Worker {
         let manifest = &form.manifest;
         let is_kept = self.kept.as_ref().is_some_and(|kept| kept.leads_to(manifest));
         let is_prepared =
-            self.prepared.as_ref().is_some_and(|had| had.leads_to(manifest, false).is_some());
+            self.prepared.as_ref().is_some_and(|had| had.leads_to(manifest).is_some());
         let node = form.assignment.node_of(self.me).filter(|_| !is_kept && !is_prepared);
         let Some(node) = node else { return self.send(Packet::Prepared, effects) };
         self.kept = None;

@@ -11,7 +11,7 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use tidemill_core::{Late, Position, StreamId};
-use tidemill_function::{output_bytes, Call, Functions, InjectedDefect, NodeId, Sequencing};
+use tidemill_function::{output_bytes, Call, Functions, NodeId, Sequencing};
 use tidemill_txn::order::Newest;
 
 use super::run::Parts;
@@ -123,16 +123,11 @@ pub(super) struct Ranks {
     own: Option<Vec<Placed>>,
     /// The reports of others for epochs that have not begun here.
     told: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
-    fault: Option<InjectedDefect>,
 }
 
 impl Ranks {
     /// Creates the state after a snapshot, without buffered events.
-    pub fn after(
-        event_time: Arc<EventTime>,
-        manifest: &Manifest,
-        fault: Option<InjectedDefect>,
-    ) -> Ranks {
+    pub fn after(event_time: Arc<EventTime>, manifest: &Manifest) -> Ranks {
         let times = &manifest.times;
         let again = event_time.sources().iter().zip(0..).map(|(of, nth)| {
             let waiting = manifest.waiting.iter().flatten();
@@ -146,18 +141,7 @@ impl Ranks {
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
         let (own, told, late_at) = (None, BTreeMap::new(), watermarks.clone());
-        Ranks {
-            event_time,
-            watermarks,
-            waiting,
-            bytes: 0,
-            again,
-            late_at,
-            late: 0,
-            own,
-            told,
-            fault,
-        }
+        Ranks { event_time, watermarks, waiting, bytes: 0, again, late_at, late: 0, own, told }
     }
 
     /// Returns the group of an event and its place in it.
@@ -188,7 +172,7 @@ impl Ranks {
         before.take(&mut read);
         let Some(stands_us) = self.stands((event_source, time_us), read.late_us) else { return };
         let (group, at) = self.place((event_source, stands_us), read.at);
-        if at.0 >= self.watermarks[group] || self.fault == Some(InjectedDefect::BufferAgain) {
+        if at.0 >= self.watermarks[group] {
             self.buffer(group, at, read);
         }
     }
@@ -234,10 +218,6 @@ impl Ranks {
         functions: &dyn Functions,
     ) -> Vec<Ranked> {
         self.late_at = replace(&mut self.watermarks, cut.times.watermarks.clone());
-        let late_before = match self.fault {
-            Some(InjectedDefect::LateByItsCut) => self.watermarks.clone(),
-            _ => self.late_at.clone(),
-        };
         self.late = 0;
         let has_intervals = self.event_time.has_intervals();
         let on = |request: &Request| match has_intervals {
@@ -253,7 +233,7 @@ impl Ranks {
                     self.late += u64::from(read.late_us.is_some());
                     let stands = self.stands(timed, read.late_us).map(|stands_us| {
                         let (group, place) = self.place((timed.0, stands_us), at);
-                        (group, place, place.0 >= late_before[group])
+                        (group, place, place.0 >= self.late_at[group])
                     });
                     if let Some((group, place, true)) = stands {
                         self.buffer(group, place, read);
@@ -272,10 +252,7 @@ impl Ranks {
                 self.bytes -= bytes(&request);
                 let event_source = position.source.0;
                 let source = self.event_time.sources()[event_source as usize].source;
-                let rank = match self.fault {
-                    Some(InjectedDefect::RankByArrival) => Rank::OnTime(0, event_source),
-                    _ => Rank::OnTime(position.time_us, event_source),
-                };
+                let rank = Rank::OnTime(position.time_us, event_source);
                 let (at, on) = ((position.offset, nth), on(&request));
                 if is_late {
                     request.call = functions.admitted(request.call, position.time_us);
@@ -312,7 +289,7 @@ impl Ranks {
         functions: &dyn Functions,
     ) -> Option<(Parts, u64)> {
         let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
-        if told < others && self.fault != Some(InjectedDefect::RankAlone) {
+        if told < others {
             return None;
         }
         let mut own = self.own.take()?;
@@ -323,9 +300,7 @@ impl Ranks {
         let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();
         let total = own.len() as u64 + of_others;
         let mut parts = Vec::new();
-        let is_parted_alone = self.fault == Some(InjectedDefect::PartAlone);
-        let of_part = if is_parted_alone { own.len() as u64 } else { total };
-        parts.resize_with(of_part.div_ceil(part_max).max(1) as usize, Vec::new);
+        parts.resize_with(total.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
         for Placed { rank, source, request, .. } in own {
             while let Some(other) = before.next_if(|other| other.rank < rank) {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, LateRow, TableId};
 use tidemill_function::{
-    Call, Clock, Event, Functions, InjectedDefect, Message, Node, NodeId, Outbox, Path, Question,
-    Rows, Sequencing, Stored, Tid,
+    Call, Clock, Event, Functions, Message, Node, NodeId, Outbox, Path, Question, Rows, Sequencing,
+    Stored, Tid,
 };
 
 use super::ranks::{bytes, Before, Ranks, Read};
@@ -15,7 +15,7 @@ use super::save::Saving;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
-use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Times, Topic};
+use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Topic};
 use crate::Settings;
 
 /// The maximum bytes of outputs in one record. A log might refuse larger records.
@@ -230,9 +230,7 @@ impl Running {
         let source = |source| {
             let upto = of(&manifest.inputs, source);
             let requests = VecDeque::new();
-            let forgets = settings.function.fault == Some(InjectedDefect::ForgetNewest);
-            let times = if forgets { &Times::default() } else { &manifest.times };
-            let newest = settings.event_time.newest(times);
+            let newest = settings.event_time.newest(&manifest.times);
             let before = newest.into_iter().map(Before::new).collect();
             let of = Source {
                 source,
@@ -273,13 +271,6 @@ impl Running {
             saving: None,
             own: node,
             form,
-        }
-    }
-
-    /// Injects a defect: begins one request later than the snapshot says.
-    pub fn skip(&mut self) {
-        if self.executed > 0 {
-            self.inputs.values_mut().for_each(|source| source.upto += 1);
         }
     }
 
@@ -494,12 +485,11 @@ impl Worker {
 
     /// Appends outputs whose cut is durable, and that have not left before.
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(InjectedDefect::ReplyEarly);
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
         let mut leaving: BTreeMap<(u64, u32), Vec<Output>> = BTreeMap::new();
         while let Some((epoch, _)) = running.held.front() {
-            if *epoch > running.durable && !early {
+            if *epoch > running.durable {
                 break;
             }
             let (epoch, output) = running.held.pop_front().expect("the front exists");
@@ -560,7 +550,6 @@ impl Worker {
 
     /// Reports the epochs of which it has nothing more to append, if that has changed.
     pub(super) fn report_outputs(&mut self, effects: &mut Vec<Effect>) {
-        let early = self.is_spoiled_by(InjectedDefect::LeftEarly);
         let Stage::Running(running) = &mut self.stage else { return };
         if !self.settings.copies_outputs {
             return;
@@ -568,7 +557,7 @@ impl Worker {
         // An epoch may still change as long as its cut is not durable.
         let mut last = running.executed.min(running.durable);
         let held = running.held.front().map(|(epoch, _)| *epoch);
-        let appending = running.appending.keys().next().copied().filter(|_| !early);
+        let appending = running.appending.keys().next().copied();
         for epoch in held.into_iter().chain(appending) {
             last = last.min(epoch - 1);
         }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use tidemill_function::InjectedDefect;
 use tidemill_snapshot::Work;
 use tidemill_table::Changed;
 
@@ -18,7 +17,7 @@ const TRIES_MAX: u32 = 4;
 pub(super) struct Saving {
     epoch: u64,
     name: String,
-    rows: Option<Arc<Vec<Changed>>>,
+    rows: Arc<Vec<Changed>>,
     tries: u32,
     is_asked: bool,
     /// The part, once it is stored.
@@ -34,13 +33,12 @@ impl Worker {
     /// Takes the rows that have changed since the last snapshot.
     pub(super) fn save(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
         let (generation, me) = (self.generation, self.me.0);
-        let is_late = self.is_spoiled_by(InjectedDefect::SnapshotLate);
         let Stage::Running(running) = &mut self.stage else { return };
         let rows = running.node.rows_mut();
         if let Some(before) = running.saving.take() {
             rows.give_up((generation, before.epoch));
         }
-        let rows = (!is_late).then(|| Arc::new(rows.take((generation, epoch))));
+        let rows = Arc::new(rows.take((generation, epoch)));
         let outputs = running.ends.clone();
         let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
@@ -52,23 +50,13 @@ impl Worker {
 
     /// Stores the part, unless it is stored or being stored.
     pub(super) fn save_again(&mut self, effects: &mut Vec<Effect>) {
-        let (program, generation) = (self.settings.program, self.generation);
+        let program = self.settings.program;
         let Stage::Running(running) = &mut self.stage else { return };
-        let executed = running.executed;
         let Some(saving) = &mut running.saving else { return };
         if saving.is_asked || saving.part.is_some() || saving.is_told {
             return;
         }
-        let epoch = saving.epoch;
-        let rows = match &saving.rows {
-            Some(rows) => rows.clone(),
-            // An injected defect: it waits until an epoch later.
-            None if executed == epoch => return,
-            None => {
-                let rows = Arc::new(running.node.rows_mut().take((generation, epoch)));
-                saving.rows.insert(rows).clone()
-            }
-        };
+        let (epoch, rows) = (saving.epoch, saving.rows.clone());
         saving.is_asked = true;
         saving.tries += 1;
         // Each name is used only once, because an attempt with an unknown outcome may have stored
@@ -86,13 +74,11 @@ impl Worker {
         effects: &mut Vec<Effect>,
     ) {
         let generation = self.generation;
-        // An injected defect: a part counts though it is not stored.
-        let counts = self.is_spoiled_by(InjectedDefect::CountFailedPut);
         let Stage::Running(running) = &mut self.stage else { return };
         let saving = running.saving.as_mut().filter(|saving| saving.epoch == epoch);
         let Some(saving) = saving else { return };
         saving.is_asked = false;
-        saving.part = part.or(counts.then_some(None));
+        saving.part = part;
         if saving.part.is_none() && saving.tries >= TRIES_MAX {
             saving.is_told = true;
             let (outputs, waiting) = (Vec::new(), Vec::new());

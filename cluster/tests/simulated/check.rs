@@ -319,7 +319,7 @@ fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
 
 /// Checks that the rows equal those of an uninterrupted run on one node with the same cuts.
 fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
-    let functions = OnNodes { script: world.script.clone(), executes_again: false };
+    let functions = OnNodes { script: world.script.clone() };
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
     let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
     let mut node = Node::new(

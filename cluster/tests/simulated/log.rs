@@ -10,8 +10,6 @@ use tidemill_txn::program::QuestionId;
 #[derive(Default)]
 pub(super) struct Log {
     topics: BTreeMap<Topic, Partition>,
-    /// An injected bug: no append is fenced.
-    forgets_fences: bool,
     /// Whether a fenced append of outputs reports success, as in a log where only readers judge
     /// records.
     conceals: bool,
@@ -27,8 +25,8 @@ struct Partition {
 }
 
 impl Log {
-    pub fn new(forgets_fences: bool, conceals: bool) -> Log {
-        Log { topics: BTreeMap::new(), forgets_fences, conceals }
+    pub fn new(conceals: bool) -> Log {
+        Log { topics: BTreeMap::new(), conceals }
     }
 
     /// Appends a record, unless a later generation has appended or this generation has begun
@@ -43,7 +41,7 @@ impl Log {
         let begins = matches!(record, Record::Generation { .. });
         let is_late =
             partition.generation > generation || (begins && partition.generation == generation);
-        if is_late && (begins || !self.forgets_fences) {
+        if is_late {
             let is_output = matches!(topic, Topic::Output(_)) && !begins;
             return match self.conceals && is_output {
                 true => Ok(partition.records.len() as u64),

@@ -37,17 +37,15 @@ impl Sink {
 pub(super) struct Writer {
     leaving: OutputReader,
     rows: usize,
-    /// An injected bug: outputs that are read but not yet written count as written.
-    forgets: bool,
 }
 
 impl Writer {
     /// Continues after the rows that a snapshot records as written.
-    pub fn new(written: &Written, sources: u32, forgets: bool) -> Writer {
+    pub fn new(written: &Written, sources: u32) -> Writer {
         let wanted: [StreamId; 3] = [EVENTS, ABORTS, LATES];
         let leaving = OutputReader::after(written, sources, wanted.into());
         let rows = written.note[..].try_into().map_or(0, u64::from_le_bytes) as usize;
-        Writer { leaving, rows, forgets }
+        Writer { leaving, rows }
     }
 
     /// Writes the outputs that are ready. Returns `false` if the process dies midway, which happens
@@ -87,10 +85,7 @@ impl Writer {
 
     /// Returns the record of the written rows.
     pub fn written(&self) -> Arc<Written> {
-        let (base, mut outputs) = self.leaving.place();
-        if self.forgets {
-            outputs = self.leaving.read().to_vec();
-        }
+        let (base, outputs) = self.leaving.place();
         let note = (self.rows as u64).to_le_bytes();
         Arc::new(Written { base, outputs, note: note.into() })
     }

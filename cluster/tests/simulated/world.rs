@@ -16,7 +16,7 @@ use tidemill_cluster::{
 };
 use tidemill_core::{Key, Late, Value};
 use tidemill_durable::{MemoryStore, Store};
-use tidemill_function::{Call, InjectedDefect};
+use tidemill_function::Call;
 use tidemill_snapshot::merge;
 
 pub use self::trouble::FaultRates;
@@ -160,15 +160,12 @@ pub struct World {
 }
 
 impl World {
-    /// Creates a cluster from a seed, with an injected bug if `fault` is given.
-    pub fn new(seed: u64, fault: Option<InjectedDefect>) -> World {
+    /// Creates a cluster from a seed.
+    pub fn new(seed: u64) -> World {
         let mut dice = Dice::new(seed);
         let keys = 3 + dice.below(20) as i64;
         let script = Script::random(&mut dice, keys);
-        let functions = OnNodes {
-            script: script.clone(),
-            executes_again: fault == Some(InjectedDefect::ExecuteAgain),
-        };
+        let functions = OnNodes { script: script.clone() };
         let sources = 1 + dice.below(4) as u32;
         // Separate generators, so that the draws of the first one stay as they were.
         let mut more = Dice::new(seed ^ 0xE7E7);
@@ -207,7 +204,6 @@ impl World {
                 begins_max: *begins.pick(&[0, 1, 16]),
                 cache: dice.chance(75),
                 seed,
-                fault,
                 ..tidemill_function::Settings::default()
             },
         };
@@ -247,7 +243,7 @@ impl World {
             settings,
             weather,
             until_us,
-            log: Log::new(fault == Some(InjectedDefect::ForgetFence), seed % 2 == 1),
+            log: Log::new(seed % 2 == 1),
             sink: Sink::default(),
             store: Arc::new(MemoryStore::new()),
             ways: HashMap::new(),
@@ -553,11 +549,10 @@ impl World {
     /// Lets the writer beside a coordinator continue, and report its progress, each at random.
     fn write(&mut self, process: Process) {
         let (sources, until_us) = (self.settings.sources, self.until_us);
-        let forgets = self.settings.function.fault == Some(InjectedDefect::ForgetWaiting);
         let Some(running) = self.processes.get_mut(&process) else { return };
         let Machine::Coordinator(machine) = &running.machine else { return };
         let Some(left) = machine.left().filter(|_| self.dice.chance(50)) else { return };
-        let new = || Writer::new(&left.written, sources, forgets);
+        let new = || Writer::new(&left.written, sources);
         let writer = running.writer.get_or_insert_with(new);
         let is_last = process == Process::Coordinator(self.coordinator);
         let dice = (&mut self.dice, self.now_us < until_us, is_last);

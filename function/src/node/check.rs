@@ -2,7 +2,7 @@
 
 use super::part::Part;
 use super::run::look::{look, look_at};
-use super::{running, InjectedDefect, Node, Settings};
+use super::{running, Node, Settings};
 use crate::gate::Access;
 use crate::message::{Mode, Verdict};
 use crate::order::Tid;
@@ -25,7 +25,7 @@ impl Node {
     /// rows of this node which the order now gives differently. For the others it finds which have
     /// read what another transaction of the epoch wrote.
     pub(super) fn check(&mut self) -> Checked {
-        let Settings { fault, cache, rounds_max, .. } = self.settings;
+        let Settings { cache, rounds_max, .. } = self.settings;
         let epoch = running!(self);
         let (mut again, mut read_from, mut judged) = (Vec::new(), Vec::new(), 0);
         for tid in epoch.run.keys() {
@@ -37,22 +37,13 @@ impl Node {
         }
         // When transactions run one at a time, speed does not matter.
         let is_slow = epoch.round + 1 >= rounds_max;
-        let is_spoiled = |f: InjectedDefect| fault == Some(f);
-        let is_there =
-            |tid: Tid| is_spoiled(InjectedDefect::ReadUnfinished) || epoch.there.contains(&tid);
+        let is_there = |tid: Tid| epoch.there.contains(&tid);
         // All transactions before the first open one are final.
         let first = epoch.unsettled.first_key_value().map_or(Tid(0), |(&tid, _)| tid);
         let open = epoch.parts.iter().filter(|(&tid, _)| tid >= first);
         let mut open: Vec<(Tid, &Part)> = open.map(|(&tid, part)| (tid, part)).collect();
         open.sort_unstable_by_key(|(tid, _)| *tid);
         for (tid, part) in open {
-            let is_again = part.mode != Mode::Fresh;
-            if is_again
-                && (is_spoiled(InjectedDefect::LoseDependency)
-                    || is_spoiled(InjectedDefect::ChangeStamp))
-            {
-                continue;
-            }
             let mut mode = None;
             let mut writers: Vec<Tid> = Vec::new();
             let by_others = match &part.verdict {
@@ -65,10 +56,9 @@ impl Node {
             for (path, read) in reads {
                 let is_touched = match &read.what {
                     Access::Row(table, key) => epoch.versions.touched(*table, key),
-                    Access::Range(..) => !is_spoiled(InjectedDefect::ForgetRange),
+                    Access::Range(..) => true,
                 };
-                let is_absent = read.saw.first().is_none_or(Option::is_none);
-                if !is_touched || (is_absent && is_spoiled(InjectedDefect::ForgetAbsence)) {
+                if !is_touched {
                     continue;
                 }
                 let mut place = path.clone();
@@ -81,9 +71,6 @@ impl Node {
                 }
                 // If it has written there itself, one of its own calls was too late or too early.
                 let is_own = epoch.versions.has_own(what, place);
-                if is_own && is_spoiled(InjectedDefect::ForgetBranches) {
-                    continue;
-                }
                 // Calls that were repeated all at once disturbed each other. A run that waits for
                 // its calls avoids this.
                 mode = mode.max(Some(match (is_own, part.mode) {
@@ -119,11 +106,6 @@ impl Node {
                     read_from.extend(writers.into_iter().map(read));
                 }
             }
-        }
-        if is_spoiled(InjectedDefect::KeepConflicts) {
-            // As if only the transactions that this node received mattered.
-            again.retain(|(tid, _)| epoch.unreplied.contains(tid));
-            read_from.clear();
         }
         Checked { again, reads: read_from, judged }
     }

@@ -1,33 +1,25 @@
 //! The end of an epoch: the writes of its transactions go to the store, and their events leave.
 
 use super::part::Part;
-use super::{Event, InjectedDefect, Node, Outbox};
+use super::{Event, Node, Outbox};
 use crate::message::Verdict;
 use crate::order::{Path, Tid};
 
 impl Node {
     /// Ends the epoch.
     pub(super) fn commit(&mut self, out: &mut Outbox) {
-        let apply_partly = self.spoiled_by(InjectedDefect::ApplyPartly);
-        let emit_twice = self.spoiled_by(InjectedDefect::EmitTwice);
         let mut epoch = self.running.take().expect("an epoch runs");
         if let Some(last) = epoch.parts.keys().max().filter(|_| !self.answers.is_empty()) {
             // The questions of these transactions can't be asked again.
             self.answers = self.answers.split_off(&(Tid(last.0 + 1), 0));
         }
-        let (parts, declared) = (&epoch.parts, &epoch.declared);
-        let home_of = |tid: Tid| match declared.find(tid) {
-            Some(at) => declared.parts[at].home,
-            None => parts[&tid].home,
-        };
         for (table, key, versions) in epoch.versions.drain() {
             let mut versions = versions.into_iter().peekable();
             let (is_outbox, mut last) = (self.program.outboxes().contains(&table), None);
             while let Some(version) = versions.next() {
                 let is_last = versions.peek().is_none_or(|next| next.tid != version.tid);
                 let is_there = version.is_there(|tid| epoch.there.contains(&tid));
-                let is_dropped = apply_partly && home_of(version.tid) != self.me;
-                if is_last && is_there && !is_dropped {
+                if is_last && is_there {
                     last = is_outbox.then(|| version.row.clone()).or(last);
                     self.rows.apply(version.tid, table, &key, version.row);
                 }
@@ -38,9 +30,7 @@ impl Node {
         let mut emitted: Vec<(Tid, Path, _, _)> = Vec::new();
         let is_final = |part: &Part| part.verdict == Some(Verdict::Commit);
         for (&tid, part) in epoch.parts.iter_mut().filter(|(_, part)| is_final(part)) {
-            let before =
-                if emit_twice { std::mem::take(&mut part.before) } else { Default::default() };
-            for (path, invocation) in std::mem::take(&mut part.runs).into_iter().chain(before) {
+            for (path, invocation) in std::mem::take(&mut part.runs) {
                 for (ordinal, stream, row) in invocation.emits {
                     let place = path.iter().copied().chain([ordinal]).collect();
                     emitted.push((tid, place, stream, row));

@@ -16,7 +16,7 @@ use tidemill_core::{Row, StreamId, Value};
 use tidemill_txn::program::Abort;
 
 use super::run::look::look_at;
-use super::{running, Epoch, InjectedDefect, Node, NodeId, Outbox};
+use super::{running, Epoch, Node, NodeId, Outbox};
 use crate::gate::{Gate, Waiter};
 use crate::message::Body;
 use crate::order::{Path, Tid};
@@ -33,7 +33,7 @@ pub(super) struct Part {
     pub tid: Tid,
     call: Call,
     /// The node that received it.
-    pub home: NodeId,
+    home: NodeId,
     rows: Vec<RowAt>,
     owners: Few<NodeId>,
     /// The rows that have arrived in this run. `missing` counts those that have not.
@@ -229,7 +229,7 @@ impl Node {
 
     /// Reads this node's rows of a transaction and sends them, once no earlier one blocks it.
     pub(super) fn enter_declared(&mut self, at: usize, out: &mut Outbox) {
-        let (me, stale) = (self.me, self.spoiled_by(InjectedDefect::DecideAlone));
+        let me = self.me;
         let epoch = running!(self);
         let part = &mut epoch.declared.parts[at];
         let tid = part.tid;
@@ -257,13 +257,7 @@ impl Node {
         }
         let others = part.others.clone();
         if !others.is_empty() {
-            let own = part.own(me).map(|(n, row)| {
-                let told = match stale {
-                    true => self.rows.get(row.table, &row.key),
-                    false => part.told[n].clone(),
-                };
-                (n as u32, told)
-            });
+            let own = part.own(me).map(|(n, _)| (n as u32, part.told[n].clone()));
             let rows: Vec<(u32, Stored)> = own.collect();
             for node in others {
                 self.send(node, Body::Values { tid, rows: rows.clone() }, out);

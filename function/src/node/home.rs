@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tidemill_core::Value;
 use tidemill_txn::program::Abort;
 
-use super::{run, running, Event, InjectedDefect, Node, NodeId, Outbox, Settings};
+use super::{run, running, Event, Node, NodeId, Outbox, Settings};
 use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::{Path, Tid};
 use crate::program::Call;
@@ -99,22 +99,19 @@ impl Node {
 
     /// Takes the rest of a call's share. The last one ends the transaction.
     pub(super) fn ended(&mut self, from: NodeId, tid: Tid, ended: Ended, out: &mut Outbox) {
-        let first_failure = self.spoiled_by(InjectedDefect::FirstFailure);
-        let lose_share = self.spoiled_by(InjectedDefect::LoseShare);
         let home = running!(self).homes.get_mut(&tid).expect("it came in here");
         home.parts.insert(from);
         home.missed = home.missed.max(ended.missed);
         home.judged |= ended.judged;
         if let Some(failure) = ended.failure {
             match &home.failure {
-                Some((place, _)) if first_failure || *place <= failure.0 => {}
+                Some((place, _)) if *place <= failure.0 => {}
                 _ => home.failure = Some(failure),
             }
         }
         home.sum.add_rest(ended.share, ended.calls);
         home.spent = home.spent.and(ended.spent);
-        let whole = home.sum.is_whole() || (lose_share && home.sum.is_half());
-        if whole && home.verdict.is_none() {
+        if home.sum.is_whole() && home.verdict.is_none() {
             self.end(tid, out);
         }
     }

@@ -8,7 +8,6 @@
 mod check;
 mod commit;
 mod declared;
-mod fault;
 mod home;
 mod part;
 mod questions;
@@ -31,7 +30,6 @@ use crate::rows::{Rows, Stored};
 use crate::versions::Versions;
 
 use self::declared::Declared;
-pub use self::fault::InjectedDefect;
 use self::home::Home;
 use self::part::Part;
 pub use self::questions::Question;
@@ -116,9 +114,6 @@ pub struct Settings {
     /// The maximum bytes that an event or the reply to a request takes in a log
     /// ([`crate::output_bytes`]).
     pub output_bytes_max: usize,
-    /// A defect to inject, so that tests can show that they detect it.
-    #[doc(hidden)]
-    pub fault: Option<InjectedDefect>,
 }
 
 impl Default for Settings {
@@ -132,7 +127,6 @@ impl Default for Settings {
             cache: true,
             seed: 0,
             output_bytes_max: 900_000,
-            fault: None,
         }
     }
 }
@@ -487,10 +481,6 @@ impl Node {
         for node in 0..self.owners.nodes {
             self.send(NodeId(node), body.clone(), out);
         }
-    }
-
-    fn spoiled_by(&self, fault: InjectedDefect) -> bool {
-        self.settings.fault == Some(fault)
     }
 }
 

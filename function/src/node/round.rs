@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::check::Checked;
-use super::{running, InjectedDefect, Node, Outbox};
+use super::{running, Node, Outbox};
 use crate::gate::Waiter;
 use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::Tid;
@@ -19,9 +19,6 @@ impl Node {
     /// Begins a round, in which these transactions run.
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;
-        if self.spoiled_by(InjectedDefect::AskAgain) && running!(self).round > 0 {
-            self.answers.clear();
-        }
         let epoch = running!(self);
         (epoch.told_done, epoch.dones, epoch.conflicts) = (false, 0, 0);
         (epoch.again, epoch.reads) = Default::default();
@@ -57,10 +54,9 @@ impl Node {
 
     /// Notes that all calls of a transaction have ended. Those that waited for it may continue.
     pub(super) fn finished(&mut self, tid: Tid, verdict: Verdict) {
-        let skip_undo = self.spoiled_by(InjectedDefect::SkipUndo);
         let epoch = running!(self);
         if let Some(part) = epoch.parts.get_mut(&tid) {
-            if verdict == Verdict::Commit || (skip_undo && verdict == Verdict::Abort) {
+            if verdict == Verdict::Commit {
                 epoch.there.insert(tid);
             }
             part.has_missed |= matches!(verdict, Verdict::Missed(_));

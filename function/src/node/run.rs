@@ -18,7 +18,7 @@ use self::ranges::OnRow;
 use self::serial::Settled;
 use super::part::{Answer, Child, Invocation, Outcome, Part, Read, ReadResult, Write};
 use super::questions::{self, Answers, Question};
-use super::{running, Event, InjectedDefect, Node, NodeId, Outbox, Owners, Settings};
+use super::{running, Event, Node, NodeId, Outbox, Owners, Settings};
 use crate::gate::{Access, Waiter};
 use crate::message::{Body, Cost, Mode, Verdict};
 use crate::order::{Path, Tid};
@@ -119,7 +119,7 @@ impl Node {
             serial.ended(spent);
         }
         if let Some(ahead) = &mut invocation.ahead {
-            ahead.is_wrong |= is_wrong && self.settings.fault != Some(InjectedDefect::TrustAhead);
+            ahead.is_wrong |= is_wrong;
         }
         if invocation.outcome.is_some() || invocation.asks.is_some() {
             return;
@@ -170,16 +170,7 @@ impl Node {
             if part.before.get(&path).is_some_and(|before| before.contradicts(&invocation)) {
                 out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
             }
-            let trusts = self.settings.fault == Some(InjectedDefect::TrustCachedReplies);
-            ended = end(
-                tid,
-                &path,
-                &invocation,
-                part,
-                outcome,
-                (trusts, self.settings.uses_max),
-                &mut sends,
-            );
+            ended = end(tid, &path, &invocation, part, outcome, self.settings.uses_max, &mut sends);
         }
         part.runs.insert(path, invocation);
         if let Some(verdict) = ended {
@@ -194,14 +185,13 @@ impl Node {
 
 /// Reports the result of a call to its caller and to the transaction's home. Returns the
 /// transaction's verdict if the call is all of it.
-#[allow(clippy::too_many_arguments)] // The report has this many parts.
 fn end(
     tid: Tid,
     path: &Path,
     invocation: &Invocation,
     part: &Part,
     outcome: Outcome,
-    (trusts, uses_max): (bool, u32),
+    uses_max: u32,
     sends: &mut Vec<(NodeId, Body)>,
 ) -> Option<Verdict> {
     let (mut value, mut failure, mut missed) = (None, None, None);
@@ -217,7 +207,7 @@ fn end(
         let is_wanted = invocation.caller.is_some() && !path.is_empty();
         if let Some(value) = &value {
             let returned = Outcome::Returned(value.clone());
-            let is_same = before.outcome == Some(returned) || trusts;
+            let is_same = before.outcome == Some(returned);
             if calls != before.children.len() || (is_wanted && !is_same) {
                 missed = Some(Mode::Fresh);
             }
@@ -313,10 +303,6 @@ impl Turn<'_> {
             match step {
                 Ok(Step::Done(value)) => outcome = Some(self.returned(value)),
                 Err(Stop::Abort(abort)) => outcome = Some(Outcome::Failed(self.here(), abort)),
-                Err(Stop::Overdue(reason)) if self.is_spoiled_by(InjectedDefect::JudgeEarly) => {
-                    let abort = Abort { kind: AbortKind::Overdue, reason };
-                    return Some(Outcome::Failed(self.here(), abort));
-                }
                 // It may depend on an unconfirmed value.
                 Err(Stop::Overdue(_)) if self.invocation.is_unconfirmed() => {
                     self.invocation.confirms();
@@ -452,24 +438,14 @@ impl Turn<'_> {
         Ok((place, ordinal))
     }
 
-    fn is_spoiled_by(&self, fault: InjectedDefect) -> bool {
-        self.settings.fault == Some(fault)
-    }
-
     /// Reads rows that this node owns.
     fn read(&mut self, what: Access, take: Take) -> Result<ReadResult, Stop> {
-        let (place, ordinal) = self.access()?;
-        self.read_at(place, ordinal, what, take)
+        let (_, ordinal) = self.access()?;
+        self.read_at(ordinal, what, take)
     }
 
-    /// Reads at a place, which another access may share.
-    fn read_at(
-        &mut self,
-        place: Path,
-        ordinal: u32,
-        what: Access,
-        take: Take,
-    ) -> Result<ReadResult, Stop> {
+    /// Reads at a place of the call, which another access may share.
+    fn read_at(&mut self, ordinal: u32, what: Access, take: Take) -> Result<ReadResult, Stop> {
         let invocation = &mut *self.invocation;
         if let Some(read) = invocation.reads.get(invocation.values) {
             invocation.values += 1;
@@ -481,34 +457,18 @@ impl Turn<'_> {
         if self.invocation.waits_to_read() {
             return Err(Stop::Unwind);
         }
-        let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
-        let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
         let saw = self.sees(ordinal, &what, take);
-        let told = match () {
-            () if self.is_spoiled_by(InjectedDefect::StaleRead) => {
-                let nothing = Versions::new(self.functions.program().tables.len());
-                look(self.rows, &nothing, (self.tid, &place[..]), &what, take, &is_there)
-            }
-            () if self.is_spoiled_by(InjectedDefect::ForgetOwnWrites) => {
-                let place = (self.tid, &[][..]);
-                look(self.rows, self.versions, place, &what, take, &is_there)
-            }
-            () => saw.clone(),
-        };
-        self.invocation.reads.push(Read { ordinal, what, take, saw });
+        self.invocation.reads.push(Read { ordinal, what, take, saw: saw.clone() });
         self.invocation.values += 1;
-        Ok(told)
+        Ok(saw)
     }
 
     /// Returns what a read at a place of the call sees.
     fn sees(&self, ordinal: u32, what: &Access, take: Take) -> ReadResult {
         let mut place = self.path.clone();
         place.push(ordinal);
-        let unfinished = self.is_spoiled_by(InjectedDefect::ReadUnfinished);
-        let is_there = |tid: Tid| unfinished || self.there.contains(&tid);
-        let is_last = self.is_spoiled_by(InjectedDefect::ChangeStamp) && self.mode != Mode::Fresh;
-        let place = (if is_last { Tid(u64::MAX) } else { self.tid }, &place[..]);
-        look(self.rows, self.versions, place, what, take, &is_there)
+        let is_there = |tid: Tid| self.there.contains(&tid);
+        look(self.rows, self.versions, (self.tid, &place[..]), what, take, &is_there)
     }
 
     /// Writes a row that this node owns.
@@ -538,8 +498,8 @@ impl Turn<'_> {
             let before = match is_on_row {
                 true => self.read(Access::Row(table, at.clone()), Take::First(1))?,
                 false => {
-                    let (place, ordinal) = (self.here(), self.invocation.ordinal);
-                    self.read_at(place, ordinal, Access::Row(table, at.clone()), Take::First(1))?
+                    let ordinal = self.invocation.ordinal;
+                    self.read_at(ordinal, Access::Row(table, at.clone()), Take::First(1))?
                 }
             };
             let before = before.into_iter().next().flatten();
@@ -570,12 +530,11 @@ impl Turn<'_> {
         before: Option<Vec<Value>>,
         after: Option<Vec<Value>>,
     ) -> Result<(), Stop> {
-        if let Some(entry) = before.filter(|_| !self.is_spoiled_by(InjectedDefect::KeepEntries)) {
+        if let Some(entry) = before {
             self.let_go(index.table, index.key(&entry))?;
         }
         let Some(entry) = after else { return Ok(()) };
-        let is_checked = index.is_unique() && !self.is_spoiled_by(InjectedDefect::ForgetUnique);
-        if is_checked && self.get(index.table, index.key(&entry))?.is_some() {
+        if index.is_unique() && self.get(index.table, index.key(&entry))?.is_some() {
             return Err(index.is_taken(self.functions.program(), &entry).into());
         }
         self.hold(index.table, index.key(&entry), &entry)
@@ -627,12 +586,9 @@ impl Turn<'_> {
             let reason = format!("calls are more than {depth_max} deep in one another");
             return Err(Abort::refused(reason).into());
         } else if let Some(cached) = self.cached {
-            let trusts = self.settings.fault == Some(InjectedDefect::TrustCachedCalls);
             match cached.children.get(nth) {
                 Some(child)
-                    if trusts
-                        || (child.ordinal, &child.call, child.wanted)
-                            == (ordinal, &call, wanted) =>
+                    if (child.ordinal, &child.call, child.wanted) == (ordinal, &call, wanted) =>
                 {
                     invocation.children.push(child.clone());
                 }

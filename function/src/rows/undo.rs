@@ -77,13 +77,6 @@ impl Rows {
             }
         }
     }
-
-    /// Injects a defect: only changes since the last part was taken are undone.
-    pub fn spoil_layers(&mut self) {
-        if let [earlier @ .., _] = &mut self.undo.layers[..] {
-            earlier.iter_mut().for_each(|layer| layer.before.clear());
-        }
-    }
 }
 
 #[cfg(test)]

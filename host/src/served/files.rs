@@ -56,31 +56,12 @@ struct Sizes {
     waiting_max: usize,
     /// The minimum bytes that are trimmed at once, because each trim is a record, too.
     trim: usize,
-    #[cfg(test)]
-    mistake: Option<tests::Defect>,
 }
 
 /// The usual bytes of a file of the log.
 pub const SEGMENT_BYTES: u64 = 64 << 20;
 
-const SIZES: Sizes = Sizes {
-    segment: SEGMENT_BYTES,
-    waiting_max: 1 << 30,
-    trim: 4 << 20,
-    #[cfg(test)]
-    mistake: None,
-};
-
-/// Whether a test has injected a defect.
-macro_rules! spoils {
-    ($files:expr, $mistake:ident) => {{
-        #[cfg(test)]
-        let spoils = $files.sizes.mistake == Some(tests::Defect::$mistake);
-        #[cfg(not(test))]
-        let spoils = false;
-        spoils
-    }};
-}
+const SIZES: Sizes = Sizes { segment: SEGMENT_BYTES, waiting_max: 1 << 30, trim: 4 << 20 };
 
 /// A record as it is read.
 pub(crate) type Raw = (u64, Arc<[u8]>);
@@ -558,7 +539,7 @@ impl Files {
     fn append(&mut self, going: &[(Going, Appended)], shared: &Shared) -> Result<Vec<u64>> {
         // This includes the time after a full disk. The log would continue with records that were
         // reported as unknown, and the next record would have the same offset.
-        if let Some(error) = self.failed.as_ref().filter(|_| !spoils!(self, GoOn)) {
+        if let Some(error) = &self.failed {
             return Err(error.clone());
         }
         let mut numbers = Vec::with_capacity(going.len());
@@ -575,7 +556,7 @@ impl Files {
                 numbers.push(self.log.append(RECORD, &record)?);
             }
         }
-        if !numbers.is_empty() && !spoils!(self, AnswerEarly) {
+        if !numbers.is_empty() {
             self.commit(shared)?;
         }
         Ok(numbers)
@@ -627,17 +608,15 @@ impl Files {
     fn let_go(&mut self, shared: &Shared) -> Result<()> {
         self.freed = 0;
         let mut bases = Vec::new();
-        let count = if spoils!(self, ForgetBases) { 0 } else { self.topics.0.len() };
-        put_u32(count as u32, &mut bases);
-        for (topic, kept) in self.topics.0.iter().take(count) {
+        put_u32(self.topics.0.len() as u32, &mut bases);
+        for (topic, kept) in &self.topics.0 {
             put_topic(*topic, &mut bases);
             put_u64(kept.next(), &mut bases);
             put_u64(kept.generation, &mut bases);
         }
         let number = self.log.next();
         let firsts = self.topics.0.values().filter_map(|kept| kept.records.front());
-        let needed = firsts.map(|(number, _)| *number).min();
-        let needed = needed.filter(|_| !spoils!(self, TrimAll)).unwrap_or(number).min(number);
+        let needed = firsts.map(|(number, _)| *number).min().unwrap_or(number).min(number);
         put_u64(needed, &mut bases);
         self.log.append(BASES, &bases)?;
         self.commit(shared)?;

@@ -99,8 +99,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
     let of = Arc::new(EventTime::new((0..2 * SOURCES).map(source).collect(), intervals));
     let mut times = of.begin();
     let manifest = Manifest { times: times.clone(), ..Manifest::default() };
-    let mut ranks: Vec<Ranks> =
-        (0..workers).map(|_| Ranks::after(of.clone(), &manifest, None)).collect();
+    let mut ranks: Vec<Ranks> = (0..workers).map(|_| Ranks::after(of.clone(), &manifest)).collect();
     let mut before: Vec<Before> = of.newest(&times).into_iter().map(Before::new).collect();
     let (mut upto, mut epochs, mut at) = (vec![0; SOURCES as usize], Vec::new(), 0);
     let longest = all.iter().map(Vec::len).max().unwrap_or(0) as u64;

@@ -283,7 +283,6 @@ impl Activation for Answered {
 /// Executes a request unless one with its id was executed.
 struct Once {
     call: Call,
-    executes_again: bool,
     made: Option<Handle>,
 }
 
@@ -292,7 +291,7 @@ impl Activation for Once {
         let (key, id) = (self.call.key[0].clone(), self.call.args[0].clone());
         let Some(made) = self.made else {
             let known = context.get(REQUESTS, &[key, id.clone()])?;
-            if let Some(request) = known.filter(|_| !self.executes_again) {
+            if let Some(request) = known {
                 return Ok(Step::Done(request[2].clone()));
             }
             let Target::Function(function) = self.call.target else { unreachable!("checked") };
@@ -323,8 +322,6 @@ impl Activation for TellsLate {
 pub struct OnNodes {
     /// The script.
     pub script: Arc<Script>,
-    /// An injected bug: repeated requests are executed again.
-    pub executes_again: bool,
 }
 
 impl OnNodes {
@@ -358,8 +355,7 @@ impl Functions for OnNodes {
             return Ok(Box::new(Answered(call.clone())));
         }
         if function >= ONCE {
-            let (call, executes_again) = (call.clone(), self.executes_again);
-            return Ok(Box::new(Once { call, executes_again, made: None }));
+            return Ok(Box::new(Once { call: call.clone(), made: None }));
         }
         Ok(Box::new(self.running(function, call)?))
     }
@@ -409,9 +405,6 @@ impl Functions for OnNodes {
         _: &[RowAt],
         are: &[Option<Arc<[Value]>>],
     ) -> Result<Changes, Abort> {
-        match self.executes_again {
-            true => Script::transfer(call, &[&are[..3], &[None]].concat()),
-            false => Script::transfer(call, are),
-        }
+        Script::transfer(call, are)
     }
 }

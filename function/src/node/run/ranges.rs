@@ -8,7 +8,7 @@ use tidemill_txn::program::Take;
 
 use super::Turn;
 use crate::gate::Access;
-use crate::node::{InjectedDefect, NodeId};
+use crate::node::NodeId;
 use crate::program::{Activation, Bounds, Call, Context, Step, Stop, Target};
 
 impl Turn<'_> {
@@ -61,10 +61,8 @@ impl Turn<'_> {
         (from, to): (&[Value], &[Value]),
         take: Take,
     ) -> Result<Vec<Arc<[Value]>>, Stop> {
-        let missed =
-            u16::from(self.is_spoiled_by(InjectedDefect::ForgetNode) && self.owners.nodes() > 1);
         let mut asked = Vec::new();
-        for node in 0..self.owners.nodes() - missed {
+        for node in 0..self.owners.nodes() {
             let target = Target::Find(bounds, take);
             let call = Call { target, table, key: from.into(), args: to.into() };
             asked.push(self.make(call, NodeId(node), true)?);

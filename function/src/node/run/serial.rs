@@ -11,7 +11,7 @@ use tidemill_txn::program::Abort;
 use super::Turn;
 use crate::message::{Body, Cost, Mode};
 use crate::node::part::{Answer, Invocation, Outcome};
-use crate::node::{InjectedDefect, Settings};
+use crate::node::Settings;
 use crate::order::Path;
 use crate::program::{Stop, Target};
 use crate::share;
@@ -189,10 +189,9 @@ impl Turn<'_> {
 
     /// Returns the first read, up to a place, whose result has changed.
     fn spoiled(&mut self, until: u32) -> Option<usize> {
-        let skips = self.is_spoiled_by(InjectedDefect::TrustDeferred);
         let mut at = self.invocation.serial().reads;
         while let Some(read) = self.invocation.reads.get(at).filter(|read| read.ordinal <= until) {
-            if !skips && self.sees(read.ordinal, &read.what, read.take) != read.saw {
+            if self.sees(read.ordinal, &read.what, read.take) != read.saw {
                 return Some(at);
             }
             at += 1;
