@@ -30,7 +30,7 @@ SERVER_TESTS := cargo test --release --workspace --quiet
 SECURE_TESTS := $(SERVER_TESTS) --features tidemill-kafka/tls --test secure
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine demo docs wheel test-wheel test test-rust test-python lint msrv audit release soak soak-servers seed loom fuzz miri histories test-servers beside-servers bench-peers clean
+.PHONY: help setup engine demo docs wheel test-wheel test test-rust test-python lint msrv audit release soak soak-servers seed defects loom fuzz miri histories test-servers beside-servers bench-peers clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -82,6 +82,7 @@ lint: setup ## Check style, types, prose and generated pages.
 	$(BIN)/ruff format --check --quiet --config python/pyproject.toml tools docs/conf.py
 	$(BIN)/python tools/prose.py
 	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/defects.py --check
 	$(BIN)/codespell --toml tools/codespell.toml $$(git ls-files '*.md' '*.py' '*.rs')
 
 # Its own target directory keeps the usual builds, which have other flags and perhaps another compiler.
@@ -144,7 +145,7 @@ test-python: setup ## Run the Python tests.
 # It kills CYCLES workers under each of three benchmarks, watches memory for HOURS, and compares the adaptive strategy
 # with all others. Kills, faults, cycles and grids can be stopped and continued. With the CASES above, the engine alone
 # sees some 70,000 crashes and 30,000 damaged files; the tests print the numbers.
-soak: setup loom miri fuzz ## Kill, damage, watch and compare for hours.
+soak: setup defects loom miri fuzz ## Kill, damage, watch and compare for hours.
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -p tidemill-cluster -p tidemill-function -- --show-output
 	cd python && TIDEMILL_CASES=$(CASES) ../$(BIN)/python -m pytest -q tests/test_same_outcome.py
 	cd python && ../$(BIN)/python -m tests.kill.driver --kills $(KILLS) --recovery-kills $(RECOVERY_KILLS) --progress ../target/soak-kills.json
@@ -157,6 +158,10 @@ soak: setup loom miri fuzz ## Kill, damage, watch and compare for hours.
 
 seed: ## Run the simulated cluster once with SEED, and print all events.
 	TIDEMILL_SEED=$(SEED) cargo test --release --workspace --test simulated whatever -- --nocapture
+
+# Files tests/defects.toml list the defects. The copy and its builds are in target/defects.
+defects: $(STAMP) ## Inject each known defect into a copy of the sources, and check that tests find it.
+	$(BIN)/python tools/defects.py
 
 loom: ## Try every order of threads in small models of the lock-free parts.
 	RUSTFLAGS="--cfg loom" cargo test --release -p tidemill-txn -p tidemill-table --lib --target-dir target/loom loom_tests
