@@ -1,9 +1,10 @@
 """Checks the prose of the project: pages, comments and messages. `make lint` runs it.
 
 Pages are checked for the length of sentences and lines, for turns and openings that the style
-refuses, and for links that lead nowhere. Comments and texts of code, docstrings, and comments of
-build files and configurations are checked for turns and openings. The rules are in
-`tools/prose.toml`, the reasons in CONTRIBUTING.md.
+refuses, and for links that lead nowhere. Cells of tables are checked like sentences. Comments and
+texts of code, docstrings, and comments of build files and configurations are checked for turns and
+openings. The last commit's subject may not be too long. The rules are in `tools/prose.toml`, the
+reasons in CONTRIBUTING.md.
 
     python tools/prose.py                 # everything; exits with 1 where something is found
     python tools/prose.py --figures       # words and sentences of each page, as a table
@@ -107,6 +108,29 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[int, str]]:
         held.append(re.sub(r"^([-*+]|\d+[.)]|>) +", "", text))
 
 
+def cells(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The cells of a page's tables, each with its line."""
+    fence: str | None = None
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if opening := re.match(r"(`{3,}|~{3,})", text):
+            fence = None if fence and text.startswith(fence) else fence or opening[1]
+        elif fence is None and text.startswith("|"):
+            # A bar in code, or an escaped one, is part of a cell.
+            text = re.sub(r"`[^`]*`", lambda code: code[0].replace("|", " "), text)
+            yield from ((number, cell.strip()) for cell in re.split(r"(?<!\\)\|", text.strip("|")))
+
+
+def subjects() -> Iterator[Found]:
+    """The last commit's subject, if it is too long. An archive of the sources has no commits."""
+    command = ["git", "log", "-1", "--format=%s"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    subject = done.stdout.strip()
+    if done.returncode == 0 and len(subject) > LIMITS["subject"]:
+        what = f"the last commit's subject has {len(subject)} characters, over {LIMITS['subject']}"
+        yield Found(ROOT / ".git", 1, what)
+
+
 ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|No|Fig|approx)\.$")
 
 
@@ -189,6 +213,15 @@ def page(path: Path) -> Iterator[Found]:
                 begin = " ".join(sentence.text.split()[:6])
                 yield Found(path, number, f"a sentence of {sentence.words} words: “{begin} …”")
             for what in [*openings(sentence.text), *turns(sentence.text)]:
+                yield Found(path, number, what)
+    # The table of terms has the refused ones, and tables of lab notes have words of data.
+    is_apart = name == "CONTRIBUTING.md" or "lab" in path.parts
+    for number, text in cells(lines):
+        for sentence in sentences(text, number):
+            if sentence.words > LIMITS["longest"]:
+                begin = " ".join(sentence.text.split()[:6])
+                yield Found(path, number, f"a sentence of {sentence.words} words: “{begin} …”")
+            for what in turns(sentence.text) if not is_apart else ():
                 yield Found(path, number, what)
     mean = sum(counts) / max(len(counts), 1)
     if mean > LIMITS["mean"]:
@@ -281,7 +314,7 @@ def main() -> int:
     sources = [path for path in named if any(map(path.match, (*CODE, *CONFIGURATION)))]
     if not named:
         sources = tracked(*CODE, *CONFIGURATION)
-    found: list[Found] = []
+    found: list[Found] = [] if named else list(subjects())
     for path in pages:
         found.extend(links(path))
         if named or not is_pending(path, "pages"):

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tidemill.cli import parser
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +108,54 @@ def test_the_blocks_of_a_page_run(
             printed = out.getvalue()
         elif block.language in ("sh", "bash"):
             printed = run(block.code, tmp_path)
+
+
+#: All pages with commands, also those whose blocks do not run.
+TRACKED = subprocess.run(
+    ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The words of each command of a block of a shell, with its variables put in."""
+    variables: dict[str, str] = {}
+    for line in code.replace("\\\n", " ").splitlines():
+        line = re.sub(r"\$(\w+)", lambda found: variables.get(found[1], found[0]), line)
+        # Placeholders for numbers, further arguments, and redirections.
+        line = re.sub(r"(?<=[ =])[A-Z](?= |$)", "1", line)
+        line = re.sub(r" (…|\.\.\.|2>&1)(?= |$)", "", line)
+        words = shlex.split(line, comments=True)
+        if words and (found := re.fullmatch(r"(\w+)=(.*)", words[0])):
+            variables[found[1]] = found[2]
+            words = words[1:]
+        while words:
+            end = next(
+                (n for n, word in enumerate(words) if word in ("|", "||", "&&", "&", ">", ";")),
+                None,
+            )
+            yield words[:end]
+            words = words[end + 1 :] if end is not None and words[end] != ">" else []
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_each_command_of_a_page_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    targets = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for block in blocks(name):
+        if block.language not in ("sh", "bash"):
+            continue
+        for words in commands(block.code):
+            at = f"{name}:{block.line}: {' '.join(words)}"
+            if words[0] == "tidemill" and not {"--help", "--version"} & set(words):
+                try:
+                    _, left = parser().parse_known_args(words[1:])
+                except SystemExit:
+                    pytest.fail(f"{at}: {capsys.readouterr().err}")
+                assert not left, at
+            elif words[0] == "make":
+                named = [word for word in words[1:] if "=" not in word and word[0] != "-"]
+                assert set(named) <= set(targets), at
+            elif words[0] == "python" and words[1].endswith(".py") and "/" in words[1]:
+                assert (ROOT / words[1]).exists(), at
 
 
 @pytest.mark.parametrize("name", ["python/README.md", "bench/python/README.md"])

@@ -406,7 +406,10 @@ def _worker(args: argparse.Namespace) -> int:
     if args.json:
         printed({"worker": worker.number, "ended": ended and ended[0], "why": ended and ended[1]})
     if ended is not None and ended[0] == "refused":
-        raise SettingError(f"the coordinator at {join} and this worker do not match: {ended[1]}")
+        raise SettingError(
+            f"the coordinator at {join} and this worker do not match: {ended[1]}",
+            "start both with the same secret, app, Python and build",
+        )
     if ended is not None and ended[0] != "stopped":
         raise ResourceError(f"the worker has ended: {ended[1]}", "start another one")
     return signals.code
