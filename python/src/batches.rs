@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::{Array, ArrayRef};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyMapping, PySequence, PyString};
+use pyo3::types::{PyDict, PyList, PyMapping, PyString};
 use tidemill_core::batch::{BatchBuilder, ColumnBuilder};
 use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Column, DataType, Error, Schema, Value};
@@ -312,10 +312,4 @@ pub fn to_dicts<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyLi
         rows.append(dict)?;
     }
     Ok(rows)
-}
-
-/// Extracts any sequence of pairs, for callers that need an order.
-pub fn pairs<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
-    let sequence = object.cast::<PySequence>()?;
-    sequence.try_iter()?.map(|pair| pair?.extract()).collect()
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PySequence};
 use serde_json::Value as Json;
 use tidemill_core::{Batch, Error, SourceId, SourceSpec, StreamId};
 use tidemill_reference::{CutAt, InputRow};
@@ -36,7 +36,7 @@ pub fn run_reference<'py>(
     let streams: HashMap<String, usize> =
         program.streams.iter().enumerate().map(|(i, s)| (s.spec.name.to_string(), i)).collect();
     let mut sources = Vec::new();
-    for (name, rows) in batches::pairs(events)? {
+    for (name, rows) in pairs(events)? {
         let stream = *streams.get(&name).ok_or_else(|| PyValueError::new_err(name.clone()))?;
         let schema = program.streams[stream].spec.schema.clone();
         let batches = batches::from_python(&format!("stream {name}"), &schema, &rows)?;
@@ -74,4 +74,10 @@ pub fn run_reference<'py>(
     result.set_item("aborts", outcome.aborts)?;
     result.set_item("dead", outcome.dead.len())?;
     Ok(result)
+}
+
+/// Extracts any sequence of pairs, for callers that need an order.
+fn pairs<'py>(object: &Bound<'py, PyAny>) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
+    let sequence = object.cast::<PySequence>()?;
+    sequence.try_iter()?.map(|pair| pair?.extract()).collect()
 }

@@ -388,11 +388,11 @@ impl Table {
     ) -> Value {
         let ty = &self.spec.schema.columns[column].ty;
         match &self.layout.places[column] {
-            Place::Key => word_value(ty, key),
+            Place::Key => Value::of_word(ty, key),
             Place::Word { null_bit: Some(bit), .. } if body[bit / 64] >> (bit % 64) & 1 == 1 => {
                 Value::Null
             }
-            Place::Word { word, .. } => word_value(ty, body[self.layout.null_words + word]),
+            Place::Word { word, .. } => Value::of_word(ty, body[self.layout.null_words + word]),
             Place::Value(at) => values[*at].clone(),
         }
     }
@@ -720,7 +720,7 @@ impl Table {
 
     /// Returns the key of a word.
     fn key_of(&self, word: u64) -> Key {
-        Key::of([&word_value(&self.spec.schema.columns[self.spec.key[0]].ty, word)])
+        Key::of([&Value::of_word(&self.spec.schema.columns[self.spec.key[0]].ty, word)])
     }
 
     /// Returns all rows, by key.
@@ -813,20 +813,6 @@ fn key_word(value: &Value) -> Option<u64> {
     match value {
         Value::Float(f) if *f == 0.0 => Some(0),
         value => value.word(),
-    }
-}
-
-/// Returns the value of a word of type `ty`.
-#[inline]
-pub(crate) fn word_value(ty: &tidemill_core::DataType, word: u64) -> Value {
-    use tidemill_core::DataType;
-    match ty {
-        DataType::Bool => Value::Bool(word != 0),
-        DataType::Int => Value::Int(word as i64),
-        DataType::Timestamp => Value::Timestamp(word as i64),
-        DataType::Decimal(scale) => Value::Decimal(word as i64, *scale),
-        DataType::Float => Value::Float(f64::from_bits(word)),
-        other => unreachable!("{other} is not one word"),
     }
 }
 

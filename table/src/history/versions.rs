@@ -6,7 +6,7 @@ use tidemill_core::{Row, TableSpec, Value};
 
 use super::row::{signed, RowHistory};
 use super::Shape;
-use crate::table::{word_value, Table};
+use crate::table::Table;
 
 /// The versions of a row, by number; see the [module](crate::history).
 #[derive(Clone, Copy, Debug)]
@@ -131,6 +131,6 @@ impl<'t> Versions<'t> {
             .map(|(body, _)| order.rank(body[word]));
         let both = superseded.into_iter().chain(newest);
         let rank = if largest { both.max() } else { both.min() }?;
-        Some(word_value(&self.table.spec().schema.columns[column].ty, order.word(rank)))
+        Some(Value::of_word(&self.table.spec().schema.columns[column].ty, order.word(rank)))
     }
 }

@@ -5,7 +5,7 @@
 
 use tidemill_core::{encode, Column, Error, Key, Kind, Result, Value};
 
-use super::{word_value, Table, HEADER_WORDS, KEY, LINK, LOAD_MAX, SNAPPED, STAMP, TAKEN};
+use super::{Table, HEADER_WORDS, KEY, LINK, LOAD_MAX, SNAPPED, STAMP, TAKEN};
 use crate::cells::prefetch;
 use crate::layout::Place;
 use crate::version::{stamp_word, NO_LINK};
@@ -141,7 +141,7 @@ impl Loading<'_> {
                     // A float's -0.0 is not a key.
                     let is_key = word.is_some_and(|word| {
                         word == *key_word
-                            && super::key_word(&word_value(&column.ty, word)) == Some(word)
+                            && super::key_word(&Value::of_word(&column.ty, word)) == Some(word)
                     });
                     if !is_key {
                         return Err(Fault::OtherKey);
@@ -176,7 +176,7 @@ impl Loading<'_> {
                 match &layout.places[*index] {
                     Place::Value(at) => encode::key(&values[*at], &mut self.key),
                     Place::Word { word, .. } => {
-                        let value = word_value(&column.ty, body[layout.null_words + word]);
+                        let value = Value::of_word(&column.ty, body[layout.null_words + word]);
                         encode::key(&value, &mut self.key);
                     }
                     Place::Key => unreachable!("keys of several columns are not in the key word"),
