@@ -80,7 +80,7 @@ pub(crate) struct Done {
     pub(crate) answers: Vec<Answer>,
     /// Its changes of followed tables.
     pub(crate) noted: Noted,
-    /// Whether it is the last one for good.
+    /// Whether no later one follows, in this run or another.
     pub(crate) is_last: bool,
     /// Rows and hash of all outputs after it. They are set when it is recorded.
     pub(crate) outputs: BTreeMap<String, u64>,
@@ -392,7 +392,7 @@ impl Delivery {
 pub(crate) struct Progress {
     clock: Arc<dyn Clock>,
     begun_ns: u64,
-    /// The epochs to replay, and those that have been.
+    /// The number of epochs to replay, and of those that are replayed already.
     epochs: u64,
     done: u64,
     pace: Paced,

@@ -221,7 +221,7 @@ pub(crate) fn answers(program: &Program) -> Option<StreamId> {
     (&*program.streams[last].spec.name == ANSWERS).then_some(StreamId(last as u16))
 }
 
-/// Decodes an event of that stream.
+/// Decodes an event of the stream of answers.
 pub(crate) fn answer(output: Option<&Arc<Schema>>, event: &[Value]) -> Known {
     match event {
         [Value::Bool(true), Value::Bytes(reply)] => Known::Same(output.and_then(|schema| {

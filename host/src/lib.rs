@@ -23,7 +23,7 @@
 
 mod coordinator;
 mod drive;
-// Tests compile it too, so that it stays right.
+// Tests compile it too, so that a change that breaks it is noticed.
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzz;

@@ -672,7 +672,7 @@ def _declared(
         )
     for waited in blocking(function):
         raise ProgramError(
-            f"function {chosen} uses {waited}, which waits, and all other transactions with it",
+            f"function {chosen} uses {waited}: it waits, and all other transactions wait with it",
             "ask an outside service with ctx.lookup, which is logged, or request the work with "
             "ctx.external, which does it once the transaction is durable",
             at,

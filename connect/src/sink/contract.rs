@@ -84,7 +84,7 @@ pub trait World {
     fn content(&self) -> Vec<u8>;
 }
 
-/// The knowledge of a sink's driver when the machine stops.
+/// The state that a sink's driver has when the machine stops.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// The number of epochs with a durable cut.

@@ -87,7 +87,7 @@ fn moment(raw: &str) -> Result<Moment> {
     let column = Column::new("as_of", DataType::Timestamp);
     match (raw.starts_with('"'), values::read(raw, &column)) {
         (true, Ok(Value::Timestamp(us))) => Ok(Moment::Time(us)),
-        _ => Err(Error::input(format!("as_of is {raw}"))
+        _ => Err(Error::input(format!("as_of={raw} is neither an epoch nor a time"))
             .help("give an epoch (a number), or a time as \"2026-01-31T12:00:00Z\"")),
     }
 }

@@ -21,7 +21,7 @@ use crate::hash::partition_of_key;
 pub struct RowIds {
     /// The app's name.
     pub app: String,
-    /// An id of the app's data directory. A directory that is started afresh has a new one, and its
+    /// An id of the app's data directory. A directory that was emptied has a new one, and its
     /// rows are different rows.
     pub run: u128,
     /// The stream's name.

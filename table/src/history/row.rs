@@ -35,7 +35,7 @@ pub(crate) struct RowHistory {
 /// The data that most rows do not have.
 #[derive(Clone, Debug, Default)]
 struct Rest {
-    /// The values beside the records.
+    /// The values of columns that have no place in the records.
     values: Vec<Value>,
     levels: Vec<Level>,
     /// The numbers of the versions in the last snapshot, including the newest version.

@@ -42,11 +42,14 @@ impl Program {
                     source.name, stream.spec.name
                 )));
             }
-            if source.out_of_orderness_us < 0 || source.idle_us.is_some_and(|us| us <= 0) {
-                return Err(Error::program(format!(
-                    "source {}: out_of_orderness may not be negative, and idle must be positive",
-                    source.name
-                )));
+            let wrong = match source.idle_us {
+                _ if source.out_of_orderness_us < 0 => Some("out_of_orderness is negative"),
+                Some(us) if us <= 0 => Some("idle is not positive"),
+                _ => None,
+            };
+            if let Some(wrong) = wrong {
+                return Err(Error::program(format!("source {}: {wrong}", source.name))
+                    .help("give a time span, such as \"5s\""));
             }
         }
         for (index, handler) in self.handlers.iter().enumerate() {
