@@ -174,6 +174,16 @@ def test_what_would_be_lost_is_kept_until_somebody_says_so(folder: Folder) -> No
     ]
 
 
+def test_only_a_new_index_is_called_added(folder: Folder) -> None:
+    indexed = BEFORE.replace("\n\n@app", '\nof = accounts.index("holder", name="of")\n\n\n@app', 1)
+    folder.write(indexed)
+    assert folder.run("run", "app.py", "--fresh").returncode == 0
+    more = 'of = accounts.index("holder", name="of"); sums = accounts.index("balance", name="sums")'
+    folder.write(indexed.replace('of = accounts.index("holder", name="of")', more))
+    changes = folder.json("schema", "diff", "app.py")["changes"]
+    assert [(change["change"], change["name"]) for change in changes] == [("added", "sums")]
+
+
 def test_names_that_are_not_there_are_refused(folder: Folder) -> None:
     folder.write(AFTER)
     code, said = folder.tidemill("schema", "diff", "app.py", "--rename", "accounts.holdr=x.y")
