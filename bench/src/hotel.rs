@@ -61,7 +61,7 @@ struct Straight {
     bookings: BTreeMap<i64, Booking>,
     refused: usize,
     /// The number of hotels and logins in the replies.
-    told: usize,
+    found: usize,
 }
 
 /// Runs the workload.
@@ -252,7 +252,7 @@ impl Mixed for Hotel {
 
     fn straight(&self) -> Straight {
         let (rooms, seats) = (vec![ROOM; HOTELS as usize], vec![ROOM; FLIGHTS as usize]);
-        Straight { rooms, seats, bookings: BTreeMap::new(), refused: 0, told: 0 }
+        Straight { rooms, seats, bookings: BTreeMap::new(), refused: 0, found: 0 }
     }
 
     fn rows(&self, straight: &Straight, table: usize) -> Vec<Row> {
@@ -306,7 +306,7 @@ impl Mixed for Hotel {
     fn execute(&self, straight: &mut Straight) {
         let [places, advice, rates] = [1, 2, 3].map(|table| self.rows(straight, table));
         for (kind, row) in &self.calls {
-            straight.told += match kind {
+            straight.found += match kind {
                 0 => search(row, &places, &rates),
                 1 => recommend(row, &advice),
                 _ => 0,
@@ -325,7 +325,7 @@ impl Mixed for Hotel {
 
     fn details(&self, straight: &Straight) -> Map<String, Json> {
         let (booked, refused) = (straight.bookings.len(), straight.refused);
-        let details = json!({ "booked": booked, "refused": refused, "told": straight.told });
+        let details = json!({ "booked": booked, "refused": refused, "told": straight.found });
         details.as_object().expect("it is one").clone()
     }
 }

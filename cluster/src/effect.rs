@@ -52,7 +52,7 @@ pub struct Records {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The offset after the last record.
-    pub behind: u64,
+    pub end: u64,
     /// The number of requests.
     pub requests: u64,
     /// The times of each event source that has events in it. Cuts do not divide a piece with times.
@@ -88,15 +88,14 @@ impl Span {
 impl Piece {
     /// Whether it has records of one request each, given the offset at which it begins.
     pub fn is_run(&self, from: u64) -> bool {
-        self.requests == self.behind - from
+        self.requests == self.end - from
     }
 
     /// Returns the part that begins at another offset. No cut divides a record there. Times of the
     /// part before have been taken already, so that they may stay.
     pub fn rest(self, from: u64, at: u64) -> Option<Piece> {
-        let requests =
-            if self.is_run(from) { self.behind.saturating_sub(at) } else { self.requests };
-        (at < self.behind).then_some(Piece { requests, ..self })
+        let requests = if self.is_run(from) { self.end.saturating_sub(at) } else { self.requests };
+        (at < self.end).then_some(Piece { requests, ..self })
     }
 }
 

@@ -48,8 +48,8 @@ pub use log::{Log, Then, ThenEach};
 pub use output_reader::OutputReader;
 pub use parts::{load_rows, put_part, LoadedRows};
 pub use records::{
-    behind, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Output, Record, Request,
-    RequestId, Times, Topic, Waiting, Written,
+    base_after, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Output, Record,
+    Request, RequestId, Times, Topic, Waiting, Written,
 };
 pub use split_log::SplitLog;
 pub use tidemill_function::SnapshotId;

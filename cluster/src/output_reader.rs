@@ -9,7 +9,7 @@ use tidemill_core::{Row, StreamId};
 use tidemill_function::{Path, Tid};
 
 use crate::effect::Records;
-use crate::records::{behind, Left, Output, Record, Written};
+use crate::records::{base_after, Left, Output, Record, Written};
 
 /// An event that has not been handed over, and the offset of its record.
 struct Waiting {
@@ -58,7 +58,7 @@ impl OutputReader {
                 Record::Outputs(outputs) => {
                     for output in outputs {
                         let Output::Event { tid, path, stream, row } = output else { continue };
-                        if self.wanted.contains(&stream) && behind(tid, sources) > self.base {
+                        if self.wanted.contains(&stream) && base_after(tid, sources) > self.base {
                             let waiting = Waiting { at, stream, row };
                             self.waiting.entry((tid, path)).or_insert((source, waiting));
                         }
@@ -81,7 +81,7 @@ impl OutputReader {
         let sources = self.read.len() as u32;
         let mut ready = Vec::new();
         while let Some(first) = self.waiting.first_entry() {
-            if behind(first.key().0, sources) > self.base {
+            if base_after(first.key().0, sources) > self.base {
                 break;
             }
             let (_, Waiting { stream, row, .. }) = first.remove();

@@ -233,8 +233,8 @@ pub struct Manifest {
 /// The progress of a writer that copies outputs to another place. It continues from here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// The base up to which all outputs have been written: those of requests whose [`behind`] is at
-    /// most this.
+    /// The base up to which all outputs have been written: those of requests whose [`base_after`]
+    /// is at most this.
     pub base: u64,
     /// For each source, the first offset at which other outputs may be. It is empty if outputs are
     /// not written elsewhere.
@@ -244,7 +244,7 @@ pub struct Written {
 }
 
 /// Returns the base after a request's place.
-pub fn behind(tid: Tid, sources: u32) -> u64 {
+pub fn base_after(tid: Tid, sources: u32) -> u64 {
     (tid.0 - 1) / u64::from(sources) + 1
 }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_function::{Call, Functions, Question, Rows};
 
-use self::load::{Kept, Loading};
+use self::load::{Loading, Survivor};
 use self::prepare::Prepared;
 use self::run::Running;
 use crate::effect::{Address, Effect, Input, Packet, Records, Refused, Token};
@@ -71,7 +71,7 @@ pub struct Worker {
     settings: Settings,
     stage: Stage,
     /// The rows of its last generation, until it has those of the next.
-    kept: Option<Kept>,
+    survivor: Option<Survivor>,
     /// The rows of a snapshot that it has read ahead, if it has no others.
     prepared: Option<Prepared>,
     /// The last generation that it knows of.
@@ -97,7 +97,7 @@ impl Worker {
             functions,
             settings,
             stage: Stage::Idle,
-            kept: None,
+            survivor: None,
             prepared: None,
             generation: 0,
             left_out: Vec::new(),
@@ -311,7 +311,7 @@ impl Worker {
             if running.tells_outbox {
                 effects.push(Effect::Outbox { all: true, rows: Vec::new() });
             }
-            self.kept = Some(Kept::of(*running));
+            self.survivor = Some(Survivor::of(*running));
         }
         self.wishes.clear();
         self.beaten_us = None;

@@ -109,7 +109,7 @@ impl Run {
     fn offer(&mut self, pieces: &[Piece]) {
         let Some((_, form)) = self.forms.last() else { panic!("no generation forms") };
         let (generation, from) = (form.generation, self.requests);
-        self.requests = pieces.last().map_or(from, |piece| piece.behind);
+        self.requests = pieces.last().map_or(from, |piece| piece.end);
         let pieces = pieces.to_vec();
         let packet = Packet::Available { generation, source: 0, from, pieces };
         self.say(self.members[0], packet);
@@ -157,13 +157,13 @@ impl Run {
             Effect::PutManifest { token, .. } => {
                 self.give(Input::Stored { token, is_stored: true });
             }
-            Effect::Send { to: Address::Worker(member), packet } => self.told(member, packet),
+            Effect::Send { to: Address::Worker(member), packet } => self.react(member, packet),
             _ => {}
         }
     }
 
     /// Performs a member's reaction to a packet.
-    fn told(&mut self, member: Member, packet: Packet) {
+    fn react(&mut self, member: Member, packet: Packet) {
         if !self.members.contains(&member) {
             return;
         }
@@ -216,8 +216,8 @@ fn object(name: &str, bytes: u64) -> DataObject {
 }
 
 /// Creates a piece of single requests up to an offset.
-fn run(behind: u64, requests: u64) -> Piece {
-    Piece { behind, requests, times: [].into() }
+fn run(end: u64, requests: u64) -> Piece {
+    Piece { end, requests, times: [].into() }
 }
 
 #[test]
@@ -245,11 +245,11 @@ fn an_epoch_has_so_many_requests_of_a_source_or_those_of_one_message() {
     for epoch_max in [250, 2_500, 1] {
         let mut all = Run::new(Settings { epoch_max, ..settings() }, 2);
         all.until(|all| all.machine.running().is_some());
-        let behind = 10 * epoch_max;
+        let end = 10 * epoch_max;
         // All of it can be read before the first cut is made.
         let more = epoch_max + 1;
-        all.offer(&[run(behind, behind), run(behind + 1, more), run(behind + 3, 2 * more)]);
-        all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == behind + 3));
+        all.offer(&[run(end, end), run(end + 1, more), run(end + 3, 2 * more)]);
+        all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == end + 3));
         let counts: Vec<u64> = all.cuts.iter().map(|cut| cut.count).collect();
         assert_eq!(counts, [vec![epoch_max; 10], vec![more, 2 * more]].concat());
     }

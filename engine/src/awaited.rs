@@ -31,7 +31,7 @@ struct Wait {
     since_ns: u64,
     /// The number of checks of the source by then.
     looks: u64,
-    is_told: bool,
+    is_reported: bool,
 }
 
 /// A source that has not given all wanted rows.
@@ -61,7 +61,7 @@ impl Awaited {
         let Some(wait) = self.0.as_mut().filter(is_same) else {
             self.over(troubles);
             let source = source.to_owned();
-            self.0 = Some(Wait { source, reached, since_ns: now_ns, looks, is_told: false });
+            self.0 = Some(Wait { source, reached, since_ns: now_ns, looks, is_reported: false });
             return Ok(());
         };
         let waited_ns = now_ns.saturating_sub(wait.since_ns);
@@ -70,8 +70,8 @@ impl Awaited {
             self.over(troubles);
             return Err(ended(source, reached, wanted));
         }
-        if waited_ns >= QUIET_NS && !wait.is_told {
-            wait.is_told = true;
+        if waited_ns >= QUIET_NS && !wait.is_reported {
+            wait.is_reported = true;
             let what = format!(
                 "recovering: waiting for rows {reached} to {wanted}, which were read before"
             );
@@ -92,26 +92,26 @@ impl Awaited {
                 reached: ALL_ARRIVED,
                 since_ns: now_ns,
                 looks: 0,
-                is_told: false,
+                is_reported: false,
             });
             return;
         };
-        if now_ns.saturating_sub(wait.since_ns) >= QUIET_NS && !wait.is_told {
-            wait.is_told = true;
+        if now_ns.saturating_sub(wait.since_ns) >= QUIET_NS && !wait.is_reported {
+            wait.is_reported = true;
             troubles.report(source, "recovering: waiting for a read that does not return");
         }
     }
 
     /// Notes that the wait is over.
     pub(crate) fn over(&mut self, troubles: &Troubles) {
-        if let Some(Wait { source, is_told: true, .. }) = self.0.take() {
+        if let Some(Wait { source, is_reported: true, .. }) = self.0.take() {
             troubles.clear(&source);
         }
     }
 
     /// Whether the wait is so long that it has been reported.
     pub(crate) fn is_long(&self) -> bool {
-        self.0.as_ref().is_some_and(|wait| wait.is_told)
+        self.0.as_ref().is_some_and(|wait| wait.is_reported)
     }
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn ended(source: &str, reached: u64, wanted: u64) -> Error {
 mod tests {
     use super::*;
 
-    fn behind(reached: u64, looks: u64, is_topic: bool, is_followed: bool) -> Missing<'static> {
+    fn missing(reached: u64, looks: u64, is_topic: bool, is_followed: bool) -> Missing<'static> {
         Missing { source: "s/f", reached, wanted: 9, looks, is_topic, is_followed }
     }
 
@@ -136,7 +136,7 @@ mod tests {
         for (is_topic, sure_ns) in [(false, SURE_OF_FILES_NS), (true, SURE_OF_TOPICS_NS)] {
             let (troubles, mut awaited) = (Troubles::default(), Awaited::default());
             let mut wait = |reached, looks, at_ns| {
-                awaited.wait(&behind(reached, looks, is_topic, true), at_ns, &troubles)
+                awaited.wait(&missing(reached, looks, is_topic, true), at_ns, &troubles)
             };
             wait(3, 10, 0).unwrap();
             let then_ns = 2 * sure_ns.max(QUIET_NS);
@@ -156,7 +156,7 @@ mod tests {
     fn what_may_come_is_waited_for() {
         let (troubles, mut awaited) = (Troubles::default(), Awaited::default());
         for second in 0..100 {
-            let of = behind(3, second, false, false);
+            let of = missing(3, second, false, false);
             awaited.wait(&of, second * QUIET_NS, &troubles).unwrap();
             assert_eq!(awaited.is_long(), second > 0);
         }

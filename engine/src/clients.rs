@@ -76,7 +76,7 @@ pub trait App: Send + Sync {
     ///
     /// # Errors
     /// When no rows of the stream are retained.
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
+    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
 
     /// Whether it executes again what an earlier run has executed. Until then it does not know how
     /// many rows its streams have.
@@ -208,10 +208,10 @@ impl App for Mill {
         self.view.shared.rings.lock().streams()
     }
 
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
+    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         let is_shown = |stream: &str| !self.is_of_engine(stream);
         serve::ring_among(&self.view.shared.rings.lock(), stream, is_shown)
-            .map(|ring| ring.kept(from, rows_max))
+            .map(|ring| ring.retained(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.view.program, stream, false))
     }
 

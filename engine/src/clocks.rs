@@ -6,7 +6,7 @@ use tidemill_core::value::format_timestamp;
 use tidemill_core::{Error, Result};
 
 /// Refuses a clock that is too far ahead of the last cut's. Returns a report about one that is
-/// behind; see [`WrongClock::of`]. `is_kept` says whether the app has a data directory.
+/// behind; see [`WrongClock::of`]. `is_stored` says whether the app has a data directory.
 ///
 /// # Errors
 /// When the clock is too far ahead.
@@ -15,19 +15,19 @@ pub(crate) fn check(
     last_us: i64,
     passed_us: u64,
     max_us: i64,
-    is_kept: bool,
+    is_stored: bool,
 ) -> Result<Option<String>> {
     match WrongClock::of(now_us, last_us, passed_us, max_us) {
         None => Ok(None),
         Some(WrongClock::Behind { last_us }) => Ok(Some(is_behind(now_us, last_us))),
-        Some(WrongClock::Ahead { last_us }) => Err(is_ahead(now_us, last_us, max_us, is_kept)),
+        Some(WrongClock::Ahead { last_us }) => Err(is_ahead(now_us, last_us, max_us, is_stored)),
     }
 }
 
 /// The error of a clock that is ahead.
-pub(crate) fn is_ahead(now_us: i64, last_us: i64, max_us: i64, is_kept: bool) -> Error {
+pub(crate) fn is_ahead(now_us: i64, last_us: i64, max_us: i64, is_stored: bool) -> Error {
     let (now, last) = (format_timestamp(now_us), format_timestamp(last_us));
-    let help = match is_kept {
+    let help = match is_stored {
         true => format!(
             "set the clock, and start again; where it is right, start once with clock_jump_us_max above {max_us}"
         ),

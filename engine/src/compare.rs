@@ -235,7 +235,7 @@ fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
         Some(EngineUse::Index { .. }) => false,
         Some(EngineUse::Window) => {
             let mut windows = from.windows.iter();
-            let has = |w: &&OwnedWindow| w.kept().contains(&id);
+            let has = |w: &&OwnedWindow| w.table_ids().contains(&id);
             let shape = |w: &OwnedWindow| {
                 let form = w.queues == OwnedWindow::NO_QUEUES;
                 (form, w.schema.clone(), w.extent, w.group, w.aggregates.clone())

@@ -67,7 +67,7 @@ pub(crate) struct Done {
     /// All transactions, where recovery is strong.
     pub(crate) commands: Option<Vec<u8>>,
     /// The answers from outside that transactions received.
-    pub(crate) told: Vec<(QuestionId, Arc<[u8]>)>,
+    pub(crate) received: Vec<(QuestionId, Arc<[u8]>)>,
     /// The changed positions of sources.
     pub(crate) places: Vec<(SourceId, Place)>,
     /// The number of the drain request that it answers.
@@ -248,7 +248,7 @@ impl Delivery {
                     written: done.written.clone(),
                     overdue: done.overdue.clone(),
                     commands: done.commands.take(),
-                    answers: std::mem::take(&mut done.told),
+                    answers: std::mem::take(&mut done.received),
                 };
                 // Appended rows are committed before the cut is.
                 let bytes = records::put_cut_after(logs.input.next(), &record);
@@ -353,7 +353,7 @@ impl Delivery {
             self.report(&cut, &counts);
             let mut out = shared.out.lock();
             for (stream, batch) in events {
-                self.outlets.keep(&stream, batch, &mut out.kept);
+                self.outlets.keep(&stream, batch, &mut out.retained);
             }
             out.counts = counts;
             let epoch = cut.epoch;

@@ -644,21 +644,21 @@ impl Driver {
         let (faults, aborted_slides) = (outcome.faults.clone(), outcome.aborted_slides.clone());
         let is_strong = self.settings.recovery == Recovery::Strong && recorded.is_none();
         let commands = is_strong.then(|| put_commands(&outcome.commands));
-        let told = epoch.answers.all();
+        let received = epoch.answers.all();
         self.hand_on(&epoch, outcome, &mut events);
         self.counts.buffered = self.sequencer.buffered_rows() as u64;
         self.counts.lag_us = self.lag_us(&cut);
         let buffered = self.sequencer.buffered_bytes();
-        let kept = shared.out.lock().kept.bytes;
+        let retained = shared.out.lock().retained.bytes;
         let tables: usize = state.tables.iter().map(tidemill_table::Table::bytes).sum();
-        if tables + buffered + kept > self.settings.memory_bytes_max {
+        if tables + buffered + retained > self.settings.memory_bytes_max {
             let largest = state.tables.iter().max_by_key(|t| t.bytes());
             let largest = largest.map_or(String::new(), |t| {
                 format!("; the largest table is {} with {} bytes", t.spec().name, t.bytes())
             });
             return Err(Error::resource(format!(
                 "memory_bytes_max is {}, but tables hold {tables} bytes, events that wait for \
-                 their watermark {buffered}, and retained outputs {kept}{largest}",
+                 their watermark {buffered}, and retained outputs {retained}{largest}",
                 self.settings.memory_bytes_max
             ))
             .help(
@@ -687,7 +687,7 @@ impl Driver {
             faults,
             aborted_slides,
             commands,
-            told,
+            received,
             places,
             drained,
             recorded,

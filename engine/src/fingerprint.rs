@@ -66,8 +66,8 @@ pub(crate) fn is_same(one: u128, other: u128) -> bool {
 
 /// Whether the app in a manifest, with its present meaning, has this fingerprint. The text of a
 /// program may grow from version to version.
-pub(crate) fn is_same_program(kept: &[u8], fingerprint: u128) -> bool {
-    Stored::parse(kept).is_ok_and(|kept| is_same(of(&text(&kept.program)), fingerprint))
+pub(crate) fn is_same_program(stored: &[u8], fingerprint: u128) -> bool {
+    Stored::parse(stored).is_ok_and(|stored| is_same(of(&text(&stored.program)), fingerprint))
 }
 
 /// Removes the user's lines.

@@ -49,7 +49,7 @@ pub(crate) type Noted = Vec<(usize, Option<Arc<Vec<TableChange>>>)>;
 impl Followed {
     /// Follows a table from now on.
     pub(crate) fn follow(&mut self, table: usize, left: u64) {
-        self.0.entry(table).or_insert_with(|| Ring::behind(left));
+        self.0.entry(table).or_insert_with(|| Ring::after(left));
     }
 
     /// Returns the changes of these tables by the last executed epoch.
@@ -69,7 +69,7 @@ impl Followed {
         for (table, ring) in &mut self.0 {
             match noted.get(table) {
                 Some(Some(changes)) => ring.push(epoch, changes.clone(), rows_max, bytes_max),
-                _ => *ring = Ring::behind(epoch),
+                _ => *ring = Ring::after(epoch),
             }
         }
     }
@@ -78,8 +78,8 @@ impl Followed {
     pub(crate) fn since(&self, table: usize, epoch: u64) -> Changes {
         match self.0.get(&table) {
             Some(ring) if (ring.since..=ring.last).contains(&epoch) => {
-                let behind = ring.epochs.iter().filter(|(at, ..)| *at > epoch);
-                Changes::Are(behind.map(|(at, _, c)| (*at, c.clone())).collect(), ring.last)
+                let later = ring.epochs.iter().filter(|(at, ..)| *at > epoch);
+                Changes::Are(later.map(|(at, _, c)| (*at, c.clone())).collect(), ring.last)
             }
             Some(ring) => Changes::Unknown(ring.last),
             None => Changes::Unknown(epoch),
@@ -89,7 +89,7 @@ impl Followed {
 
 impl Ring {
     /// Creates a ring without changes, after an epoch.
-    fn behind(epoch: u64) -> Ring {
+    fn after(epoch: u64) -> Ring {
         Ring { since: epoch, last: epoch, ..Ring::default() }
     }
 

@@ -9,7 +9,7 @@ use tidemill_table::StoredVersion;
 
 /// A retained version of a row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct KeptVersion<'a> {
+pub(crate) struct RetainedVersion<'a> {
     /// Its number in the new program.
     pub(crate) number: u64,
     pub(crate) time_us: i64,
@@ -54,7 +54,7 @@ impl RowVersions {
         &mut self,
         history: History,
         frontier_us: i64,
-        mut take: impl FnMut(KeptVersion<'_>) -> Result<()>,
+        mut take: impl FnMut(RetainedVersion<'_>) -> Result<()>,
     ) -> Result<()> {
         let end = self.versions.last().map_or(0, |(number, ..)| number + 1);
         let from_us = history.retained_from(frontier_us);
@@ -66,7 +66,7 @@ impl RowVersions {
             if is_kept {
                 let base = *first.get_or_insert(number);
                 let base = if history.versions.is_some() { 0 } else { base };
-                take(KeptVersion { number: number - base, time_us, row })?;
+                take(RetainedVersion { number: number - base, time_us, row })?;
             }
         }
         self.bytes.clear();

@@ -829,7 +829,7 @@ impl Mill {
     pub fn output(&self, stream: &str, from: usize) -> Result<Vec<Batch>> {
         self.view.check_stream(stream)?;
         let out = self.view.shared.out.lock();
-        let batches = out.kept.batches.get(stream);
+        let batches = out.retained.batches.get(stream);
         Ok(batches.map_or(Vec::new(), |b| b[from.min(b.len())..].to_vec()))
     }
 

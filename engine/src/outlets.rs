@@ -131,11 +131,11 @@ impl Outlets {
     }
 
     /// Retains such events in memory, where they are needed.
-    pub(crate) fn keep(&self, stream: &str, batch: Batch, kept: &mut RetainedBatches) {
+    pub(crate) fn keep(&self, stream: &str, batch: Batch, retained: &mut RetainedBatches) {
         if let Some(outlet) = self.by_name.get(stream).filter(|outlet| outlet.keep) {
             let batch = outlet.shown(&batch).into_owned();
-            kept.bytes += batch.bytes();
-            kept.batches.entry(stream.to_string()).or_default().push(batch);
+            retained.bytes += batch.bytes();
+            retained.batches.entry(stream.to_string()).or_default().push(batch);
         }
     }
 

@@ -74,7 +74,7 @@ pub(crate) struct Past {
     pub(crate) rings: Rings,
     /// Recorded cuts after it that were not replayed, because a handler's function is not
     /// available.
-    pub(crate) behind: u64,
+    pub(crate) unreplayed: u64,
 }
 
 impl Basis<'_> {
@@ -120,8 +120,8 @@ impl Basis<'_> {
         }
         if let Some((handler, what)) = without_body(self.program) {
             if moment == Moment::Newest {
-                let behind = replay.cuts.try_fold(0, |count, cut| cut.map(|_| count + 1))?;
-                return Ok(replay.past(behind));
+                let unreplayed = replay.cuts.try_fold(0, |count, cut| cut.map(|_| count + 1))?;
+                return Ok(replay.past(unreplayed));
             }
             let at = replay.facts.epoch;
             return Err(Error::setting(format!(
@@ -236,9 +236,9 @@ impl<'a> Replay<'a> {
         matches!(moment, Moment::Epoch(epoch) if epoch == self.facts.epoch)
     }
 
-    fn past(self, behind: u64) -> Past {
+    fn past(self, unreplayed: u64) -> Past {
         let Facts { epoch, clock_us, .. } = self.facts;
-        Past { tables: self.tables, epoch, clock_us, rings: self.rings, behind }
+        Past { tables: self.tables, epoch, clock_us, rings: self.rings, unreplayed }
     }
 
     fn next(&mut self) -> Result<Option<CutRecord>> {

@@ -65,8 +65,8 @@ pub struct Request {
     pub kept_us: i64,
 }
 
-/// Whether requests have a [clock of their own](Once::kept_clock). They do, except in replayed cuts
-/// of earlier versions.
+/// Whether requests have a [clock of their own](Once::expiry_clock). They do, except in replayed
+/// cuts of earlier versions.
 pub(crate) type HasClock = Arc<AtomicBool>;
 
 /// Adds to a program the parts for requests, if it has functions that clients call.
@@ -268,7 +268,7 @@ impl Opaque for Once {
         let [id @ Value::Str(_), Value::Int(kept_us)] = request else {
             return self.function.call(arguments, tx);
         };
-        let now_us = self.kept_clock(tx)?;
+        let now_us = self.expiry_clock(tx)?;
         self.sweep(now_us, tx)?;
         let hash = self.hash(arguments);
         if let Some(row) = tx.get(self.requests, std::slice::from_ref(id))? {
@@ -302,7 +302,7 @@ impl Once {
     /// Returns the clock by which ids expire. It is the cuts' clock, but it advances by an hour at
     /// most between two requests. So a clock that was once wrong by days does not make all ids
     /// expire. It is a row among those of requests.
-    fn kept_clock(&self, tx: &mut dyn Tx) -> Result<i64, Abort> {
+    fn expiry_clock(&self, tx: &mut dyn Tx) -> Result<i64, Abort> {
         let now_us = tx.now_us();
         if !self.has_clock.load(Ordering::Relaxed) {
             return Ok(now_us);

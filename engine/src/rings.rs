@@ -106,7 +106,7 @@ impl Ring {
     }
 
     /// Returns at most `rows_max` rows from number `from` on; none if that row is not there.
-    pub(crate) fn kept(&self, from: u64, rows_max: usize) -> RetainedRows {
+    pub(crate) fn retained(&self, from: u64, rows_max: usize) -> RetainedRows {
         let (first, next) = (self.first(), self.next());
         let rows = match (first..next).contains(&from) {
             true => self.rows(from, rows_max),
@@ -324,7 +324,7 @@ mod tests {
         }
         let rows = |rings: &Rings, stream: &str| -> (u64, u64, Vec<Value>) {
             let RetainedRows { first, next, rows } =
-                rings.by_name[stream].kept(rings.by_name[stream].first(), 100);
+                rings.by_name[stream].retained(rings.by_name[stream].first(), 100);
             let rows =
                 rows.iter().flat_map(|(_, batch)| (0..batch.len()).map(|n| batch.value(0, n)));
             (first, next, rows.collect())

@@ -72,7 +72,7 @@ fn diff(
     // A running engine takes a snapshot when it stops, so its last cuts do not matter.
     let socket = Addr::Unix(Site::socket(&site.path));
     if env.net.connect(&socket, CONNECT_US).is_err() {
-        found.why.extend(behind(site, &left.manifest)?);
+        found.why.extend(records_after(site, &left.manifest)?);
     }
     let Found { changes, why } = found;
     Ok(json!({"same": false, "possible": why.is_empty(), "why": why, "changes": changes}))
@@ -106,7 +106,7 @@ impl Left {
 
 /// Describes the records after a snapshot, if there are any. They prevent an upgrade, because only
 /// the program that recorded them can replay them.
-pub(crate) fn behind(site: &Site, manifest: &Manifest) -> Result<Option<String>> {
+pub(crate) fn records_after(site: &Site, manifest: &Manifest) -> Result<Option<String>> {
     let from = (manifest.head.input_next, manifest.head.cut_next);
     let (rows, cuts) = needed::ends(site, from)?;
     let (rows, cuts) = (rows - from.0, cuts - from.1);

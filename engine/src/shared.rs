@@ -157,7 +157,7 @@ pub(crate) struct Delivered {
     pub(crate) counts: Counts,
     pub(crate) outputs: BTreeMap<String, u64>,
     pub(crate) output_hash: u128,
-    pub(crate) kept: RetainedBatches,
+    pub(crate) retained: RetainedBatches,
     pub(crate) cuts: Vec<Cut>,
     /// Whether nothing more will come, ever.
     pub(crate) is_last: bool,

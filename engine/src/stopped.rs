@@ -146,14 +146,14 @@ impl Left<'_> {
     }
 
     /// The number of recorded cuts after the snapshot.
-    fn behind(&self) -> Result<u64> {
+    fn cuts_after(&self) -> Result<u64> {
         let from = (self.manifest.head.input_next, self.manifest.head.cut_next);
         Ok(needed::ends(&self.site, from)?.1 - from.1)
     }
 
     /// Returns the status as of the snapshot. It replays nothing.
     fn status(&self) -> Result<Value> {
-        let (facts, behind) = (self.internal()?.facts, self.behind()?);
+        let (facts, behind) = (self.internal()?.facts, self.cuts_after()?);
         let counts = &facts.counts;
         let aborted: u64 = counts.handlers.iter().map(|h| h.aborted - h.faults).sum();
         let faults: u64 = counts.handlers.iter().map(|h| h.faults).sum();

@@ -17,7 +17,7 @@ use crate::crash_guard::CrashGuard;
 use crate::data_dir::DataDir;
 use crate::fingerprint;
 use crate::records;
-use crate::schema::{behind, Left};
+use crate::schema::{records_after, Left};
 use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
 
@@ -41,7 +41,7 @@ pub(crate) fn upgrade(
     if left.is_of(app) {
         return Ok(None);
     }
-    if let Some(why) = behind(&site, &left.manifest)? {
+    if let Some(why) = records_after(&site, &left.manifest)? {
         return Err(refused(vec![why]));
     }
     let mut comparison = Comparison::of(env, &left, app, &settings.renames)?;

@@ -159,7 +159,7 @@ struct Seen {
     state_hash: String,
     events: u64,
     /// The last rows of each stream for its followers, with the first number and the next one.
-    kept: Vec<(String, u64, u64, Vec<Row>)>,
+    retained: Vec<(String, u64, u64, Vec<Row>)>,
 }
 
 fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
@@ -180,9 +180,9 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
         case.program.sources.iter().filter(|source| source.stream == root).count() > 1
     };
     let streams = mill.streams().into_iter().filter(|(name, _)| !name.ends_with(".dead"));
-    let kept = streams.map(|(stream, _)| {
-        let first = mill.kept(&stream, 0, 0).unwrap().first;
-        let RetainedRows { first, next, rows } = mill.kept(&stream, first, usize::MAX).unwrap();
+    let retained = streams.map(|(stream, _)| {
+        let first = mill.retained(&stream, 0, 0).unwrap().first;
+        let RetainedRows { first, next, rows } = mill.retained(&stream, first, usize::MAX).unwrap();
         let mut rows: Vec<Row> = rows.iter().flat_map(|(_, batch)| batch.rows()).collect();
         assert_eq!(rows.len() as u64, next - first, "{stream}");
         if stream.strip_suffix(".late").is_some_and(is_mixed) {
@@ -192,7 +192,7 @@ fn seen(case: &Case, mill: &Mill, summary: &Summary, env: &Env) -> Seen {
         (stream, first, next, rows)
     });
     Seen {
-        kept: kept.collect(),
+        retained: retained.collect(),
         tables,
         files: files.collect(),
         output_hash: summary.output_hash.clone(),
@@ -210,8 +210,8 @@ fn same(again: &Seen, whole: &Seen, seed: u64) {
         assert!(text == expected, "seed {seed}: {name} differs: {n} lines, not {m}");
     }
     assert_eq!(again.state_hash, whole.state_hash, "seed {seed}: versions differ");
-    for (again, whole) in again.kept.iter().zip(&whole.kept) {
-        let numbers = |kept: &(String, u64, u64, Vec<Row>)| (kept.0.clone(), kept.1, kept.2);
+    for (again, whole) in again.retained.iter().zip(&whole.retained) {
+        let numbers = |of: &(String, u64, u64, Vec<Row>)| (of.0.clone(), of.1, of.2);
         assert_eq!(numbers(again), numbers(whole), "seed {seed}: other rows can be followed");
         assert!(again == whole, "seed {seed}: what can be followed of {} differs", whole.0);
     }

@@ -68,13 +68,13 @@ impl Parcel {
             None => keep.clone(),
         };
         let rows: Vec<usize> = keep.values().set_indices().collect();
-        fn kept<T: Copy>(all: &[T], rows: &[usize]) -> Vec<T> {
+        fn selected<T: Copy>(all: &[T], rows: &[usize]) -> Vec<T> {
             rows.iter().map(|row| all[*row]).collect()
         }
         Ok(Parcel {
             batch: self.batch.filter(keep)?,
-            offsets: kept(&self.offsets, &rows),
-            times: kept(&self.times, &rows),
+            offsets: selected(&self.offsets, &rows),
+            times: selected(&self.times, &rows),
             ..self
         })
     }

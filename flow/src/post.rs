@@ -54,7 +54,7 @@ pub(crate) struct Post {
     workers: usize,
     /// The last steering that was sent to the others.
     sent: Option<(u64, Vec<u64>)>,
-    told_to_stop: bool,
+    is_stopped: bool,
 }
 
 impl Post {
@@ -67,7 +67,7 @@ impl Post {
         let nowhere: Rc<[usize]> = Rc::new([usize::MAX]);
         let (pushers, puller) = worker.allocate(worker.new_identifier(), nowhere);
         let process = worker.index() / workers;
-        Post { pushers, puller, process, workers, sent: None, told_to_stop: false }
+        Post { pushers, puller, process, workers, sent: None, is_stopped: false }
     }
 
     /// Reads the notes that have arrived, and acts on them.
@@ -82,7 +82,7 @@ impl Post {
                         fault.set(failure.error());
                     }
                     // The first process passes it on. The others have no one to tell.
-                    self.told_to_stop = self.process != 0;
+                    self.is_stopped = self.process != 0;
                     gate.stop();
                 }
             }
@@ -106,7 +106,7 @@ impl Post {
         let note = Note::Stop(fault.map(Failure::of));
         if self.process == 0 {
             self.send_all(&note);
-        } else if !self.told_to_stop {
+        } else if !self.is_stopped {
             self.pushers[0].send(note.into());
         }
     }

@@ -34,7 +34,7 @@ pub(crate) async fn follow(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let client = shared.access.client(&headers)?;
-    let known = shared.app.kept(&stream, 0, 0).map_err(Refusal::missing)?;
+    let known = shared.app.retained(&stream, 0, 0).map_err(Refusal::missing)?;
     shared.access.permit(&client, &format!("streams/{stream}"))?;
     shared.open()?;
     if shared.app.is_recovering() {
@@ -57,19 +57,19 @@ pub(crate) async fn follow(
     let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
     let of = shared.clone();
     let look = move || {
-        let Ok(kept) = of.app.kept(&stream, at, ROWS) else {
+        let Ok(retained) = of.app.retained(&stream, at, ROWS) else {
             return Found::Nothing;
         };
         let mut out = Vec::new();
-        if at < kept.first {
+        if at < retained.first {
             let error = missing(&stream, at);
             let data = json!({
-                "what": error.what, "help": error.help, "first": kept.first, "next": kept.next,
+                "what": error.what, "help": error.help, "first": retained.first, "next": retained.next,
             });
             named_event(&(at as i64 - 1).to_string(), "gone", &data, &mut out);
             return Found::Last(out);
         }
-        for (first, batch) in &kept.rows {
+        for (first, batch) in &retained.rows {
             for (row, values) in batch.rows().enumerate() {
                 let mut data = Vec::new();
                 values::write_row(batch.schema(), &values, &mut data);

@@ -22,8 +22,8 @@ struct Waiting {
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
-    came: Condvar,
-    went: Condvar,
+    arrived: Condvar,
+    taken: Condvar,
 }
 
 impl Inbox {
@@ -34,7 +34,7 @@ impl Inbox {
         if !waiting.is_closed {
             waiting.inputs.push_back(input);
             drop(waiting);
-            self.came.notify_one();
+            self.arrived.notify_one();
         }
     }
 
@@ -51,12 +51,12 @@ impl Inbox {
     pub fn push_all(&self, inputs: impl IntoIterator<Item = Input>) {
         let mut waiting = self.waiting.lock();
         while waiting.inputs.len() >= MESSAGES_MAX && !waiting.is_closed {
-            self.went.wait(&mut waiting);
+            self.taken.wait(&mut waiting);
         }
         if !waiting.is_closed {
             waiting.inputs.extend(inputs);
             drop(waiting);
-            self.came.notify_one();
+            self.arrived.notify_one();
         }
     }
 
@@ -65,7 +65,7 @@ impl Inbox {
     pub fn take(&self, now_ns: u64, wait_us: u64) -> Option<VecDeque<Input>> {
         let mut waiting = self.waiting.lock();
         if waiting.inputs.is_empty() && !waiting.is_closed {
-            self.came.wait_for(&mut waiting, Duration::from_micros(wait_us));
+            self.arrived.wait_for(&mut waiting, Duration::from_micros(wait_us));
         }
         if waiting.is_closed {
             return None;
@@ -73,7 +73,7 @@ impl Inbox {
         let mut inputs = std::mem::take(&mut waiting.inputs);
         inputs.extend(waiting.late.extract_if(.., |late| late.0 <= now_ns).map(|late| late.1));
         drop(waiting);
-        self.went.notify_all();
+        self.taken.notify_all();
         Some(inputs)
     }
 
@@ -82,7 +82,7 @@ impl Inbox {
         let mut waiting = self.waiting.lock();
         *waiting = Waiting { is_closed: true, ..Waiting::default() };
         drop(waiting);
-        self.came.notify_all();
-        self.went.notify_all();
+        self.arrived.notify_all();
+        self.taken.notify_all();
     }
 }

@@ -25,7 +25,7 @@ struct Calls {
     env: Env,
     store: Arc<dyn Store>,
     state: Mutex<State>,
-    came: Condvar,
+    arrived: Condvar,
     /// The last failure, if nothing has succeeded since.
     trouble: Trouble,
 }
@@ -73,7 +73,7 @@ impl StoreCalls {
             env: env.clone(),
             store,
             state: Mutex::new(State { threads: 1, ..State::default() }),
-            came: Condvar::new(),
+            arrived: Condvar::new(),
             trouble: Trouble::default(),
         }));
         let started = calls.0.spawn(0);
@@ -119,7 +119,7 @@ impl Drop for StoreCalls {
         state.is_closed = true;
         let waiting = std::mem::take(&mut state.waiting);
         drop(state);
-        self.0.came.notify_all();
+        self.0.arrived.notify_all();
         // Dropped calls are answered.
         drop(waiting);
     }
@@ -139,7 +139,7 @@ impl Calls {
         let number = state.threads;
         state.threads += usize::from(more);
         drop(state);
-        self.came.notify_one();
+        self.arrived.notify_one();
         // Without another thread, the existing ones do it later.
         if more && self.spawn(number).is_err() {
             self.state.lock().threads -= 1;
@@ -168,7 +168,7 @@ impl Calls {
                 return None;
             }
             state.idle += 1;
-            self.came.wait(&mut state);
+            self.arrived.wait(&mut state);
             state.idle -= 1;
         }
     }

@@ -123,12 +123,12 @@ impl WorkerProcess {
         let own = state.clone();
         let body = move || {
             let mut machine = Worker::new(Member(me.0), functions, settings.machine);
-            let mut told_at_ns = 0;
+            let mut reported_at_ns = 0;
             let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
                 if let Seen::Tick = seen {
                     resources.mesh.link(COORDINATOR, Some(coordinator.clone()));
                     own.has_status(machine.status());
-                    own.report(&resources, &mut told_at_ns);
+                    own.report(&resources, &mut reported_at_ns);
                     own.introduce(&resources.mesh);
                     if machine.has_left() {
                         own.ended(Ended::Stopped);
@@ -258,14 +258,14 @@ impl ProcessState {
     }
 
     /// Reports to the coordinator what holds the worker up, repeatedly, and once that it is over.
-    fn report(&self, resources: &Resources, told_at_ns: &mut u64) {
+    fn report(&self, resources: &Resources, reported_at_ns: &mut u64) {
         let now_ns = resources.env.clock.monotonic_ns();
         let (had, has) = (self.trouble.now(), resources.trouble());
-        let is_due = has.is_some() && now_ns >= *told_at_ns + TELL_NS;
+        let is_due = has.is_some() && now_ns >= *reported_at_ns + TELL_NS;
         if had == has && !is_due {
             return;
         }
-        *told_at_ns = now_ns;
+        *reported_at_ns = now_ns;
         let what = has.clone().unwrap_or_default();
         match has {
             Some(what) => {

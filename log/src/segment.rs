@@ -82,7 +82,7 @@ impl Blocks {
     pub(crate) fn next(&mut self) -> Result<Next> {
         let place = match self.here()? {
             Some(place) => place,
-            None => match self.behind()? {
+            None => match self.following()? {
                 Following::Nothing { dirty_to } => return Ok(Next::End { dirty_to }),
                 Following::Copy(head) => Place {
                     head,
@@ -128,7 +128,7 @@ impl Blocks {
     }
 
     /// Looks for whole blocks at the present place and after it.
-    fn behind(&mut self) -> Result<Following> {
+    fn following(&mut self) -> Result<Following> {
         let length = self.segment.header.length;
         let mut dirty_to = self.at;
         let mut from = self.at;

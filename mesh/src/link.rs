@@ -26,7 +26,7 @@ pub(crate) struct Link {
     pub number: u64,
     /// The connection, until its writer has taken it, and a handle to end it.
     connection: Mutex<Connected>,
-    came: Condvar,
+    arrived: Condvar,
 }
 
 #[derive(Default)]
@@ -38,8 +38,8 @@ struct Connected {
 
 impl Link {
     pub fn new(number: u64) -> Arc<Link> {
-        let (queue, connection, came) = Default::default();
-        Arc::new(Link { queue, number, connection, came })
+        let (queue, connection, arrived) = Default::default();
+        Arc::new(Link { queue, number, connection, arrived })
     }
 
     /// Stops writing and reading.
@@ -52,7 +52,7 @@ impl Link {
             let _ = end.shutdown(Shutdown::Both);
         }
         drop(connected);
-        self.came.notify_all();
+        self.arrived.notify_all();
     }
 
     /// Whether it has a connection.
@@ -77,7 +77,7 @@ impl Link {
         }
         (connected.write, connected.end) = (Some(connection), Some(end));
         drop(connected);
-        self.came.notify_all();
+        self.arrived.notify_all();
         Ok(read)
     }
 
@@ -86,7 +86,7 @@ impl Link {
         let mut connected = self.connection.lock();
         if connected.write.is_none() && !connected.is_closed {
             let wait = std::time::Duration::from_micros(wait_us);
-            self.came.wait_for(&mut connected, wait);
+            self.arrived.wait_for(&mut connected, wait);
         }
         connected.write.take()
     }

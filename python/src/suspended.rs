@@ -60,8 +60,8 @@ impl Drop for Slot {
 /// Moves a function to a thread of its own if one is left; otherwise returns it unchanged.
 pub fn suspended(activation: Box<dyn Activation>) -> Box<dyn Activation> {
     let Some(slot) = Slot::take() else { return activation };
-    let ((says, said), (tells, told)) = (channel(), channel());
-    let mut context = RemoteContext { says, told: Mutex::new(told), value: None };
+    let ((says, said), (tells, replies)) = (channel(), channel());
+    let mut context = RemoteContext { says, replies: Mutex::new(replies), value: None };
     let function = Arc::new(Mutex::new(Some(activation)));
     let theirs = function.clone();
     let run = move || {
@@ -99,9 +99,9 @@ struct Suspended {
 }
 
 impl Suspended {
-    fn reply(&self, told: Reply) {
+    fn reply(&self, reply: Reply) {
         // If the thread has ended, it sends nothing more, either.
-        let _ = self.tells.as_ref().map(|tells| tells.send(told));
+        let _ = self.tells.as_ref().map(|tells| tells.send(reply));
     }
 }
 
@@ -170,14 +170,14 @@ fn received<T: Send>(from: &Mutex<Receiver<T>>) -> Option<T> {
 /// The context on the function's thread.
 struct RemoteContext {
     says: Sender<Request>,
-    told: Mutex<Receiver<Reply>>,
+    replies: Mutex<Receiver<Reply>>,
     /// The value that was lent last.
     value: Option<Value>,
 }
 
 impl RemoteContext {
     fn receive(&self) -> Option<Reply> {
-        received(&self.told)
+        received(&self.replies)
     }
 
     /// Sends a use of the context to the node's thread, and waits for its result.
@@ -198,12 +198,12 @@ impl RemoteContext {
         if self.says.send(Request::Uses(Box::new(used))).is_err() {
             return ended();
         }
-        let told = match self.receive() {
+        let reply = match self.receive() {
             // This wait does not count as the function's time.
             Some(Reply::Waits) => deadline::waiting(|| self.receive()),
-            told => told,
+            reply => reply,
         };
-        match told {
+        match reply {
             Some(Reply::On) => {
                 let done = done.lock().unwrap_or_else(|e| e.into_inner()).take();
                 done.unwrap_or_else(ended)

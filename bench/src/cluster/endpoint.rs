@@ -59,13 +59,13 @@ impl Endpoint for RequestServer {
         let then = move |tid: Option<Tid>, answer| {
             // A request without a known outcome stays without reply.
             let Some(tid) = tid else { return };
-            let came = match answer {
+            let content = match answer {
                 Answer::Returned(value) if book.keeps_values => ReplyContent::Value(value),
                 Answer::Returned(_) => ReplyContent::Returned,
                 Answer::Aborted(abort) => ReplyContent::Aborted(abort.reason),
                 Answer::Unknown => return,
             };
-            book.take(nth, tid.0, came);
+            book.take(nth, tid.0, content);
         };
         self.cluster.offer(asked.source, asked.call.clone(), Box::new(then));
         Ok(())
@@ -78,7 +78,7 @@ pub(super) struct Topics {
     client: Client,
     /// A prefix of ids that separates this client's requests from others.
     own: u64,
-    told: Arc<Mutex<Option<Arc<Book>>>>,
+    book: Arc<Mutex<Option<Arc<Book>>>>,
     /// The largest number of requests in a message.
     together: usize,
     /// For each source, the message that waits for more requests.
@@ -96,16 +96,16 @@ struct Open {
 impl Topics {
     pub fn open(env: &Env, settings: &KafkaSettings, together: usize) -> Result<Topics> {
         let own = env.random.next_u64();
-        let told: Arc<Mutex<Option<Arc<Book>>>> = Arc::default();
-        let book = told.clone();
+        let book: Arc<Mutex<Option<Arc<Book>>>> = Arc::default();
+        let shared = book.clone();
         let heard = move |message: &Message<'_>| {
-            if let Some(book) = &*book.lock() {
+            if let Some(book) = &*shared.lock() {
                 let _ = receive(own, book, message);
             }
         };
         let client = Client::open(env, settings, Box::new(heard))?;
         let open = (0..settings.sources).map(|_| Open::default()).collect();
-        Ok(Topics { env: env.clone(), client, own, told, together, open })
+        Ok(Topics { env: env.clone(), client, own, book, together, open })
     }
 
     fn flush(&mut self, source: usize) -> Result<()> {
@@ -150,34 +150,34 @@ fn receive(own: u64, book: &Book, message: &Message<'_>) -> Option<()> {
         let Record::Outputs(outputs) = take_record(&mut bytes)? else { return None };
         for output in outputs {
             let Output::Reply { tid, id, outcome } = output else { continue };
-            let came = outcome
+            let content = outcome
                 .map_or_else(|abort| ReplyContent::Aborted(abort.reason), ReplyContent::Value);
-            number(own, &id).into_iter().for_each(|nth| book.take(nth, tid.0, came.clone()));
+            number(own, &id).into_iter().for_each(|nth| book.take(nth, tid.0, content.clone()));
         }
     } else if value.starts_with(b"[") {
         let replies: Vec<Reply<'_>> = serde_json::from_slice(value).ok()?;
         for reply in replies {
             let Some(nth) = number(own, reply.request.as_bytes()) else { continue };
-            let came = reply
+            let content = reply
                 .aborted
                 .map_or(ReplyContent::Returned, |why| ReplyContent::Aborted(why.into_owned()));
-            book.take(nth, place(&reply.id)?, came);
+            book.take(nth, place(&reply.id)?, content);
         }
     } else {
         let nth = number(own, message.header(REQUEST_ID)?)?;
         let place = place(std::str::from_utf8(message.header(PLACE)?).ok()?)?;
-        let came = match value.starts_with(b"{\"aborted\"") {
+        let content = match value.starts_with(b"{\"aborted\"") {
             true => ReplyContent::Aborted(String::from_utf8_lossy(value).into_owned()),
             false => ReplyContent::Returned,
         };
-        book.take(nth, place, came);
+        book.take(nth, place, content);
     }
     Some(())
 }
 
 impl Endpoint for Topics {
     fn set_book(&mut self, book: &Arc<Book>) {
-        *self.told.lock() = Some(book.clone());
+        *self.book.lock() = Some(book.clone());
     }
 
     fn send(&mut self, nth: u64, asked: &Planned) -> Result<()> {

@@ -157,7 +157,7 @@ impl Runner<'_> {
         let is_text = matches!(way, Way::Kafka { .. });
         let opening = self.opening(is_text)?;
         let calls = self.calls(is_text)?;
-        let (mut door, client): (Box<dyn Endpoint>, _) = match way {
+        let (mut endpoint, client): (Box<dyn Endpoint>, _) = match way {
             Way::RequestServer(cluster) => {
                 (Box::new(RequestServer::new(cluster)), "in the coordinator's process")
             }
@@ -182,7 +182,7 @@ impl Runner<'_> {
         };
         let mut first = 0;
         let mut all = |asked: &[Planned], pace: &Pace| -> Result<Replied> {
-            let replied = offer(&self.env, &mut *door, first, asked, pace);
+            let replied = offer(&self.env, &mut *endpoint, first, asked, pace);
             first += asked.len() as u64;
             replied
         };

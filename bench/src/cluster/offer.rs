@@ -58,7 +58,7 @@ pub(super) struct Book {
 #[derive(Default)]
 struct Page {
     /// For each request its place in the order plus 1, and the time of its reply.
-    came: Vec<(u64, u64)>,
+    replies: Vec<(u64, u64)>,
     count: usize,
     last_ns: u64,
     aborted: u64,
@@ -70,12 +70,12 @@ struct Page {
 
 impl Book {
     /// Records a reply.
-    pub fn take(&self, nth: u64, place: u64, came: ReplyContent) {
+    pub fn take(&self, nth: u64, place: u64, content: ReplyContent) {
         let Some(nth) = nth.checked_sub(self.first) else { return };
         let now_ns = self.env.clock.monotonic_ns();
         let mut page = self.page.lock();
         let page = &mut *page;
-        let Some(entry) = page.came.get_mut(nth as usize) else { return };
+        let Some(entry) = page.replies.get_mut(nth as usize) else { return };
         if entry.0 != 0 {
             page.again += 1;
             page.differs |= entry.0 != place + 1;
@@ -84,7 +84,7 @@ impl Book {
         *entry = (place + 1, now_ns);
         page.count += 1;
         page.last_ns = now_ns;
-        match came {
+        match content {
             ReplyContent::Returned => {}
             ReplyContent::Value(value) => drop(page.values.insert(nth as usize, value)),
             ReplyContent::Aborted(reason) => {
@@ -131,15 +131,15 @@ impl Replied {
 /// Sends requests, numbered from `first`, and waits for their replies.
 pub(super) fn offer(
     env: &Env,
-    door: &mut dyn Endpoint,
+    endpoint: &mut dyn Endpoint,
     first: u64,
     asked: &[Planned],
     pace: &Pace,
 ) -> Result<Replied> {
-    let page = Mutex::new(Page { came: vec![(0, 0); asked.len()], ..Page::default() });
+    let page = Mutex::new(Page { replies: vec![(0, 0); asked.len()], ..Page::default() });
     let keeps_values = pace.keeps_values;
     let book = Arc::new(Book { env: env.clone(), first, keeps_values, page });
-    door.set_book(&book);
+    endpoint.set_book(&book);
     let begun = env.clock.monotonic_ns();
     let until = pace.seconds.map_or(u64::MAX, |seconds| begun + (seconds * 1e9) as u64);
     let patience = (pace.patience_s * 1e9) as u64;
@@ -152,7 +152,7 @@ pub(super) fn offer(
             break;
         }
         while at.map_or_else(|| nth - book.count() >= pace.under_way, |at| at > now) {
-            door.flush_due(false)?;
+            endpoint.flush_due(false)?;
             env.clock.sleep_us(NAP_US);
             now = env.clock.monotonic_ns();
             if is_over(now) {
@@ -163,9 +163,9 @@ pub(super) fn offer(
             break;
         }
         due.push(at.unwrap_or(now));
-        door.send(first + nth as u64, asked)?;
+        endpoint.send(first + nth as u64, asked)?;
     }
-    door.flush_due(true)?;
+    endpoint.flush_due(true)?;
     let (sent, stopped) = (due.len(), env.clock.monotonic_ns());
     while book.count() < sent {
         let now = env.clock.monotonic_ns();
@@ -179,8 +179,10 @@ pub(super) fn offer(
     let warm_up = pace.warm_up.min(sent);
     let begun = if warm_up > 0 { due.get(warm_up).copied().unwrap_or(stopped) } else { begun };
     let counts = begun + if is_long && warm_up == 0 { WARM_UP_NS } else { 0 };
-    let waits = page.came.iter().zip(&due).filter(|((place, _), at)| *place != 0 && **at >= counts);
-    let mut waits_ns: Vec<u64> = waits.map(|((_, came), at)| came.saturating_sub(*at)).collect();
+    let waits =
+        page.replies.iter().zip(&due).filter(|((place, _), at)| *place != 0 && **at >= counts);
+    let mut waits_ns: Vec<u64> =
+        waits.map(|((_, replied), at)| replied.saturating_sub(*at)).collect();
     if waits_ns.is_empty() {
         waits_ns.push(0);
     }
@@ -195,6 +197,6 @@ pub(super) fn offer(
         seen_again: page.again,
         differs: page.differs,
         values: page.values,
-        places: page.came.into_iter().map(|(place, _)| place).collect(),
+        places: page.replies.into_iter().map(|(place, _)| place).collect(),
     })
 }

@@ -80,14 +80,14 @@ pub(super) fn most(env: &Env, mill: &Mill, accounts: usize) -> Result<f64> {
 pub(super) struct Payer {
     stop: Arc<AtomicBool>,
     thread: Handle,
-    told: std::sync::mpsc::Receiver<Result<u64>>,
+    paid: std::sync::mpsc::Receiver<Result<u64>>,
 }
 
 impl Payer {
     /// Starts to send this many wages per second.
     pub(super) fn start(env: &Env, mill: &Arc<Mill>, per_s: f64, accounts: usize) -> Result<Payer> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, paid) = std::sync::mpsc::channel();
         let body = {
             let (env, mill, stop) = (env.clone(), mill.clone(), stop.clone());
             // If nobody receives the result, the run has failed already.
@@ -95,13 +95,13 @@ impl Payer {
         };
         let thread = env.threads.spawn("bench-payer", body);
         let thread = thread.map_err(|e| Error::io("starting the thread that sends wages", &e))?;
-        Ok(Payer { stop, thread, told })
+        Ok(Payer { stop, thread, paid })
     }
 
     /// Stops; returns the number of sent wages.
     pub(super) fn end(self) -> Result<u64> {
         self.stop.store(true, Ordering::Release);
-        let paid = self.told.recv().unwrap_or(Ok(0));
+        let paid = self.paid.recv().unwrap_or(Ok(0));
         let joined = self.thread.join();
         joined.map_err(|panic| Error::internal(format!("the thread that sends wages: {panic}")))?;
         paid

@@ -48,14 +48,14 @@ impl Available {
     /// Adds records from an offset. Some of them may be known, or in a cut. If records before them
     /// are missing, it adds nothing, and the worker reports them again.
     pub fn add(&mut self, mut from: u64, pieces: &[Piece]) {
-        if from > self.pieces.back().map_or(self.upto, |last| last.behind) {
+        if from > self.pieces.back().map_or(self.upto, |last| last.end) {
             return;
         }
         for piece in pieces {
-            let there = self.pieces.back().map_or(self.upto, |last| last.behind);
-            let behind = piece.behind;
+            let there = self.pieces.back().map_or(self.upto, |last| last.end);
+            let end = piece.end;
             self.pieces.extend(piece.clone().rest(from, from.max(there)));
-            from = behind;
+            from = end;
         }
     }
 
@@ -63,12 +63,12 @@ impl Available {
     pub fn skip(&mut self, upto: u64) {
         let mut from = self.upto;
         while let Some(first) = self.pieces.front_mut().filter(|_| from < upto) {
-            let behind = first.behind;
+            let end = first.end;
             match first.clone().rest(from, upto) {
                 Some(rest) => *first = rest,
                 None => drop(self.pieces.pop_front()),
             }
-            from = behind;
+            from = end;
         }
         self.upto = self.upto.max(upto);
     }
@@ -98,7 +98,7 @@ impl Available {
             let is_divided = first.is_run(self.upto) && first.times.is_empty();
             let upto = match first.requests <= room || (taken == 0 && !is_divided) {
                 _ if is_paused && !first.times.is_empty() => self.upto,
-                true => first.behind,
+                true => first.end,
                 false if is_divided => self.upto + room,
                 false => self.upto,
             };
@@ -129,8 +129,8 @@ impl Available {
 mod tests {
     use super::*;
 
-    fn piece(behind: u64, requests: u64) -> Piece {
-        Piece { behind, requests, times: [].into() }
+    fn piece(end: u64, requests: u64) -> Piece {
+        Piece { end, requests, times: [].into() }
     }
 
     fn take(found: &mut Available, max: u64) -> u64 {
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn events_in_event_time_are_taken_with_their_times_and_not_where_they_must_wait() {
         let mut found = Available::after(10);
-        let timed = |behind, requests, times: &[(u32, i64)]| Piece {
+        let timed = |end, requests, times: &[(u32, i64)]| Piece {
             times: times.iter().map(|(of, at)| Span::of(*of, *at)).collect(),
-            ..piece(behind, requests)
+            ..piece(end, requests)
         };
         found.add(10, &[piece(12, 2), timed(15, 3, &[(0, 70), (2, 5)]), timed(17, 2, &[(0, 60)])]);
         let mut times = Vec::new();
@@ -198,7 +198,7 @@ mod tests {
         // A refused piece is not taken, and nothing after it.
         let is_late = |_: u64, piece: &Piece| piece.times.iter().any(|of| of.oldest_us < 61);
         assert_eq!((found.take(9, false, &is_late, &mut times), found.upto()), (0, 15));
-        assert_eq!(found.first().map(|(from, piece)| (from, piece.behind)), Some((15, 17)));
+        assert_eq!(found.first().map(|(from, piece)| (from, piece.end)), Some((15, 17)));
         assert_eq!((found.take(1, false, any, &mut times), found.upto()), (2, 17));
         assert_eq!(times, [(0, 70), (2, 5), (0, 60)].map(|(of, at)| Span::of(of, at)));
     }

@@ -104,8 +104,8 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u32(*source, out);
             put_u64(*from, out);
-            put_list(pieces, out, |Piece { behind, requests, times }, out| {
-                put_u64(*behind, out);
+            put_list(pieces, out, |Piece { end, requests, times }, out| {
+                put_u64(*end, out);
                 put_u64(*requests, out);
                 put_list(times, out, |Span { event_source, oldest_us, newest_us, late }, out| {
                     put_u32(*event_source, out);
@@ -217,7 +217,7 @@ fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
     let mut at = from;
     take_list(input, |input| {
         let piece = Piece {
-            behind: take_u64(input)?,
+            end: take_u64(input)?,
             requests: take_u64(input)?,
             times: take_list(input, |input| {
                 Some(Span {
@@ -232,8 +232,8 @@ fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
             })?
             .into(),
         };
-        let begins = std::mem::replace(&mut at, piece.behind);
-        (begins < piece.behind).then_some(piece)
+        let begins = std::mem::replace(&mut at, piece.end);
+        (begins < piece.end).then_some(piece)
     })
 }
 

@@ -197,9 +197,9 @@ fn packets() -> Vec<Packet> {
         Ranked { rank: Rank::Late(3), count: 4, on: 5 },
         Ranked { rank: Rank::OnTime(i64::MIN, u32::MAX), count: u32::MAX, on: u64::MAX },
     ];
-    let piece = |behind, requests, times: &[Span]| {
+    let piece = |end, requests, times: &[Span]| {
         let times = times.into();
-        Piece { behind, requests, times }
+        Piece { end, requests, times }
     };
     let late = Some(LateRow { offset: 4, time_us: i64::MIN, bound_us: -6 });
     let assignment = Assignment::equal(vec![Member(4), Member(9)]);

@@ -18,7 +18,7 @@ use super::run::Running;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records, Token};
 use crate::parts::LoadedRows;
-use crate::records::{behind as behind_of, Form, Manifest, Output, Record, Topic};
+use crate::records::{base_after, Form, Manifest, Output, Record, Topic};
 
 /// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
@@ -48,17 +48,17 @@ struct Load {
 }
 
 /// The state of a worker's last generation.
-pub(super) struct Kept {
+pub(super) struct Survivor {
     rows: Rows,
     /// The partitions that it owned.
     partitions: PartitionSet,
 }
 
-impl Kept {
-    pub fn of(mut running: Running) -> Kept {
+impl Survivor {
+    pub fn of(mut running: Running) -> Survivor {
         let rows = std::mem::take(running.node.rows_mut());
         let partitions = running.form.assignment.partitions(running.own);
-        Kept { rows, partitions }
+        Survivor { rows, partitions }
     }
 
     /// Whether its rows can go back to a snapshot.
@@ -84,13 +84,13 @@ impl Worker {
     /// Requests the rows that are not here, and all logs of a snapshot.
     pub(super) fn load(&mut self, form: Arc<Form>, node: NodeId, effects: &mut Vec<Effect>) {
         let own = form.assignment.partitions(node);
-        let kept = self.kept.take_if(|kept| kept.leads_to(&form.manifest));
-        let prepared = self.prepared.take().filter(|_| kept.is_none());
+        let survivor = self.survivor.take_if(|survivor| survivor.leads_to(&form.manifest));
+        let prepared = self.prepared.take().filter(|_| survivor.is_none());
         let prepared = prepared.and_then(|of| Some((of.leads_to(&form.manifest)?, of)));
         let objects = form.manifest.objects.len();
         let nothing = || [].into_iter().collect();
-        let (had, from) = match (&kept, &prepared) {
-            (Some(kept), _) => (kept.partitions.clone(), objects),
+        let (had, from) = match (&survivor, &prepared) {
+            (Some(survivor), _) => (survivor.partitions.clone(), objects),
             (None, Some((from, of))) => (of.partitions.clone(), *from),
             (None, None) => (nothing(), objects),
         };
@@ -98,7 +98,7 @@ impl Worker {
         let is_needed = |(from, of): &(usize, PartitionSet)| *from < objects && !of.is_empty();
         let load = |(from, partitions)| Load { from, partitions, loaded: None };
         let loads: Vec<Load> = loads.into_iter().filter(is_needed).map(load).collect();
-        self.kept = kept;
+        self.survivor = survivor;
         let outputs = vec![None; self.settings.sources as usize];
         let (known, answers) = (HashSet::new(), Vec::new());
         let manifest = form.manifest.clone();
@@ -228,10 +228,10 @@ impl Worker {
         let (id, node) = (loading.form.manifest.id(), loading.node);
         let own = loading.form.assignment.partitions(node);
         let loses = !loading.had.only(&own, false).is_empty();
-        let rows = match self.kept.take() {
-            Some(mut kept) => {
-                kept.rows.go_back_to(id);
-                Some(kept.rows)
+        let rows = match self.survivor.take() {
+            Some(mut survivor) => {
+                survivor.rows.go_back_to(id);
+                Some(survivor.rows)
             }
             None => loading.prepared.take(),
         };
@@ -251,10 +251,10 @@ impl Worker {
         let form = loading.form.clone();
         let (known, answers) = (take(&mut loading.known), take(&mut loading.answers));
         let ranks = loading.ranks.take();
-        let behind = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
+        let ends = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, node, rows, known, self.functions.clone(), &self.settings);
-        running.behind = behind;
+        running.loaded_ends = ends;
         running.ranks = ranks;
         let left = running.known.iter().map(|(tid, _)| *tid).max();
         if let Some(left) = left {
@@ -262,7 +262,7 @@ impl Worker {
         }
         let base = running.form.manifest.base;
         for (tid, asked, answer) in answers {
-            if behind_of(tid, self.settings.sources) > base {
+            if base_after(tid, self.settings.sources) > base {
                 running.node.know(tid, asked, answer);
             }
         }

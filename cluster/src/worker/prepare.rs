@@ -37,12 +37,13 @@ impl Worker {
             return;
         }
         let manifest = &form.manifest;
-        let is_kept = self.kept.as_ref().is_some_and(|kept| kept.leads_to(manifest));
+        let has_survivor =
+            self.survivor.as_ref().is_some_and(|survivor| survivor.leads_to(manifest));
         let is_prepared =
             self.prepared.as_ref().is_some_and(|had| had.leads_to(manifest).is_some());
-        let node = form.assignment.node_of(self.me).filter(|_| !is_kept && !is_prepared);
+        let node = form.assignment.node_of(self.me).filter(|_| !has_survivor && !is_prepared);
         let Some(node) = node else { return self.send(Packet::Prepared, effects) };
-        self.kept = None;
+        self.survivor = None;
         let partitions = form.assignment.partitions(node);
         let token = self.token(Pending::Prepare);
         let manifest = manifest.clone();

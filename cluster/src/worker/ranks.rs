@@ -122,7 +122,7 @@ pub(super) struct Ranks {
     /// The requests of the next epoch that this worker received.
     own: Option<Vec<Placed>>,
     /// The reports of others for epochs that have not begun here.
-    told: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
+    reported: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
 }
 
 impl Ranks {
@@ -140,8 +140,8 @@ impl Ranks {
             false => times.watermarks.clone(),
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
-        let (own, told, late_at) = (None, BTreeMap::new(), watermarks.clone());
-        Ranks { event_time, watermarks, waiting, bytes: 0, again, late_at, late: 0, own, told }
+        let (own, reported, late_at) = (None, BTreeMap::new(), watermarks.clone());
+        Ranks { event_time, watermarks, waiting, bytes: 0, again, late_at, late: 0, own, reported }
     }
 
     /// Returns the group of an event and its place in it.
@@ -273,7 +273,7 @@ impl Ranks {
 
     /// Takes the report of another worker.
     pub fn receive(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
-        self.told.entry(epoch).or_default().insert(from, ranks);
+        self.reported.entry(epoch).or_default().insert(from, ranks);
     }
 
     /// Returns the requests of the next epoch, each with its place, and the number of places of all
@@ -288,13 +288,13 @@ impl Ranks {
         part_max: u64,
         functions: &dyn Functions,
     ) -> Option<(Parts, u64)> {
-        let told = self.told.get(&epoch).map_or(0, BTreeMap::len);
-        if told < others {
+        let reported = self.reported.get(&epoch).map_or(0, BTreeMap::len);
+        if reported < others {
             return None;
         }
         let mut own = self.own.take()?;
-        let told = self.told.remove(&epoch).unwrap_or_default();
-        let mut before: Vec<Ranked> = told.into_values().flatten().collect();
+        let reported = self.reported.remove(&epoch).unwrap_or_default();
+        let mut before: Vec<Ranked> = reported.into_values().flatten().collect();
         before.sort_unstable_by_key(|ranked| ranked.rank);
         self.close(&mut own, &before, functions);
         let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();

@@ -100,8 +100,8 @@ impl Source {
         let mut pieces: Vec<Piece> = Vec::new();
         let (mut at, mut is_run) = (from, false);
         let mut times: BTreeMap<u32, Span> = BTreeMap::new();
-        let push = |pieces: &mut Vec<Piece>, behind: u64, requests: u64| {
-            pieces.push(Piece { behind, requests, times: [].into() });
+        let push = |pieces: &mut Vec<Piece>, end: u64, requests: u64| {
+            pieces.push(Piece { end, requests, times: [].into() });
         };
         let requests: Vec<&Read> = self.requests.range(nth..).collect();
         for record in requests.chunk_by(|one, other| one.at.0 == other.at.0) {
@@ -119,7 +119,7 @@ impl Source {
                     && (!is_timed || run.requests < timed_max)
             };
             match pieces.last_mut().filter(has_room) {
-                Some(run) => (run.behind, run.requests) = (at, run.requests + 1),
+                Some(run) => (run.end, run.requests) = (at, run.requests + 1),
                 None => {
                     times.clear();
                     push(&mut pieces, at, count);
@@ -207,11 +207,11 @@ pub(super) struct Running {
     pub ends: Vec<u64>,
     /// For each source, an offset after the outputs that had left when it went back to the
     /// snapshot.
-    pub behind: Vec<u64>,
-    /// The bases after the epochs whose outputs may not have been appended completely. `told_base`
-    /// is the last base in a report to the coordinator.
+    pub loaded_ends: Vec<u64>,
+    /// The bases after the epochs whose outputs may not have been appended completely.
+    /// `reported_base` is the last base in a report to the coordinator.
     bases: VecDeque<(u64, u64)>,
-    told_base: Option<u64>,
+    reported_base: Option<u64>,
     pub saving: Option<Saving>,
 }
 
@@ -265,9 +265,9 @@ impl Running {
             known,
             appending: BTreeMap::new(),
             ends,
-            behind: Vec::new(),
+            loaded_ends: Vec::new(),
             bases: VecDeque::new(),
-            told_base: None,
+            reported_base: None,
             saving: None,
             own: node,
             form,
@@ -561,11 +561,11 @@ impl Worker {
         for epoch in held.into_iter().chain(appending) {
             last = last.min(epoch - 1);
         }
-        let mut base = running.told_base.unwrap_or(running.form.manifest.base);
+        let mut base = running.reported_base.unwrap_or(running.form.manifest.base);
         while let Some((_, of)) = running.bases.pop_front_if(|(epoch, _)| *epoch <= last) {
             base = of;
         }
-        if running.told_base.replace(base) != Some(base) {
+        if running.reported_base.replace(base) != Some(base) {
             self.repeat_outputs(effects);
         }
     }
@@ -573,8 +573,9 @@ impl Worker {
     /// Repeats the report, because the coordinator ignores it before all members are ready.
     pub(super) fn repeat_outputs(&self, effects: &mut Vec<Effect>) {
         let (generation, Stage::Running(running)) = (self.generation, &self.stage) else { return };
-        let Some(base) = running.told_base else { return };
-        let ends = running.ends.iter().zip(&running.behind).map(|(end, behind)| *end.max(behind));
+        let Some(base) = running.reported_base else { return };
+        let ends =
+            running.ends.iter().zip(&running.loaded_ends).map(|(end, loaded)| *end.max(loaded));
         self.send(Packet::Left { generation, base, ends: ends.collect() }, effects);
     }
 }

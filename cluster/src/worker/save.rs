@@ -22,7 +22,7 @@ pub(super) struct Saving {
     is_asked: bool,
     /// The part, once it is stored.
     part: Option<StoredPart>,
-    is_told: bool,
+    is_reported: bool,
     /// The first offset of each source at which outputs of later epochs may be.
     outputs: Vec<u64>,
     /// Where the buffered events of each event source begin.
@@ -42,9 +42,18 @@ impl Worker {
         let outputs = running.ends.clone();
         let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
-        let (tries, is_asked, part, is_told) = (0, false, None, false);
-        running.saving =
-            Some(Saving { epoch, name, rows, tries, is_asked, part, is_told, outputs, waiting });
+        let (tries, is_asked, part, is_reported) = (0, false, None, false);
+        running.saving = Some(Saving {
+            epoch,
+            name,
+            rows,
+            tries,
+            is_asked,
+            part,
+            is_reported,
+            outputs,
+            waiting,
+        });
         self.save_again(effects);
     }
 
@@ -53,7 +62,7 @@ impl Worker {
         let program = self.settings.program;
         let Stage::Running(running) = &mut self.stage else { return };
         let Some(saving) = &mut running.saving else { return };
-        if saving.is_asked || saving.part.is_some() || saving.is_told {
+        if saving.is_asked || saving.part.is_some() || saving.is_reported {
             return;
         }
         let (epoch, rows) = (saving.epoch, saving.rows.clone());
@@ -80,7 +89,7 @@ impl Worker {
         saving.is_asked = false;
         saving.part = part;
         if saving.part.is_none() && saving.tries >= TRIES_MAX {
-            saving.is_told = true;
+            saving.is_reported = true;
             let (outputs, waiting) = (Vec::new(), Vec::new());
             let part = Packet::Part { generation, epoch, part: None, outputs, waiting };
             return self.send(part, effects);
@@ -97,10 +106,10 @@ impl Worker {
         let epoch = saving.epoch;
         let is_leaving = running.held.front().is_some_and(|(of, _)| *of <= epoch)
             || running.appending.first_key_value().is_some_and(|(of, _)| *of <= epoch);
-        if saving.part.is_none() || saving.is_told || is_leaving {
+        if saving.part.is_none() || saving.is_reported || is_leaving {
             return;
         }
-        saving.is_told = true;
+        saving.is_reported = true;
         let part = saving.part.clone();
         let (outputs, waiting) = (saving.outputs.clone(), saving.waiting.clone());
         self.send(Packet::Part { generation, epoch, part, outputs, waiting }, effects);

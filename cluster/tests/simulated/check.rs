@@ -18,13 +18,13 @@ const OBJECTS_MAX: usize = 64;
 
 /// Checks all properties of a run; the error says which one is violated.
 pub fn check(world: &World) -> Result<(), String> {
-    let told = told(world)?;
+    let answers = answers(world)?;
     let (wanted, epochs) = match world.event_time().is_empty() {
         true => {
             let epochs = epochs(world)?;
-            (Expected::of(&world.script, &epochs, &told), epochs)
+            (Expected::of(&world.script, &epochs, &answers), epochs)
         }
-        false => in_time(world, &told)?,
+        false => in_time(world, &answers)?,
     };
     limits(world)?;
     acknowledged(world, &epochs, &wanted)?;
@@ -84,7 +84,7 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
 ///
 /// The cuts and the reference's watermarks determine the executed requests and their order. The
 /// recorded watermarks must be those of the reference.
-fn in_time(world: &World, told: &Answers) -> Result<(Expected, Vec<Epoch>), String> {
+fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), String> {
     let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
     let mut base = 0;
     let mut upto = vec![0; world.sources() as usize];
@@ -118,7 +118,7 @@ fn in_time(world: &World, told: &Answers) -> Result<(Expected, Vec<Epoch>), Stri
         let ended = ended.clone();
         all.push(Taken { clock_us, base: cut.base, upto: upto.clone(), idle, ended, requests });
     }
-    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, told);
+    let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, answers);
     let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
     let late = std::iter::once(0).chain(wanted.lates.iter().copied());
     let marks = world.log.cuts().zip(&wanted.watermarks);
@@ -172,15 +172,15 @@ fn limits(world: &World) -> Result<(), String> {
 
 /// Returns all answers from outside. Each question must have one answer, and none may be asked
 /// before its cut is recorded.
-fn told(world: &World) -> Result<Answers, String> {
-    let mut told = Answers::new();
+fn answers(world: &World) -> Result<Answers, String> {
+    let mut answers = Answers::new();
     for (tid, _, answer) in world.log.answers() {
-        if let Some(other) = told.insert((tid, asked(answer)), answer.to_vec()) {
+        if let Some(other) = answers.insert((tid, asked(answer)), answer.to_vec()) {
             return Err(format!("outside: {tid:?} received {answer:?} and {other:?}"));
         }
     }
     match &world.left_early {
-        None => Ok(told),
+        None => Ok(answers),
         Some(what) => Err(format!("outside: {what}")),
     }
 }
@@ -249,9 +249,9 @@ fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
             return Err(format!("exactly once: {output:?} has left twice"));
         }
     }
-    let has_told = |tid: &Tid| seen.range((*tid, Some(Path::new()))..).any(|(of, _)| of == tid);
+    let is_reported = |tid: &Tid| seen.range((*tid, Some(Path::new()))..).any(|(of, _)| of == tid);
     let aborted = wanted.replies.iter().filter(|(_, outcome)| outcome.is_err());
-    if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !has_told(tid)) {
+    if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !is_reported(tid)) {
         return Err(format!("exactly once: the abort of {tid:?} is not reported"));
     }
     match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {

@@ -61,7 +61,7 @@ const TOGETHER_MAX: u64 = 1 << 10;
 impl Expected {
     /// Executes the requests one after the other with the reference. `answers` has the answers from
     /// outside.
-    pub fn of(script: &Arc<Script>, epochs: &[Epoch], told: &Answers) -> Expected {
+    pub fn of(script: &Arc<Script>, epochs: &[Epoch], answers: &Answers) -> Expected {
         let mut tids = Vec::new();
         let (mut rows, mut cuts) = (Vec::new(), Vec::new());
         for epoch in epochs {
@@ -81,7 +81,7 @@ impl Expected {
             });
         }
         let tids: Vec<Option<Tid>> = tids.into_iter().map(Some).collect();
-        let (program, streams) = script.for_reference(&[], &tids, told);
+        let (program, streams) = script.for_reference(&[], &tids, answers);
         let outcome = tidemill_reference::run(&program, &[rows], &ended(cuts));
         Expected::found(&outcome, &streams, &tids)
     }
@@ -92,7 +92,7 @@ impl Expected {
         script: &Arc<Script>,
         of: &EventTime,
         taken: &[Taken],
-        told: &Answers,
+        answers: &Answers,
     ) -> (Expected, Vec<Epoch>) {
         let sources = of.sources();
         let mut rows: Vec<Vec<InputRow>> = vec![Vec::new(); 1 + sources.len()];
@@ -125,7 +125,7 @@ impl Expected {
         let watermarks = outcome.watermarks.iter().map(|of| of[2]);
         let watermarks: Vec<Position> = watermarks.take(taken.len()).map(own).collect();
         let (epochs, tids, lates) = epochs(script, sources, taken, &calls, &watermarks);
-        let (program, streams) = script.for_reference(sources, &tids, told);
+        let (program, streams) = script.for_reference(sources, &tids, answers);
         let outcome = tidemill_reference::run(&program, &rows, &cuts);
         let mut expected = Expected::found(&outcome, &streams, &tids);
         let side = program.streams.iter().position(|stream| *stream.spec.name == *"side");
@@ -146,14 +146,14 @@ impl Expected {
     }
 
     /// Reads the expected outcome from the reference's, for requests with these places.
-    fn found(outcome: &Outcome, told: &[[StreamId; 2]], tids: &[Option<Tid>]) -> Expected {
+    fn found(outcome: &Outcome, streams: &[[StreamId; 2]], tids: &[Option<Tid>]) -> Expected {
         let of = |stream: StreamId| outcome.outputs.get(&stream).into_iter().flatten();
         let index = |value: &Value| match value {
             Value::Int(n) => tids[*n as usize].expect("what is executed has a place"),
             other => unreachable!("{other} is no number of a request"),
         };
         let mut replies = BTreeMap::new();
-        for [output, aborted] in told {
+        for [output, aborted] in streams {
             for (_, row) in of(*output) {
                 replies.insert(index(&row[0]), Ok(row[1].clone()));
             }
@@ -228,11 +228,11 @@ fn epochs(
                     let bound_us =
                         newest.map_or(i64::MIN, |newest| newest - source.out_of_orderness_us);
                     *newest = (*newest).max(Some(time_us));
-                    let (is_late, is_told) = (time_us < bound_us, source.late == Late::Side);
+                    let (is_late, is_reported) = (time_us < bound_us, source.late == Late::Side);
                     let time_us = time_us.max(bound_us);
                     let at = Position { time_us, source: SourceId(of), offset: *record };
                     lates_before += u64::from(is_late || at < before);
-                    match at < before || (is_late && is_told) {
+                    match at < before || (is_late && is_reported) {
                         true => late.push((of, *record, *nth, number)),
                         false => waiting.push((at, *nth, number)),
                     }

@@ -18,7 +18,7 @@ struct Net {
     wires: BTreeMap<(NodeId, NodeId), VecDeque<Message>>,
     /// The questions of nodes to the outside, and the answers so far.
     questions: Vec<(NodeId, Question)>,
-    told: Answers,
+    answers: Answers,
     events: Vec<(Tid, Path, Vec<Value>)>,
     found: Expected,
     committed: usize,
@@ -38,7 +38,7 @@ impl Net {
             nodes: (0..nodes).map(node).collect(),
             wires: BTreeMap::new(),
             questions: Vec::new(),
-            told: Answers::new(),
+            answers: Answers::new(),
             events: Vec::new(),
             found: Expected::default(),
             committed: 0,
@@ -88,7 +88,7 @@ impl Net {
             if questions > 0 && (choices.is_empty() || dice.chance(20)) {
                 let (at, question) = self.questions.swap_remove(dice.below(questions) as usize);
                 let answer = question.ask.now();
-                let twice = self.told.insert((question.tid, asked(&answer)), answer.clone());
+                let twice = self.answers.insert((question.tid, asked(&answer)), answer.clone());
                 assert_eq!(twice, None, "{question:?} is asked twice");
                 let mut out = Outbox::default();
                 self.nodes[usize::from(at.0)].answered(&question, answer.into(), &mut out);
@@ -169,7 +169,7 @@ fn run(seed: u64) -> (bool, Expected, Expected) {
         }
     }
     assert_eq!(net.not_deterministic, 0);
-    let wanted = Expected::of(&script, &epochs, &net.told);
+    let wanted = Expected::of(&script, &epochs, &net.answers);
     (ended, net.finish(), wanted)
 }
 

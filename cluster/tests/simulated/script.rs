@@ -320,7 +320,7 @@ impl Script {
         self: &Arc<Script>,
         sources: &[EventSource],
         tids: &[Option<Tid>],
-        told: &Answers,
+        answers: &Answers,
     ) -> (Arc<Program>, Vec<[StreamId; 2]>) {
         let mut b = builder(self.is_unique);
         let request = b.stream("requests", request_columns());
@@ -340,14 +340,13 @@ impl Script {
             let stream = inputs[1 + of.expect("it is one of them")];
             b.source(&format!("timed/{nth}"), stream, source.out_of_orderness_us);
         }
-        let (tids, told): (Arc<[_]>, _) = (tids.into(), Arc::new(told.clone()));
+        let (tids, answers): (Arc<[_]>, _) = (tids.into(), Arc::new(answers.clone()));
         let mut handlers = Vec::new();
         for (nth, input) in inputs.into_iter().enumerate() {
-            let (script, tids, told) = (self.clone(), tids.clone(), told.clone());
+            let (script, tids, answers) = (self.clone(), tids.clone(), answers.clone());
             let columns = ["n", "value"].map(|name| Column::new(name, DataType::Int)).to_vec();
-            let serial = |output| -> Arc<dyn Opaque> {
-                Arc::new(Serial { script, output, tids, answers: told })
-            };
+            let serial =
+                |output| -> Arc<dyn Opaque> { Arc::new(Serial { script, output, tids, answers }) };
             let handler = b.returning(&format!("call{nth}"), input, columns, serial);
             b.emits(handler, &[EVENTS]);
             handlers.push(handler);

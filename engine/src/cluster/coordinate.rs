@@ -81,7 +81,7 @@ pub struct Cluster {
     message_bytes_max: usize,
     procedures: BTreeMap<String, Procedure>,
     version: Option<String>,
-    told: Arc<Delivered>,
+    delivered: Arc<Delivered>,
     http: OnceLock<String>,
     dir: PathBuf,
     /// The changes of an upgrade at the start, if there was one.
@@ -253,7 +253,7 @@ impl Cluster {
         let handlers = streams.into_iter().map(|stream| functions.handlers_of_event(stream));
         let handlers = (settings.sources, handlers.collect());
         let tally = Tally::open(env, dir.clone(), program_on_nodes.clone(), handlers, is_read)?;
-        let told = Arc::new(Delivered {
+        let delivered = Arc::new(Delivered {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
@@ -261,7 +261,7 @@ impl Cluster {
             tally,
             clock: env.clock.clone(),
         });
-        let (hears, of) = (told.clone(), functions.clone());
+        let (hears, of) = (delivered.clone(), functions.clone());
         let listener = move |source: u32, output: &Output, mark: Option<Mark>| {
             hears.take(of.program(), source, output, mark);
         };
@@ -289,7 +289,7 @@ impl Cluster {
             feeds,
             has_ended: AtomicBool::new(false),
             event_time,
-            told,
+            delivered,
             http: OnceLock::new(),
             dir: dir.clone(),
             upgraded,
@@ -320,7 +320,7 @@ impl Cluster {
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        self.told.tally.store();
+        self.delivered.tally.store();
         address::remove(&self.env, &self.dir);
         let is_wanted = !may_come && self.has_input_ended();
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
@@ -412,7 +412,7 @@ impl Cluster {
             ended,
             ..
         } = status;
-        let slides = self.told.tally.slides();
+        let slides = self.delivered.tally.slides();
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
@@ -457,7 +457,7 @@ impl Cluster {
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });
-        self.told.tally.report(&mut status);
+        self.delivered.tally.report(&mut status);
         status
     }
 
@@ -642,16 +642,16 @@ impl App for Cluster {
     }
 
     fn streams(&self) -> Vec<(String, Arc<Schema>)> {
-        let mut streams = self.told.rings.lock().streams();
+        let mut streams = self.delivered.rings.lock().streams();
         streams.retain(|(name, _)| !is_hidden(name));
         streams
     }
 
-    fn kept(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
+    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         self.request_server.begin();
         let is_shown = |stream: &str| !self.is_of_engine(stream);
-        serve::ring_among(&self.told.rings.lock(), stream, is_shown)
-            .map(|ring| ring.kept(from, rows_max))
+        serve::ring_among(&self.delivered.rings.lock(), stream, is_shown)
+            .map(|ring| ring.retained(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.program, stream, true))
     }
 
@@ -668,9 +668,9 @@ impl App for Cluster {
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
         self.request_server.begin();
-        let mut count = self.told.count.lock();
+        let mut count = self.delivered.count.lock();
         if *count == seen.epoch {
-            self.told.more.wait_for(&mut count, Duration::from_micros(timeout_us));
+            self.delivered.more.wait_for(&mut count, Duration::from_micros(timeout_us));
         }
         StreamProgress { epoch: *count, over: self.status().ended.is_some() }
     }
@@ -709,7 +709,12 @@ impl App for Cluster {
             ("lag", "gauge", "Requests in no cut yet.", lag),
             ("buffered", "gauge", "Events that wait for their watermark.", buffered.events),
             ("late", "counter", "Late events.", buffered.late),
-            ("faults", "counter", "Transactions whose function failed.", self.told.tally.faults()),
+            (
+                "faults",
+                "counter",
+                "Transactions whose function failed.",
+                self.delivered.tally.faults(),
+            ),
             (
                 "requests_open",
                 "gauge",

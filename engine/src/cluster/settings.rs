@@ -321,7 +321,7 @@ mod tests {
     const SECRET: [u8; 16] = [7; 16];
 
     /// The defaults in the reference, by setting.
-    fn told() -> BTreeMap<String, String> {
+    fn documented() -> BTreeMap<String, String> {
         let rows = PAGE.lines().filter(|line| line.starts_with("| `"));
         let cells = rows.map(|row| row.split(" | ").collect::<Vec<_>>());
         let named =
@@ -352,13 +352,13 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_page() {
-        let mut told = told();
-        assert_eq!(told.remove("buffered_bytes_max").as_deref(), Some("256 MiB"));
-        told.retain(|name, _| name.starts_with("cluster_"));
-        assert_eq!(told.remove("cluster_epoch_rows_max").as_deref(), Some("250"));
+        let mut documented = documented();
+        assert_eq!(documented.remove("buffered_bytes_max").as_deref(), Some("256 MiB"));
+        documented.retain(|name, _| name.starts_with("cluster_"));
+        assert_eq!(documented.remove("cluster_epoch_rows_max").as_deref(), Some("250"));
         assert_eq!(Settings::default().buffered_bytes_max, 256 << 20);
         // The secret comes from a file, and has no default.
-        assert_eq!(told.remove("cluster_secret_file").as_deref(), Some(""));
+        assert_eq!(documented.remove("cluster_secret_file").as_deref(), Some(""));
         let Value::Object(mut own) = json!(ClusterSettings::default()) else { panic!("no object") };
         assert_eq!(own.remove("epoch_rows_max"), Some(Value::Null));
         // These have no prefix.
@@ -367,7 +367,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (format!("cluster_{name}"), shown(name, value)))
             .collect();
-        assert_eq!(told, own);
+        assert_eq!(documented, own);
     }
 
     /// Does nothing.

@@ -373,7 +373,7 @@ struct SinkState {
 
 /// Reports files that wait for disk space.
 struct Room {
-    told: Arc<SinkState>,
+    state: Arc<SinkState>,
     troubles: Troubles,
 }
 
@@ -382,7 +382,7 @@ const ROOM: &str = "sinks";
 
 impl SpaceWaiter for Room {
     fn gives_up(&self) -> bool {
-        self.told.gives_up.load(Ordering::Acquire) || self.troubles.is_over()
+        self.state.gives_up.load(Ordering::Acquire) || self.troubles.is_over()
     }
 
     fn stall(&self, error: Error) {
@@ -396,7 +396,7 @@ impl SpaceWaiter for Room {
 
 /// The sinks of an app, which are written until this is dropped.
 pub(super) struct Sinks {
-    told: Arc<SinkState>,
+    state: Arc<SinkState>,
     troubles: Troubles,
     /// Files wait for disk space as long as this exists.
     _room: Arc<dyn SpaceWaiter>,
@@ -415,16 +415,16 @@ impl Sinks {
         coordinator: &Arc<CoordinatorProcess>,
         log: Arc<dyn Log>,
     ) -> Result<Sinks> {
-        let (told, troubles) = (Arc::<SinkState>::default(), ways.troubles.clone());
+        let (state, troubles) = (Arc::<SinkState>::default(), ways.troubles.clone());
         let room: Arc<dyn SpaceWaiter> =
-            Arc::new(Room { told: told.clone(), troubles: troubles.clone() });
+            Arc::new(Room { state: state.clone(), troubles: troubles.clone() });
         if ways.is_empty() {
-            told.has_ended.store(true, Ordering::Release);
-            return Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(None) });
+            state.has_ended.store(true, Ordering::Release);
+            return Ok(Sinks { state, troubles, _room: room, thread: Mutex::new(None) });
         }
         // This can't fail: it is set only here.
         let _ = ways.waits.set(Arc::downgrade(&room));
-        let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), told.clone());
+        let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), state.clone());
         let run = move || {
             let done = catch_panic("sinks", || run(&ways, &program, &coordinator, &*log, &own));
             *own.failed.lock() = done.err();
@@ -432,12 +432,12 @@ impl Sinks {
         };
         let thread = env.threads.spawn("cluster-sinks", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(Sinks { told, troubles, _room: room, thread: Mutex::new(Some(thread)) })
+        Ok(Sinks { state, troubles, _room: room, thread: Mutex::new(Some(thread)) })
     }
 
     /// The error that has ended the writing, if there is one.
     pub fn failed(&self) -> Option<Error> {
-        self.told.failed.lock().clone()
+        self.state.failed.lock().clone()
     }
 
     /// The reasons why sinks are blocked.
@@ -447,7 +447,7 @@ impl Sinks {
 
     /// Each stream, its target, and the number of rows there.
     pub fn rows(&self) -> Vec<(String, String, u64)> {
-        self.told.rows.lock().clone()
+        self.state.rows.lock().clone()
     }
 
     /// Writes the remaining outputs and ends, with a limit of time. If the output is complete for
@@ -456,13 +456,13 @@ impl Sinks {
     /// # Errors
     /// The error of writing. An error when it takes too long to complete the sinks for good.
     pub fn finish(&self, env: &Env, is_all: bool) -> Result<()> {
-        self.told.is_all.store(is_all, Ordering::Release);
-        self.told.is_ending.store(true, Ordering::Release);
+        self.state.is_all.store(is_all, Ordering::Release);
+        self.state.is_ending.store(true, Ordering::Release);
         let wait = if is_all { END_OF_ALL } else { END };
         let until_ns = env.clock.monotonic_ns() + wait.as_nanos() as u64;
-        while !self.told.has_ended.load(Ordering::Acquire) {
+        while !self.state.has_ended.load(Ordering::Acquire) {
             if env.clock.monotonic_ns() > until_ns {
-                self.told.gives_up.store(true, Ordering::Release);
+                self.state.gives_up.store(true, Ordering::Release);
                 let why = self.troubles().first().map_or(String::new(), |why| format!(": {why}"));
                 let what = format!(
                     "the outputs could not be written within {} seconds{why}",
@@ -480,8 +480,8 @@ impl Sinks {
 
 impl Drop for Sinks {
     fn drop(&mut self) {
-        self.told.is_ending.store(true, Ordering::Release);
-        self.told.gives_up.store(true, Ordering::Release);
+        self.state.is_ending.store(true, Ordering::Release);
+        self.state.gives_up.store(true, Ordering::Release);
         self.troubles.give_up();
         if let Some(thread) = self.thread.lock().take() {
             // The thread has reported why it ended, even after a panic.
@@ -496,14 +496,14 @@ fn run(
     program: &Program,
     coordinator: &CoordinatorProcess,
     log: &dyn Log,
-    told: &SinkState,
+    state: &SinkState,
 ) -> Result<()> {
     let mut writer: Option<Writer> = None;
-    let (mut told_ns, mut is_news, mut unwritten) = (0, false, None);
+    let (mut reported_ns, mut is_news, mut unwritten) = (0, false, None);
     loop {
-        let is_ending = told.is_ending.load(Ordering::Acquire);
+        let is_ending = state.is_ending.load(Ordering::Acquire);
         let left = coordinator.left(LOOK).or(unwritten.take());
-        let gives_up = left.is_some() && told.gives_up.load(Ordering::Acquire);
+        let gives_up = left.is_some() && state.gives_up.load(Ordering::Acquire);
         if gives_up || left.is_none() && is_ending {
             unwritten = left;
             break;
@@ -515,24 +515,24 @@ fn run(
                 // any more.
                 None => writer.insert(Writer::open(ways, program, &left, false)?),
             };
-            let is_written = open.write(&left, log, &told.gives_up)?;
+            let is_written = open.write(&left, log, &state.gives_up)?;
             is_news |= is_written;
             let of = |(_, open): &(StreamId, Open)| {
                 (open.stream.clone(), open.name.clone(), open.sink.place().rows)
             };
-            *told.rows.lock() = open.sinks.iter().map(of).collect();
+            *state.rows.lock() = open.sinks.iter().map(of).collect();
             // A later report covers this one.
             unwritten = (!is_written).then_some(left);
         }
         let now_ns = ways.env.clock.monotonic_ns();
-        if let (Some(writer), true) = (&mut writer, is_news && now_ns > told_ns + TELL_NS) {
-            (told_ns, is_news) = (now_ns, false);
+        if let (Some(writer), true) = (&mut writer, is_news && now_ns > reported_ns + TELL_NS) {
+            (reported_ns, is_news) = (now_ns, false);
             coordinator.has_written(writer.written()?);
         }
     }
     let Some(writer) = &mut writer else { return Ok(()) };
     writer.written()?;
-    match told.is_all.load(Ordering::Acquire) && unwritten.is_none() {
+    match state.is_all.load(Ordering::Acquire) && unwritten.is_none() {
         true => writer.finish(),
         false => Ok(()),
     }

@@ -212,7 +212,7 @@ impl Starting<'_> {
     fn upgrade(&self, is: &Version, now: &Version) -> Result<serde_json::Value> {
         let Found { generation, manifest, cuts, .. } = self.newest()?;
         let manifest = manifest.unwrap_or_default();
-        self.check_behind(&manifest, cuts)?;
+        self.check_later_records(&manifest, cuts)?;
         check_topics(&is.topics, &now.topics)?;
         let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
         let left = left(&self.store, &is.app, &manifest)?;
@@ -318,7 +318,7 @@ impl Starting<'_> {
     }
 
     /// Refuses records that only the other version can execute.
-    fn check_behind(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
+    fn check_later_records(&self, manifest: &Manifest, cuts: usize) -> Result<()> {
         // Earlier versions had other rules for late events.
         let is_of_before = manifest.waiting.is_none();
         if (self.has_own_requests || is_of_before) && waits(manifest) {

@@ -189,10 +189,10 @@ impl AppFunctions {
         let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
         let functions: Vec<usize> = functions.collect();
         let mut program = program.clone();
-        let (open, kept) = (OpenBatches::add(&mut program), StoredVersions::add(&mut program));
+        let (open, versions) = (OpenBatches::add(&mut program), StoredVersions::add(&mut program));
         let passed_on = results::passed_on(&spec.program, &spec.sinks);
         let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
-        let rounds = RemoteRounds::of(&spec.program, &functions, open, kept, passed_on)?;
+        let rounds = RemoteRounds::of(&spec.program, &functions, open, versions, passed_on)?;
         let rounds = Arc::new(rounds.report_slides_on(slides.aborted));
         let batches = Batches::add(&mut program);
         let intervals = program.batches_by_event_time().map(|(stream, _)| stream).collect();
@@ -203,7 +203,7 @@ impl AppFunctions {
         let requests = Requests::add(&mut program);
         let whole = Arc::new(program.clone());
         for window in &whole.windows {
-            for table in window.kept() {
+            for table in window.table_ids() {
                 program.tables[table.index()].keeps = None;
             }
             // The groups of a window are read together.

@@ -52,7 +52,7 @@ type Serve = Arc<dyn Fn(Box<dyn Connection>, &AtomicBool) + Send + Sync>;
 
 /// The request server of an engine with a data directory.
 pub(crate) struct Server {
-    doors: Vec<Endpoint>,
+    endpoints: Vec<Endpoint>,
 }
 
 /// A listener with its connections.
@@ -83,21 +83,21 @@ impl Server {
     /// # Errors
     /// When the address is not available.
     pub(crate) fn start(view: &Arc<View>) -> Result<Server> {
-        let mut doors = Vec::new();
+        let mut endpoints = Vec::new();
         if let Some((site, _)) = &view.site {
             let path = Site::socket(&site.path);
             let of = view.clone();
             let serve: Serve = Arc::new(move |connection, stopping| {
                 answer::serve(&of, connection, stopping);
             });
-            doors.push(Endpoint::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
+            endpoints.push(Endpoint::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
         }
-        Ok(Server { doors })
+        Ok(Server { endpoints })
     }
 
     /// Ends all answers, and waits until they have ended.
     pub(crate) fn stop(self) {
-        self.doors.into_iter().for_each(Endpoint::close);
+        self.endpoints.into_iter().for_each(Endpoint::close);
     }
 }
 

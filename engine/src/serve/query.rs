@@ -46,7 +46,7 @@ pub(crate) struct Rows {
     as_of: u64,
     clock_us: i64,
     /// The recorded cuts that the rows do not include.
-    behind: u64,
+    unreplayed: u64,
 }
 
 impl Query {
@@ -135,7 +135,7 @@ impl Plan {
     /// Finds the rows in tables of an earlier time.
     pub(crate) fn past(&self, past: &Past) -> Rows {
         let table = past.tables[self.index].newest();
-        self.select(&table, past.epoch, past.clock_us, past.behind)
+        self.select(&table, past.epoch, past.clock_us, past.unreplayed)
     }
 
     /// Finds the rows in the engine's tables, as of the last epoch that has left the engine.
@@ -148,7 +148,7 @@ impl Plan {
         Ok(self.select(&table, at.epoch, at.clock_us, 0))
     }
 
-    fn select(&self, table: &AsOf<'_>, as_of: u64, clock_us: i64, behind: u64) -> Rows {
+    fn select(&self, table: &AsOf<'_>, as_of: u64, clock_us: i64, unreplayed: u64) -> Rows {
         let keep = |row: &[Value]| self.filter.as_ref().is_none_or(|filter| filter.keeps(row));
         let (rows, more) = match &self.key {
             Some(key) => {
@@ -157,7 +157,7 @@ impl Plan {
             }
             None => table.select(self.limit, keep),
         };
-        Rows { rows, more, as_of, clock_us, behind }
+        Rows { rows, more, as_of, clock_us, unreplayed }
     }
 
     pub(crate) fn rows(&self, rows: &Rows, reply: &mut Reply<'_>) -> Answer {
@@ -171,8 +171,8 @@ impl Plan {
             "rows": rows.rows.len(), "more": rows.more, "as_of": rows.as_of,
             "clock": format_timestamp(rows.clock_us),
         });
-        if rows.behind > 0 {
-            end["behind"] = json!(rows.behind);
+        if rows.unreplayed > 0 {
+            end["behind"] = json!(rows.unreplayed);
         }
         reply.end(end)
     }

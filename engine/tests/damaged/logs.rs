@@ -47,7 +47,7 @@ fn without_cut() -> Left {
 }
 
 /// A directory with a snapshot, and rows after it.
-fn behind_a_snapshot() -> Left {
+fn after_a_snapshot() -> Left {
     let sim = SimEnv::new(1);
     let mill = start(&sim, settings()).unwrap();
     (0..2).for_each(|n| send_safe(&mill, n * 2..n * 2 + 2));
@@ -58,7 +58,7 @@ fn behind_a_snapshot() -> Left {
 }
 
 fn all() -> [Left; 3] {
-    [acknowledged(4), without_cut(), behind_a_snapshot()]
+    [acknowledged(4), without_cut(), after_a_snapshot()]
 }
 
 /// The segments of a log. For the last one, also the begin of each block and the end of the last

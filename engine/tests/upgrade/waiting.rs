@@ -260,7 +260,7 @@ fn whoever_follows_an_output_goes_on_where_its_columns_are_the_same() {
     let sim = SimEnv::new(1);
     Clocked::new().written(&sim);
     let kept = |mill: &Mill| {
-        let RetainedRows { first, next, rows } = mill.kept("add", 0, 10).unwrap();
+        let RetainedRows { first, next, rows } = mill.retained("add", 0, 10).unwrap();
         let rows: Vec<Row> = rows.iter().flat_map(|(_, batch)| batch.rows()).collect();
         (first, next, rows)
     };

@@ -37,11 +37,11 @@ pub(super) struct Part {
     rows: Vec<RowAt>,
     owners: Few<NodeId>,
     /// The rows that have arrived in this run. `missing` counts those that have not.
-    told: Few<Stored>,
+    values: Few<Stored>,
     missing: usize,
-    /// The other owners of its rows. `has_told` says whether this node has sent them its own.
+    /// The other owners of its rows. `has_sent` says whether this node has sent them its own.
     others: Few<NodeId>,
-    has_told: bool,
+    has_sent: bool,
     /// The result of this run. `events` has the emitted events, if this node is the one that
     /// reports them.
     pub outcome: Option<Result<Value, Abort>>,
@@ -64,14 +64,14 @@ impl Part {
                 others.push(*owner);
             }
         }
-        let (told, missing) = (rows.iter().map(|_| None).collect(), rows.len());
-        let (has_told, outcome, events) = (false, None, Vec::new());
-        Part { tid, call, home, rows, owners, told, missing, others, has_told, outcome, events }
+        let (values, missing) = (rows.iter().map(|_| None).collect(), rows.len());
+        let (has_sent, outcome, events) = (false, None, Vec::new());
+        Part { tid, call, home, rows, owners, values, missing, others, has_sent, outcome, events }
     }
 
     /// Discards the last run.
     fn forget(&mut self) {
-        (self.missing, self.has_told, self.outcome) = (self.rows.len(), false, None);
+        (self.missing, self.has_sent, self.outcome) = (self.rows.len(), false, None);
         self.events.clear();
     }
 
@@ -91,7 +91,7 @@ impl Part {
 
     /// Returns the rows of a node as it has read them.
     pub fn reads(&self, me: NodeId) -> impl Iterator<Item = (&RowAt, &Stored)> + '_ {
-        self.own(me).map(|(n, row)| (row, &self.told[n]))
+        self.own(me).map(|(n, row)| (row, &self.values[n]))
     }
 
     /// Whether a node runs it. If it has no rows, a node runs it that owns none of them.
@@ -110,7 +110,7 @@ impl Part {
 pub(super) struct Declared {
     /// The number of nodes that have announced all of theirs. `has_others` says whether one of them
     /// received anything else.
-    told: u16,
+    announced: u16,
     has_others: bool,
     /// The transactions, in the order of their arrival.
     pub parts: Vec<Part>,
@@ -123,7 +123,7 @@ pub(super) struct Declared {
 impl Declared {
     /// Notes that this program has no such transactions.
     pub fn are_none(&mut self, nodes: u16) {
-        (self.told, self.has_others) = (nodes, true);
+        (self.announced, self.has_others) = (nodes, true);
     }
 
     /// Returns the result of a transaction, if it is one of these.
@@ -141,7 +141,7 @@ impl Declared {
 impl Epoch {
     /// Whether all transactions with known rows are here.
     pub(super) fn has_all_declared(&self, nodes: u16) -> bool {
-        self.declared.told == nodes
+        self.declared.announced == nodes
     }
 
     /// Whether the epoch has only such transactions.
@@ -186,7 +186,7 @@ impl Node {
     pub(super) fn all_declared(&mut self, others: bool, out: &mut Outbox) {
         let (nodes, me) = (self.owners.nodes(), self.me);
         let epoch = running!(self);
-        epoch.declared.told += 1;
+        epoch.declared.announced += 1;
         epoch.declared.has_others |= others;
         if !epoch.has_all_declared(nodes) {
             return;
@@ -247,17 +247,17 @@ impl Node {
             if part.owners[n] == me {
                 let RowAt { table, key, .. } = &part.rows[n];
                 let row = look_at(&self.rows, &epoch.versions, (tid, &[]), *table, key, &is_there);
-                part.told[n] = row;
+                part.values[n] = row;
                 part.missing -= 1;
             }
         }
-        part.has_told = true;
+        part.has_sent = true;
         if part.missing > 0 {
             part.expect(me, &mut epoch.gate);
         }
         let others = part.others.clone();
         if !others.is_empty() {
-            let own = part.own(me).map(|(n, _)| (n as u32, part.told[n].clone()));
+            let own = part.own(me).map(|(n, _)| (n as u32, part.values[n].clone()));
             let rows: Vec<(u32, Stored)> = own.collect();
             for node in others {
                 self.send(node, Body::Values { tid, rows: rows.clone() }, out);
@@ -277,7 +277,7 @@ impl Node {
         let part = &mut epoch.declared.parts[at];
         part.missing -= rows.len();
         for (n, row) in rows {
-            part.told[n as usize] = row;
+            part.values[n as usize] = row;
         }
         self.run_declared(at, out);
     }
@@ -299,11 +299,11 @@ impl Node {
         let (me, max) = (self.me, self.settings.output_bytes_max);
         let epoch = running!(self);
         let part = &mut epoch.declared.parts[at];
-        if !part.has_told || part.missing > 0 {
+        if !part.has_sent || part.missing > 0 {
             return;
         }
         let tid = part.tid;
-        let result = self.program.run_declared(&part.call, &part.rows, &part.told);
+        let result = self.program.run_declared(&part.call, &part.rows, &part.values);
         let result = result.and_then(|changes| {
             let fits = |what, values: &[Value]| size::fits(&*self.program, what, values, max);
             fits("the reply", changes.value.as_slice())?;

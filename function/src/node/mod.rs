@@ -255,7 +255,7 @@ struct Epoch {
     run: BTreeMap<Tid, Mode>,
     /// Transactions that are not final yet.
     unsettled: BTreeMap<Tid, Mode>,
-    told_done: bool,
+    has_reported_done: bool,
     /// The number of nodes whose transactions have ended. `conflicts` counts those that then
     /// reported what must run again.
     dones: u16,
@@ -343,7 +343,7 @@ impl Node {
             gate: Gate::default(),
             run: BTreeMap::new(),
             unsettled: BTreeMap::new(),
-            told_done: false,
+            has_reported_done: false,
             dones: 0,
             conflicts: 0,
             again: BTreeMap::new(),
@@ -444,7 +444,7 @@ impl Node {
             }
             Body::Reply { tid, path, value, spent } => self.replied(tid, path, value, spent, out),
             Body::Prefetch { tid, path, rows } => self.tell_ahead(from, tid, path, rows, out),
-            Body::Prefetched { tid, path, rows } => self.told_ahead(tid, path, rows, out),
+            Body::Prefetched { tid, path, rows } => self.prefetched(tid, path, rows, out),
             Body::Ended { tid, share, calls, spent, failure, missed, judged } => {
                 let ended = home::Ended { share, calls, spent, failure, missed, judged };
                 self.ended(from, tid, ended, out);

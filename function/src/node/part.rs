@@ -103,7 +103,7 @@ pub(super) struct Invocation {
 #[derive(Clone, Copy, Default)]
 pub(super) struct Mark {
     ordinal: u32,
-    told: usize,
+    values: usize,
     made: usize,
     writes: usize,
 }
@@ -226,14 +226,14 @@ impl Invocation {
 
     /// Notes its position.
     pub fn mark(&mut self) {
-        let (told, made, writes) = (self.values, self.made, self.writes.len());
-        self.mark = Mark { ordinal: self.ordinal, told, made, writes };
+        let (values, made, writes) = (self.values, self.made, self.writes.len());
+        self.mark = Mark { ordinal: self.ordinal, values, made, writes };
     }
 
     /// Returns to the position before the use that was not possible.
     pub fn back(&mut self) {
-        let Mark { ordinal, told, made, writes } = self.mark;
-        (self.ordinal, self.values, self.made) = (ordinal, told, made);
+        let Mark { ordinal, values, made, writes } = self.mark;
+        (self.ordinal, self.values, self.made) = (ordinal, values, made);
         self.writes.truncate(writes);
     }
 

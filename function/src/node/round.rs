@@ -20,7 +20,7 @@ impl Node {
     pub(super) fn enter_round(&mut self, run: BTreeMap<Tid, Mode>, out: &mut Outbox) {
         self.counters.rounds += 1;
         let epoch = running!(self);
-        (epoch.told_done, epoch.dones, epoch.conflicts) = (false, 0, 0);
+        (epoch.has_reported_done, epoch.dones, epoch.conflicts) = (false, 0, 0);
         (epoch.again, epoch.reads) = Default::default();
         epoch.run = run.clone();
         // Undo their earlier effects, and expect the same writes, before any of them begins.
@@ -85,10 +85,10 @@ impl Node {
     pub(super) fn report_done(&mut self, out: &mut Outbox) {
         let nodes = self.owners.nodes();
         let epoch = running!(self);
-        if epoch.open > 0 || epoch.told_done || !epoch.has_all_declared(nodes) {
+        if epoch.open > 0 || epoch.has_reported_done || !epoch.has_all_declared(nodes) {
             return;
         }
-        epoch.told_done = true;
+        epoch.has_reported_done = true;
         if epoch.is_declared() {
             self.reply_before(None, out);
             return self.commit(out);

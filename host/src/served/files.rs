@@ -292,21 +292,21 @@ impl Log for FileLog {
 
 /// The records of a topic that are in memory.
 #[derive(Default)]
-struct Kept {
+struct TopicRecords {
     /// The offset of the first record. Each record has its number in the files.
     first: u64,
     records: VecDeque<(u64, Arc<[u8]>)>,
     generation: u64,
 }
 
-impl Kept {
+impl TopicRecords {
     fn next(&self) -> u64 {
         self.first + self.records.len() as u64
     }
 }
 
 #[derive(Default)]
-struct Topics(BTreeMap<Topic, Kept>);
+struct Topics(BTreeMap<Topic, TopicRecords>);
 
 impl Topics {
     /// Takes a record of the files.
@@ -315,25 +315,25 @@ impl Topics {
         match kind {
             BASES => {
                 for _ in 0..take_u32(input)? {
-                    let kept = self.0.entry(take_topic(input)?).or_default();
+                    let stored = self.0.entry(take_topic(input)?).or_default();
                     let (next, generation) = (take_u64(input)?, take_u64(input)?);
-                    kept.generation = kept.generation.max(generation);
-                    if kept.next() < next {
-                        (kept.first, kept.records) = (next, VecDeque::new());
+                    stored.generation = stored.generation.max(generation);
+                    if stored.next() < next {
+                        (stored.first, stored.records) = (next, VecDeque::new());
                     }
                 }
             }
             RECORD => {
-                let kept = self.0.entry(take_topic(input)?).or_default();
+                let stored = self.0.entry(take_topic(input)?).or_default();
                 let (offset, generation) = (take_u64(input)?, take_u64(input)?);
-                if kept.records.is_empty() {
-                    kept.first = offset;
+                if stored.records.is_empty() {
+                    stored.first = offset;
                 }
-                if kept.next() != offset {
+                if stored.next() != offset {
                     return None;
                 }
-                kept.generation = kept.generation.max(generation);
-                kept.records.push_back((number, Arc::from(*input)));
+                stored.generation = stored.generation.max(generation);
+                stored.records.push_back((number, Arc::from(*input)));
             }
             _ => return None,
         }
@@ -342,15 +342,15 @@ impl Topics {
 
     fn find(&self, topic: Topic, from: u64, limit: Option<usize>) -> Found {
         let nothing = |upto| Found { records: Vec::new(), upto };
-        let Some(kept) = self.0.get(&topic) else {
+        let Some(stored) = self.0.get(&topic) else {
             return nothing(if from == u64::MAX { 0 } else { from });
         };
         if from == u64::MAX {
-            return nothing(kept.next());
+            return nothing(stored.next());
         }
-        let skip = from.saturating_sub(kept.first) as usize;
-        let begin = kept.first + skip as u64;
-        let records = kept.records.iter().skip(skip).take(limit.unwrap_or(usize::MAX));
+        let skip = from.saturating_sub(stored.first) as usize;
+        let begin = stored.first + skip as u64;
+        let records = stored.records.iter().skip(skip).take(limit.unwrap_or(usize::MAX));
         let records: Vec<Raw> =
             (begin..).zip(records).map(|(offset, (_, bytes))| (offset, bytes.clone())).collect();
         let upto = from.max(begin) + records.len() as u64;
@@ -468,18 +468,18 @@ impl Files {
             match job {
                 Job::Append { topic, generation, begins, records, then } => {
                     bytes_taken += records.iter().map(Vec::len).sum::<usize>();
-                    let kept = self.topics.0.entry(topic).or_default();
+                    let stored = self.topics.0.entry(topic).or_default();
                     let is_late = match begins {
-                        Some(number) => kept.generation >= number,
-                        None => kept.generation > generation,
+                        Some(number) => stored.generation >= number,
+                        None => stored.generation > generation,
                     };
                     // Requests have no generation.
                     if is_late && !matches!(topic, Topic::Input(_)) {
                         going.push((Going::Refused, then));
                         continue;
                     }
-                    kept.generation = kept.generation.max(begins.unwrap_or(generation));
-                    let offset = next.entry(topic).or_insert_with(|| kept.next());
+                    stored.generation = stored.generation.max(begins.unwrap_or(generation));
+                    let offset = next.entry(topic).or_insert_with(|| stored.next());
                     let records: Vec<Arc<[u8]>> = records.into_iter().map(Arc::from).collect();
                     let first = *offset;
                     *offset += records.len() as u64;
@@ -505,12 +505,12 @@ impl Files {
                 (Going::Refused, _) => then(Err(Refused::Fenced)),
                 (Going::Taken(..), None) => then(Err(Refused::Unknown)),
                 (Going::Taken(topic, offset, records), Some(numbers)) => {
-                    let kept = self.topics.0.entry(topic).or_default();
-                    if kept.records.is_empty() {
-                        kept.first = offset;
+                    let stored = self.topics.0.entry(topic).or_default();
+                    if stored.records.is_empty() {
+                        stored.first = offset;
                     }
                     let records = records.into_iter();
-                    kept.records.extend(records.map(|bytes| {
+                    stored.records.extend(records.map(|bytes| {
                         let number = numbers.next().unwrap_or_default();
                         (number, bytes)
                     }));
@@ -585,7 +585,7 @@ impl Files {
         let now = self.env.clock.monotonic_ns();
         let topics = &self.topics;
         let is_due = |read: &WaitingRead| {
-            let there = topics.0.get(&read.topic).map_or(0, Kept::next);
+            let there = topics.0.get(&read.topic).map_or(0, TopicRecords::next);
             there > read.from || read.until_ns <= now
         };
         let (due, buffered) = std::mem::take(&mut self.buffered).into_iter().partition(is_due);
@@ -596,10 +596,10 @@ impl Files {
     }
 
     fn trim(&mut self, topic: Topic, below: u64) {
-        let Some(kept) = self.topics.0.get_mut(&topic) else { return };
-        while kept.first < below {
-            let Some((_, bytes)) = kept.records.pop_front() else { break };
-            kept.first += 1;
+        let Some(stored) = self.topics.0.get_mut(&topic) else { return };
+        while stored.first < below {
+            let Some((_, bytes)) = stored.records.pop_front() else { break };
+            stored.first += 1;
             self.freed += bytes.len();
         }
     }
@@ -609,13 +609,13 @@ impl Files {
         self.freed = 0;
         let mut bases = Vec::new();
         put_u32(self.topics.0.len() as u32, &mut bases);
-        for (topic, kept) in &self.topics.0 {
+        for (topic, stored) in &self.topics.0 {
             put_topic(*topic, &mut bases);
-            put_u64(kept.next(), &mut bases);
-            put_u64(kept.generation, &mut bases);
+            put_u64(stored.next(), &mut bases);
+            put_u64(stored.generation, &mut bases);
         }
         let number = self.log.next();
-        let firsts = self.topics.0.values().filter_map(|kept| kept.records.front());
+        let firsts = self.topics.0.values().filter_map(|stored| stored.records.front());
         let needed = firsts.map(|(number, _)| *number).min().unwrap_or(number).min(number);
         put_u64(needed, &mut bases);
         self.log.append(BASES, &bases)?;

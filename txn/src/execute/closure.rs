@@ -221,8 +221,8 @@ pub(crate) const STREAMS_MAX: usize = 8;
 pub(crate) struct Outs {
     rows: [Pointer<WordRows>; STREAMS_MAX],
     /// The events that wait. Each is the stream's number, followed by its words.
-    pub(crate) kept: Vec<u64>,
-    are_kept: bool,
+    pub(crate) retained: Vec<u64>,
+    are_retained: bool,
     /// The changes of frames in order, if they are noted.
     noted: Option<Vec<Noted>>,
     /// The offset from the number of an event in its lane to the place of its outputs, if these
@@ -232,22 +232,22 @@ pub(crate) struct Outs {
 
 impl Outs {
     /// Creates destinations that retain events for the caller.
-    pub(crate) fn kept() -> Outs {
-        Outs { are_kept: true, ..Outs::default() }
+    pub(crate) fn retaining() -> Outs {
+        Outs { are_retained: true, ..Outs::default() }
     }
 
     /// Sends events to the builders of these streams, at most [`STREAMS_MAX`], whose columns are
     /// all words. Without streams, events are retained.
     pub(crate) fn attach(&mut self, builders: &[OutputBuilder], streams: Option<&[usize]>) {
-        self.are_kept = streams.is_none();
+        self.are_retained = streams.is_none();
         for (rows, stream) in self.rows.iter_mut().zip(streams.unwrap_or_default()) {
             *rows = Pointer(builders[*stream].word_rows());
         }
     }
 
     #[inline(always)]
-    pub(crate) fn are_kept(&self) -> bool {
-        self.are_kept
+    pub(crate) fn are_retained(&self) -> bool {
+        self.are_retained
     }
 
     /// Appends an output of this event of the lane.
@@ -276,7 +276,7 @@ impl Outs {
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn take_back(&mut self, origin: Origin) {
-        self.kept.clear();
+        self.retained.clear();
         for rows in self.rows.iter().filter(|rows| !rows.0.is_null()) {
             // SAFETY: as the caller guarantees.
             unsafe { (*rows.0).take_back(origin) };
@@ -460,9 +460,9 @@ impl NativeTx<'_> {
     /// Emits an event to the stream that the handler numbers `stream`.
     #[inline(always)]
     pub fn emit(&mut self, stream: usize, words: &[i64]) {
-        if self.outs.are_kept {
-            self.outs.kept.push(stream as u64);
-            self.outs.kept.extend(words.iter().map(|w| *w as u64));
+        if self.outs.are_retained {
+            self.outs.retained.push(stream as u64);
+            self.outs.retained.extend(words.iter().map(|w| *w as u64));
             if let Some(noted) = &mut self.outs.noted {
                 noted.push(Noted::Emitted);
             }
@@ -616,7 +616,7 @@ pub fn on_frames(
     // are until they are read below.
     unsafe { native.body.run(&mut turns, &mut lane, &code) };
     let done = lane.copies.and_then(|copies| copies.done);
-    let (dirty, emitted) = (done.expect("the closure has run")?, lane.outs.kept);
+    let (dirty, emitted) = (done.expect("the closure has run")?, lane.outs.retained);
     let width = |row: usize| program.tables[native.rows[row].table.index()].schema.len();
     let mut events = &emitted[..];
     let mut event = || {

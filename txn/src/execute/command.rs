@@ -33,7 +33,7 @@ pub struct Command {
     /// The events that it takes, with their places in a turn.
     pub(crate) given: Vec<(u32, StreamId, Row)>,
     /// The hash of its outcome.
-    pub(crate) came_to: u64,
+    pub(crate) outcome_hash: u64,
 }
 
 /// The owner of a transaction.
@@ -80,7 +80,7 @@ impl Command {
         out.push(kind);
         wire::put_u32(number as u32, out);
         wire::put_u32(self.cause, out);
-        wire::put_u64(self.came_to, out);
+        wire::put_u64(self.outcome_hash, out);
         wire::put_u32(self.given.len() as u32, out);
         for (place, stream, row) in &self.given {
             wire::put_u32(*place, out);
@@ -98,7 +98,7 @@ impl Command {
             2 if number < program.windows.len() => Owner::Window(number),
             _ => return None,
         };
-        let (cause, came_to) = (wire::take_u32(input)?, wire::take_u64(input)?);
+        let (cause, outcome_hash) = (wire::take_u32(input)?, wire::take_u64(input)?);
         let mut given = Vec::new();
         for _ in 0..wire::take_u32(input)? {
             let (place, stream) = (wire::take_u32(input)?, wire::take_u32(input)?);
@@ -108,7 +108,7 @@ impl Command {
                 columns.iter().map(|column| encode::decode(&column.ty, input)).collect();
             given.push((place, stream, row?.into()));
         }
-        Some(Command { event, who, cause, given, came_to })
+        Some(Command { event, who, cause, given, outcome_hash })
     }
 }
 
@@ -169,7 +169,7 @@ pub(crate) fn note(serial: &mut Serial, out: &mut Sink, command: impl FnOnce() -
     if serial.commands.are_followed() {
         let wanted = out.following.take();
         let command = command();
-        if wanted != Some(command.came_to) && serial.commands.differs.is_none() {
+        if wanted != Some(command.outcome_hash) && serial.commands.differs.is_none() {
             let program = &serial.codes.program;
             let handler = match command.who {
                 Owner::Handler(handler) => handler,
@@ -210,7 +210,7 @@ fn follow_slides(serial: &mut Serial, tables: &mut [Table], epoch: &Epoch, out: 
         let followed = serial.commands.followed.as_mut().expect("commands are followed");
         let Some(command) = followed.pop_front_if(is_slide) else { return };
         let Some((window, edge)) = firing::slide_of(command.event) else { return };
-        out.following = Some(command.came_to);
+        out.following = Some(command.outcome_hash);
         slide::run(serial, tables, epoch, out, window, edge);
     }
 }
@@ -229,8 +229,8 @@ pub(crate) fn follow_cause(
     loop {
         let followed = serial.commands.followed.as_mut().expect("commands are followed");
         let Some(command) = followed.pop_front_if(|next| is_next(next)) else { return };
-        let Command { who, given, came_to, .. } = command;
-        out.following = Some(came_to);
+        let Command { who, given, outcome_hash, .. } = command;
+        out.following = Some(outcome_hash);
         serial.seq += 1;
         match who {
             Owner::Handler(handler) => {

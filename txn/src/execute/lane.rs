@@ -232,7 +232,7 @@ impl<'a> Lane<'a> {
         let mut lane = Lane::new(batch, 0, 0, None);
         lane.sources = vec![RowSource::NONE; copies.rows.len()];
         lane.columns = Columns::of(event.iter().map(std::slice::from_ref).collect());
-        lane.outs = Outs::kept();
+        lane.outs = Outs::retaining();
         (lane.copies, lane.stage_at) = (Some(copies), usize::MAX);
         lane
     }

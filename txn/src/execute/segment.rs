@@ -316,7 +316,7 @@ unsafe fn run_closure<const N: usize>(
             break End::Aborts(Reason::Text(reason));
         }
         at.pass();
-        if lane.outs.are_kept() {
+        if lane.outs.are_retained() {
             break End::Emitted;
         }
     }
@@ -395,7 +395,7 @@ unsafe fn run_words_on<const N: usize>(
         }
         let origin = Origin::new(turn.rank as u32, 0, lane.handler);
         turns.pass();
-        if lane.outs.are_kept() {
+        if lane.outs.are_retained() {
             return End::Emitted;
         }
         for (ordinal, emit) in code.emits.iter().enumerate() {

@@ -405,9 +405,9 @@ impl Serial {
                             self.emit_words(code, &frames[handler], tables, epoch, out, origin);
                         }
                         Code::Native(code, _) => {
-                            let kept = &mut lanes[order[done].lane as usize].outs.kept;
-                            let kept = std::mem::take(kept);
-                            self.emit_kept(code, &kept, tables, epoch, out, origin);
+                            let retained = &mut lanes[order[done].lane as usize].outs.retained;
+                            let retained = std::mem::take(retained);
+                            self.emit_retained(code, &retained, tables, epoch, out, origin);
                         }
                         Code::General => unreachable!("it has no fast path"),
                     }
@@ -593,16 +593,16 @@ impl Serial {
     }
 
     /// Appends the events of a closure that other handlers take, each with its cascade.
-    fn emit_kept(
+    fn emit_retained(
         &mut self,
         code: &NativeCode,
-        kept: &[u64],
+        retained: &[u64],
         tables: &mut [Table],
         epoch: &Epoch,
         out: &mut Sink,
         origin: Origin,
     ) {
-        let (mut rest, mut ordinal) = (kept, 0);
+        let (mut rest, mut ordinal) = (retained, 0);
         while let Some((number, tail)) = rest.split_first() {
             let stream = code.streams[*number as usize];
             let (words, tail) = tail.split_at(self.codes.program.streams[stream].spec.schema.len());
@@ -804,7 +804,8 @@ pub(super) fn transact(
     serial.work += serial.codes.work[handler].unwrap_or(work);
     if serial.commands.is_on() {
         let seq = serial.seq;
-        let came_to = command::hash(result.as_ref().map(|effects| (effects, &[][..])), tables, seq);
+        let outcome_hash =
+            command::hash(result.as_ref().map(|effects| (effects, &[][..])), tables, seq);
         let cause = origin.cause().saturating_sub(out.round);
         let input = program.handlers[handler].input;
         let round_at = out.round_at(epoch, origin.root());
@@ -813,7 +814,7 @@ pub(super) fn transact(
             who: Owner::Handler(handler),
             cause,
             given: vec![(0, input, event.into())],
-            came_to,
+            outcome_hash,
         };
         command::note(serial, out, command);
     }

@@ -47,9 +47,15 @@ pub(super) fn run(
     }
     if serial.commands.is_on() {
         let result = result.as_ref().map(|effects| (effects, &[][..]));
-        let came_to = command::hash(result, tables, serial.seq());
+        let outcome_hash = command::hash(result, tables, serial.seq());
         let who = Owner::Window(window.index());
-        command::note(serial, out, || Command { event, who, cause: 0, given: Vec::new(), came_to });
+        command::note(serial, out, || Command {
+            event,
+            who,
+            cause: 0,
+            given: Vec::new(),
+            outcome_hash,
+        });
     }
     let effects = match result {
         Ok(effects) => {

@@ -52,10 +52,10 @@ pub(super) fn run(
     }
     if serial.commands.is_on() {
         let seq = serial.seq();
-        let came_to = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
-        let came_to = command::hash(came_to, tables, seq);
+        let outcome = result.as_ref().map(|done| (&done.effects, &done.emitted[..]));
+        let outcome_hash = command::hash(outcome, tables, seq);
         let (given, event) = (given.outside(), out.round_at(epoch, root));
-        let command = || Command { event, who: Owner::Turn(number), cause: 0, given, came_to };
+        let command = || Command { event, who: Owner::Turn(number), cause: 0, given, outcome_hash };
         command::note(serial, out, command);
     }
     let emitted = match result {

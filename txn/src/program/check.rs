@@ -366,7 +366,7 @@ impl Program {
                 }
                 let table = step.op.row().map(|row| declared.rows[row.index()].table);
                 if let Some(table) = table.or(step.op.range()) {
-                    self.check_kept(table, step.op.writes())?;
+                    self.check_engine_table(table, step.op.writes())?;
                 }
                 if let Some(var) = step.op.var() {
                     if step.when.is_some() {
@@ -467,11 +467,11 @@ impl Program {
 
     /// Refuses access to tables that the engine keeps: writes to all of them, and reads of a
     /// window's.
-    fn check_kept(&self, table: TableId, writes: bool) -> Result<()> {
+    fn check_engine_table(&self, table: TableId, writes: bool) -> Result<()> {
         let table = self.table(table)?;
         match table.keeps {
             Some(EngineUse::Window) => Err(reasons::is_hidden(table).reason),
-            Some(EngineUse::Index { .. }) if writes => Err(reasons::is_kept(table).reason),
+            Some(EngineUse::Index { .. }) if writes => Err(reasons::is_of_engine(table).reason),
             _ => Ok(()),
         }
         .map_err(Error::program)
@@ -499,7 +499,7 @@ impl Program {
         words(event, "the event")?;
         for (number, row) in native.rows.iter().enumerate() {
             self.check_row(row, &types, owner)?;
-            self.check_kept(row.table, native.writes(number))?;
+            self.check_engine_table(row.table, native.writes(number))?;
             let table = self.table(row.table)?;
             words(&table.schema, &format!("table {}", table.name))?;
         }

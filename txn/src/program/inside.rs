@@ -175,16 +175,16 @@ pub trait Transaction<'a>: Tx + WindowStore + Sized {
         let row = owned::stored(owned, &inside.program.tables[owned.groups.index()], row)?;
         let program = self.inside().program;
         let triggers = &program.hooks().inserted[window.index()];
-        let mut came = |tx: &mut Self, row: Vec<Value>| -> Result<(), Abort> {
+        let mut added = |tx: &mut Self, row: Vec<Value>| -> Result<(), Abort> {
             triggers.iter().try_for_each(|trigger| fire(tx, *trigger, &row))
         };
         let input = program.root_stream(program.handlers[owned.owner.index()].input);
         let by_arrival = program.streams[input.index()].spec.time == StreamTime::Arrival;
         slide(self, window, |frame, tx, time_us, slid| {
             let time_us = frame.takes(time_us, by_arrival)?;
-            let came: Option<&mut Slid<'_, Self>> =
-                if triggers.is_empty() { None } else { Some(&mut came) };
-            frame.insert(tx, &row, time_us, came, slid)
+            let added: Option<&mut Slid<'_, Self>> =
+                if triggers.is_empty() { None } else { Some(&mut added) };
+            frame.insert(tx, &row, time_us, added, slid)
         })
     }
 

@@ -145,7 +145,7 @@ impl OwnedWindow {
     }
 
     /// Returns the ids of the tables that the engine keeps for it.
-    pub fn kept(&self) -> [TableId; 4] {
+    pub fn table_ids(&self) -> [TableId; 4] {
         [self.rows, self.state, self.groups, self.queues]
     }
 
@@ -188,7 +188,7 @@ impl OwnedWindow {
         }
         self.check_groups()?;
         let made = OwnedWindow::tables(&self.name, &self.schema, self.group, &self.aggregates);
-        for (made, id) in made.iter().zip(self.kept()) {
+        for (made, id) in made.iter().zip(self.table_ids()) {
             let table = program.tables.get(id.index());
             if table.is_none_or(|t| {
                 (&t.schema, &t.key, &t.keeps, t.ordered)
@@ -280,14 +280,14 @@ impl<'w> Frame<'w> {
         Ok(Frame { window, marks })
     }
 
-    /// Inserts a row of a transaction at this time. Calls `came` when the row is staged, and `slid`
+    /// Inserts a row of a transaction at this time. Calls `added` when the row is staged, and `slid`
     /// for each slide.
     pub(crate) fn insert<H: WindowStore>(
         &mut self,
         held: &mut H,
         row: &[Value],
         time_us: i64,
-        came: Option<&mut Slid<'_, H>>,
+        added: Option<&mut Slid<'_, H>>,
         slid: &mut Slid<'_, H>,
     ) -> Done<()> {
         self.advance(held, time_us, slid)?;
@@ -302,10 +302,10 @@ impl<'w> Frame<'w> {
         if let Extent::Time { slide_us, .. } = self.window.extent {
             self.marks.edge.get_or_insert(slide_after(time_us, slide_us));
         }
-        if let Some(came) = came {
+        if let Some(added) = added {
             // The callback may look at the window.
             self.keep(held)?;
-            came(held, row.to_vec())?;
+            added(held, row.to_vec())?;
         }
         match self.window.extent {
             Extent::Rows { size, slide } => {

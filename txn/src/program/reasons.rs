@@ -42,7 +42,7 @@ pub fn refused(error: &tidemill_core::Error) -> Abort {
 }
 
 /// A write to a table that the engine keeps.
-pub fn is_kept(table: &TableSpec) -> Abort {
+pub fn is_of_engine(table: &TableSpec) -> Abort {
     let reason = format!("table {} is kept by the engine: programs can't write it", table.name);
     Abort { kind: AbortKind::Fault, reason }
 }

@@ -114,7 +114,7 @@ impl Program {
     pub fn check_writable(&self, table: TableId) -> Result<(), Abort> {
         let spec = &self.tables[table.index()];
         match spec.keeps {
-            Some(_) => Err(reasons::is_kept(spec)),
+            Some(_) => Err(reasons::is_of_engine(spec)),
             None => Ok(()),
         }
     }

@@ -266,7 +266,7 @@ impl Course {
         let mut chains: Vec<(u32, usize)> = own.map(|chain| (chain as u32, 0)).collect();
         let mut turns = 0;
         while !chains.is_empty() {
-            let mut came_on = false;
+            let mut has_advanced = false;
             chains.retain_mut(|(chain, at)| {
                 let members = self.units.get(*chain);
                 while let Some(vertex) = members.get(*at) {
@@ -274,12 +274,12 @@ impl Course {
                         return true;
                     }
                     work.execute(*vertex, hand);
-                    came_on = true;
+                    has_advanced = true;
                     *at += 1;
                 }
                 false
             });
-            if !came_on {
+            if !has_advanced {
                 gang.pause(&mut turns);
             }
         }

@@ -140,15 +140,16 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             upto: upto.clone(),
             times: times.clone(),
         };
-        let told: Vec<Vec<Ranked>> = ranks
+        let reported: Vec<Vec<Ranked>> = ranks
             .iter_mut()
             .zip(read)
             .map(|(ranks, read)| ranks.take(&cut, read, &functions))
             .collect();
         let mut calls = Vec::new();
         for (nth, ranks) in ranks.iter_mut().enumerate() {
-            for (other, told) in told.iter().enumerate().filter(|(other, _)| *other != nth) {
-                ranks.receive(epoch, NodeId(other as u16), told.clone());
+            for (other, reported) in reported.iter().enumerate().filter(|(other, _)| *other != nth)
+            {
+                ranks.receive(epoch, NodeId(other as u16), reported.clone());
             }
             let order = Sequencing { sources: SOURCES, base };
             let others = usize::from(workers) - 1;

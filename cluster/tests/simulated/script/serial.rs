@@ -81,9 +81,9 @@ impl Memory for OnTx<'_> {
             return Err(Abort { kind: AbortKind::Overdue, reason }.into());
         }
         let (script, depth, replies) = (self.script, self.depth + 1, Vec::new());
-        let (tid, told) = (self.tid, self.answers);
+        let (tid, answers) = (self.tid, self.answers);
         let mut memory =
-            OnTx { script, tx: self.tx, calls: self.calls, depth, replies, tid, answers: told };
+            OnTx { script, tx: self.tx, calls: self.calls, depth, replies, tid, answers };
         match machine.run(script, &mut memory)? {
             Pause::Done(acc) => self.replies.push(acc),
             Pause::Waits(_) => unreachable!("replies are there"),
@@ -108,8 +108,8 @@ impl Memory for OnTx<'_> {
     }
 
     fn lookup(&mut self, question: &[u8]) -> Result<i64, Stop> {
-        let (told, key) = (self.answers.clone(), (self.tid, question.to_vec()));
-        let ask = Asker::new(move || told.get(&key).cloned().unwrap_or_default());
+        let (answers, key) = (self.answers.clone(), (self.tid, question.to_vec()));
+        let ask = Asker::new(move || answers.get(&key).cloned().unwrap_or_default());
         let answer = self.tx.lookup(question, &ask)?;
         match answer.is_empty() {
             true => Err(Abort::refused("the question has no recorded answer").into()),
@@ -169,9 +169,9 @@ impl Opaque for Serial {
             // Requests that are never executed have no place. No request has one in the run that
             // computes the watermarks.
             let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
-            let told = &self.answers;
+            let answers = &self.answers;
             let mut memory =
-                OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, answers: told };
+                OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, answers };
             let target = Target::Function(function % ONCE);
             let args = [Value::Int(at(5)), Value::Int(at(4))].into();
             let call = Call { target, table, key: [Value::Int(key)].into(), args };

@@ -172,7 +172,7 @@ impl Node {
     }
 
     /// Takes rows of another node.
-    pub(in crate::node) fn told_ahead(
+    pub(in crate::node) fn prefetched(
         &mut self,
         tid: Tid,
         path: Path,

@@ -252,27 +252,27 @@ impl Life {
 fn check(files: &mut Files, models: &Models, turn: u64, taken: u64) -> Models {
     let mut left = Models::new();
     for (topic, model) in models {
-        let nothing = Kept::default();
-        let kept = files.topics.0.get(topic).unwrap_or(&nothing);
+        let nothing = TopicRecords::default();
+        let stored = files.topics.0.get(topic).unwrap_or(&nothing);
         let there = model.records.iter().filter(|record| record.nth < taken).count() as u64;
         let asked = model.records.iter().filter(|record| record.turn <= turn).count() as u64;
-        let next = kept.next();
+        let next = stored.next();
         assert!(next >= there, "{topic:?}: {there} were acknowledged, and it ends at {next}");
         assert!(next <= asked, "{topic:?}: {asked} were asked for, and it ends at {next}");
         let trims = model.trims.iter().filter(|(of, _)| *of <= turn);
         let below = trims.clone().map(|(_, below)| *below).max().unwrap_or(0);
-        assert!(kept.first <= below, "{topic:?}: it begins at {}, not {below}", kept.first);
-        for (offset, (_, bytes)) in (kept.first..).zip(&kept.records) {
+        assert!(stored.first <= below, "{topic:?}: it begins at {}, not {below}", stored.first);
+        for (offset, (_, bytes)) in (stored.first..).zip(&stored.records) {
             assert_eq!(&**bytes, &model.records[offset as usize].bytes, "{topic:?} at {offset}");
         }
         let records: Vec<Taken> = model.records[..next as usize].to_vec();
         let generation = records.iter().map(|record| record.generation).max().unwrap_or(0);
-        assert!(kept.generation >= generation, "{topic:?} has lost its fence");
+        assert!(stored.generation >= generation, "{topic:?} has lost its fence");
         let again = |record: Taken| Taken { turn: 0, nth: 0, ..record };
         let records = records.into_iter().map(again).collect();
         let trims = trims.map(|(_, below)| (0, *below)).collect();
         // A generation that was requested in a turn may be in the stored part of that turn.
-        let generation = kept.generation;
+        let generation = stored.generation;
         let last = model.records.iter().filter(|record| record.turn <= turn);
         assert!(generation <= last.map(|record| record.generation).max().unwrap_or(0));
         left.insert(*topic, Model { records, trims, generation });

@@ -136,7 +136,7 @@ impl<'a> Work<'a> {
         copies.rows.clear();
         copies.rows.extend(bases.iter().map(frame));
         (copies.present, copies.done) = (present, None);
-        lane.outs.kept.clear();
+        lane.outs.retained.clear();
         let order = [Ranked { lane: ranked.lane, row: ranked.row }];
         let mut turns = Turns::InOrder(InOrder { order: &order, at: 0, seq: 0, prefetch: false });
         // SAFETY: the frames are slots of the tables that the code was compiled for, with a stamp
@@ -152,13 +152,13 @@ impl<'a> Work<'a> {
                 return Err(Stop::Abort(0));
             }
         };
-        let kept = &lane.outs.kept;
-        if kept.is_empty() {
+        let retained = &lane.outs.retained;
+        if retained.is_empty() {
             note(Note::Nothing);
         } else {
             note(Note::Emits { thread, at: log.emitted.len() });
-            log.emitted.push(kept.len() as u64);
-            log.emitted.extend_from_slice(kept);
+            log.emitted.push(retained.len() as u64);
+            log.emitted.extend_from_slice(retained);
         }
         for (row, (table, _)) in shape.rows.iter().enumerate() {
             let access = self.graph.access(at.access + row as u32);

@@ -73,7 +73,12 @@ impl Work<'_> {
                         Note::Nothing => posted.items.push(Item::Commits(txn)),
                         Note::Emits { thread, at } => {
                             posted.items.push(Item::Commits(txn));
-                            posted.kept(txn, &code.streams, widths, logs[thread].emitted(at));
+                            posted.emits_retained(
+                                txn,
+                                &code.streams,
+                                widths,
+                                logs[thread].emitted(at),
+                            );
                         }
                     }
                 }
@@ -131,15 +136,21 @@ impl Posted {
         }
     }
 
-    fn kept(&mut self, txn: u32, streams: &[usize], widths: &[usize], mut kept: &[u64]) {
+    fn emits_retained(
+        &mut self,
+        txn: u32,
+        streams: &[usize],
+        widths: &[usize],
+        mut retained: &[u64],
+    ) {
         let mut ordinal = 0;
-        while let Some((number, rest)) = kept.split_first() {
+        while let Some((number, rest)) = retained.split_first() {
             let (stream, width) = (streams[*number as usize], widths[*number as usize]);
             let (words, rest) = rest.split_at(width);
             let (stream, width) = (stream as u16, width as u32);
             self.items.push(Item::Emits { txn, stream, ordinal, width });
             self.words.extend_from_slice(words);
-            (kept, ordinal) = (rest, ordinal + 1);
+            (retained, ordinal) = (rest, ordinal + 1);
         }
     }
 }

@@ -26,20 +26,20 @@ pub struct RemoteRounds {
     /// Incomplete batches.
     open: OpenBatches,
     /// Versions of rows.
-    kept: StoredVersions,
+    versions: StoredVersions,
     /// By stream: the windows that time may end before an event of the stream.
     timed: Vec<Vec<WindowId>>,
     /// Streams whose input events are also returned as outputs.
     passed_on: BTreeSet<StreamId>,
     /// The stream of windows that have slid without their triggers: the window, its end, and the
     /// reason.
-    told: Option<StreamId>,
+    aborted_slides: Option<StreamId>,
 }
 
 impl RemoteRounds {
     /// Prepares the rounds of a program. Opaque functions may call the `called` handlers. `open`
-    /// stores incomplete batches, `kept` stores versions, and the input events of `passed_on`
-    /// streams are returned too.
+    /// has the tables of incomplete batches, and `versions` those of versions. The input events of
+    /// `passed_on` streams are returned too.
     ///
     /// # Errors
     /// If the procedures form a cycle.
@@ -47,7 +47,7 @@ impl RemoteRounds {
         program: &Program,
         called: &[usize],
         open: OpenBatches,
-        kept: StoredVersions,
+        versions: StoredVersions,
         passed_on: BTreeSet<StreamId>,
     ) -> tidemill_core::Result<RemoteRounds> {
         let turns = Turns::of(program)?;
@@ -72,13 +72,21 @@ impl RemoteRounds {
                 *is_needed |= matches!(handler.body, Body::Opaque(_));
             }
         }
-        Ok(RemoteRounds { turns, are_needed, open, kept, timed, passed_on, told: None })
+        Ok(RemoteRounds {
+            turns,
+            are_needed,
+            open,
+            versions,
+            timed,
+            passed_on,
+            aborted_slides: None,
+        })
     }
 
     /// Reports slides whose triggers abort on this stream.
     #[must_use]
     pub fn report_slides_on(self, slides: Option<StreamId>) -> RemoteRounds {
-        RemoteRounds { told: slides, ..self }
+        RemoteRounds { aborted_slides: slides, ..self }
     }
 
     /// Whether an event of an input stream leads to more than one transaction with its own steps
@@ -252,8 +260,18 @@ impl RemoteRounds {
         answers: &'a Answers,
         rows: &'a mut R,
     ) -> Round<'a, R> {
-        let (turns, kept, told) = (&self.turns, &self.kept, self.told);
-        Round { program, turns, kept, when, answers, only: None, rows, out: Vec::new(), told }
+        let (turns, versions, aborted_slides) = (&self.turns, &self.versions, self.aborted_slides);
+        Round {
+            program,
+            turns,
+            versions,
+            when,
+            answers,
+            only: None,
+            rows,
+            out: Vec::new(),
+            aborted_slides,
+        }
     }
 
     /// Returns the tables of events in incomplete batches. An event with such a key is executed at
@@ -346,10 +364,10 @@ impl<R: RemoteStore> Round<'_, R> {
                 Err(abort) => aborted = Some(abort),
             }
         }
-        if let (Some(told), Some(abort)) = (self.told, aborted) {
+        if let (Some(aborted_slides), Some(abort)) = (self.aborted_slides, aborted) {
             let name = Value::str(&program.windows[window.index()].name);
             let row = [name, Value::Int(edge), Value::str(&abort.public_reason())];
-            self.out.push((told, row.into()));
+            self.out.push((aborted_slides, row.into()));
         }
         let mut agenda = Agenda::default();
         for (stream, row) in emitted {
@@ -365,7 +383,7 @@ impl<R: RemoteStore> Round<'_, R> {
 struct Round<'a, R> {
     program: &'a Program,
     turns: &'a Turns,
-    kept: &'a StoredVersions,
+    versions: &'a StoredVersions,
     /// The moment of the next transaction.
     when: When,
     answers: &'a Answers,
@@ -374,7 +392,7 @@ struct Round<'a, R> {
     rows: &'a mut R,
     out: Vec<(StreamId, Row)>,
     /// The stream of windows that have slid without their triggers.
-    told: Option<StreamId>,
+    aborted_slides: Option<StreamId>,
 }
 
 impl<R: RemoteStore> Round<'_, R> {
@@ -476,7 +494,7 @@ impl<R: RemoteStore> Round<'_, R> {
         run: impl FnOnce(&mut General<'_>) -> Result<(), Abort>,
     ) -> Result<Effects, Abort> {
         let (program, moment) = (self.program, when.moment(step, self.answers));
-        let view = View::new(self.kept, self.rows);
+        let view = View::new(self.versions, self.rows);
         let mut tx = General::new(program, &view, handler, &moment);
         let result = run(&mut tx).map(|()| tx.effects());
         view.settled(result).inspect_err(|abort| {
@@ -493,7 +511,7 @@ impl<R: RemoteStore> Round<'_, R> {
         effects: Effects,
         when: When,
     ) -> Result<Vec<(StreamId, Vec<Value>)>, Abort> {
-        commit(self.program, effects, (self.kept, when.time_us), self.rows)
+        commit(self.program, effects, (self.versions, when.time_us), self.rows)
     }
 }
 
@@ -502,14 +520,14 @@ impl<R: RemoteStore> Round<'_, R> {
 pub(super) fn commit(
     program: &Program,
     mut effects: Effects,
-    (kept, time_us): (&StoredVersions, i64),
+    (versions, time_us): (&StoredVersions, i64),
     rows: &mut impl RemoteStore,
 ) -> Result<Vec<(StreamId, Vec<Value>)>, Abort> {
     let emitted = std::mem::take(&mut effects.emitted);
     for (table, key, row) in effects.into_written() {
         rows.write(table, &key, row.as_deref())?;
         if let Some(row) = row {
-            kept.append(program, (table, &key), &row, time_us, rows)?;
+            versions.append(program, (table, &key), &row, time_us, rows)?;
         }
     }
     Ok(emitted)

@@ -20,12 +20,12 @@ pub fn transact(
     when: When,
     rows: &mut impl RemoteStore,
 ) -> Result<Vec<(StreamId, Row)>, Abort> {
-    let (answers, kept) = (Answers::default(), StoredVersions::default());
+    let (answers, versions) = (Answers::default(), StoredVersions::default());
     let moment = when.moment(handler, &answers);
     rows.prefetch(&[(program.handlers[handler].input, event)])?;
-    let view = View::new(&kept, rows);
+    let view = View::new(&versions, rows);
     let result = call(program, &view, handler, event, &moment, &mut 0);
     let effects = view.settled(result)?;
-    let emitted = commit(program, effects, (&kept, when.time_us), rows)?;
+    let emitted = commit(program, effects, (&versions, when.time_us), rows)?;
     Ok(emitted.into_iter().map(|(stream, row)| (stream, row.into())).collect())
 }
