@@ -858,6 +858,18 @@ class App:
         Raises:
             SettingError: A setting is unknown or out of range.
             ProgramError: The app is not complete.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> [handler["name"] for handler in app.inspect()["handlers"]]
+            ['count']
         """
         checked = checked_settings(settings or {}, "app.inspect()", is_python=True)
         spec, opaques = self.spec(apart(checked)[0], keep_all=False, push=True)

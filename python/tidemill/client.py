@@ -553,6 +553,20 @@ class Client(_Client):
             ProgramError: There is no such procedure.
             InputError: The arguments do not fit the parameters.
             IoError: The app can't be reached.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+            ...     client.call(count, name="tides", by=2)
+            2
         """
         return self._run(_call(self._options, _name(procedure), arguments))
 
@@ -571,12 +585,41 @@ class Client(_Client):
             ProgramError: There is no such table.
             InputError: A value has another type than its key column.
             IoError: The app can't be reached.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+            ...     client.call(count, name="tides"), client.row(counts, "tides")
+            (1, {'name': 'tides', 'n': 1})
         """
         row: dict[str, Any] | None = self._run(self._row(table, key))["row"]
         return row
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document that describes the app's procedures, streams and tables."""
+        """Returns the OpenAPI document that describes the app's procedures, streams and tables.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+            ...     "/call/count" in client.openapi()["paths"]
+            True
+        """
         found: dict[str, Any] = self._run(_get(self._options, "/openapi.json", {}))
         return found
 
@@ -598,6 +641,21 @@ class Client(_Client):
             GoneError: The app no longer retains the next events.
             AccessError: The token is unknown, or lacks the role.
             IoError: The app can't be reached, after all retries.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+            ...     _ = client.call(count, name="tides")
+            ...     next(client.subscribe(added, after=-1)).value
+            {'name': 'tides'}
         """
         return self._follow(self._subscription(stream, after))
 
@@ -616,6 +674,23 @@ class Client(_Client):
         Raises:
             AccessError: The token is unknown, or lacks the role.
             IoError: The app can't be reached, after all retries.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
+            ...     changes = client.changes(counts)
+            ...     isinstance(next(changes), tm.Reset), client.call(count, name="tides")
+            ...     [change.row for change in next(changes).changes]
+            (True, 1)
+            [{'name': 'tides', 'n': 1}]
         """
         return self._follow(self._following(table))
 
@@ -741,6 +816,24 @@ class AsyncClient(_Client):
             Abort: The function aborted.
             DeadlineError: There was no reply in time.
             AccessError: The token is unknown, or lacks the role that the procedure needs.
+
+        Example:
+            >>> import asyncio
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> async def ask(url):
+            ...     async with tm.AsyncClient(url) as client:
+            ...         return await client.call(count, name="tides", by=2)
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(ask(mill.url))
+            2
         """
         return await self._run(_call(self._options, _name(procedure), arguments))
 

@@ -64,7 +64,23 @@ class Reply(Generic[Result]):
         yield
 
     def result(self) -> Result:
-        """Returns the value that the called function returned."""
+        """Returns the value that the called function returned.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("bank")
+            >>> account = app.entity("account", key="id", id=int, balance=tm.column(int, default=0))
+            >>> @account.function(creates=True)
+            ... def pay_in(self, ctx, amount: int):
+            ...     self.balance += amount
+            ...     return self.balance
+            >>> @app.procedure
+            ... def give(tx, to: int):
+            ...     return account[to].pay_in(10).result() + 1
+            >>> with app.start() as mill:
+            ...     mill.call(give, to=2)
+            11
+        """
         return self._value
 
     def __bool__(self) -> NoReturn:
@@ -102,6 +118,22 @@ class Context(Tx):
 
         Raises:
             TypeError: An argument is not a call.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("bank")
+            >>> account = app.entity("account", key="id", id=int, balance=tm.column(int, default=0))
+            >>> @account.function(creates=True)
+            ... def pay_in(self, ctx, amount: int):
+            ...     self.balance += amount
+            ...     return self.balance
+            >>> @account.function(creates=True)
+            ... async def split(self, ctx, to: int, amount: int):
+            ...     both = account[to].pay_in(amount), account[to + 1].pay_in(amount)
+            ...     return await ctx.gather(*both)
+            >>> with app.start() as mill:
+            ...     mill.call(split, id=1, to=2, amount=5)
+            [5, 5]
         """
         for reply in replies:
             if not isinstance(reply, Reply):
@@ -530,6 +562,21 @@ class Entity:
 
         Raises:
             ProgramError: A column is unknown, a value is missing, or there is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("bank")
+            >>> account = app.entity("account", key="id", id=int, balance=tm.column(int, default=0))
+            >>> @account.function(creates=True)
+            ... def open(self, ctx):
+            ...     self.balance = 5
+            >>> @app.procedure
+            ... def begin(tx, id: int):
+            ...     account.create(id=id, balance=1).result()
+            >>> with app.start() as mill:
+            ...     mill.call(begin, id=7)
+            ...     mill.table(account).rows()
+            [{'id': 7, 'balance': 1}]
         """
         graph_of(self).running.insert(self.table, columns, False)
         return Reply(None)

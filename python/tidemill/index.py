@@ -83,6 +83,23 @@ class Index:
         Raises:
             ProgramError: A bound has more values than the index has columns, both bounds and a
                 prefix are given, or there is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("shop")
+            >>> items = app.table("items", key="id", id=int, price=int, ordered=True)
+            >>> by_price = items.index("price", name="by_price")
+            >>> @app.procedure
+            ... def cheapest(tx):
+            ...     return [item.id for item in by_price.scan(limit=1)]
+            >>> @app.procedure
+            ... def put(tx, id: int, price: int):
+            ...     items.upsert(id=id, price=price)
+            >>> with app.start() as mill:
+            ...     mill.call(put, id=1, price=7)
+            ...     mill.call(put, id=2, price=5)
+            ...     mill.call(cheapest)
+            [2]
         """
         check_limit(limit)
         transaction = current(f"{self} is read")

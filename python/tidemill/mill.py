@@ -265,7 +265,22 @@ class Mill:
 
     @property
     def url(self) -> str | None:
-        """The address for HTTP clients (:class:`tidemill.Client`); None without ``http_port``."""
+        """The address for HTTP clients (:class:`tidemill.Client`); None without ``http_port``.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> added = app.stream("added", name=str)
+            >>> @app.procedure
+            ... def count(tx, name: str, by: int = 1):
+            ...     counts[name].n += by
+            ...     tx.emit(added, name=name)
+            ...     return counts[name].n
+            >>> with app.start(http_port=0) as mill:
+            ...     mill.url.startswith("http://127.0.0.1:")
+            True
+        """
         address = self._native.address()
         return None if address is None else f"{self._scheme}://{address}"
 
@@ -283,6 +298,21 @@ class Mill:
 
         Raises:
             ProgramError: The stream is unknown, or is made by the app.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.sent(words)
+            3
         """
         return self._open("sent").sent(self._stream_name(stream))
 
@@ -293,7 +323,23 @@ class Mill:
             self._native.acknowledge(name, behind)
 
     def drain(self) -> None:
-        """Waits until all rows sent so far are committed, and all files are read to their end."""
+        """Waits until all rows sent so far are committed, and all files are read to their end.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.output(count).rows()[-1]
+            {'name': 'tide'}
+        """
         self._open("drain").drain()
 
     def finish(self) -> dict[str, Any]:
@@ -304,6 +350,20 @@ class Mill:
 
         Returns:
             The summary of the run, as :meth:`summary` returns it.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> mill = app.start()
+            >>> mill.send(words, [{"name": "tide"}])
+            >>> mill.finish()["events"]
+            1
         """
         return self._end(self._open("finish").finish)
 
@@ -314,6 +374,19 @@ class Mill:
 
         Returns:
             The summary of the run, as :meth:`summary` returns it.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> mill = app.start()
+            >>> mill.stop()["events"]
+            0
         """
         return self._end(self._open("stop").stop)
 
@@ -355,6 +428,20 @@ class Mill:
         Returns:
             A dict for each reason, with ``handler``, ``reason``, ``count``, and the line ``at``
             of the function that failed, if that is known.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("orders")
+            >>> done = app.table("done", key="id", id=int)
+            >>> @app.procedure
+            ... def order(tx, id: int):
+            ...     done.insert(id=10 // id)
+            >>> with app.start() as mill:
+            ...     try:
+            ...         mill.call(order, id=0)
+            ...     except tm.Fault:
+            ...         [fault["handler"] for fault in mill.faults()]
+            ['order']
         """
         found: list[dict[str, Any]] = json.loads(self._open("faults").faults())
         return found
@@ -377,6 +464,19 @@ class Mill:
 
         Returns:
             Whether all input has ended.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.wait(0.01)
+            False
         """
         return self._open("wait").wait(max(0, int(seconds * 1_000_000)))
 
@@ -388,12 +488,43 @@ class Mill:
             ``recovering`` is true while the log is replayed. ``stalled`` has the reason while the
             disk is full. ``troubles`` has the problems of sources and sinks, such as brokers that
             do not answer.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.status()["transactions"]
+            3
         """
         found: dict[str, Any] = json.loads(self._open("status").status())
         return found
 
     def summary(self) -> dict[str, Any]:
-        """Returns the summary of the run so far: counts of events, transactions and aborts."""
+        """Returns the summary of the run so far: counts of events, transactions and aborts.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.summary()["committed"]
+            3
+        """
         return self._summary(self._open("summary").summary())
 
     def table(self, table: Table | Entity | str) -> TableView:
@@ -407,6 +538,21 @@ class Mill:
 
         Raises:
             ProgramError: There is no such table.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.table(counts)["tide"]
+            {'name': 'tide', 'n': 2}
         """
         self._open("table")
         name = table if isinstance(table, str) else getattr(table, "name", None)
@@ -431,6 +577,21 @@ class Mill:
 
         Raises:
             ProgramError: There is no such stream, or the handler returns nothing.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     len(mill.output(count))
+            3
         """
         self._open("output")
         name = stream.name if isinstance(stream, Side) else self._text(stream, "an output")
@@ -505,11 +666,43 @@ class TableView:
         return self._mill._open("table")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all rows as dicts, in the order of their keys."""
+        """Returns all rows as dicts, in the order of their keys.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.table(counts).rows()
+            [{'name': 'mill', 'n': 1}, {'name': 'tide', 'n': 2}]
+        """
         return self._native.table_rows(self._table.name)
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Returns all rows as a record batch of pyarrow, in the order of their keys."""
+        """Returns all rows as a record batch of pyarrow, in the order of their keys.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.table(counts).to_arrow().num_rows
+            2
+        """
         return self._native.table_arrow(self._table.name)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -568,11 +761,43 @@ class OutputView:
                 yield from batch
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns all events so far, as dicts."""
+        """Returns all events so far, as dicts.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.output(count).rows()
+            [{'name': 'tide'}, {'name': 'mill'}, {'name': 'tide'}]
+        """
         return list(self)
 
     def to_arrow(self) -> pa.Table:
-        """Returns all events so far, as a table of pyarrow."""
+        """Returns all events so far, as a table of pyarrow.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> with app.start() as mill:
+            ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
+            ...     mill.drain()
+            ...     mill.output(count).to_arrow().num_rows
+            3
+        """
         return self._native.output_arrow(self._name)
 
     def to_pandas(self) -> pd.DataFrame:

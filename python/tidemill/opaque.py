@@ -150,6 +150,20 @@ class Tx:
             Abort: The condition does not hold. The transaction aborts, also when the function
                 catches this exception.
             TypeError: The condition is not a bool.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.table("sold", key="id", id=str, at=tm.timestamp, seat=int)
+            >>> @app.procedure
+            ... def sell(tx):
+            ...     tx.require(False, "sold out")
+            >>> with app.start() as mill:
+            ...     try:
+            ...         mill.call(sell)
+            ...     except tm.Abort as abort:
+            ...         str(abort)
+            'sold out'
         """
         if cond is True:
             return
@@ -184,6 +198,20 @@ class Tx:
         Raises:
             TypeError: The stream is not known as one that the function emits into, a column is
                 unknown, or a value is missing.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.stream("sold", seat=int)
+            >>> seats = app.table("seats", key="id", id=int)
+            >>> @app.procedure
+            ... def sell(tx, seat: int):
+            ...     seats.insert(id=seat)
+            ...     tx.emit(sold, seat=seat)
+            >>> with app.start() as mill:
+            ...     mill.call(sell, seat=3)
+            ...     mill.output(sold).rows()
+            [{'seat': 3}]
         """
         handler = self._running.handler
         if stream not in handler.emits:
@@ -203,6 +231,17 @@ class Tx:
 
         Returns:
             The time, in UTC.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.table("sold", key="id", id=str, at=tm.timestamp, seat=int)
+            >>> @app.procedure
+            ... def sell(tx):
+            ...     return tx.now().tzinfo is not None
+            >>> with app.start() as mill:
+            ...     mill.call(sell)
+            True
         """
         return cast(dt.datetime, self._running.now())
 
@@ -215,6 +254,17 @@ class Tx:
 
         Returns:
             A number from 0 to below 1.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.table("sold", key="id", id=str, at=tm.timestamp, seat=int)
+            >>> @app.procedure
+            ... def sell(tx):
+            ...     return 0 <= tx.random() < 1
+            >>> with app.start() as mill:
+            ...     mill.call(sell)
+            True
         """
         return (self._running.random()[0] >> 11) / (1 << 53)
 
@@ -256,6 +306,19 @@ class Tx:
 
         Raises:
             LookupFailed: The function raised. It is raised whenever the transaction runs.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.table("sold", key="id", id=str, at=tm.timestamp, seat=int)
+            >>> def price_of(seat):
+            ...     return 9  # ask a service here
+            >>> @app.procedure
+            ... def sell(tx):
+            ...     return tx.lookup(price_of, "a")
+            >>> with app.start() as mill:
+            ...     mill.call(sell)
+            9
         """
         named = f"{function.__module__}.{function.__qualname__}"
         question = named.encode() + _native.packed(arguments)
@@ -285,6 +348,17 @@ class Tx:
 
         Returns:
             The identifier, which is the same whenever the transaction runs.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("tickets")
+            >>> sold = app.table("sold", key="id", id=str, at=tm.timestamp, seat=int)
+            >>> @app.procedure
+            ... def sell(tx):
+            ...     return len(str(tx.uuid()))
+            >>> with app.start() as mill:
+            ...     mill.call(sell)
+            36
         """
         high, low = self._running.random()
         fields = (high << 64 | low) & ~(0xF << 76 | 0x3 << 62) | 0x8 << 76 | 0x2 << 62

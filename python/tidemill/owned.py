@@ -161,6 +161,23 @@ class OwnedWindow:
 
         Raises:
             ProgramError: There is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("vote")
+            >>> votes = app.stream("votes", candidate=int)
+            >>> seen = app.stream("seen", rows=int, groups=int)
+            >>> recent = app.window("recent", rows=2, slide=1, group="candidate", candidate=int)
+            >>> @app.procedure(votes, owns=[recent])
+            ... def count(tx, votes):
+            ...     for vote in votes:
+            ...         recent.insert(candidate=vote.candidate)
+            ...     tx.emit(seen, rows=len(recent.rows()), groups=len(recent.groups()))
+            >>> with app.start() as mill:
+            ...     mill.send(votes, [{"candidate": 1}, {"candidate": 1}, {"candidate": 2}])
+            ...     mill.drain()
+            ...     mill.output(seen).rows()
+            [{'rows': 0, 'groups': 0}, {'rows': 2, 'groups': 1}, {'rows': 2, 'groups': 2}]
         """
         current(f"window {self.name} is filled").window_insert(self, {**(row or {}), **columns})
 
@@ -177,6 +194,23 @@ class OwnedWindow:
 
         Raises:
             ProgramError: There is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("vote")
+            >>> votes = app.stream("votes", candidate=int)
+            >>> seen = app.stream("seen", rows=int, groups=int)
+            >>> recent = app.window("recent", rows=2, slide=1, group="candidate", candidate=int)
+            >>> @app.procedure(votes, owns=[recent])
+            ... def count(tx, votes):
+            ...     for vote in votes:
+            ...         recent.insert(candidate=vote.candidate)
+            ...     tx.emit(seen, rows=len(recent.rows()), groups=len(recent.groups()))
+            >>> with app.start() as mill:
+            ...     mill.send(votes, [{"candidate": 1}, {"candidate": 1}, {"candidate": 2}])
+            ...     mill.drain()
+            ...     mill.output(seen).rows()
+            [{'rows': 0, 'groups': 0}, {'rows': 2, 'groups': 1}, {'rows': 2, 'groups': 2}]
         """
         found: list[Any] = current(f"window {self.name} is read").window_rows(self)
         return found
@@ -189,6 +223,23 @@ class OwnedWindow:
 
         Raises:
             ProgramError: There is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("vote")
+            >>> votes = app.stream("votes", candidate=int)
+            >>> seen = app.stream("seen", rows=int, groups=int)
+            >>> recent = app.window("recent", rows=2, slide=1, group="candidate", candidate=int)
+            >>> @app.procedure(votes, owns=[recent])
+            ... def count(tx, votes):
+            ...     for vote in votes:
+            ...         recent.insert(candidate=vote.candidate)
+            ...     tx.emit(seen, rows=len(recent.rows()), groups=len(recent.groups()))
+            >>> with app.start() as mill:
+            ...     mill.send(votes, [{"candidate": 1}, {"candidate": 1}, {"candidate": 2}])
+            ...     mill.drain()
+            ...     mill.output(seen).rows()
+            [{'rows': 0, 'groups': 0}, {'rows': 2, 'groups': 1}, {'rows': 2, 'groups': 2}]
         """
         found: list[Any] = current(f"window {self.name} is read").window_groups(self, None)
         return found

@@ -149,6 +149,13 @@ class Stream(Side):
 
         Raises:
             ProgramError: The stream is pushed already, or is made by the app.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("bank")
+            >>> payments = app.stream("payments", time="at", at=int, amount=int)
+            >>> payments.push(out_of_orderness=10)
+            <stream payments: at: int, amount: int>
         """
         at = here()
         if self.pushed:
@@ -634,7 +641,20 @@ class Handler(Stream):
 
     @property
     def path(self) -> str:
-        """How the handler is executed: ``"traced"`` or ``"opaque"``."""
+        """How the handler is executed: ``"traced"`` or ``"opaque"``.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> count.path
+            'traced'
+        """
         return "opaque" if self.recorder is None else "traced"
 
     def write(self, to: Files | Kafka) -> None:
@@ -645,6 +665,17 @@ class Handler(Stream):
 
         Raises:
             ProgramError: The argument is neither, or the handler returns nothing.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> count.write(tm.files("out/counts.csv"))
         """
         self._returns("written")
         super().write(to)
@@ -654,6 +685,17 @@ class Handler(Stream):
 
         Raises:
             ProgramError: The handler returns nothing.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("counter")
+            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+            >>> words = app.stream("words", name=str)
+            >>> @app.transaction(words)
+            ... def count(tx, e):
+            ...     counts[e.name].n += 1
+            ...     return dict(name=e.name)
+            >>> count.keep()
         """
         self._returns("retained")
         super().keep()

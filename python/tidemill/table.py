@@ -124,6 +124,23 @@ class Table:
         Raises:
             ProgramError: The table was not declared with ``ordered=True``, a bound has more
                 values than the key, both bounds and a prefix are given, or there is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("shop")
+            >>> items = app.table("items", key="id", id=int, price=int, ordered=True)
+            >>> by_price = items.index("price", name="by_price")
+            >>> @app.procedure
+            ... def prices(tx, first: int):
+            ...     return [item.price for item in items.scan(first, limit=2)]
+            >>> @app.procedure
+            ... def put(tx, id: int, price: int):
+            ...     items.upsert(id=id, price=price)
+            >>> with app.start() as mill:
+            ...     for id in range(5):
+            ...         mill.call(put, id=id, price=10 * id)
+            ...     mill.call(prices, first=2)
+            [20, 30]
         """
         if not self.ordered:
             raise ProgramError(
@@ -170,6 +187,18 @@ class Table:
         Raises:
             ProgramError: No column is given, a column is unknown or can't be indexed, or the name
                 is taken.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("shop")
+            >>> items = app.table("items", key="id", id=int, price=int, ordered=True)
+            >>> by_price = items.index("price", name="by_price")
+            >>> @app.procedure
+            ... def at(tx, price: int):
+            ...     return [item.id for item in by_price[price]]
+            >>> with app.start() as mill:
+            ...     mill.call(at, price=3)
+            []
         """
         at = here()
         if not columns:
@@ -204,6 +233,19 @@ class Table:
 
         Raises:
             ProgramError: A column is unknown, a value is missing, or there is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("shop")
+            >>> items = app.table("items", key="id", id=int, price=int, ordered=True)
+            >>> by_price = items.index("price", name="by_price")
+            >>> @app.procedure
+            ... def add(tx, id: int):
+            ...     items.insert(id=id, price=3)
+            >>> with app.start() as mill:
+            ...     mill.call(add, id=1)
+            ...     mill.table(items)[1]
+            {'id': 1, 'price': 3}
         """
         values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is inserted")
@@ -221,6 +263,20 @@ class Table:
 
         Raises:
             ProgramError: A column is unknown, a value is missing, or there is no transaction.
+
+        Example:
+            >>> import tidemill as tm
+            >>> app = tm.App("shop")
+            >>> items = app.table("items", key="id", id=int, price=int, ordered=True)
+            >>> by_price = items.index("price", name="by_price")
+            >>> @app.procedure
+            ... def put(tx, id: int, price: int):
+            ...     items.upsert(id=id, price=price)
+            >>> with app.start() as mill:
+            ...     mill.call(put, id=1, price=3)
+            ...     mill.call(put, id=1, price=4)
+            ...     mill.table(items)[1]
+            {'id': 1, 'price': 4}
         """
         values = columns if row is None else {**row, **columns}
         transaction = local.transaction or current(f"a row of table {self.name} is upserted")
