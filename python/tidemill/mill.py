@@ -627,7 +627,9 @@ class Mill:
                 if known.origin != "input":
                     raise ProgramError(
                         f"stream {name} is made by the app, so nothing can be sent into it",
-                        "send into the input stream that it derives from",
+                        "send into the input stream that it derives from"
+                        if isinstance(known.origin, dict) and "derived" in known.origin
+                        else "transactions make its events: send what causes them",
                         here(),
                     )
                 for handler in self.app.handlers:

@@ -165,6 +165,11 @@ def column_type(given: object) -> ColumnType:
             f"tm.{getattr(given, '__name__', given)} is a function, not a type",
             "call it: tm.decimal(2), or tm.list(int)",
         )
+    if given in (dt.date, dt.time, dt.timedelta):
+        raise ProgramError(
+            f"{given!r} is not the type of a column",
+            "a day is a tm.timestamp at midnight, or a text such as '2026-01-31'; a span is an int",
+        )
     raise ProgramError(
         f"{given!r} is not the type of a column",
         "use int, float, bool, str, bytes, tm.timestamp, tm.decimal(2), tm.list(int), tm.any, or "
