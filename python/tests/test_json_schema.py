@@ -92,5 +92,16 @@ def test_streams_of_private_functions_are_not_in_the_document() -> None:
 
     with app.start(http_port=0) as mill:
         paths = httpx.get(f"{mill.url}/openapi.json", timeout=30).json()["paths"]
+        for name in ("rooms.clean", "rooms.clean.aborted", "rooms.nothing"):
+            refused = httpx.get(f"{mill.url}/streams/{name}", timeout=30)
+            assert refused.status_code == 404
+            assert "clean" not in refused.json()["error"].get("help", "")
+        wrong = httpx.get(f"{mill.url}/streams/rooms.book?from=x", timeout=30)
+        assert (wrong.status_code, wrong.json()["error"]["what"]) == (
+            400,
+            "the query is not the number of a row",
+        )
+    with pytest.raises(tm.ResourceError, match="the engine has stopped"):
+        mill.call(book, id=1)
     streams = [path for path in paths if path.startswith("/streams/")]
     assert streams == ["/streams/rooms.book", "/streams/rooms.book.aborted"]
