@@ -99,6 +99,14 @@ impl CsvFormat {
                 ));
             }
         }
+        // No column is called by a number.
+        if names.iter().any(|name| name.parse::<f64>().is_ok()) {
+            let first = names.join(", ");
+            return error.help(format!(
+                "its first line is {:?}: if that is a row, write header=False",
+                text::shorten(&first, 200)
+            ));
+        }
         match nearest(field, names.iter().map(String::as_str)) {
             Some(near) => {
                 error.help(format!("did you mean '{near}'? Say columns={{\"{name}\": \"{near}\"}}"))

@@ -232,6 +232,8 @@ fn a_header_with_another_delimiter_says_which() {
         "{report}"
     );
     assert!(help("aa\n", None).starts_with("did you mean 'aa'?"));
+    let row = help("7,x\n", None);
+    assert_eq!(row, "its first line is \"7, x\": if that is a row, write header=False");
     let one = refused("zzzz\n", vec![int("a")], |_| ()).help;
     assert!(one.starts_with("its columns are zzzz: map one"), "{one}");
 }
