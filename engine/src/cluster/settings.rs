@@ -339,7 +339,7 @@ mod tests {
             ("log", Value::Null) => "served".into(),
             ("log_options", Value::Object(none)) if none.is_empty() => "none".into(),
             ("snapshots", Value::Null) => "in the data directory".into(),
-            (_, Value::Null) => String::new(),
+            (_, Value::Null) => "none".into(),
             (_, Value::Number(number)) => {
                 let digits = number.to_string();
                 let grouped = digits.as_bytes().rchunks(3).rev();
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(documented.remove("cluster_epoch_rows_max").as_deref(), Some("250"));
         assert_eq!(Settings::default().buffered_bytes_max, 256 << 20);
         // The secret comes from a file, and has no default.
-        assert_eq!(documented.remove("cluster_secret_file").as_deref(), Some(""));
+        assert_eq!(documented.remove("cluster_secret_file").as_deref(), Some("none"));
         let Value::Object(mut own) = json!(ClusterSettings::default()) else { panic!("no object") };
         assert_eq!(own.remove("epoch_rows_max"), Some(Value::Null));
         // These have no prefix.
