@@ -207,8 +207,24 @@ pub(crate) fn procedures(
     called.map(procedure).collect()
 }
 
+/// Whether a stream has results, or late or rejected calls, of a private function.
+pub(crate) fn is_of_private(
+    program: &Program,
+    procedures: &BTreeMap<String, Procedure>,
+    stream: &str,
+) -> bool {
+    let of = [".aborted", ".late", ".dead"].iter().find_map(|end| stream.strip_suffix(end));
+    let of = of.unwrap_or(stream);
+    program.handlers.iter().any(|handler| {
+        let calls = &program.streams[handler.input.index()].spec.name;
+        (*handler.name == *of || **calls == *of)
+            && program.calls.contains(&handler.input)
+            && !procedures.contains_key(&*handler.name)
+    })
+}
+
 /// Whether a stream says nothing to clients. It has the late or rejected events of a stream that
-/// only the engine fills: calls and firings of timers. Or it has results of a private function.
+/// only the engine fills: calls and firings of timers. Or it is of a private function.
 pub(crate) fn is_of_engine(
     program: &Program,
     procedures: &BTreeMap<String, Procedure>,
@@ -219,12 +235,7 @@ pub(crate) fn is_of_engine(
     let mut filled = program.calls.iter().chain(timers);
     let is_filled =
         |base: &str| filled.any(|filled| *program.streams[filled.index()].spec.name == *base);
-    let of = stream.strip_suffix(".aborted").unwrap_or(stream);
-    let is_private = |handler: &Handler| {
-        program.calls.contains(&handler.input) && !procedures.contains_key(&*handler.name)
-    };
-    base.is_some_and(is_filled)
-        || program.handlers.iter().any(|handler| *handler.name == *of && is_private(handler))
+    base.is_some_and(is_filled) || is_of_private(program, procedures, stream)
 }
 
 /// Returns the stream of a procedure's calls, and the event of this call.

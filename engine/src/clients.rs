@@ -209,7 +209,8 @@ impl App for Mill {
     }
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        let is_shown = |stream: &str| !self.is_of_engine(stream);
+        let (program, procedures) = (&self.view.program, &self.view.procedures);
+        let is_shown = |stream: &str| !calls::is_of_private(program, procedures, stream);
         serve::ring_among(&self.view.shared.rings.lock(), stream, is_shown)
             .map(|ring| ring.retained(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.view.program, stream, false))

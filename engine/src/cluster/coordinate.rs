@@ -649,7 +649,8 @@ impl App for Cluster {
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         self.request_server.begin();
-        let is_shown = |stream: &str| !self.is_of_engine(stream);
+        let is_shown =
+            |stream: &str| !calls::is_of_private(&self.program, &self.procedures, stream);
         serve::ring_among(&self.delivered.rings.lock(), stream, is_shown)
             .map(|ring| ring.retained(from, rows_max))
             .map_err(|error| serve::no_rows(error, &self.program, stream, true))
