@@ -1,36 +1,43 @@
 """Clients of an app over HTTP: calls that are executed once, and subscriptions to events.
 
-:class:`Client` blocks, and :class:`AsyncClient` is for ``asyncio``. They have the same methods.
-Both share the protocol, which is generators (``Steps``): they yield requests and waits, and
-receive responses.
+:class:`Client` blocks, and :class:`AsyncClient` is for ``asyncio``. They have the same methods, and
+share :mod:`tidemill.client_protocol`.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import math
-import random
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from tidemill.context import outside
-from tidemill.errors import (
-    Error,
-    Fault,
-    InputError,
-    InternalError,
-    IoError,
-    ProgramError,
-    ResourceError,
-    SettingError,
-    aborted,
+from tidemill.client_protocol import (
+    SILENCE,
+    AccessError,
+    Broken,
+    Change,
+    Cut,
+    DeadlineError,
+    Event,
+    Following,
+    GoneError,
+    Item,
+    Options,
+    Reset,
+    Sleep,
+    Steps,
+    broken_by,
+    call_steps,
+    cut_of,
+    encoded,
+    event_of,
+    get_steps,
+    name_of,
+    refusal,
 )
+from tidemill.context import outside
+from tidemill.errors import Error, ProgramError
 from tidemill.keywords import known_keywords
 from tidemill.source import here
 from tidemill.stream import Handler, Side
@@ -51,381 +58,6 @@ __all__ = [
     "Reset",
 ]
 
-#: The wait before the first retry, in seconds. Each further wait is twice as long.
-FIRST_WAIT = 0.05
-#: The longest wait before a retry, in seconds.
-LAST_WAIT = 2.0
-#: The silence after which a subscription connects again, in seconds.
-SILENCE = 30.0
-
-
-class AccessError(SettingError):
-    """The app does not know the token, or the token lacks the role that the procedure needs."""
-
-
-class DeadlineError(ResourceError):
-    """There was no reply in time; the call may have been executed, or may still be executed.
-
-    To get the reply, repeat the call with the same arguments and the same id:
-    ``client.using(request_id=error.request_id).call(...)``. The call is still executed only once.
-
-    Attributes:
-        request_id: The id of the request, or None if it had none.
-    """
-
-    request_id: str | None = None
-
-
-class GoneError(InputError):
-    """The app no longer retains the requested events.
-
-    Attributes:
-        first: The number of the first row that the app still has.
-    """
-
-    first: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event of a stream, from :meth:`Client.subscribe`."""
-
-    #: The number of its row. ``subscribe(stream, after=row)`` continues after it.
-    row: int
-    #: The event's columns.
-    value: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A row of a table that a cut has changed or deleted."""
-
-    #: The values of the key columns.
-    key: tuple[Any, ...]
-    #: The row's columns, or None if the row was deleted.
-    row: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The changes of one cut to a table, from :meth:`Client.changes`."""
-
-    #: The number of the epoch that ended with the cut.
-    epoch: int
-    #: The changed and deleted rows.
-    changes: list[Change]
-
-
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """A start without the earlier changes: read the table now. Later cuts continue from there."""
-
-    #: The number of the epoch from which the changes continue.
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    deadline: float
-    retries: int
-    request_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Send:
-    """A request that a client sends."""
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    content: bytes | None
-    params: Mapping[str, list[str]]
-    #: The timeout, in seconds.
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Sleep:
-    seconds: float
-
-
-#: The result of a request without response: whether the app may have received it, and the reason.
-Broken = tuple[bool, str]
-Steps = Generator["_Send | _Sleep", "httpx.Response | Broken", Any]
-Item = TypeVar("Item")
-
-
-def _name(of: Handler | Side | Table | str) -> str:
-    return of if isinstance(of, str) else of.name
-
-
-def _encoded(value: object) -> object:
-    """Returns a value in the form that JSON has for it.
-
-    >>> _encoded([Decimal("1.50"), b"a", float("inf"), dt.datetime(2026, 1, 31, tzinfo=dt.UTC)])
-    ['1.50', '0x61', 'inf', '2026-01-31T00:00:00+00:00']
-    """
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else str(value).replace("nan", "NaN")
-        case Decimal():
-            return str(value)
-        case bytes() | bytearray():
-            return "0x" + value.hex()
-        case dt.datetime():
-            if value.utcoffset() is None:
-                raise InputError(
-                    f"{value.isoformat()} has no time zone, so it may be any of many moments",
-                    "write .replace(tzinfo=timezone.utc) where it is UTC, and .astimezone() where "
-                    "it is local time",
-                )
-            return value.isoformat()
-        case list() | tuple():
-            return [_encoded(item) for item in value]
-        case Mapping():
-            fields: dict[str, object] = {}
-            for name, item in value.items():
-                key = _encoded(name)
-                text = key if isinstance(key, str) else json.dumps(key)
-                if text in fields:
-                    raise InputError(f"two keys of a dict are the same text in JSON: '{text}'")
-                fields[text] = _encoded(item)
-            return fields
-        case _:
-            raise InputError(
-                f"a value of type {type(value).__name__} can't be sent",
-                "send numbers, texts, bytes, decimals, times, lists and dicts",
-            )
-
-
-def _waits() -> Iterator[float]:
-    """Yields the waits before retries, in seconds; random, so that clients spread out."""
-    wait = FIRST_WAIT
-    while True:
-        yield wait * random.uniform(0.5, 1.0)
-        wait = min(wait * 2, LAST_WAIT)
-
-
-_KINDS: dict[str, type[Error]] = {
-    kind.__name__: kind
-    for kind in (InputError, InternalError, IoError, ProgramError, ResourceError, SettingError)
-}
-
-
-def _found(response: httpx.Response) -> dict[str, Any]:
-    try:
-        found = response.json()
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
-    raise IoError(
-        f"{response.url} answered {response.status_code} without JSON",
-        "check that this is the address of an app",
-    )
-
-
-def _refusal(response: httpx.Response) -> Error:
-    """Returns the exception for a response that is not a success."""
-    said = _found(response)
-    error = said.get("error") or {}
-    what = str(error.get("what") or f"{response.url} answered {response.status_code}")
-    help = str(error.get("help") or "")
-    if said.get("executed") == "unknown":
-        return DeadlineError(what, help)
-    match response.status_code:
-        case 401 | 403:
-            return AccessError(what, help)
-        case 404:
-            return ProgramError(what, help)
-        case 410:
-            gone = GoneError(what, help)
-            gone.first = int(said.get("first", 0))
-            return gone
-    return _KINDS.get(str(error.get("kind")), IoError)(what, help)
-
-
-def _call(options: _Options, procedure: str, arguments: Mapping[str, object]) -> Steps:
-    """Makes a call: repeats the request until a response, the deadline, or the last retry."""
-    content = json.dumps(_encoded(arguments), separators=(",", ":")).encode()
-    request = options.request_id
-    if request is None and options.retries > 0:
-        request = uuid.uuid4().hex
-    until = time.monotonic() + options.deadline
-    headers = {"content-type": "application/json"}
-    if request is not None:
-        headers["idempotency-key"] = request
-    error: Error = DeadlineError(
-        f"there was no time to call {procedure}: the deadline is {options.deadline} s",
-        "give a longer deadline=",
-    )
-    heard = False
-    waits = _waits()
-    for attempt in range(options.retries + 1):
-        left = until - time.monotonic()
-        if left <= 0:
-            break
-        headers["tidemill-deadline-ms"] = str(max(1, int(left * 1000)))
-        # The app reports the deadline itself; the extra second is for the network.
-        response = yield _Send("POST", f"/call/{procedure}", headers, content, {}, left + 1.0)
-        if isinstance(response, tuple):
-            may_have_heard, why = response
-            heard |= may_have_heard
-            error = IoError(
-                f"the app can't be reached: {why}", "check that it is running at this address"
-            )
-        elif response.status_code == 200:
-            return _found(response).get("reply")
-        elif response.status_code == 409 and "aborted" in (said := _found(response)):
-            raise aborted(str(said["aborted"]))
-        elif response.status_code == 500 and "fault" in (said := _found(response)):
-            raise Fault(str(said["fault"]))
-        else:
-            error = _refusal(response)
-            heard |= isinstance(error, DeadlineError)
-            if response.status_code not in (408, 503, 504):
-                raise error
-        if request is None or attempt == options.retries:
-            break
-        if (wait := next(waits)) >= until - time.monotonic():
-            break
-        yield _Sleep(wait)
-    if heard:
-        error = DeadlineError(
-            error.what,
-            "the call may have been executed: repeat it with the same request_id and arguments"
-            if request is not None
-            else "the call may have been executed; with retries= a client can repeat it safely",
-        )
-        error.request_id = request
-    raise error
-
-
-def _get(options: _Options, path: str, params: Mapping[str, list[str]]) -> Steps:
-    """Gets a resource, with retries; a repeated request changes nothing."""
-    until = time.monotonic() + options.deadline
-    error: Error = IoError(
-        f"{path}: the app did not answer", "check that it is running at this address"
-    )
-    waits = _waits()
-    for _ in range(options.retries + 1):
-        left = until - time.monotonic()
-        if left <= 0:
-            break
-        response = yield _Send("GET", path, {}, None, params, left)
-        if isinstance(response, tuple):
-            error = IoError(f"the app can't be reached: {response[1]}", error.help)
-        elif response.status_code == 200:
-            return _found(response)
-        else:
-            error = _refusal(response)
-            if response.status_code != 503:
-                break
-        yield _Sleep(min(next(waits), max(0.0, until - time.monotonic())))
-    raise error
-
-
-class _Lines:
-    """A parser of server-sent events, line by line.
-
-    >>> lines = _Lines()
-    >>> [lines.feed(line) for line in ("id: 7", "data: {}", "")]
-    [None, None, ('', '7', '{}')]
-    """
-
-    def __init__(self) -> None:
-        self.id = ""
-        self._name = ""
-        self._data: list[str] = []
-
-    def feed(self, line: str) -> tuple[str, str, str] | None:
-        """Takes a line, and returns name, id and data if the line ends an event."""
-        if not line:
-            name, data = self._name, self._data
-            self._name, self._data = "", []
-            return (name, self.id, "\n".join(data)) if data else None
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if field == "id":
-            self.id = value
-        elif field == "event":
-            self._name = value
-        elif field == "data":
-            self._data.append(value)
-        return None
-
-
-class _Following(Generic[Item]):
-    """A subscription: its requests, its position, and the conversion of its events."""
-
-    def __init__(
-        self,
-        options: _Options,
-        path: str,
-        last: str,
-        item: Callable[[str, str, str], Item],
-        first: int | None = None,
-    ) -> None:
-        self.path = path
-        self.last = last
-        self.lines = _Lines()
-        self._item = item
-        self._first = first
-        self._options = options
-        self._fails = 0
-        self._waits = _waits()
-
-    def headers(self) -> dict[str, str]:
-        """Returns the headers of the next connection."""
-        self.lines = _Lines()
-        more = {"last-event-id": self.last} if self.last else {}
-        return {"accept": "text/event-stream"} | more
-
-    def params(self) -> dict[str, int]:
-        """Returns the first row to request, unless the last connection's position is known."""
-        return {"from": self._first} if self._first is not None and not self.last else {}
-
-    def take(self, line: str) -> Item | None:
-        """Takes a line, and returns an event if the line ends one."""
-        found = self.lines.feed(line)
-        if self.lines.id:
-            self.last = self.lines.id
-        if found is None:
-            return None
-        self._fails, self._waits = 0, _waits()
-        name, id, data = found
-        if name == "end":
-            return None
-        if name == "gone":
-            said = json.loads(data)
-            gone = GoneError(str(said.get("what")), str(said.get("help") or ""))
-            gone.first = int(said.get("first", 0))
-            raise gone
-        return self._item(name, id, data)
-
-    def failed(self, error: Error | None) -> float:
-        """Returns the wait before the next connection, in seconds; raises after the last retry."""
-        self._fails += 1
-        if self._fails > self._options.retries:
-            raise error or IoError(
-                f"{self.path}: the app does not answer", "check that it is running"
-            )
-        return next(self._waits)
-
-
-def _event(name: str, id: str, data: str) -> Event:
-    return Event(int(id), json.loads(data))
-
-
-def _cut(name: str, id: str, data: str) -> Cut | Reset:
-    said = json.loads(data)
-    if name == "reset":
-        return Reset(said["epoch"])
-    changes = [Change(tuple(change["key"]), change["row"]) for change in said["changes"]]
-    return Cut(said["epoch"], changes)
-
 
 class _Client:
     """The common part of both kinds of client."""
@@ -437,7 +69,7 @@ class _Client:
             what = f"deadline={deadline!r}, retries={retries!r}: a deadline is positive, in seconds"
             raise ProgramError(what, "give 0 or more retries", here())
         self.url = url.rstrip("/")
-        self._options = _Options(deadline, retries)
+        self._options = Options(deadline, retries)
         self._settings: dict[str, Any] = {
             "base_url": self.url,
             "headers": {} if token is None else {"authorization": f"Bearer {token}"},
@@ -469,24 +101,26 @@ class _Client:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         now = self._options
-        other._options = _Options(
+        other._options = Options(
             now.deadline if deadline is None else deadline,
             now.retries if retries is None else retries,
             now.request_id if request_id is None else request_id,
         )
         return other
 
-    def _subscription(self, stream: Side | str, after: int | None) -> _Following[Event]:
+    def _subscription(self, stream: Side | str, after: int | None) -> Following[Event]:
         first = None if after is None else after + 1
-        return _Following(self._options, f"/streams/{_name(stream)}", "", _event, first)
+        return Following(self._options, f"/streams/{name_of(stream)}", "", event_of, first)
 
-    def _following(self, table: Table | str) -> _Following[Cut | Reset]:
-        return _Following(self._options, f"/tables/{_name(table)}/changes", "", _cut)
+    def _following(self, table: Table | str) -> Following[Cut | Reset]:
+        return Following(self._options, f"/tables/{name_of(table)}/changes", "", cut_of)
 
     def _row(self, table: Table | str, key: tuple[object, ...]) -> Steps:
         # As JSON a value has its type, so that a key of another type is refused.
-        texts = [json.dumps(_encoded(value)) for value in key]
-        return _get(self._options, f"/tables/{_name(table)}/rows", {"key": texts, "json": ["true"]})
+        texts = [json.dumps(encoded(value)) for value in key]
+        return get_steps(
+            self._options, f"/tables/{name_of(table)}/rows", {"key": texts, "json": ["true"]}
+        )
 
 
 class Client(_Client):
@@ -568,7 +202,7 @@ class Client(_Client):
             ...     client.call(count, name="tides", by=2)
             2
         """
-        return self._run(_call(self._options, _name(procedure), arguments))
+        return self._run(call_steps(self._options, name_of(procedure), arguments))
 
     def row(self, table: Table | str, *key: object) -> dict[str, Any] | None:
         """Returns a row of a table, as the last durable cut left it.
@@ -620,7 +254,7 @@ class Client(_Client):
             ...     "/call/count" in client.openapi()["paths"]
             True
         """
-        found: dict[str, Any] = self._run(_get(self._options, "/openapi.json", {}))
+        found: dict[str, Any] = self._run(get_steps(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> Iterator[Event]:
@@ -717,7 +351,7 @@ class Client(_Client):
         try:
             step = next(steps)
             while True:
-                if isinstance(step, _Sleep):
+                if isinstance(step, Sleep):
                     time.sleep(step.seconds)
                     step = next(steps)
                     continue
@@ -727,12 +361,12 @@ class Client(_Client):
                         params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
-                    response = _broken(error, self.url)
+                    response = broken_by(error, self.url)
                 step = steps.send(response)
         except StopIteration as end:
             return end.value
 
-    def _follow(self, following: _Following[Item]) -> Iterator[Item]:
+    def _follow(self, following: Following[Item]) -> Iterator[Item]:
         import httpx
 
         outside("a client's request", may_be_asked=True)
@@ -745,7 +379,7 @@ class Client(_Client):
                 ) as response:  # fmt: skip
                     if response.status_code != 200:
                         response.read()
-                        error = _refusal(response)
+                        error = refusal(response)
                         if response.status_code != 503:
                             raise error
                     else:
@@ -753,7 +387,7 @@ class Client(_Client):
                             if (item := following.take(line)) is not None:
                                 yield item
             except httpx.TransportError as broken:
-                _broken(broken, self.url)
+                broken_by(broken, self.url)
             time.sleep(following.failed(error))
 
 
@@ -835,7 +469,7 @@ class AsyncClient(_Client):
             ...     asyncio.run(ask(mill.url))
             2
         """
-        return await self._run(_call(self._options, _name(procedure), arguments))
+        return await self._run(call_steps(self._options, name_of(procedure), arguments))
 
     async def row(self, table: Table | str, *key: object) -> dict[str, Any] | None:
         """Returns a row of a table, as :meth:`Client.row` does.
@@ -852,7 +486,7 @@ class AsyncClient(_Client):
 
     async def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document that describes the app's procedures, streams and tables."""
-        found: dict[str, Any] = await self._run(_get(self._options, "/openapi.json", {}))
+        found: dict[str, Any] = await self._run(get_steps(self._options, "/openapi.json", {}))
         return found
 
     def subscribe(self, stream: Side | str, *, after: int | None = None) -> AsyncIterator[Event]:
@@ -904,7 +538,7 @@ class AsyncClient(_Client):
         try:
             step = next(steps)
             while True:
-                if isinstance(step, _Sleep):
+                if isinstance(step, Sleep):
                     await asyncio.sleep(step.seconds)
                     step = next(steps)
                     continue
@@ -914,12 +548,12 @@ class AsyncClient(_Client):
                         params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
-                    response = _broken(error, self.url)
+                    response = broken_by(error, self.url)
                 step = steps.send(response)
         except StopIteration as end:
             return end.value
 
-    async def _follow(self, following: _Following[Item]) -> AsyncIterator[Item]:
+    async def _follow(self, following: Following[Item]) -> AsyncIterator[Item]:
         import asyncio
 
         import httpx
@@ -934,7 +568,7 @@ class AsyncClient(_Client):
                 ) as response:  # fmt: skip
                     if response.status_code != 200:
                         await response.aread()
-                        error = _refusal(response)
+                        error = refusal(response)
                         if response.status_code != 503:
                             raise error
                     else:
@@ -942,17 +576,5 @@ class AsyncClient(_Client):
                             if (item := following.take(line)) is not None:
                                 yield item
             except httpx.TransportError as broken:
-                _broken(broken, self.url)
+                broken_by(broken, self.url)
             await asyncio.sleep(following.failed(error))
-
-
-def _broken(error: httpx.TransportError, url: str) -> Broken:
-    """Returns the result of a request whose connection could not be opened, or broke."""
-    import httpx
-
-    if isinstance(error, httpx.UnsupportedProtocol):
-        raise SettingError(
-            f"'{url}' is not the address of an app", "give one as http://127.0.0.1:8080"
-        )
-    unreached = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
-    return not unreached, str(error) or type(error).__name__

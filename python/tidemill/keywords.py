@@ -1,4 +1,4 @@
-"""Refusals of arguments that a function does not have, and of flags that are no bools."""
+"""Refusals of arguments that a function does not have, and of values of other types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import inspect
 import numbers
 import os
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,11 +18,12 @@ from tidemill.source import here
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _BY_NAME: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function refuse unknown keywords with the nearest known one.
+    """Makes a function refuse unknown keywords, with the nearest known one, and wrong values.
 
     >>> @known_keywords
     ... def cut(text: str, *, delimiter: str = ","): ...
@@ -35,26 +35,27 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """
     name_of = function.__qualname__.removesuffix(".__init__").split(".")[-1]
     known = _keywords(function)
-    flags = _flags(function)
-    takes_any, places = _takes_any(function), _places(function)
-    by_place = _by_place(function)
+    parameters = inspect.signature(function).parameters.values()
+    by_place = [p.name for p in parameters if p.kind in _BY_PLACE]
+    kinds = {p.kind for p in parameters}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    is_open = inspect.Parameter.VAR_POSITIONAL in kinds
 
     @functools.cache
     def hints() -> dict[str, Any]:
-        # Not while the module is loaded, because annotations may name what follows.
-        try:
-            return typing.get_type_hints(function)
-        except NameError:
-            # Names that are imported for type checkers only.
-            return {}
+        # Not while the module is loaded, because annotations may name what follows. The type of the
+        # result may be imported for type checkers only.
+        named = {name: of for name, of in function.__annotations__.items() if name != "return"}
+        given = types.SimpleNamespace(__annotations__=named)
+        return typing.get_type_hints(given, function.__globals__)
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) > places:
+        if len(args) > len(by_place) and not is_open:
             raise ProgramError(
-                f"{name_of}() has no place for the argument {args[places]!r:.100}",
+                f"{name_of}() has no place for the argument {args[len(by_place)]!r:.100}",
                 f"give it by name, such as {_next_name(known, by_place, kwargs)}="
-                f"{args[places]!r:.100}",
+                f"{args[len(by_place)]!r:.100}",
                 here(),
             )
         for name in kwargs:
@@ -63,13 +64,6 @@ def known_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 raise ProgramError(
                     f"{name_of}() has no argument '{name}'",
                     f"did you mean '{near}'?" if near else f"it has {', '.join(known)}",
-                    here(),
-                )
-            if name in flags and not isinstance(kwargs[name], bool):
-                # A text such as "no" would count as true.
-                raise ProgramError(
-                    f"{name_of}(): {name}={kwargs[name]!r} is not True or False",
-                    f"write {name}=True, or leave it out",
                     here(),
                 )
         given = {**dict(zip(by_place, args, strict=False)), **kwargs}
@@ -141,34 +135,6 @@ def _unfit(value: object, hint: Any) -> str:
         return "" if isinstance(value, Iterable) else "a list"
     # Other hints are for type checkers, or the function refuses what does not fit.
     return ""
-
-
-def _takes_any(function: Callable[..., object]) -> bool:
-    """Returns whether a function takes any keyword."""
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-
-
-def _places(function: Callable[..., object]) -> int:
-    """Returns the number of positional arguments that a function takes, with ``self``."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return sys.maxsize
-    return len(_by_place(function))
-
-
-def _by_place(function: Callable[..., object]) -> list[str]:
-    """Returns the names of the positional parameters, with ``self``."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind in positional]
-
-
-def _flags(function: Callable[..., object]) -> set[str]:
-    """Returns the parameters that are True or False."""
-    parameters = inspect.signature(function).parameters.values()
-    flags = (p for p in parameters if p.annotation in (bool, "bool"))
-    return {p.name for p in flags if isinstance(p.default, bool)}
 
 
 def _keywords(function: Callable[..., object]) -> list[str]:
