@@ -135,13 +135,17 @@ class Client(_Client):
             ``ssl.SSLContext`` that trusts a private certificate. The default is True: those of
             public authorities.
 
+    The examples of the methods use the app of this one.
+
     Example:
         >>> import tidemill as tm
         >>> app = tm.App("counter")
         >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+        >>> added = app.stream("added", name=str)
         >>> @app.procedure
         ... def count(tx, name: str, by: int = 1):
         ...     counts[name].n += by
+        ...     tx.emit(added, name=name)
         ...     return counts[name].n
         >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
         ...     client.call(count, name="tides"), client.call("count", name="tides", by=2)
@@ -189,15 +193,6 @@ class Client(_Client):
             IoError: The app can't be reached.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
             ...     client.call(count, name="tides", by=2)
             2
@@ -221,15 +216,6 @@ class Client(_Client):
             IoError: The app can't be reached.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
             ...     client.call(count, name="tides"), client.row(counts, "tides")
             (1, {'name': 'tides', 'n': 1})
@@ -241,15 +227,6 @@ class Client(_Client):
         """Returns the OpenAPI document that describes the app's procedures, streams and tables.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
             ...     "/call/count" in client.openapi()["paths"]
             True
@@ -277,15 +254,6 @@ class Client(_Client):
             IoError: The app can't be reached, after all retries.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
             ...     _ = client.call(count, name="tides")
             ...     next(client.subscribe(added, after=-1)).value
@@ -310,15 +278,6 @@ class Client(_Client):
             IoError: The app can't be reached, after all retries.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> with app.start(http_port=0) as mill, tm.Client(mill.url) as client:
             ...     changes = client.changes(counts)
             ...     isinstance(next(changes), tm.Reset), client.call(count, name="tides")
@@ -453,15 +412,6 @@ class AsyncClient(_Client):
 
         Example:
             >>> import asyncio
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> added = app.stream("added", name=str)
-            >>> @app.procedure
-            ... def count(tx, name: str, by: int = 1):
-            ...     counts[name].n += by
-            ...     tx.emit(added, name=name)
-            ...     return counts[name].n
             >>> async def ask(url):
             ...     async with tm.AsyncClient(url) as client:
             ...         return await client.call(count, name="tides", by=2)

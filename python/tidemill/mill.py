@@ -46,6 +46,23 @@ class Mill:
     All methods may be called from any thread. They may not be called inside a function that runs
     as a transaction, or in a forked child process: there they raise :class:`ProgramError`. Ctrl-C
     interrupts them while they wait.
+
+    The examples of the methods use the app of this one.
+
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("counter")
+        >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
+        >>> words = app.stream("words", name=str)
+        >>> @app.transaction(words)
+        ... def count(tx, e):
+        ...     counts[e.name].n += 1
+        ...     return dict(name=e.name)
+        >>> with app.start() as mill:
+        ...     mill.send(words, [{"name": "tide"}, {"name": "tide"}])
+        ...     mill.drain()
+        ...     mill.table(counts)["tide"]
+        {'name': 'tide', 'n': 2}
     """
 
     def __init__(
@@ -300,14 +317,6 @@ class Mill:
             ProgramError: The stream is unknown, or is made by the app.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -326,14 +335,6 @@ class Mill:
         """Waits until all rows sent so far are committed, and all files are read to their end.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -352,14 +353,6 @@ class Mill:
             The summary of the run, as :meth:`summary` returns it.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> mill = app.start()
             >>> mill.send(words, [{"name": "tide"}])
             >>> mill.finish()["events"]
@@ -376,14 +369,6 @@ class Mill:
             The summary of the run, as :meth:`summary` returns it.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> mill = app.start()
             >>> mill.stop()["events"]
             0
@@ -466,14 +451,6 @@ class Mill:
             Whether all input has ended.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.wait(0.01)
             False
@@ -490,14 +467,6 @@ class Mill:
             do not answer.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -511,14 +480,6 @@ class Mill:
         """Returns the summary of the run so far: counts of events, transactions and aborts.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -540,14 +501,6 @@ class Mill:
             ProgramError: There is no such table.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -579,14 +532,6 @@ class Mill:
             ProgramError: There is no such stream, or the handler returns nothing.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -671,14 +616,6 @@ class TableView:
         """Returns all rows as dicts, in the order of their keys.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -691,14 +628,6 @@ class TableView:
         """Returns all rows as a record batch of pyarrow, in the order of their keys.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -766,14 +695,6 @@ class OutputView:
         """Returns all events so far, as dicts.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
@@ -786,14 +707,6 @@ class OutputView:
         """Returns all events so far, as a table of pyarrow.
 
         Example:
-            >>> import tidemill as tm
-            >>> app = tm.App("counter")
-            >>> counts = app.table("counts", key="name", name=str, n=tm.column(int, default=0))
-            >>> words = app.stream("words", name=str)
-            >>> @app.transaction(words)
-            ... def count(tx, e):
-            ...     counts[e.name].n += 1
-            ...     return dict(name=e.name)
             >>> with app.start() as mill:
             ...     mill.send(words, [{"name": "tide"}, {"name": "mill"}, {"name": "tide"}])
             ...     mill.drain()
