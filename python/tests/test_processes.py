@@ -212,6 +212,7 @@ def test_coordinators_are_killed(apart: Apart) -> None:
     follower = Follower(apart.url)
     with Clients(apart.url, ACCOUNTS) as clients:
         clients.wait_for_more()
+        wait_for("an event", lambda: follower.events)
         for with_a_worker in (False, True, False):
             apart.coordinator.send(signal.SIGKILL)
             if with_a_worker:
