@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
+use tidemill_function::Counts;
 
 use self::cut::Running;
 pub use self::cut::WrongClock;
@@ -83,7 +84,7 @@ pub struct SourceProgress {
 }
 
 /// The progress of a cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     /// The running generation, or 0 if there is none.
     pub generation: u64,
@@ -104,6 +105,8 @@ pub struct Progress {
     pub outside: Option<u64>,
     /// The workers that are alive but left out, because they can't reach members.
     pub left_out: Vec<LeftOut>,
+    /// The counts of transactions since the beginning.
+    pub counts: Arc<Counts>,
 }
 
 /// The state machine of a coordinator process.
@@ -115,6 +118,8 @@ pub struct Coordinator {
     now_us: u64,
     clock_us: i64,
     started_us: Option<u64>,
+    /// The time when it last looked for a generation of another coordinator.
+    looked_us: u64,
     /// The factor by which the time to form a generation has grown since one failed to form.
     patience: u64,
     /// The workers that are alive: the time of the last beat, and the generation in it.
@@ -159,6 +164,7 @@ impl Coordinator {
             now_us: 0,
             clock_us: 0,
             started_us: None,
+            looked_us: 0,
             patience: 1,
             seen: BTreeMap::new(),
             lost_pairs: LostPairs::default(),
@@ -235,6 +241,15 @@ impl Coordinator {
         Some((wrong, self.clock_us))
     }
 
+    /// Returns the counts of transactions. They are those of the snapshot while transactions after it
+    /// run again.
+    fn counts(&self) -> &Arc<Counts> {
+        match &self.stage {
+            Stage::Running(running) => &running.counts,
+            _ => &self.manifest.counts,
+        }
+    }
+
     /// Returns the progress of the cluster.
     pub fn progress(&self) -> Progress {
         let (snapshot, left_out) = (self.manifest.epoch, self.left_out());
@@ -248,6 +263,7 @@ impl Coordinator {
             progress.buffered.late = running.late();
             progress.outside = running.outside();
         }
+        progress.counts = self.counts().clone();
         progress
     }
 
@@ -347,10 +363,10 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Executed { generation, epoch, buffered } => {
+            Packet::Executed { generation, epoch, buffered, counts } => {
                 if let Some(running) = self.of(generation) {
-                    running.executed.insert(member, epoch);
                     running.buffered.insert(member, buffered);
+                    running.has_counted(member, epoch, &counts);
                     self.try_cut(effects);
                 }
             }
@@ -425,6 +441,12 @@ impl Coordinator {
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         if self.is_ending {
             self.try_end(effects);
+        }
+        // Another coordinator may have begun a generation, and without new cuts nothing shows it.
+        let is_running = matches!(self.stage, Stage::Running(_));
+        if is_running && now_us > self.looked_us + self.settings.lease_us {
+            self.looked_us = now_us;
+            self.read_on(effects);
         }
         match &self.stage {
             Stage::Gathering { generation } => self.form(*generation, effects),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId, TableSpec};
-use tidemill_function::{Message, NodeId, Stored};
+use tidemill_function::{Counts, Message, NodeId, Stored};
 use tidemill_place::PartitionSet;
 use tidemill_snapshot::{DataObject, Work};
 use tidemill_table::Changed;
@@ -46,15 +46,18 @@ pub struct Records {
     pub upto: u64,
 }
 
-/// Neighbouring records of a source that can be read: their end, and the number of their requests.
-/// A piece is one of three: records of one request each, one record of several, or offsets without
-/// a request.
+/// Neighbouring records of a source that can be read: their end, and the number of their requests
+/// and transactions of events. A piece is one of three: records of the same number of requests each,
+/// one record of several, or offsets without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The offset after the last record.
     pub end: u64,
     /// The number of requests.
     pub requests: u64,
+    /// Whether they are transactions of events that can be executed by column. An epoch takes more of
+    /// them.
+    pub by_column: bool,
     /// The times of each event source that has events in it. Cuts do not divide a piece with times.
     pub times: Box<[Span]>,
 }
@@ -86,15 +89,16 @@ impl Span {
 }
 
 impl Piece {
-    /// Whether it has records of one request each, given the offset at which it begins.
-    pub fn is_run(&self, from: u64) -> bool {
-        self.requests == self.end - from
+    /// Returns the number of requests of each offset, given the offset at which it begins. It is 0 for
+    /// offsets without a request.
+    pub fn each(&self, from: u64) -> u64 {
+        self.requests / (self.end - from)
     }
 
     /// Returns the part that begins at another offset. No cut divides a record there. Times of the
     /// part before have been taken already, so that they may stay.
     pub fn rest(self, from: u64, at: u64) -> Option<Piece> {
-        let requests = if self.is_run(from) { self.end.saturating_sub(at) } else { self.requests };
+        let requests = self.each(from) * self.end.saturating_sub(at);
         (at < self.end).then_some(Piece { requests, ..self })
     }
 }
@@ -185,6 +189,8 @@ pub enum Effect {
     /// Rows of outboxes that are durable. Each asks for work outside, or, if it has been removed,
     /// no longer does. The result of the work comes as a request.
     Outbox {
+        /// The last epoch whose changes are in them.
+        epoch: u64,
         /// Whether these are all rows of outboxes.
         all: bool,
         /// The rows, by table and key.
@@ -341,6 +347,8 @@ pub enum Packet {
         epoch: u64,
         /// The worker's buffered events after that epoch.
         buffered: Buffered,
+        /// The counts of the transactions that the worker received in that epoch.
+        counts: Counts,
     },
     /// From a worker: all of its outputs of some epochs are in the log.
     Left {

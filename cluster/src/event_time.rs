@@ -375,7 +375,7 @@ mod tests {
         let watermarks = [of.position(1, 30, 9), of.position(2, 30, 9)];
         let refused = |event_source, time_us, from| {
             let times = Box::new([Span::of(event_source, 40).with(time_us)]);
-            let piece = Piece { end: 20, requests: 3, times };
+            let piece = Piece { end: 20, requests: 3, by_column: false, times };
             of.refused(&watermarks, 1, from, &piece)
         };
         assert_eq!((refused(1, 29, 9), refused(2, 30, 9)), (None, None));
@@ -386,7 +386,7 @@ mod tests {
         let row = LateRow { offset: 15, time_us: 33, bound_us: 38 };
         let refused = |event_source| {
             let span = Span { late: Some(row), ..Span::of(event_source, 40).with(33) };
-            let piece = Piece { end: 20, requests: 3, times: Box::new([span]) };
+            let piece = Piece { end: 20, requests: 3, by_column: false, times: Box::new([span]) };
             of.refused(&watermarks, 1, 12, &piece)
         };
         assert_eq!(refused(1), None);

@@ -48,11 +48,11 @@ pub use log::{Log, Then, ThenEach};
 pub use output_reader::OutputReader;
 pub use parts::{load_rows, put_part, LoadedRows};
 pub use records::{
-    base_after, Assignment, Buffered, CutRecord, Form, Left, Manifest, Member, Output, Record,
-    Request, RequestId, Times, Topic, Waiting, Written,
+    base_after, Assignment, Buffered, CutRecord, Emitted, Events, Form, Left, Manifest, Member,
+    Output, Record, Request, RequestId, Times, Topic, Waiting, Written,
 };
 pub use split_log::SplitLog;
-pub use tidemill_function::SnapshotId;
+pub use tidemill_function::{Counts, EventPlace, SnapshotId};
 pub use worker::Worker;
 
 use std::sync::Arc;
@@ -76,8 +76,12 @@ pub struct Settings {
     /// The maximum number of requests of a source in one epoch. A record with more is an epoch's
     /// share by itself.
     pub epoch_max: u64,
-    /// The maximum number of outputs in one record.
+    /// The same for epochs of events that are executed by column only.
+    pub columns_max: u64,
+    /// The maximum number of outputs in one record, and approximately that of their bytes.
     pub outputs_max: usize,
+    /// See `outputs_max`.
+    pub output_bytes: usize,
     /// Whether outputs are also written elsewhere. Then the coordinator learns which epochs have
     /// left completely, and [`result_event`](tidemill_function::Functions::result_event) gives the results of
     /// requests.

@@ -23,8 +23,9 @@ pub trait Log: Send + Sync {
     /// generation, the same number is enough. Does not block.
     ///
     /// An append of outputs may succeed although it does not count for readers, because a later
-    /// generation has begun before it in the topic. A generation begins in the cuts first. Appends
-    /// to one topic are in the log in the order of the calls. If an append of a generation gets
+    /// generation has begun before it in the topic. A generation begins in the cuts first. That of an
+    /// answer from outside counts if it succeeds, because functions continue with it. Appends to one
+    /// topic are in the log in the order of the calls. If an append of a generation gets
     /// [`Refused::Unknown`], no later append of that generation is in the log without it.
     fn append(
         &self,

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Position, Row, StreamId, Value};
-use tidemill_function::{output_bytes, Call, NodeId, Owners, Path, SnapshotId, Tid};
+use tidemill_core::wire::columns_bytes;
+use tidemill_core::{Batch, Position, Row, StreamId, Value};
+use tidemill_function::{
+    output_bytes, Call, Counts, EventPlace, NodeId, Owners, Path, SnapshotId, Tid,
+};
 use tidemill_place::{Partition, PartitionSet, PARTITIONS};
 use tidemill_snapshot::DataObject;
 use tidemill_txn::program::{Abort, QuestionId};
@@ -21,13 +24,47 @@ const COLUMN_BYTES: usize = 32;
 /// The id that a client gives to its request.
 pub type RequestId = Arc<[u8]>;
 
-/// A request of a client.
+/// A request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// The client's id, which the reply carries.
+    /// The client's id, which the reply carries. It is empty if nobody waits for a reply. Then there
+    /// is none.
     pub id: RequestId,
     /// The requested call.
     pub call: Call,
+}
+
+/// Consecutive events of one stream, by column. Nobody waits for replies.
+#[derive(Clone, Debug)]
+pub struct Events {
+    /// The stream.
+    pub stream: StreamId,
+    /// The place that the first one comes from, if it is known. The others follow it there.
+    pub from: Option<EventPlace>,
+    /// Whether each event has an offset of its own. Then those of the others follow that of the
+    /// record. Otherwise the record has one offset, and all of its events belong to one epoch.
+    pub is_run: bool,
+    /// The events.
+    pub batch: Batch,
+}
+
+impl Events {
+    /// Returns the number of offsets that they take.
+    pub fn offsets(&self) -> u64 {
+        if self.is_run {
+            self.batch.len() as u64
+        } else {
+            1
+        }
+    }
+}
+
+impl PartialEq for Events {
+    fn eq(&self, other: &Events) -> bool {
+        (self.stream, &self.from, self.is_run) == (other.stream, &other.from, other.is_run)
+            && self.batch.schema() == other.batch.schema()
+            && self.batch.rows().eq(other.batch.rows())
+    }
 }
 
 /// A log partition.
@@ -51,6 +88,8 @@ pub enum Record {
     },
     /// One or more requests of clients, which all belong to one epoch.
     Requests(Vec<Request>),
+    /// Events.
+    Events(Events),
     /// The end of the source. Only sources that read a finite input end.
     End,
     /// A cut.
@@ -59,6 +98,8 @@ pub enum Record {
     Snapshot(Arc<Manifest>),
     /// One or more outputs of one epoch.
     Outputs(Vec<Output>),
+    /// Events that transactions of one epoch have emitted.
+    Emitted(Emitted),
     /// An answer from outside to a function, which continues when this is durable. It is among the
     /// outputs, but is only for those that execute the transaction again.
     Answer {
@@ -69,6 +110,62 @@ pub enum Record {
         /// The answer.
         answer: Arc<[u8]>,
     },
+}
+
+/// Emitted events of one stream, by column. The place of each in its transaction is one number.
+#[derive(Clone, Debug)]
+pub struct Emitted {
+    /// The stream.
+    pub stream: StreamId,
+    /// For each event, the transaction that emitted it. They are in the order of the transactions
+    pub tids: Vec<u64>,
+    /// and of their places there.
+    pub ordinals: Vec<u32>,
+    /// The events.
+    pub batch: Batch,
+}
+
+impl Emitted {
+    /// Returns the events from `from` up to but without `to`.
+    pub fn slice(&self, from: usize, to: usize) -> Emitted {
+        Emitted {
+            stream: self.stream,
+            tids: self.tids[from..to].to_vec(),
+            ordinals: self.ordinals[from..to].to_vec(),
+            batch: self.batch.slice(from, to - from),
+        }
+    }
+
+    /// Returns the events at these places, which ascend.
+    pub fn take(&self, rows: &[u32]) -> Emitted {
+        if rows.len() == self.tids.len() {
+            return self.clone();
+        }
+        Emitted {
+            stream: self.stream,
+            tids: rows.iter().map(|row| self.tids[*row as usize]).collect(),
+            ordinals: rows.iter().map(|row| self.ordinals[*row as usize]).collect(),
+            batch: self.batch.take(rows),
+        }
+    }
+
+    /// Returns the identities of the events.
+    pub fn ids(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
+        self.tids.iter().copied().zip(self.ordinals.iter().copied())
+    }
+
+    /// Returns approximately the bytes that it takes in a log.
+    pub fn log_bytes(&self) -> usize {
+        columns_bytes(&self.batch) + 8 * self.tids.len()
+    }
+}
+
+impl PartialEq for Emitted {
+    fn eq(&self, other: &Emitted) -> bool {
+        (self.stream, &self.tids, &self.ordinals) == (other.stream, &other.tids, &other.ordinals)
+            && self.batch.schema() == other.batch.schema()
+            && self.batch.rows().eq(other.batch.rows())
+    }
 }
 
 /// An output.
@@ -200,7 +297,7 @@ impl CutRecord {
 }
 
 /// The objects of a snapshot, and the state from which execution continues after it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Manifest {
     /// The program of its rows, for which everything after it was recorded.
     pub program: u128,
@@ -228,6 +325,8 @@ pub struct Manifest {
     pub objects: Vec<DataObject>,
     /// The outputs that had been written elsewhere, as far as was known when it was taken.
     pub written: Arc<Written>,
+    /// The counts of all transactions in it. Earlier versions did not record them.
+    pub counts: Arc<Counts>,
 }
 
 /// The progress of a writer that copies outputs to another place. It continues from here.

@@ -1,14 +1,16 @@
 //! A worker: one member's part of a generation.
 //!
 //! The modules by phase: [`prepare`] reads the rows that a new worker will need. [`load`] goes back
-//! to the snapshot. [`run`] executes cuts and releases their outputs. [`ranks`] finds the order of
-//! events in event time. [`outside`] asks the questions of functions. [`save`] stores parts of
+//! to the snapshot. [`known`] has the outputs that left before. [`run`] executes cuts and releases their outputs. [`ranks`] finds the order of
+//! events in event time. [`read`] finds the tasks in records. [`outside`] asks the questions of functions. [`save`] stores parts of
 //! snapshots.
 
+mod known;
 mod load;
 mod outside;
 mod prepare;
 mod ranks;
+mod read;
 mod run;
 mod save;
 
@@ -27,6 +29,8 @@ use crate::Settings;
 
 /// The number of epochs whose requests are read before they are executed.
 const AHEAD_EPOCHS_MAX: u64 = 8;
+/// The same for epochs by column.
+const AHEAD_COLUMNS_MAX: u64 = 3;
 /// The maximum bytes of these requests, for each source.
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
@@ -131,7 +135,8 @@ impl Worker {
     pub fn outputs_under_way(&self) -> usize {
         match &self.stage {
             Stage::Running(running) => {
-                running.held.len() + running.appending.values().sum::<usize>()
+                running.held.iter().map(|(_, held)| held.len()).sum::<usize>()
+                    + running.appending.values().sum::<usize>()
             }
             _ => 0,
         }
@@ -273,8 +278,11 @@ impl Worker {
             }
             Packet::Cut { generation, cut, takes_snapshot } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
-                    running.cuts.push_back((cut, takes_snapshot));
-                    self.go_on(effects);
+                    // If one was lost with its connection, the next generation executes it.
+                    if cut.epoch == running.last_cut() + 1 {
+                        running.cuts.push_back((cut, takes_snapshot));
+                        self.go_on(effects);
+                    }
                 }
             }
             Packet::Durable { generation, epoch } if is_of(generation) => {
@@ -309,7 +317,8 @@ impl Worker {
     fn forget(&mut self, effects: &mut Vec<Effect>) {
         if let Stage::Running(running) = std::mem::replace(&mut self.stage, Stage::Idle) {
             if running.tells_outbox {
-                effects.push(Effect::Outbox { all: true, rows: Vec::new() });
+                let (epoch, rows) = (running.executed, Vec::new());
+                effects.push(Effect::Outbox { epoch, all: true, rows });
             }
             self.survivor = Some(Survivor::of(*running));
         }
@@ -341,7 +350,8 @@ impl Worker {
     /// Returns the maximum number of requests of a source that are read ahead. Requests that can't
     /// be executed soon may stay in the log.
     fn ahead_max(&self) -> usize {
-        (AHEAD_EPOCHS_MAX * self.settings.epoch_max) as usize
+        let Settings { epoch_max, columns_max, .. } = self.settings;
+        (AHEAD_EPOCHS_MAX * epoch_max).max(AHEAD_COLUMNS_MAX * columns_max) as usize
     }
 
     /// Requests more records of its sources.
@@ -350,7 +360,8 @@ impl Worker {
         let Stage::Running(running) = &mut self.stage else { return };
         let mut reads = Vec::new();
         for (&source, input) in &mut running.inputs {
-            let has_room = input.requests.len() < ahead_max && input.bytes < AHEAD_BYTES_MAX;
+            let has_room =
+                input.items.tasks < ahead_max as u64 && input.items.bytes < AHEAD_BYTES_MAX;
             if !input.is_asked && has_room {
                 input.is_asked = true;
                 reads.push((source, input.upto));

@@ -11,7 +11,8 @@ use arrow_array::builder::{
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
 use arrow_array::{
-    Array, ArrayRef, BooleanArray, Decimal128Array, RecordBatch, TimestampMicrosecondArray,
+    Array, ArrayRef, BooleanArray, Decimal128Array, Float64Array, Int64Array, RecordBatch,
+    TimestampMicrosecondArray,
 };
 use arrow_schema::{DataType as ArrowType, Field, Schema as ArrowSchema, TimeUnit};
 
@@ -19,7 +20,7 @@ use crate::encode;
 use crate::error::{Error, Result};
 use crate::schema::Schema;
 use crate::types::DataType;
-use crate::value::{Row, Value};
+use crate::value::{canonical_f64, Row, Value};
 
 mod outside;
 
@@ -61,6 +62,51 @@ impl Batch {
             builder.push(row);
         }
         builder.finish()
+    }
+
+    /// Creates a batch of words (see [`Value::word`]), by column. All columns have types of words.
+    pub fn of_words(schema: Arc<Schema>, columns: Vec<Vec<u64>>, len: usize) -> Batch {
+        let array = |(words, column): (Vec<u64>, &crate::schema::Column)| -> ArrayRef {
+            match inner_type(&column.ty) {
+                ArrowType::Float64 => {
+                    let float = |word| canonical_f64(f64::from_bits(word));
+                    Arc::new(Float64Array::from_iter_values(words.into_iter().map(float)))
+                }
+                ArrowType::Boolean => Arc::new(
+                    words.into_iter().map(|word| Some(word != 0)).collect::<BooleanArray>(),
+                ),
+                _ => {
+                    let ints = words.into_iter().map(u64::cast_signed).collect::<Vec<i64>>();
+                    Arc::new(Int64Array::from(ints))
+                }
+            }
+        };
+        let arrays = columns.into_iter().zip(&schema.columns).map(array).collect();
+        Batch::new(schema, arrays, len)
+    }
+
+    /// Returns a batch of any origin as one of a schema, if its arrays have the types of the
+    /// schema's columns, and nulls only where these may be null.
+    ///
+    /// # Errors
+    /// The difference.
+    pub fn with_schema(&self, schema: &Arc<Schema>) -> Result<Batch, String> {
+        if self.columns.len() != schema.len() {
+            return Err(format!("{} columns instead of {}", self.columns.len(), schema.len()));
+        }
+        for (column, array) in schema.columns.iter().zip(&self.columns) {
+            let (is, wanted) = (array.data_type(), inner_type(&column.ty));
+            if *is != wanted {
+                return Err(format!("column '{}' is {is} instead of {wanted}", column.name));
+            }
+            if array.len() != self.len {
+                return Err(format!("column '{}' has {} rows", column.name, array.len()));
+            }
+            if array.null_count() > 0 && !column.nullable {
+                return Err(format!("column '{}' has a null", column.name));
+            }
+        }
+        Ok(Batch { schema: schema.clone(), columns: self.columns.clone(), len: self.len })
     }
 
     /// Returns the schema.
@@ -196,6 +242,22 @@ impl Batch {
         let columns = self.columns.iter().zip(&other.columns);
         let columns = columns.map(|(one, other)| Batch::joined(&[one, other])).collect();
         Batch { schema: self.schema.clone(), columns, len: self.len + other.len }
+    }
+
+    /// Returns the rows of several batches of one schema, one batch after the other. There is at least
+    /// one.
+    pub fn concat(batches: &[&Batch]) -> Batch {
+        if let [batch] = batches {
+            return (*batch).clone();
+        }
+        let schema = batches[0].schema.clone();
+        let column = |nth: usize| {
+            let arrays: Vec<&dyn Array> =
+                batches.iter().map(|batch| batch.columns[nth].as_ref()).collect();
+            Batch::joined(&arrays)
+        };
+        let columns = (0..schema.len()).map(column).collect();
+        Batch { schema, columns, len: batches.iter().map(|batch| batch.len).sum() }
     }
 
     /// Returns rows of several batches of one schema. Each is given by its batch and its row there.

@@ -8,6 +8,10 @@
 //!   byte that says whether it has nulls. If it has, a byte for each row follows (1: a value). Then
 //!   come the values of all rows: eight bytes for a number, one for a boolean, length and bytes for
 //!   the rest. The value at a null means nothing.
+//! - A batch is its number of rows (u32), its schema and its columns, so it can be read without the
+//!   program. The schema is the number of columns (u16), and for each column its name, its type, a
+//!   byte that says whether it may be null (1) and has a default (2), and the default as
+//!   [`encode::value`] writes it.
 //!
 //! Readers return `None` for bytes in any other form. They never panic, and take no more memory
 //! than there are bytes.
@@ -20,7 +24,8 @@ use arrow_array::{
 use arrow_buffer::ScalarBuffer;
 
 use crate::batch::{Batch, BatchBuilder, ColumnBuilder};
-use crate::schema::Schema;
+use crate::encode;
+use crate::schema::{Column, Schema};
 use crate::types::DataType;
 
 /// Appends a number.
@@ -105,9 +110,103 @@ pub fn take_text<'a>(input: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take_bytes(input)?).ok()
 }
 
+/// Appends a batch with its schema.
+pub fn put_batch(batch: &Batch, out: &mut Vec<u8>) {
+    put_u32(batch.len() as u32, out);
+    put_schema(batch.schema(), out);
+    put_columns(batch, out);
+}
+
+/// Takes a batch with its schema.
+pub fn take_batch(input: &mut &[u8]) -> Option<Batch> {
+    let rows = take_u32(input)? as usize;
+    let schema = take_schema(input)?;
+    take_columns(&Arc::new(schema), rows, input)
+}
+
+fn put_schema(schema: &Schema, out: &mut Vec<u8>) {
+    put_u16(schema.len() as u16, out);
+    for column in &schema.columns {
+        put_bytes(column.name.as_bytes(), out);
+        put_type(&column.ty, out);
+        out.push(u8::from(column.nullable) | u8::from(column.default.is_some()) << 1);
+        if let Some(default) = &column.default {
+            encode::value(default, out);
+        }
+    }
+}
+
+fn take_schema(input: &mut &[u8]) -> Option<Schema> {
+    let mut columns = Vec::new();
+    for _ in 0..take_u16(input)? {
+        let name = take_text(input)?.into();
+        let ty = take_type(input, 0)?;
+        let flags = take_u8(input)?;
+        let default = match flags & 2 {
+            0 => None,
+            _ => Some(encode::decode(&ty, input)?),
+        };
+        columns.push(Column { name, ty, nullable: flags & 1 != 0, default });
+    }
+    Some(Schema::new(columns))
+}
+
+fn put_type(ty: &DataType, out: &mut Vec<u8>) {
+    match ty {
+        DataType::Int => out.push(0),
+        DataType::Float => out.push(1),
+        DataType::Bool => out.push(2),
+        DataType::Str => out.push(3),
+        DataType::Bytes => out.push(4),
+        DataType::Timestamp => out.push(5),
+        DataType::Decimal(scale) => out.extend_from_slice(&[6, *scale]),
+        DataType::List(inner) => {
+            out.push(7);
+            put_type(inner, out);
+        }
+        DataType::Any => out.push(8),
+    }
+}
+
+/// The maximum depth of list types, deeper than any program needs. Damaged bytes must not exhaust
+/// the stack.
+const DEPTH_MAX: usize = 64;
+
+fn take_type(input: &mut &[u8], depth: usize) -> Option<DataType> {
+    Some(match take_u8(input)? {
+        0 => DataType::Int,
+        1 => DataType::Float,
+        2 => DataType::Bool,
+        3 => DataType::Str,
+        4 => DataType::Bytes,
+        5 => DataType::Timestamp,
+        6 => DataType::Decimal(take_u8(input)?),
+        7 if depth < DEPTH_MAX => DataType::List(Box::new(take_type(input, depth + 1)?)),
+        8 => DataType::Any,
+        _ => return None,
+    })
+}
+
 /// Appends a batch's columns, without its schema and number of rows.
 pub fn put_columns(batch: &Batch, out: &mut Vec<u8>) {
     batch.columns().iter().for_each(|column| put_column(column, out));
+}
+
+/// Returns the number of bytes that [`put_columns`] appends, approximately.
+pub fn columns_bytes(batch: &Batch) -> usize {
+    let bytes = |array: &ArrayRef| {
+        let rows = array.len();
+        let any = array.as_any();
+        let within = |offsets: &[i32]| (offsets[rows] - offsets[0]) as usize + 4 * rows;
+        if let Some(texts) = any.downcast_ref::<StringArray>() {
+            within(texts.value_offsets())
+        } else if let Some(values) = any.downcast_ref::<BinaryArray>() {
+            within(values.value_offsets())
+        } else {
+            8 * rows
+        }
+    };
+    batch.columns().iter().map(bytes).sum()
 }
 
 /// Takes the columns of a batch.

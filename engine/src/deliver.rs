@@ -25,12 +25,12 @@ use crate::followed::Noted;
 use crate::full_disk::FULL_US;
 use crate::logging::Paced;
 use crate::outlets::Outlets;
-use crate::reasons::Reasons;
 use crate::records::{self, CutRecord};
 use crate::recover::{Logged, Recorded};
 use crate::report::LogReport;
 use crate::shared::Shared;
 use crate::snapshots::{Capture, Keeper};
+use tidemill_txn::reasons::Reasons;
 
 /// The most items that wait before the executor and the readers must wait.
 pub(crate) const ITEMS_MAX: usize = 64;

@@ -32,7 +32,6 @@ use crate::feed::{stopped, Places};
 use crate::fingerprint::has_request_clock;
 use crate::internal::{Facts, Internal, SourceFacts};
 use crate::quarantine;
-use crate::reasons::Reasons;
 use crate::records::Verdict;
 use crate::recover::Recorded;
 use crate::requests::HasClock;
@@ -41,6 +40,7 @@ use crate::shared::Shared;
 use crate::snapshots::Capture;
 use crate::stages::FailedList;
 use crate::workers::Workers;
+use tidemill_txn::reasons::Reasons;
 
 /// The bound of rows that wait for other rows under way, in bytes: some epochs of them.
 const BUFFERED_BYTES: usize = 8 << 20;

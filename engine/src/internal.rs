@@ -24,7 +24,7 @@ use tidemill_txn::program::{Body, Handler, Program};
 
 use crate::counts::Counts;
 use crate::outlets::dead_schema;
-use crate::reasons::Reasons;
+use tidemill_txn::reasons::Reasons;
 
 const VERSION: u16 = 3;
 

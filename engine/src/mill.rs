@@ -13,6 +13,7 @@ use tidemill_flow::{Deposit, Gate, Spec};
 use tidemill_txn::execute::Executor;
 use tidemill_txn::order::{Groups, Sequencer};
 use tidemill_txn::program::{slide_of, Program};
+use tidemill_txn::reasons::Reasons;
 use tracing::dispatcher::{get_default, with_default};
 use tracing::{info, warn, Dispatch};
 
@@ -30,7 +31,7 @@ use crate::full_disk::SpaceWaiter;
 use crate::inspect::path_words;
 use crate::logging::{self, Paced};
 use crate::open::{open, Opened, Opening};
-use crate::reasons::{self, Reasons};
+use crate::reasons;
 use crate::recent::Recent;
 use crate::records::{put_verdict, Verdict};
 use crate::recover::Recorded;
@@ -739,7 +740,7 @@ impl Mill {
 
     /// Returns the reasons of the faults so far with their lines, the most frequent one first.
     pub fn faults(&self) -> Vec<ReasonReport> {
-        self.view.shared.reasons.lock().faults()
+        reasons::faults(&self.view.shared.reasons.lock())
     }
 
     /// Waits at most `us` microseconds for the end of a recovery. Tables can't be read before.

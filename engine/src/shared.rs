@@ -16,10 +16,10 @@ use crate::counts::Counts;
 use crate::followed::Followed;
 use crate::logging;
 use crate::outlets::RetainedBatches;
-use crate::reasons::Reasons;
 use crate::recent::Recent;
 use crate::report::LogReport;
 use crate::rings::Rings;
+use tidemill_txn::reasons::Reasons;
 
 /// The pause between two checks of a thread that waits for the delivery, in microseconds.
 const LOOK_US: u64 = 10_000;

@@ -14,6 +14,7 @@ use crate::inspect::describe;
 use crate::internal::Internal;
 use crate::needed;
 use crate::past::{Basis, Moment, Past};
+use crate::reasons;
 use crate::rings::Rings;
 use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
 use crate::settings::Settings;
@@ -162,7 +163,7 @@ impl Left<'_> {
             "status": {
                 "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,
                 "events": counts.events, "transactions": committed + aborted + faults, "aborted": aborted,
-                "faults": faults, "reasons": facts.reasons.report(),
+                "faults": faults, "reasons": reasons::report(&facts.reasons),
                 "dead": counts.dead, "late": counts.late, "buffered": counts.buffered,
                 "lag_us": counts.lag_us, "recovering": false, "snapshot_epoch": facts.epoch,
                 "as_of": facts.epoch, "http": null,

@@ -15,6 +15,7 @@ use tidemill_txn::program::Program;
 use crate::calls::Procedure;
 use crate::counts::Counts;
 use crate::data_dir::Site;
+use crate::reasons;
 use crate::report::{HandlerReport, Status, Summary, TableReport, UnstableReport};
 use crate::requests::{is_hidden, shown};
 use crate::settings::Settings;
@@ -220,7 +221,7 @@ impl View {
             handlers,
             tables: tables.collect(),
             outputs: shown(out.outputs.clone()),
-            reasons: self.shared.reasons.lock().report(),
+            reasons: reasons::report(&self.shared.reasons.lock()),
             unstable: unstable.collect(),
             state_hash: format!("{state_hash:032x}"),
             output_hash: format!("{:032x}", out.output_hash),

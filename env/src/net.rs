@@ -40,6 +40,16 @@ impl Addr {
     }
 }
 
+impl Addr {
+    /// Whether only processes of this machine can connect to a side with this address.
+    pub fn is_of_this_machine(&self) -> bool {
+        match self {
+            Addr::Tcp(addr) => addr.ip().is_loopback(),
+            Addr::Unix(_) => true,
+        }
+    }
+}
+
 impl From<SocketAddr> for Addr {
     fn from(addr: SocketAddr) -> Addr {
         Addr::Tcp(addr)

@@ -1,21 +1,14 @@
 //! The bytes of parcels and reports between processes. All integers are little-endian.
 //!
-//! A parcel is its source (u32), stream (u16), number of rows (u32), schema, columns, offsets (u64
-//! each) and times (i64 each).
-//!
-//! The schema is the number of columns (u16), and for each column its name, its type, a byte that
-//! says whether it may be null (1) and has a default (2), and the default as [`encode::value`]
-//! writes it. The schema is included, so that a parcel can be read without the program.
-//!
-//! Numbers, texts and columns are encoded as in [`wire`].
+//! A parcel is its source (u32), stream (u16), batch, offsets (u64 each) and times (i64 each).
+//! Numbers, texts and batches are encoded as in [`wire`], so a parcel can be read without the
+//! program.
 //!
 //! These bytes exist only as long as a connection between processes of one build, so they have no
 //! version.
 
-use std::sync::Arc;
-
 use tidemill_core::wire::{self, put_bytes, put_u16, put_u32, put_u64};
-use tidemill_core::{encode, Column, DataType, Error, LateRow, Result, Schema, SourceId, StreamId};
+use tidemill_core::{Error, LateRow, Result, SourceId, StreamId};
 
 use crate::parcel::{Bad, Parcel, Report};
 
@@ -23,9 +16,7 @@ use crate::parcel::{Bad, Parcel, Report};
 pub(crate) fn encode_parcel(parcel: &Parcel, out: &mut Vec<u8>) {
     put_u32(parcel.source.0, out);
     put_u16(parcel.stream.0, out);
-    put_u32(parcel.batch.len() as u32, out);
-    put_schema(parcel.batch.schema(), out);
-    wire::put_columns(&parcel.batch, out);
+    wire::put_batch(&parcel.batch, out);
     parcel.offsets.iter().for_each(|offset| put_u64(*offset, out));
     parcel.times.iter().for_each(|time| put_u64(*time as u64, out));
 }
@@ -34,9 +25,8 @@ pub(crate) fn encode_parcel(parcel: &Parcel, out: &mut Vec<u8>) {
 pub(crate) fn decode_parcel(input: &mut &[u8]) -> Result<Parcel> {
     let source = SourceId(take_u32(input)?);
     let stream = StreamId(take_u16(input)?);
-    let rows = take_u32(input)? as usize;
-    let schema = take_schema(input)?;
-    let batch = wire::take_columns(&Arc::new(schema), rows, input).ok_or_else(damaged)?;
+    let batch = wire::take_batch(input).ok_or_else(damaged)?;
+    let rows = batch.len();
     let offsets = wire::take_u64s(rows, input).ok_or_else(damaged)?;
     let times = wire::take_u64s(rows, input).ok_or_else(damaged)?;
     let times = times.into_iter().map(|word| word as i64).collect();
@@ -94,69 +84,6 @@ pub(crate) fn decode_report(input: &mut &[u8]) -> Result<Report> {
     Ok(Report { source, next_offset, rows, time_max, late, ended, bad })
 }
 
-fn put_schema(schema: &Schema, out: &mut Vec<u8>) {
-    put_u16(schema.len() as u16, out);
-    for column in &schema.columns {
-        put_bytes(column.name.as_bytes(), out);
-        put_type(&column.ty, out);
-        out.push(u8::from(column.nullable) | u8::from(column.default.is_some()) << 1);
-        if let Some(default) = &column.default {
-            encode::value(default, out);
-        }
-    }
-}
-
-fn take_schema(input: &mut &[u8]) -> Result<Schema> {
-    let mut columns = Vec::new();
-    for _ in 0..take_u16(input)? {
-        let name = take_text(input)?.into();
-        let ty = take_type(input, 0)?;
-        let flags = take_u8(input)?;
-        let default = match flags & 2 {
-            0 => None,
-            _ => Some(encode::decode(&ty, input).ok_or_else(damaged)?),
-        };
-        columns.push(Column { name, ty, nullable: flags & 1 != 0, default });
-    }
-    Ok(Schema::new(columns))
-}
-
-fn put_type(ty: &DataType, out: &mut Vec<u8>) {
-    match ty {
-        DataType::Int => out.push(0),
-        DataType::Float => out.push(1),
-        DataType::Bool => out.push(2),
-        DataType::Str => out.push(3),
-        DataType::Bytes => out.push(4),
-        DataType::Timestamp => out.push(5),
-        DataType::Decimal(scale) => out.extend_from_slice(&[6, *scale]),
-        DataType::List(inner) => {
-            out.push(7);
-            put_type(inner, out);
-        }
-        DataType::Any => out.push(8),
-    }
-}
-
-/// The maximum depth of list types, deeper than any program needs. Damaged bytes must not exhaust
-/// the stack.
-const DEPTH_MAX: usize = 64;
-
-fn take_type(input: &mut &[u8], depth: usize) -> Result<DataType> {
-    Ok(match take_u8(input)? {
-        0 => DataType::Int,
-        1 => DataType::Float,
-        2 => DataType::Bool,
-        3 => DataType::Str,
-        4 => DataType::Bytes,
-        5 => DataType::Timestamp,
-        6 => DataType::Decimal(take_u8(input)?),
-        7 if depth < DEPTH_MAX => DataType::List(Box::new(take_type(input, depth + 1)?)),
-        8 => DataType::Any,
-        _ => return Err(damaged()),
-    })
-}
-
 /// Returns the error for bytes that are not an encoding.
 pub(crate) fn damaged() -> Error {
     Error::internal("another process sent data that can't be read")
@@ -187,9 +114,12 @@ fn take_text<'a>(input: &mut &'a [u8]) -> Result<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::Arc;
+
     use proptest::prelude::*;
-    use tidemill_core::{Batch, Value};
+    use tidemill_core::{Batch, Column, DataType, Schema, Value};
+
+    use super::*;
 
     fn schema() -> Arc<Schema> {
         let list = DataType::List(Box::new(DataType::Str));

@@ -42,6 +42,8 @@
 //! and gives messages. Threads of a process, a simulated cluster and processes drive the same state
 //! machine.
 
+mod columns;
+mod counts;
 mod gate;
 mod keyed;
 mod message;
@@ -53,6 +55,11 @@ mod share;
 mod size;
 mod versions;
 
+pub use columns::{
+    ColumnEpoch, ColumnMessage, ColumnOutbox, ColumnOutcome, ColumnOutput, Exchange, GivenRows,
+    HandlerEvents, ABORTED,
+};
+pub use counts::{Counts, EventPlace};
 pub use message::{Body, Cost, Message, Mode, Verdict};
 pub use node::{Counters, Event, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};

@@ -3,6 +3,7 @@
 use tidemill_core::{Key, TableId, Value};
 use tidemill_txn::program::Abort;
 
+use crate::columns::{GivenRows, HandlerEvents};
 use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::rows::Stored;
@@ -65,6 +66,19 @@ pub enum Verdict {
 /// The content of a message.
 #[derive(Clone, Debug)]
 pub enum Body {
+    /// The sender has received these events, of transactions with rows of the receiver, for an epoch
+    /// that is executed by column. If it has received anything else, the epoch is not.
+    Events {
+        /// The events.
+        events: Vec<HandlerEvents>,
+        /// Whether it has received anything else.
+        others: bool,
+    },
+    /// Rows of the sender, for an epoch that is executed by column.
+    Rows {
+        /// The rows.
+        rows: Vec<GivenRows>,
+    },
     /// A request to run a function of an entity that the receiver owns.
     Call {
         /// The transaction.

@@ -3,8 +3,12 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::program::{Abort, Asker, Take};
 use tidemill_txn::Program;
+
+use crate::columns::ColumnOutput;
+use crate::counts::{Counts, EventPlace};
 
 /// A call of a function of an entity.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,6 +156,71 @@ pub trait Functions: Send + Sync {
     fn result_event(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let _ = (call, outcome);
         None
+    }
+
+    /// Returns the transactions of an event, in the order of the stream's handlers.
+    fn event(&self, stream: StreamId, row: &[Value]) -> Vec<Call> {
+        let _ = (stream, row);
+        Vec::new()
+    }
+
+    /// Counts the result of a request's transaction. `place` is where its event comes from, if it
+    /// is one, and `is_first` says whether the event has no transaction before this.
+    fn count(
+        &self,
+        call: &Call,
+        outcome: &Result<Value, Abort>,
+        (place, is_first): (Option<&EventPlace>, bool),
+        counts: &mut Counts,
+    ) {
+        let _ = (call, place, is_first);
+        counts.events += u64::from(is_first);
+        match outcome {
+            Ok(_) => counts.ended += 1,
+            Err(_) => counts.refused += 1,
+        }
+    }
+
+    /// Returns the handlers of a stream's events, in their order, if all of them can be executed by
+    /// column.
+    fn by_column(&self, stream: StreamId) -> Option<&[usize]> {
+        let _ = stream;
+        None
+    }
+
+    /// Whether the program has such a stream.
+    fn has_columns(&self) -> bool {
+        false
+    }
+
+    /// Returns the transaction of a handler of such a stream for an event.
+    fn handler_call(&self, handler: usize, row: &[Value]) -> Call {
+        let _ = (handler, row);
+        unreachable!("a program has such streams")
+    }
+
+    /// Counts transactions that were executed by column: the counts of each handler, and the outputs
+    /// of its transactions.
+    fn count_columns(
+        &self,
+        handlers: &[HandlerCounts],
+        outputs: &[ColumnOutput],
+        counts: &mut Counts,
+    ) {
+        let _ = outputs;
+        counts.ended += handlers.iter().map(|of| of.committed).sum::<u64>();
+        counts.refused += handlers.iter().map(|of| of.aborted).sum::<u64>();
+    }
+
+    /// Whether results of requests on this stream are outputs: see [`Functions::result_event`].
+    fn is_copied(&self, stream: StreamId) -> bool {
+        let _ = stream;
+        true
+    }
+
+    /// Counts an event that a transaction has emitted.
+    fn count_emitted(&self, stream: StreamId, row: &[Value], counts: &mut Counts) {
+        let _ = (stream, row, counts);
     }
 
     /// Returns the stream and the time of a request that is an event in event time, or `None`.

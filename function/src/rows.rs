@@ -5,7 +5,7 @@ mod undo;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, TableSpec, Value};
-use tidemill_table::{Before, Loading, Table};
+use tidemill_table::{Before, Loading, Seq, Table};
 
 use self::undo::{Undo, UndoLayer};
 use crate::order::Tid;
@@ -19,8 +19,11 @@ pub type Stored = Option<Arc<[Value]>>;
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     tables: Vec<Table>,
-    /// The last transaction that has written a row.
-    last: Tid,
+    /// The number of the last version. Numbers of versions rise with the order of transactions, and
+    /// no others see them.
+    last: Seq,
+    /// The least difference of a version's number to its transaction's place.
+    ahead: u64,
     undo: Undo,
 }
 
@@ -34,7 +37,20 @@ impl Rows {
             table.track();
             table
         };
-        Rows { tables: tables.iter().map(table).collect(), last: Tid(0), undo: Undo::default() }
+        let tables = tables.iter().map(table).collect();
+        Rows { tables, last: 0, ahead: 0, undo: Undo::default() }
+    }
+
+    /// Returns the tables, for an executor that continues after the number of the last version. It
+    /// reports its own last number to [`Rows::has_executed`].
+    pub(crate) fn tables_mut(&mut self) -> (&mut [Table], Seq) {
+        (&mut self.tables, self.last)
+    }
+
+    /// Notes that an executor has written versions up to a number, for transactions up to a place.
+    pub(crate) fn has_executed(&mut self, last: Seq, tid: Tid) {
+        self.last = self.last.max(last);
+        self.ahead = self.ahead.max(self.last.saturating_sub(tid.0));
     }
 
     /// Retains the rows for which `keeps` returns `true`.
@@ -121,18 +137,19 @@ impl Rows {
     /// Sets or removes a row that a transaction of the epoch has written. For each row, these calls
     /// come in the order of the transactions.
     pub fn apply(&mut self, tid: Tid, table: TableId, key: &Key, row: Stored) {
-        self.last = self.last.max(tid);
-        self.tables[table.index()].put_by_key(key, row.as_deref(), tid.0);
+        let seq = tid.0 + self.ahead;
+        self.last = self.last.max(seq);
+        self.tables[table.index()].put_by_key(key, row.as_deref(), seq);
     }
 
     /// Ends an epoch: all that its transactions have written was applied.
     pub fn end_epoch(&mut self) {
         match self.undo.layers.last_mut() {
-            None => self.tables.iter_mut().for_each(|table| table.commit(self.last.0)),
+            None => self.tables.iter_mut().for_each(|table| table.commit(self.last)),
             Some(UndoLayer { before, .. }) => {
                 before.resize_with(self.tables.len(), Before::default);
                 for (table, before) in self.tables.iter_mut().zip(before) {
-                    table.commit_keeping(self.last.0, before);
+                    table.commit_keeping(self.last, before);
                 }
             }
         }

@@ -253,7 +253,13 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Ran {
         let mut outs = Vec::new();
         for (n, node) in nodes.iter_mut().enumerate() {
             let mut out = Outbox::default();
-            node.begin(epoch as u64, Clock::from(1), requests.take(), &mut out);
+            node.begin(
+                epoch as u64,
+                Clock::from(1),
+                requests.take().into_iter().collect(),
+                Vec::new(),
+                &mut out,
+            );
             outs.push((NodeId(n as u16), out));
         }
         loop {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::{
-    Buffered, Coordinator, Input, LateEvent, Left, LeftOut, Packet, Progress, SourceProgress,
-    Times, Written, WrongClock,
+    Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress,
+    SourceProgress, Times, Written, WrongClock,
 };
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
@@ -49,6 +49,8 @@ pub struct Status {
     /// The number of rows that ask for work outside, once the last cut has been executed
     /// completely. `None` if the app has no outboxes.
     pub outside: Option<u64>,
+    /// The counts of transactions since the beginning.
+    pub counts: Arc<Counts>,
     /// The recent rate of each source, in cut requests per second.
     pub per_s: Vec<f64>,
     /// The workers that are alive but left out for some time, because they can't reach members.
@@ -274,6 +276,12 @@ impl ProcessState {
                     status.epoch = found.epoch;
                     (status.sources, status.per_s) = (found.sources, per_s);
                     (status.times, status.buffered) = (found.times, found.buffered);
+                }
+                // While transactions run again, the last counts are better than those of the snapshot.
+                if found.counts.ended + found.counts.refused + found.counts.faults
+                    >= status.counts.ended + status.counts.refused + status.counts.faults
+                {
+                    status.counts = found.counts;
                 }
                 status.outside = found.outside;
                 status.wrong_clock = machine.wrong_clock();

@@ -303,7 +303,7 @@ impl Resources {
                 self.store.call(load, Box::new(then));
             }
             Effect::Ask { token, ask } => self.outside.ask(token, ask),
-            Effect::Outbox { all, rows } => {
+            Effect::Outbox { all, rows, .. } => {
                 if let Some(outboxes) = &self.outboxes {
                     outboxes.changed(all, rows);
                 }

@@ -39,7 +39,7 @@ mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
 pub use outside::Outboxes;
-pub use request_server::{source_of, Answer, Listener, Mark, Placed, RequestServer};
+pub use request_server::{source_of, Answer, Listener, Placed, RequestServer};
 pub use served::{hold, FileLog, Served, SEGMENT_BYTES};
 pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};

@@ -39,12 +39,8 @@ pub enum Answer {
 /// unknown.
 pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
 
-/// A mark that the sender of a request gives it, for the listener.
-pub type Mark = u32;
-
-/// A callback for all outputs, in the order of each source. A reply has the mark of its request, if
-/// that was sent from here.
-pub type Listener = Arc<dyn Fn(u32, &Output, Option<Mark>) + Send + Sync>;
+/// A callback for all records of outputs, in the order of each source.
+pub type Listener = Arc<dyn Fn(u32, &Record) + Send + Sync>;
 
 /// The request server, to which clients send requests, and from which replies come.
 pub struct RequestServer {
@@ -62,7 +58,7 @@ pub struct RequestServer {
 #[derive(Default)]
 struct Waiting {
     count: u64,
-    open: HashMap<RequestId, (Option<Mark>, Placed), FixedState>,
+    open: HashMap<RequestId, Placed, FixedState>,
 }
 
 impl RequestServer {
@@ -113,26 +109,26 @@ impl RequestServer {
     }
 
     /// Appends a request to a source. If it gets into the log, it is executed exactly once.
-    pub fn call(&self, source: u32, call: Call, mark: Option<Mark>, then: Then<Answer>) {
-        self.call_placed(source, call, mark, Box::new(move |_, answer| then(answer)));
+    pub fn call(&self, source: u32, call: Call, then: Then<Answer>) {
+        self.call_placed(source, call, Box::new(move |_, answer| then(answer)));
     }
 
     /// Appends a request like [`RequestServer::call`], and reports its place in the order.
-    pub fn call_placed(&self, source: u32, call: Call, mark: Option<Mark>, then: Placed) {
-        self.call_together(source, vec![(call, mark, then)]);
+    pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
+        self.call_together(source, vec![(call, then)]);
     }
 
     /// Appends several requests to a source as one record. Either all of them are in the log or
     /// none, and they are executed in their order.
-    pub fn call_together(&self, source: u32, calls: Vec<(Call, Option<Mark>, Placed)>) {
+    pub fn call_together(&self, source: u32, calls: Vec<(Call, Placed)>) {
         self.begin();
         let mut waiting = self.waiting.lock();
         let mut requests = Vec::new();
-        for (call, mark, then) in calls {
+        for (call, then) in calls {
             waiting.count += 1;
             let id = [self.own, waiting.count];
             let id: RequestId = id.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>().into();
-            waiting.open.insert(id.clone(), (mark, then));
+            waiting.open.insert(id.clone(), then);
             requests.push(Request { id, call });
         }
         drop(waiting);
@@ -142,7 +138,7 @@ impl RequestServer {
             // A successful append needs no report, because the replies follow.
             for id in ids.iter().filter(|_| result.is_err()) {
                 let then = waiting.lock().open.remove(id);
-                if let Some((_, then)) = then {
+                if let Some(then) = then {
                     then(None, Answer::Unknown);
                 }
             }
@@ -191,19 +187,24 @@ impl Tail {
             *unknown.0.lock() -= 1;
             unknown.1.notify_all();
         }
-        let outputs = records.into_iter().filter_map(|(_, record)| match record {
-            Record::Outputs(outputs) => Some(outputs),
-            _ => None,
+        let listened = |record: &Record| {
+            if let Some(listener) = &self.listener {
+                listener(self.source, record);
+            }
+        };
+        let outputs = records.into_iter().filter_map(|(_, record)| {
+            listened(&record);
+            match record {
+                Record::Outputs(outputs) => Some(outputs),
+                _ => None,
+            }
         });
         for output in outputs.flatten() {
             let open = match &output {
                 Output::Reply { id, .. } => waiting.lock().open.remove(id),
                 Output::Event { .. } => None,
             };
-            if let Some(listener) = &self.listener {
-                listener(self.source, &output, open.as_ref().and_then(|(mark, _)| *mark));
-            }
-            if let (Output::Reply { tid, outcome, .. }, Some((_, then))) = (output, open) {
+            if let (Output::Reply { tid, outcome, .. }, Some(then)) = (output, open) {
                 let answer = match outcome {
                     Ok(value) => Answer::Returned(value),
                     Err(abort) => Answer::Aborted(abort),

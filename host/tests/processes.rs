@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{transfer, Coordinator, Site, OPENING};
 use parking_lot::Mutex;
-use tidemill_cluster::Output;
+use tidemill_cluster::{Output, Record};
 use tidemill_env::Env;
 use tidemill_host::Answer;
 
@@ -102,9 +102,12 @@ struct Left(Mutex<BTreeMap<Vec<u8>, usize>>);
 
 fn listener(left: &Arc<Left>) -> tidemill_host::Listener {
     let left = left.clone();
-    Arc::new(move |_, output, _| {
-        if let Output::Reply { id, .. } = output {
-            *left.0.lock().entry(id.to_vec()).or_default() += 1;
+    Arc::new(move |_, record| {
+        let Record::Outputs(outputs) = record else { return };
+        for output in outputs {
+            if let Output::Reply { id, .. } = output {
+                *left.0.lock().entry(id.to_vec()).or_default() += 1;
+            }
         }
     })
 }

@@ -198,19 +198,19 @@ impl Appends {
 
     /// Appends a message.
     ///
-    /// Cuts, and records with which a generation begins, are answered when all records before them
-    /// have been seen. A process that is the only writer knows these records; otherwise they are
-    /// read back.
+    /// Cuts, records with which a generation begins, and those that must count, are answered when all
+    /// records before them have been seen. A process that is the only writer knows these records;
+    /// otherwise they are read back.
     pub(crate) fn append(
         &self,
         part: usize,
         generation: u64,
-        begins: bool,
+        (begins, must_count): (bool, bool),
         message: &Outgoing,
         then: Then<Result<u64, Refused>>,
     ) {
         let of = &self.core.parts[part];
-        let is_judged = of.is_fenced() && (begins || of.topic == Topic::Cuts);
+        let is_judged = of.is_fenced() && (begins || must_count || of.topic == Topic::Cuts);
         let then = if is_judged { self.judged(part, then) } else { then };
         // This lock makes the order in the log equal to the order of the calls.
         let tried = {

@@ -472,7 +472,8 @@ impl Log for KafkaLog {
         let Some(part) = part else { return then(Err(Refused::Unknown)) };
         let message = encode(&*self.format, topic, generation, &record);
         let begins = matches!(record, Record::Generation { .. });
-        self.appends.append(part, generation, begins, &message, then);
+        let must_count = matches!(record, Record::Answer { .. });
+        self.appends.append(part, generation, (begins, must_count), &message, then);
     }
 
     fn read(

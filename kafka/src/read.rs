@@ -74,6 +74,7 @@ impl Read {
     fn push(&mut self, offset: u64, record: Record) {
         self.size += match &record {
             Record::Requests(requests) => requests.len(),
+            Record::Events(events) => events.batch.len(),
             _ => 1,
         };
         self.records.push((offset, record));
@@ -498,7 +499,7 @@ impl Driver {
                 said.into_iter()
                     .for_each(|at| core.parts[index].fence.lock().observe(at, generation));
             });
-            self.appends.append(index, generation, false, &message, then);
+            self.appends.append(index, generation, (false, false), &message, then);
         }
     }
 

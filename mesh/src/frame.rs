@@ -17,10 +17,18 @@ pub(crate) const BYTES_MAX: usize = (PACKED as usize) - 1;
 
 /// Packs messages. The compressor is created for the first long message and retained, because
 /// creating it takes as long as packing several messages.
-#[derive(Default)]
-pub(crate) struct Packer(Option<zstd::bulk::Compressor<'static>>);
+pub(crate) struct Packer {
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+    packs: bool,
+}
 
 impl Packer {
+    /// Creates a packer that leaves messages as they are unless it `packs`. On one machine, copying
+    /// bytes costs less than packing them.
+    pub(crate) fn new(packs: bool) -> Packer {
+        Packer { compressor: None, packs }
+    }
+
     /// Appends a message.
     pub(crate) fn put(&mut self, message: &[u8], out: &mut Vec<u8>) {
         // A message that does not get shorter is not packed.
@@ -36,14 +44,14 @@ impl Packer {
     }
 
     fn packed(&mut self, message: &[u8]) -> Option<Vec<u8>> {
-        if message.len() <= PACKED_MIN {
+        if message.len() <= PACKED_MIN || !self.packs {
             return None;
         }
-        if self.0.is_none() {
+        if self.compressor.is_none() {
             // Without a compressor, the message is not packed.
-            self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
+            self.compressor = zstd::bulk::Compressor::new(LEVEL).ok();
         }
-        self.0.as_mut()?.compress(message).ok()
+        self.compressor.as_mut()?.compress(message).ok()
     }
 }
 

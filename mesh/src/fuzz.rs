@@ -11,7 +11,7 @@ use crate::{Peer, Secret, Settings};
 /// # Panics
 /// If they do not.
 pub fn frames(mut bytes: &[u8], max: usize) {
-    let (mut unpacker, mut packer) = (Unpacker::default(), Packer::default());
+    let (mut unpacker, mut packer) = (Unpacker::default(), Packer::new(true));
     while let Ok(message) = unpacker.read(&mut bytes, max) {
         assert!(message.len() <= max);
         let mut out = Vec::new();

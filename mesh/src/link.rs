@@ -98,7 +98,8 @@ pub(crate) fn write(link: &Link, shared: &Shared) -> String {
     let Some(mut connection) = link.connection(2 * settings.greeting_us) else {
         return "it has not connected".into();
     };
-    let (mut packer, mut bytes) = (frame::Packer::default(), Vec::new());
+    let is_here = connection.local_addr().is_ok_and(|addr| addr.is_of_this_machine());
+    let (mut packer, mut bytes) = (frame::Packer::new(!is_here), Vec::new());
     loop {
         bytes.clear();
         bytes.shrink_to(WRITE_BYTES);

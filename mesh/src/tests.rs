@@ -263,7 +263,7 @@ proptest! {
         at in any::<prop::sample::Index>(),
         to in any::<u8>(),
     ) {
-        let (mut packer, mut unpacker) = (frame::Packer::default(), frame::Unpacker::default());
+        let (mut packer, mut unpacker) = (frame::Packer::new(true), frame::Unpacker::default());
         let mut bytes = Vec::new();
         packer.put(&message, &mut bytes);
         packer.put(&message, &mut bytes);

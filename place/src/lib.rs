@@ -44,15 +44,50 @@ pub fn partition_of_bytes(spec: &TableSpec, key: &[u8]) -> Partition {
 }
 
 /// Returns the partition of an integer key, without creating its [`Key`].
+#[inline]
 pub fn partition_of_word(ty: &DataType, word: u64) -> Partition {
-    let mut bytes = Vec::with_capacity(9);
+    partition_of_hash(hash_of_word(ty, word))
+}
+
+/// Returns the hash of a key of one word that decides its partition.
+#[inline]
+pub fn hash_of_word(ty: &DataType, word: u64) -> u64 {
+    let mut bytes = Short { bytes: [0; 9], len: 0 };
     tidemill_core::encode::word(ty, word, &mut bytes);
-    of_bytes(&bytes)
+    hash_of_bytes(&bytes.bytes[..bytes.len])
+}
+
+/// Returns the hash of a key's bytes that decides its partition, in a table without a
+/// `partition_prefix`.
+#[inline]
+pub fn hash_of_bytes(bytes: &[u8]) -> u64 {
+    // xxh3 is stable for ever.
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// Returns the partition of a key with this hash.
+#[inline]
+pub fn partition_of_hash(hash: u64) -> Partition {
+    // The remainder takes the well-mixed low bits.
+    Partition((hash % u64::from(PARTITIONS)) as u16)
 }
 
 fn of_bytes(bytes: &[u8]) -> Partition {
-    // xxh3 is stable for ever. The remainder takes its well-mixed low bits.
-    Partition((xxhash_rust::xxh3::xxh3_64(bytes) % u64::from(PARTITIONS)) as u16)
+    partition_of_hash(hash_of_bytes(bytes))
+}
+
+/// The encoding of a word, which needs no heap memory.
+struct Short {
+    bytes: [u8; 9],
+    len: usize,
+}
+
+impl tidemill_core::encode::Bytes for Short {
+    #[inline]
+    fn extend(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..][..bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
 }
 
 /// Returns the worker of a partition if all workers have equal shares.

@@ -52,7 +52,9 @@ impl Net {
                     self.emitted.push((tid, path, stream, row));
                 }
                 Event::Asked(question) => self.questions.push((from, question)),
-                Event::Outbox { .. } | Event::Committed { .. } => {}
+                // There are calls only.
+                Event::Columns(_) | Event::Outbox { .. } | Event::Committed { .. } => {}
+                Event::Failed => unreachable!("all nodes have one program"),
                 Event::NotDeterministic { .. } => self.not_deterministic += 1,
             }
         }
@@ -86,7 +88,9 @@ impl Net {
             let at = usize::from(to.0);
             let mut out = Outbox::default();
             match homes[at].take_if(|_| from == to) {
-                Some(home) => self.nodes[at].begin(number, clock.clone(), home, &mut out),
+                Some(home) => {
+                    self.nodes[at].begin(number, clock.clone(), home, Vec::new(), &mut out);
+                }
                 None => {
                     let wire = self.wires.get_mut(&(from, to));
                     let message = wire.and_then(VecDeque::pop_front).expect("it is under way");

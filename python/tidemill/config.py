@@ -522,8 +522,8 @@ CLUSTER: Final[dict[str, Setting]] = {
         default="250",
         help=(
             "Requests of a source, or of one message, in an epoch. 2,500 where all transactions "
-            "are declared with keys from the event; fewer where rows slide a window by time "
-            "10,000 times."
+            "are declared with keys from the event; 32,768 events that run by column; fewer where "
+            "rows slide a window by time 10,000 times."
         ),
     ),
     "cluster_together": _int(

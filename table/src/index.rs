@@ -73,6 +73,22 @@ impl KeyIndex {
         Some(slot)
     }
 
+    /// Removes the key of a slot. The key of the last slot gets that slot instead.
+    pub(crate) fn swap_remove(&mut self, slot: u32) {
+        let hash = self.hash(&self.keys[slot as usize]);
+        if let Ok(entry) = self.table.find_entry(hash, |&of| of == slot) {
+            entry.remove();
+        }
+        let last = self.keys.len() as u32 - 1;
+        if last != slot {
+            let hash = self.hash(&self.keys[last as usize]);
+            if let Some(of) = self.table.find_mut(hash, |&of| of == last) {
+                *of = slot;
+            }
+        }
+        self.key_bytes -= extra_bytes(&self.keys.swap_remove(slot as usize));
+    }
+
     /// Makes room for `keys` more keys.
     pub(crate) fn reserve(&mut self, keys: usize) {
         self.keys.reserve(keys);

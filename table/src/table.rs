@@ -819,6 +819,7 @@ fn key_word(value: &Value) -> Option<u64> {
 mod aging;
 mod changed;
 mod growth;
+mod guests;
 mod load;
 mod past;
 mod rewind;

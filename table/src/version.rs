@@ -11,6 +11,9 @@ pub type Seq = u64;
 /// The link of a version without an older one.
 pub(crate) const NO_LINK: u32 = u32::MAX;
 
+/// The link of the first version of a [guest](crate::Table::admit). No log has a place as high.
+pub(crate) const GUEST: u32 = NO_LINK - 1;
+
 /// Returns a version's stamp word: the sequence number, and whether the row exists.
 #[inline(always)]
 pub(crate) fn stamp_word(seq: Seq, present: bool) -> u64 {
@@ -136,7 +139,7 @@ impl VersionLog {
         part.words.reserve(words);
         // Links have 32 bits.
         assert!(
-            part.base + part.words.len() + words < NO_LINK as usize,
+            part.base + part.words.len() + words < GUEST as usize,
             "an epoch has 2^32 words of versions"
         );
         PartAt::of(number, part)
@@ -161,7 +164,7 @@ impl VersionLog {
         let Some(first) = self.parts.len().checked_sub(words.len()) else { return false };
         self.parts[first..].iter().zip(words).all(|(part, words)| {
             let end = part.words.len() + words;
-            end <= part.words.capacity() && part.base + end < NO_LINK as usize
+            end <= part.words.capacity() && part.base + end < GUEST as usize
         })
     }
 
@@ -172,7 +175,7 @@ impl VersionLog {
         let first = self.parts.len();
         for words in words {
             let base = self.parts.last().map_or(0, |last| last.base + last.words.capacity());
-            assert!(base + words < NO_LINK as usize, "an epoch has 2^32 words of versions");
+            assert!(base + words < GUEST as usize, "an epoch has 2^32 words of versions");
             let mut part = self.largest_spare();
             part.base = base;
             part.make_room(*words);

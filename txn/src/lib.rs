@@ -10,6 +10,7 @@ pub mod order;
 mod plan;
 pub mod pool;
 pub mod program;
+pub mod reasons;
 pub mod schedule;
 
 pub use program::Program;

@@ -35,7 +35,8 @@ impl Worker {
     fn run(mut self) -> (Node, usize) {
         for (number, requests) in std::mem::take(&mut self.epochs).into_iter().enumerate() {
             let mut out = Outbox::default();
-            self.node.begin(number as u64 + 1, (number as i64).into(), requests, &mut out);
+            let (epoch, clock) = (number as u64 + 1, (number as i64).into());
+            self.node.begin(epoch, clock, requests, Vec::new(), &mut out);
             self.take(&mut out);
             while self.node.is_running() {
                 let (from, message) = self.queue.recv().expect("the others are there");

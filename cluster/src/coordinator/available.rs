@@ -78,13 +78,18 @@ impl Available {
         Some((self.upto, self.pieces.front()?))
     }
 
-    /// Takes at most `max` requests, but at least one record if there is one. Returns the number of
-    /// requests taken. If `is_paused`, it takes no events in event time. The times of taken events
+    /// Whether there is anything that can't be executed by column.
+    pub fn has_calls(&self) -> bool {
+        self.pieces.iter().any(|piece| piece.requests > 0 && !piece.by_column)
+    }
+
+    /// Takes at most `max` requests, but at least one record if there is one. If all of them can be
+    /// executed by column, it takes at most `columns_max`. Returns the number of requests taken. If `is_paused`, it takes no events in event time. The times of taken events
     /// are added to `times`. It stops before a piece that `is_refused`, given the offset where the
     /// piece begins.
     pub fn take(
         &mut self,
-        max: u64,
+        (max, columns_max): (u64, u64),
         is_paused: bool,
         is_refused: &dyn Fn(u64, &Piece) -> bool,
         times: &mut Vec<Span>,
@@ -94,12 +99,15 @@ impl Available {
             if is_refused(self.upto, first) {
                 break;
             }
+            let max = if first.by_column { columns_max } else { max };
             let room = max - taken.min(max);
-            let is_divided = first.is_run(self.upto) && first.times.is_empty();
+            let each = first.each(self.upto).max(1);
+            let is_divided = first.end - self.upto > 1 && first.times.is_empty();
             let upto = match first.requests <= room || (taken == 0 && !is_divided) {
                 _ if is_paused && !first.times.is_empty() => self.upto,
                 true => first.end,
-                false if is_divided => self.upto + room,
+                // At least one record is taken.
+                false if is_divided => self.upto + (room / each).max(u64::from(taken == 0)),
                 false => self.upto,
             };
             if upto == self.upto {
@@ -130,11 +138,11 @@ mod tests {
     use super::*;
 
     fn piece(end: u64, requests: u64) -> Piece {
-        Piece { end, requests, times: [].into() }
+        Piece { end, requests, by_column: false, times: [].into() }
     }
 
     fn take(found: &mut Available, max: u64) -> u64 {
-        found.take(max, false, &|_, _| false, &mut Vec::new())
+        found.take((max, max), false, &|_, _| false, &mut Vec::new())
     }
 
     /// Creates three records of one request, a gap of two, one record of five requests, and one of
@@ -191,15 +199,15 @@ mod tests {
         let mut times = Vec::new();
         let any = &|_: u64, _: &Piece| false;
         assert!(found.has_some(true));
-        assert_eq!((found.take(9, true, any, &mut times), found.upto()), (2, 12));
+        assert_eq!((found.take((9, 9), true, any, &mut times), found.upto()), (2, 12));
         assert!(!found.has_some(true) && found.has_some(false) && times.is_empty());
         // A piece with events in event time is not divided.
-        assert_eq!((found.take(2, false, any, &mut times), found.upto()), (3, 15));
+        assert_eq!((found.take((2, 2), false, any, &mut times), found.upto()), (3, 15));
         // A refused piece is not taken, and nothing after it.
         let is_late = |_: u64, piece: &Piece| piece.times.iter().any(|of| of.oldest_us < 61);
-        assert_eq!((found.take(9, false, &is_late, &mut times), found.upto()), (0, 15));
+        assert_eq!((found.take((9, 9), false, &is_late, &mut times), found.upto()), (0, 15));
         assert_eq!(found.first().map(|(from, piece)| (from, piece.end)), Some((15, 17)));
-        assert_eq!((found.take(1, false, any, &mut times), found.upto()), (2, 17));
+        assert_eq!((found.take((1, 1), false, any, &mut times), found.upto()), (2, 17));
         assert_eq!(times, [(0, 70), (2, 5), (0, 60)].map(|(of, at)| Span::of(of, at)));
     }
 }

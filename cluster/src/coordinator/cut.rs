@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidemill_function::Counts;
+
 use super::available::Available;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
@@ -12,6 +14,11 @@ use crate::records::{
     Buffered, CutRecord, Form, Left, Manifest, Member, Record, Times, Topic, Waiting,
 };
 use crate::Settings;
+
+/// The maximum number of cuts that members have not executed when the next one is made.
+const CUTS_AHEAD_MAX: u64 = 1;
+/// The maximum number of cuts that are not durable when the next one is made.
+const CUTS_OPEN_MAX: u64 = 4;
 
 /// A lease divided by this is the wait for a snapshot that has not begun.
 const IDLE: u64 = 4;
@@ -30,6 +37,8 @@ struct Taking {
     waiting: Vec<Waiting>,
     /// The number of late events, if a later cut knows it.
     late: Option<u64>,
+    /// The counts of transactions, once all members have executed it.
+    counts: Option<Arc<Counts>>,
     /// Whether its manifest is being stored.
     is_put: bool,
 }
@@ -61,6 +70,10 @@ pub(super) struct Running {
     recorded: u64,
     /// The last epoch that each member has executed.
     pub executed: BTreeMap<Member, u64>,
+    /// The counts of transactions since the beginning, up to the last epoch that all members have
+    /// executed, and those of later epochs that some have executed.
+    pub counts: Arc<Counts>,
+    later_counts: BTreeMap<u64, Counts>,
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     taking: Option<Taking>,
@@ -111,6 +124,8 @@ impl Running {
             buffered: BTreeMap::new(),
             outside: BTreeMap::new(),
             executed: BTreeMap::new(),
+            counts: manifest.counts.clone(),
+            later_counts: BTreeMap::new(),
             left: BTreeMap::new(),
             taking: None,
             merging: Merging::of(&form.manifest),
@@ -142,6 +157,40 @@ impl Running {
         }
         let (recorded, written) = (self.recorded, manifest.written.clone());
         Some(Left { generation: *generation, base, ends, recorded, written })
+    }
+
+    /// Notes that a member has executed an epoch, with these counts. If the report of the epoch before
+    /// was lost with its connection, the next generation executes both.
+    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts) {
+        let executed = self.executed.entry(member).or_insert(self.form.manifest.epoch);
+        if epoch != *executed + 1 {
+            return;
+        }
+        *executed = epoch;
+        self.later_counts.entry(epoch).or_default().add(counts);
+        let all = self.executed_by_all();
+        while let Some(first) = self.later_counts.first_entry().filter(|of| *of.key() <= all) {
+            let (epoch, counts) = first.remove_entry();
+            Arc::make_mut(&mut self.counts).add(&counts);
+            if let Some(taking) = self.taking.as_mut().filter(|of| of.cut.epoch == epoch) {
+                taking.counts = Some(self.counts.clone());
+            }
+        }
+    }
+
+    /// Returns the last epoch that all members have executed.
+    fn executed_by_all(&self) -> u64 {
+        let began = self.form.manifest.epoch;
+        let of = |member| self.executed.get(member).copied().unwrap_or(began);
+        self.form.assignment.members.iter().map(of).min().unwrap_or(began)
+    }
+
+    /// Whether an epoch may be cut before the one before has been executed, so that members need not
+    /// wait for it: it would be a full one. Watermarks depend on what was executed.
+    fn is_full(&self, epoch_max: u64, columns_max: u64) -> bool {
+        let has_calls = self.available.iter().any(Available::has_calls);
+        let most = if has_calls { epoch_max } else { columns_max };
+        self.event_time.is_empty() && self.available.iter().any(|of| of.requests() >= most)
     }
 
     /// Returns the number of late events.
@@ -265,11 +314,11 @@ impl Running {
 }
 
 impl Coordinator {
-    /// Makes a cut when all members have executed the one before, that one is durable, and there is
-    /// something to execute. Only one cut at a time is on its way to the log. If there were two and
-    /// only the first were lost, there would be a gap.
+    /// Makes a cut when all members have executed the one before and there is something to execute. A
+    /// full epoch is cut while they execute the one before. Several cuts may be on their way to the
+    /// log. If one is lost, no later one of this generation is there.
     pub(super) fn try_cut(&mut self, effects: &mut Vec<Effect>) {
-        let Settings { epoch_max, snapshot_every, snapshot_us, .. } = self.settings;
+        let Settings { epoch_max, columns_max, snapshot_every, snapshot_us, .. } = self.settings;
         let buffered_bytes_max = self.settings.buffered_bytes_max;
         let clock_jump_us_max = self.settings.clock_jump_us_max;
         let (now_us, clock_us) = (self.now_us, self.clock_us);
@@ -287,12 +336,18 @@ impl Coordinator {
         if is_ahead && !is_ending {
             return;
         }
-        let Running { form, epoch, durable, executed, .. } = &**running;
-        let is_idle =
-            |member| executed.get(member).copied().unwrap_or(form.manifest.epoch) == *epoch;
-        if epoch > durable || !form.assignment.members.iter().all(is_idle) {
+        let is_ahead_of = |executed: u64| running.epoch - executed;
+        let is_planned = is_ending || running.planned_us.is_some();
+        let ahead_max = match running.is_full(epoch_max, columns_max) && !is_planned {
+            true => CUTS_AHEAD_MAX,
+            false => 0,
+        };
+        if is_ahead_of(running.durable) > CUTS_OPEN_MAX
+            || is_ahead_of(running.executed_by_all()) > ahead_max
+        {
             return;
         }
+        let epoch = &running.epoch;
         let paused = running.paused(buffered_bytes_max);
         let has_some = |(available, paused): (&Available, &bool)| available.has_some(*paused);
         let is_new =
@@ -307,12 +362,15 @@ impl Coordinator {
         let from = ends(&running.available);
         let mut given = Vec::new();
         let Running { event_time, times, available, .. } = &mut **running;
+        // If anything else is in the epoch, its events are not executed by column either.
+        let has_calls = available.iter().any(Available::has_calls);
+        let columns_max = if has_calls { epoch_max } else { columns_max };
         let mut counts = Vec::new();
         for ((source, available), paused) in (0..).zip(available).zip(paused) {
             let is_refused = |from: u64, piece: &Piece| {
                 event_time.refused(&times.watermarks, source, from, piece).is_some()
             };
-            counts.push(available.take(epoch_max, paused, &is_refused, &mut given));
+            counts.push(available.take((epoch_max, columns_max), paused, &is_refused, &mut given));
         }
         let upto = ends(&running.available);
         let mut count = counts.iter().copied().max().unwrap_or(0);
@@ -357,8 +415,9 @@ impl Coordinator {
             let cut = cut.clone();
             let has_times = !running.event_time.is_empty();
             let buffered = if has_times { cut.upto.clone() } else { Vec::new() };
-            let (waiting, cut_at, late, is_put) = (Vec::new(), 0, None, false);
-            let taking = Taking { cut, cut_at, parts, outputs, buffered, waiting, late, is_put };
+            let (waiting, cut_at, late, counts, is_put) = (Vec::new(), 0, None, None, false);
+            let taking =
+                Taking { cut, cut_at, parts, outputs, buffered, waiting, late, counts, is_put };
             running.taking = Some(taking);
         }
         let generation = running.form.generation;
@@ -441,6 +500,7 @@ impl Coordinator {
             outputs: taking.outputs.clone(),
             objects,
             written,
+            counts: taking.counts.clone().unwrap_or_default(),
         });
         let token = self.token(Pending::Manifest(manifest.clone()));
         effects.push(Effect::PutManifest { token, manifest });

@@ -64,7 +64,12 @@ impl Coordinator {
                 }
                 // Own cuts and snapshots since then are newer than these.
                 Record::Cut(_) | Record::Snapshot(_) => {}
-                Record::Requests(_) | Record::End | Record::Outputs(_) | Record::Answer { .. } => {}
+                Record::Requests(_)
+                | Record::Events(_)
+                | Record::End
+                | Record::Outputs(_)
+                | Record::Emitted(_)
+                | Record::Answer { .. } => {}
             }
         }
         match self.stage {

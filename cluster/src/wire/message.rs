@@ -1,13 +1,15 @@
 //! Messages between nodes as bytes.
 
 use tidemill_core::wire::{
-    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64, take_u8,
+    put_batch, put_bytes, put_u16, put_u32, put_u64, take_bytes, take_u16, take_u32, take_u64,
+    take_u8,
 };
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Body, Cost, Message, Mode, NodeId, Verdict};
+use tidemill_function::{Body, Cost, GivenRows, HandlerEvents, Message, Mode, NodeId, Verdict};
 
 use super::record::{
-    put_abort, put_call, put_outcome, put_stored, take_abort, take_call, take_outcome, take_stored,
+    put_abort, put_call, put_outcome, put_places, put_stored, take_abort, take_call, take_outcome,
+    take_places, take_rows, take_stored,
 };
 use super::{
     put_bool, put_list, put_option, put_path, put_tid, put_value, take_bool, take_list,
@@ -60,6 +62,23 @@ pub(super) fn take_message(input: &mut &[u8]) -> Option<Message> {
 
 fn put_body(body: &Body, out: &mut Vec<u8>) {
     match body {
+        Body::Events { events, others } => {
+            out.push(20);
+            put_bool(*others, out);
+            put_list(events, out, |HandlerEvents { handler, tids, batch }, out| {
+                put_u32(*handler as u32, out);
+                put_batch(batch, out);
+                put_places(tids, out);
+            });
+        }
+        Body::Rows { rows } => {
+            out.push(21);
+            put_list(rows, out, |GivenRows { table, tids, batch }, out| {
+                put_u16(table.0, out);
+                put_batch(batch, out);
+                put_places(tids, out);
+            });
+        }
         Body::Call { tid, path, call, share, home, caller, mode, before } => {
             out.push(0);
             put_tid(*tid, out);
@@ -167,6 +186,19 @@ fn take_row(input: &mut &[u8]) -> Option<(TableId, Key)> {
 
 fn take_body(input: &mut &[u8]) -> Option<Body> {
     Some(match take_u8(input)? {
+        20 => Body::Events {
+            others: take_bool(input)?,
+            events: take_list(input, |input| {
+                let (handler, batch) = (take_u32(input)? as usize, take_rows(input)?);
+                Some(HandlerEvents { handler, tids: take_places(batch.len(), input)?, batch })
+            })?,
+        },
+        21 => Body::Rows {
+            rows: take_list(input, |input| {
+                let (table, batch) = (TableId(take_u16(input)?), take_rows(input)?);
+                Some(GivenRows { table, tids: take_places(batch.len(), input)?, batch })
+            })?,
+        },
         0 => Body::Call {
             tid: take_tid(input)?,
             path: take_path(input)?,

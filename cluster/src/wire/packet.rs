@@ -11,7 +11,10 @@ use tidemill_place::PARTITIONS;
 use tidemill_snapshot::{DataObject, Work};
 
 use super::message::{put_message, put_node, take_message, take_node};
-use super::record::{put_cut, put_manifest, put_waiting, take_cut, take_manifest, take_waiting};
+use super::record::{
+    put_counts, put_cut, put_manifest, put_waiting, take_counts, take_cut, take_manifest,
+    take_waiting,
+};
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{Packet, Piece, Span, StoredPart};
 use crate::event_time::{Rank, Ranked};
@@ -104,9 +107,10 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u32(*source, out);
             put_u64(*from, out);
-            put_list(pieces, out, |Piece { end, requests, times }, out| {
+            put_list(pieces, out, |Piece { end, requests, by_column, times }, out| {
                 put_u64(*end, out);
                 put_u64(*requests, out);
+                put_bool(*by_column, out);
                 put_list(times, out, |Span { event_source, oldest_us, newest_us, late }, out| {
                     put_u32(*event_source, out);
                     put_i64(*oldest_us, out);
@@ -130,11 +134,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_u64(*epoch, out);
         }
-        Packet::Executed { generation, epoch, buffered } => {
+        Packet::Executed { generation, epoch, buffered, counts } => {
             out.push(6);
             put_u64(*generation, out);
             put_u64(*epoch, out);
             put_buffered(buffered, out);
+            put_counts(counts, out);
         }
         Packet::Part { generation, epoch, part, outputs, waiting } => {
             out.push(7);
@@ -219,6 +224,7 @@ fn take_pieces(from: u64, input: &mut &[u8]) -> Option<Vec<Piece>> {
         let piece = Piece {
             end: take_u64(input)?,
             requests: take_u64(input)?,
+            by_column: take_bool(input)?,
             times: take_list(input, |input| {
                 Some(Span {
                     event_source: take_u32(input)?,
@@ -258,6 +264,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
             buffered: take_buffered(input)?,
+            counts: take_counts(input)?,
         },
         7 => Packet::Part {
             generation: take_u64(input)?,

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 
 use tidemill_core::wire::{
-    put_bytes, put_u128, put_u16, put_u32, put_u64, take_bytes, take_slice, take_text, take_u128,
-    take_u16, take_u32, take_u64, take_u8,
+    put_batch, put_bytes, put_u128, put_u16, put_u32, put_u64, take_batch, take_bytes, take_slice,
+    take_text, take_u128, take_u16, take_u32, take_u64, take_u64s as take_u64s_of, take_u8,
 };
-use tidemill_core::{Key, Position, SourceId, StreamId, TableId, Value};
-use tidemill_function::{Bounds, Call, Stored, Target};
+use tidemill_core::{Batch, Key, Position, SourceId, StreamId, TableId, Value};
+use tidemill_function::{Bounds, Call, Counts, EventPlace, Stored, Target};
 use tidemill_snapshot::{DataObject, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
+use tidemill_txn::reasons::{CountedReason, Reasons};
 
 use super::{
-    put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_i64, take_list,
-    take_option, take_path, take_tid, take_value, take_values, VERSION,
+    put_bool, put_i64, put_list, put_option, put_path, put_tid, put_value, put_values, take_bool,
+    take_i64, take_list, take_option, take_path, take_tid, take_value, take_values, VERSION,
 };
 use crate::event_time::ENDED_US;
-use crate::records::{CutRecord, Manifest, Output, Record, Request, Times, Waiting, Written};
+use crate::records::{
+    CutRecord, Emitted, Events, Manifest, Output, Record, Request, Times, Waiting, Written,
+};
 
 pub(super) fn put_call(call: &Call, out: &mut Vec<u8>) {
     match call.target {
@@ -230,6 +233,76 @@ pub(super) fn take_waiting(input: &mut &[u8]) -> Option<Waiting> {
 pub(super) fn put_manifest(manifest: &Manifest, out: &mut Vec<u8>) {
     put_manifest_with(manifest, out, DataObject::put);
     put_option(manifest.waiting.as_ref(), out, |waiting, out| put_list(waiting, out, put_waiting));
+    put_counts(&manifest.counts, out);
+}
+
+fn put_text(text: &str, out: &mut Vec<u8>) {
+    put_bytes(text.as_bytes(), out);
+}
+
+fn take_string(input: &mut &[u8]) -> Option<String> {
+    take_text(input).map(str::to_owned)
+}
+
+pub(super) fn put_counts(counts: &Counts, out: &mut Vec<u8>) {
+    let Counts { events, ended, refused, faults, dead, late, reasons, fault, slides, slide } =
+        counts;
+    for number in [events, ended, refused, faults, dead, late, slides] {
+        put_u64(*number, out);
+    }
+    let (counted, others) = reasons.all();
+    put_list(counted, out, |CountedReason { handler, reason, of_all, count, at }, out| {
+        put_text(handler, out);
+        put_text(reason, out);
+        put_option(of_all.as_deref(), out, put_text);
+        put_u64(*count, out);
+        put_option(at.as_deref(), out, put_text);
+    });
+    put_u64(others, out);
+    put_option(fault.as_ref(), out, |(what, at), out| {
+        put_text(what, out);
+        put_option(at.as_deref(), out, put_text);
+    });
+    put_option(slide.as_deref(), out, put_text);
+}
+
+pub(super) fn take_counts(input: &mut &[u8]) -> Option<Counts> {
+    let mut numbers = [0; 7];
+    for number in &mut numbers {
+        *number = take_u64(input)?;
+    }
+    let [events, ended, refused, faults, dead, late, slides] = numbers;
+    let counted = take_list(input, |input| {
+        let (handler, reason) = (take_string(input)?, take_string(input)?);
+        let (of_all, count) = (take_option(input, take_string)?, take_u64(input)?);
+        Some(CountedReason { handler, reason, of_all, count, at: take_option(input, take_string)? })
+    })?;
+    let reasons = Reasons::of(counted, take_u64(input)?);
+    let fault =
+        take_option(input, |input| Some((take_string(input)?, take_option(input, take_string)?)))?;
+    let slide = take_option(input, take_string)?;
+    Some(Counts { events, ended, refused, faults, dead, late, reasons, fault, slides, slide })
+}
+
+fn put_events(events: &Events, out: &mut Vec<u8>) {
+    let Events { stream, from, is_run, batch } = events;
+    put_u16(stream.0, out);
+    put_option(from.as_ref(), out, |EventPlace { name, row }, out| {
+        put_text(name, out);
+        put_u64(*row, out);
+    });
+    put_bool(*is_run, out);
+    put_batch(batch, out);
+}
+
+fn take_events(input: &mut &[u8]) -> Option<Events> {
+    let stream = StreamId(take_u16(input)?);
+    let from = take_option(input, |input| {
+        Some(EventPlace { name: take_text(input)?.into(), row: take_u64(input)? })
+    })?;
+    // A record takes at least one offset.
+    let (is_run, batch) = (take_bool(input)?, take_rows(input)?);
+    Some(Events { stream, from, is_run, batch })
 }
 
 /// Appends a manifest as the first versions did, with its objects as `put_object` does.
@@ -255,6 +328,12 @@ pub(super) fn put_manifest_with(
 }
 
 pub(super) fn take_manifest(input: &mut &[u8]) -> Option<Manifest> {
+    let manifest = take_third_manifest(input)?;
+    Some(Manifest { counts: take_counts(input)?.into(), ..manifest })
+}
+
+/// Takes a manifest without counts.
+fn take_third_manifest(input: &mut &[u8]) -> Option<Manifest> {
     let manifest = take_manifest_with(input, DataObject::take)?;
     let waiting = take_option(input, |input| take_list(input, take_waiting))?;
     Some(Manifest { waiting, ..manifest })
@@ -296,11 +375,12 @@ fn take_manifest_with(
             outputs: take_u64s(input)?,
             note: take_bytes(input)?.into(),
         }),
+        counts: Arc::default(),
     })
 }
 
-/// Appends a record. Kinds 1 to 5, 7, 9, 11 and 14 are those of earlier versions, of which 11 and 14
-/// are still read.
+/// Appends a record. Kinds 1 to 5, 7, 9, 11, 14 and 15 are those of earlier versions, of which 11,
+/// 14 and 15 are still read.
 pub fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
         Record::Generation { generation } => {
@@ -314,18 +394,26 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
                 put_call(call, out);
             });
         }
+        Record::Events(events) => {
+            out.push(16);
+            put_events(events, out);
+        }
         Record::End => out.push(13),
         Record::Cut(cut) => {
             out.push(10);
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
-            out.push(15);
+            out.push(17);
             put_manifest(manifest, out);
         }
         Record::Outputs(outputs) => {
             out.push(8);
             put_list(outputs, out, put_output);
+        }
+        Record::Emitted(emitted) => {
+            out.push(18);
+            put_emitted(emitted, out);
         }
         Record::Answer { tid, asked, answer } => {
             out.push(12);
@@ -334,6 +422,86 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
             put_bytes(answer, out);
         }
     }
+}
+
+/// The ways of encoding the transactions of emitted events: each is at the same distance from the
+/// one before, at a distance below 2^32, or anywhere.
+const EVEN: u8 = 0;
+const NEAR: u8 = 1;
+const ANYWHERE: u8 = 2;
+
+/// Appends the places of transactions, which mostly ascend.
+pub(super) fn put_places(tids: &[u64], out: &mut Vec<u8>) {
+    let first = tids.first().copied().unwrap_or_default();
+    let step = tids.get(1).map_or(0, |second| second.wrapping_sub(first));
+    let steps = tids.windows(2).map(|two| two[1].wrapping_sub(two[0]));
+    if steps.clone().all(|of| of == step) {
+        out.push(EVEN);
+        put_u64(first, out);
+        put_u64(step, out);
+    } else if steps.clone().all(|of| u32::try_from(of).is_ok()) {
+        out.push(NEAR);
+        put_u64(first, out);
+        steps.for_each(|of| put_u32(of as u32, out));
+    } else {
+        out.push(ANYWHERE);
+        tids.iter().for_each(|tid| put_u64(*tid, out));
+    }
+}
+
+/// Takes this many places.
+pub(super) fn take_places(count: usize, input: &mut &[u8]) -> Option<Vec<u64>> {
+    match take_u8(input)? {
+        EVEN => {
+            let (first, step) = (take_u64(input)?, take_u64(input)?);
+            Some((0..count as u64).map(|nth| first.wrapping_add(step.wrapping_mul(nth))).collect())
+        }
+        NEAR => {
+            let mut tid = take_u64(input)?;
+            let mut tids = vec![tid];
+            for _ in 1..count {
+                tid = tid.wrapping_add(take_u32(input)?.into());
+                tids.push(tid);
+            }
+            Some(tids)
+        }
+        ANYWHERE => take_u64s_of(count, input),
+        _ => None,
+    }
+}
+
+/// Takes a batch that has rows, and columns that bound their number.
+pub(super) fn take_rows(input: &mut &[u8]) -> Option<Batch> {
+    let batch = take_batch(input)?;
+    (!batch.is_empty() && !batch.columns().is_empty()).then_some(batch)
+}
+
+fn put_emitted(emitted: &Emitted, out: &mut Vec<u8>) {
+    let Emitted { stream, tids, ordinals, batch } = emitted;
+    put_u16(stream.0, out);
+    put_batch(batch, out);
+    put_places(tids, out);
+    let ordinal = ordinals.first().copied().unwrap_or_default();
+    let is_same = ordinals.iter().all(|of| *of == ordinal);
+    put_bool(is_same, out);
+    match is_same {
+        true => put_u32(ordinal, out),
+        false => ordinals.iter().for_each(|of| put_u32(*of, out)),
+    }
+}
+
+fn take_emitted(input: &mut &[u8]) -> Option<Emitted> {
+    let stream = StreamId(take_u16(input)?);
+    let batch = take_rows(input)?;
+    let rows = batch.len();
+    let tids = take_places(rows, input)?;
+    let ordinals = match take_bool(input)? {
+        true => vec![take_u32(input)?; rows],
+        false => (0..rows).map(|_| take_u32(input)).collect::<Option<Vec<u32>>>()?,
+    };
+    // The first transaction has the place 1.
+    let are_places = tids.iter().all(|tid| *tid > 0);
+    are_places.then_some(Emitted { stream, tids, ordinals, batch })
 }
 
 fn put_output(output: &Output, out: &mut Vec<u8>) {
@@ -382,7 +550,10 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         10 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
         14 => Record::Snapshot(Arc::new(take_second_manifest(input)?)),
-        15 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        15 => Record::Snapshot(Arc::new(take_third_manifest(input)?)),
+        16 => Record::Events(take_events(input)?),
+        17 => Record::Snapshot(Arc::new(take_manifest(input)?)),
+        18 => Record::Emitted(take_emitted(input)?),
         8 => Record::Outputs(take_list(input, take_output)?),
         12 => Record::Answer {
             tid: take_tid(input)?,
@@ -396,13 +567,13 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
 /// The first bytes of an object.
 const MAGIC: &[u8; 4] = b"TMob";
 
-/// Appends the object of a manifest, with its version and a checksum. Kinds 0 to 2 are those of
-/// earlier versions, of which 0 is still read.
+/// Appends the object of a manifest, with its version and a checksum. Kinds 0 to 3 are those of
+/// earlier versions, of which 0 and 3 are still read.
 pub fn put_manifest_object(manifest: &Manifest, out: &mut Vec<u8>) {
     let begin = out.len();
     out.extend_from_slice(MAGIC);
     put_u32(VERSION, out);
-    out.push(3);
+    out.push(4);
     put_manifest(manifest, out);
     let hash = tidemill_core::encode::hash128(&out[begin..]);
     out.extend_from_slice(&hash.to_le_bytes());
@@ -423,8 +594,12 @@ fn content(bytes: &[u8]) -> Option<(u8, &[u8])> {
 /// Returns the manifest of an object's bytes, or `None` if they are invalid or damaged.
 pub fn take_manifest_object(bytes: &[u8]) -> Option<Manifest> {
     let (kind, mut input) = content(bytes)?;
-    let manifest = take_manifest(&mut input)?;
-    (kind == 3 && input.is_empty()).then_some(manifest)
+    let manifest = match kind {
+        3 => take_third_manifest(&mut input)?,
+        4 => take_manifest(&mut input)?,
+        _ => return None,
+    };
+    input.is_empty().then_some(manifest)
 }
 
 /// Rows of a part in the format of earlier versions. `None` means that the row has been removed.

@@ -1,7 +1,12 @@
 use proptest::prelude::*;
 use smallvec::smallvec;
-use tidemill_core::{Key, LateRow, Position, SourceId, StreamId, TableId};
-use tidemill_function::{Body, Bounds, Call, Cost, Message, Mode, NodeId, Target, Verdict};
+use tidemill_core::{
+    Batch, Column, DataType, Key, LateRow, Position, Schema, SourceId, StreamId, TableId,
+};
+use tidemill_function::{
+    Body, Bounds, Call, Cost, Counts, EventPlace, GivenRows, HandlerEvents, Message, Mode, NodeId,
+    Target, Verdict,
+};
 use tidemill_snapshot::{DataObject, Work, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
 
@@ -9,8 +14,8 @@ use super::*;
 use crate::effect::{Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{
-    Assignment, Buffered, CutRecord, Form, Manifest, Member, Output, Record, Request, RequestId,
-    Times, Waiting, Written,
+    Assignment, Buffered, CutRecord, Emitted, Events, Form, Manifest, Member, Output, Record,
+    Request, RequestId, Times, Waiting, Written,
 };
 
 fn values() -> Vec<Value> {
@@ -80,12 +85,44 @@ fn manifest() -> Manifest {
         outputs: vec![9],
         objects: vec![object("part-1"), object("merge-1")],
         written: Arc::new(Written { base: 10, outputs: vec![11, 12], note: [1, 2].into() }),
+        counts: counts().into(),
     }
+}
+
+fn counts() -> Counts {
+    let mut counts = Counts { events: 9, ended: 5, late: 1, slides: 2, ..Counts::default() };
+    counts.reasons.add("pay", "1 is too little", 3);
+    counts.reasons.add("pay", "2 is too little", 1);
+    counts.reasons.add("pay", "fault: KeyError", 1);
+    counts.reasons.place_at("pay", "fault: KeyError", "app.py:7");
+    counts.fault = Some(("pay failed".into(), Some("app.py:7".into())));
+    counts.slide = Some("a slide".into());
+    counts
+}
+
+fn events(is_run: bool) -> Events {
+    let columns = vec![
+        Column::new("id", DataType::Int),
+        Column::new("text", DataType::Str).nullable(),
+        Column::new("price", DataType::Decimal(2)).default(Value::Decimal(150, 2)),
+    ];
+    let rows = [
+        [Value::Int(1), Value::str("a"), Value::Decimal(7, 2)],
+        [Value::Int(i64::MIN), Value::Null, Value::Decimal(-1, 2)],
+    ];
+    let batch = Batch::from_rows(Schema::new(columns).into(), rows.iter().map(|row| &row[..]));
+    let from = is_run.then(|| EventPlace { name: "a.csv".into(), row: 1 << 40 });
+    Events { stream: StreamId(3), from, is_run, batch }
 }
 
 fn cut() -> CutRecord {
     let (from, upto, times) = (vec![4], vec![u64::MAX], times());
     CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from, upto, times }
+}
+
+fn emitted(tids: [u64; 2], ordinals: [u32; 2]) -> Record {
+    let Events { batch, stream, .. } = events(true);
+    Record::Emitted(Emitted { stream, tids: tids.into(), ordinals: ordinals.into(), batch })
 }
 
 fn records() -> Vec<Record> {
@@ -103,6 +140,11 @@ fn records() -> Vec<Record> {
         Record::Answer { tid, asked: 5 << 90, answer: [7, 0].into() },
         Record::Requests(vec![request(&calls()[0])]),
         Record::Requests(calls().iter().map(request).collect()),
+        Record::Events(events(true)),
+        Record::Events(events(false)),
+        emitted([4, 4], [0, 1]),
+        emitted([4, 1 << 40], [7, 7]),
+        emitted([u64::MAX, 1], [0, u32::MAX]),
         Record::Outputs(vec![event, reply(Ok(Value::Null)), reply(Err(abort(kinds[0])))]),
     ];
     records.extend(values().into_iter().map(|value| Record::Outputs(vec![reply(Ok(value))])));
@@ -121,6 +163,7 @@ fn records_of_earlier_versions_are_read() {
     (before.times.newest, before.times.ended) = (vec![Some(i64::MAX), Some(5)], Vec::new());
     let mut after = before.clone();
     (after.times.newest, after.times.ended, after.waiting) = (vec![None, Some(5)], vec![0], None);
+    after.counts = Default::default();
     for object in &mut after.objects {
         (object.len, object.root, object.level, object.shards) = (0, 0, 0, [0; SHARDS]);
     }
@@ -134,6 +177,15 @@ fn records_of_earlier_versions_are_read() {
     });
     after.waiting = before.waiting;
     assert_eq!(take_record(&mut &bytes[..]), Some(Record::Snapshot(after.into())));
+    // The objects are whole, but there are no counts.
+    let manifest = manifest();
+    let mut bytes = vec![15];
+    record::put_manifest_with(&manifest, &mut bytes, DataObject::put);
+    put_option(manifest.waiting.as_ref(), &mut bytes, |waiting, out| {
+        put_list(waiting, out, record::put_waiting);
+    });
+    let wanted = Manifest { counts: Default::default(), ..manifest };
+    assert_eq!(take_record(&mut &bytes[..]), Some(Record::Snapshot(wanted.into())));
 }
 
 fn packets() -> Vec<Packet> {
@@ -185,6 +237,15 @@ fn packets() -> Vec<Packet> {
             judged: 3,
         },
     ]);
+    let batch = events(true).batch;
+    let tids = vec![3, 1 << 50];
+    let events = vec![HandlerEvents { handler: 7, tids: tids.clone(), batch: batch.clone() }];
+    let rows = vec![GivenRows { table: TableId(2), tids, batch }];
+    bodies.extend([
+        Body::Events { events, others: false },
+        Body::Events { events: Vec::new(), others: true },
+        Body::Rows { rows },
+    ]);
     let message = |body| Packet::Node {
         generation,
         from: home,
@@ -199,7 +260,8 @@ fn packets() -> Vec<Packet> {
     ];
     let piece = |end, requests, times: &[Span]| {
         let times = times.into();
-        Piece { end, requests, times }
+        let by_column = requests % 2 == 1;
+        Piece { end, requests, by_column, times }
     };
     let late = Some(LateRow { offset: 4, time_us: i64::MIN, bound_us: -6 });
     let assignment = Assignment::equal(vec![Member(4), Member(9)]);
@@ -231,7 +293,7 @@ fn packets() -> Vec<Packet> {
         },
         Packet::Cut { generation, cut: cut().into(), takes_snapshot: true },
         Packet::Durable { generation, epoch: 1 },
-        Packet::Executed { generation, epoch: 1, buffered },
+        Packet::Executed { generation, epoch: 1, buffered, counts: counts() },
         Packet::Part {
             generation,
             epoch: 1,

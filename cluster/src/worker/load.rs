@@ -4,16 +4,18 @@
 //! since then, and loads only the partitions that it did not own. If streams are in event time, all
 //! workers read the buffered events again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
 
 use tidemill_core::TableSpec;
-use tidemill_function::{NodeId, Path, Rows, Tid};
+use tidemill_function::{NodeId, Rows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_txn::program::QuestionId;
 
-use super::ranks::{Ranks, Read};
+use super::known::Known;
+use super::ranks::Ranks;
+use super::read::Read;
 use super::run::Running;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records, Token};
@@ -31,7 +33,7 @@ pub(super) struct Loading {
     loads: Vec<Load>,
     /// The end of the outputs of each source.
     outputs: Vec<Option<u64>>,
-    pub known: HashSet<(Tid, Option<Path>)>,
+    pub known: Known,
     /// The buffered events, if streams are in event time.
     ranks: Option<Ranks>,
     /// For each source that is read again for them, the progress and the end.
@@ -56,7 +58,7 @@ pub(super) struct Survivor {
 
 impl Survivor {
     pub fn of(mut running: Running) -> Survivor {
-        let rows = std::mem::take(running.node.rows_mut());
+        let rows = running.node.take_rows();
         let partitions = running.form.assignment.partitions(running.own);
         Survivor { rows, partitions }
     }
@@ -100,7 +102,7 @@ impl Worker {
         let loads: Vec<Load> = loads.into_iter().filter(is_needed).map(load).collect();
         self.survivor = survivor;
         let outputs = vec![None; self.settings.sources as usize];
-        let (known, answers) = (HashSet::new(), Vec::new());
+        let (known, answers) = (Known::default(), Vec::new());
         let manifest = form.manifest.clone();
         let prepared = prepared.and_then(|(_, of)| of.rows);
         let event_time = self.settings.event_time.clone();
@@ -166,8 +168,9 @@ impl Worker {
         for (_, record) in records {
             match record {
                 Record::Outputs(outputs) => {
-                    loading.known.extend(outputs.iter().map(Output::id));
+                    loading.known.outputs.extend(outputs.iter().map(Output::id));
                 }
+                Record::Emitted(emitted) => loading.known.emitted.extend(emitted.ids()),
                 // The owner of another call's rows may ask the same question.
                 Record::Answer { tid, asked, answer } => {
                     loading.answers.push((tid, asked, answer));
@@ -200,13 +203,12 @@ impl Worker {
         let (at, end) = again.get_mut(&source).expect("a read of this source");
         let Records { records, upto } = records.unwrap_or_default();
         for (offset, record) in records {
-            let Record::Requests(requests) = record else { continue };
-            if (*at..*end).contains(&offset) {
-                let (of, functions) = (&self.settings.event_time, &*self.functions);
-                for (nth, request) in (0..).zip(requests) {
-                    ranks.restore(Read::new((offset, nth), request, source, of, functions));
+            let (of, functions) = (&self.settings.event_time, &*self.functions);
+            Read::each((source, offset, record), of, functions, |read| {
+                if (*at..*end).contains(&read.at.0) {
+                    ranks.restore(read);
                 }
-            }
+            });
         }
         *at = upto.max(*at);
         match *at < *end {
@@ -249,15 +251,15 @@ impl Worker {
         }
         rows.begin(id);
         let form = loading.form.clone();
-        let (known, answers) = (take(&mut loading.known), take(&mut loading.answers));
+        let (mut known, answers) = (take(&mut loading.known), take(&mut loading.answers));
+        known.emitted.sort_unstable();
         let ranks = loading.ranks.take();
         let ends = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, node, rows, known, self.functions.clone(), &self.settings);
         running.loaded_ends = ends;
         running.ranks = ranks;
-        let left = running.known.iter().map(|(tid, _)| *tid).max();
-        if let Some(left) = left {
+        if let Some(left) = running.known.last() {
             running.node.output_left(left);
         }
         let base = running.form.manifest.base;

@@ -105,7 +105,7 @@ impl Worker {
         }
         let (epoch, count) = (running.executed, running.outside.len() as u64);
         if all || !rows.is_empty() {
-            effects.push(Effect::Outbox { all, rows });
+            effects.push(Effect::Outbox { epoch, all, rows });
         }
         let generation = self.generation;
         self.send(Packet::Outside { generation, epoch, rows: count }, effects);

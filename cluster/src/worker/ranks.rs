@@ -11,83 +11,20 @@ use std::mem::replace;
 use std::sync::Arc;
 
 use tidemill_core::{Late, Position, StreamId};
-use tidemill_function::{output_bytes, Call, Functions, NodeId, Sequencing};
+use tidemill_function::{Functions, NodeId, Sequencing};
 use tidemill_txn::order::Newest;
 
+use super::read::{Before, Read, Task};
 use super::run::Parts;
-use crate::event_time::{EventTime, Rank, Ranked, ENDED_US};
-use crate::records::{Buffered, CutRecord, Manifest, Request, Waiting};
-
-/// The approximate bytes of a buffered event, besides its values.
-const EVENT_BYTES: usize = 200;
-
-/// A request that has been read.
-pub(super) struct Read {
-    /// The offset of its record, and its number in the record.
-    pub at: (u64, u32),
-    pub request: Request,
-    /// Its event source and its time, if it is an event in event time.
-    pub timed: Option<(u32, i64)>,
-    /// The bound that its time is below, if it is late by the earlier events of its event source.
-    pub late_us: Option<i64>,
-    /// The newest time of its event source before its record.
-    before_us: Option<i64>,
-}
-
-impl Read {
-    /// Creates the request `at` of a source.
-    pub fn new(
-        at: (u64, u32),
-        request: Request,
-        source: u32,
-        event_time: &EventTime,
-        functions: &dyn Functions,
-    ) -> Read {
-        let timed = |call: &Call| {
-            let (stream, time_us) = functions.timed(call)?;
-            // Others may have written this time, which is reserved for the end of a source.
-            Some((event_time.of(source, stream)?, time_us.min(ENDED_US - 1)))
-        };
-        let timed = if event_time.is_empty() { None } else { timed(&request.call) };
-        Read { at, request, timed, late_us: None, before_us: None }
-    }
-
-    /// Determines whether it is late, given the earlier events.
-    pub fn known(mut self, before: &mut [Before]) -> Read {
-        if let Some((event_source, _)) = self.timed {
-            before[event_source as usize].take(&mut self);
-        }
-        self
-    }
-}
-
-/// The earlier events of an event source.
-pub(super) struct Before {
-    newest: Newest,
-    /// The last record, and the newest time before it.
-    last: Option<(u64, Option<i64>)>,
-}
-
-impl Before {
-    /// Creates it for a source with this newest time.
-    pub fn new(newest: Newest) -> Before {
-        Before { newest, last: None }
-    }
-
-    fn take(&mut self, read: &mut Read) {
-        let Some((_, time_us)) = read.timed else { return };
-        let last = self.last.filter(|(record, _)| *record == read.at.0);
-        let (_, before_us) = *self.last.insert(last.unwrap_or((read.at.0, self.newest.us())));
-        (read.before_us, read.late_us) = (before_us, self.newest.take(time_us));
-    }
-}
+use crate::event_time::{EventTime, Rank, Ranked};
+use crate::records::{Buffered, CutRecord, Manifest, Waiting};
 
 /// The place of an event in its group: its position, and its number in its record.
 type At = (Position, u32);
 
 /// A buffered event.
 struct Waits {
-    request: Request,
+    task: Task,
     /// The newest time of its event source before its record.
     before_us: Option<i64>,
     /// Whether it has the time at which its source stood, because it is late.
@@ -101,7 +38,7 @@ struct Placed {
     at: (u64, u32),
     source: u32,
     on: u64,
-    request: Request,
+    task: Task,
 }
 
 /// The part of a worker that ranks requests.
@@ -178,9 +115,9 @@ impl Ranks {
     }
 
     fn buffer(&mut self, group: usize, at: At, read: Read) {
-        let Read { request, before_us, late_us, .. } = read;
-        self.bytes += bytes(&request);
-        let waits = Waits { request, before_us, is_late: late_us.is_some() };
+        let Read { task, before_us, late_us, .. } = read;
+        self.bytes += task.bytes();
+        let waits = Waits { task, before_us, is_late: late_us.is_some() };
         self.waiting[group].insert(at, waits);
     }
 
@@ -220,15 +157,15 @@ impl Ranks {
         self.late_at = replace(&mut self.watermarks, cut.times.watermarks.clone());
         self.late = 0;
         let has_intervals = self.event_time.has_intervals();
-        let on = |request: &Request| match has_intervals {
-            true => functions.intervals(&request.call),
+        let on = |task: &Task| match has_intervals {
+            true => functions.intervals(&task.call),
             false => 0,
         };
         let mut placed = Vec::new();
         for (source, read) in requests {
             let at = read.at;
-            let (rank, request) = match read.timed {
-                None => (Rank::Arrival(source), read.request),
+            let (rank, task) = match read.timed {
+                None => (Rank::Arrival(source), read.task),
                 Some(timed) => {
                     self.late += u64::from(read.late_us.is_some());
                     let stands = self.stands(timed, read.late_us).map(|stands_us| {
@@ -240,24 +177,24 @@ impl Ranks {
                         continue;
                     }
                     self.late += u64::from(read.late_us.is_none());
-                    let Request { id, call } = read.request;
-                    (Rank::Late(timed.0), Request { id, call: functions.late(call) })
+                    let Task { call, .. } = read.task;
+                    (Rank::Late(timed.0), Task { call: functions.late(call), ..read.task })
                 }
             };
-            placed.push(Placed { rank, at, source, on: on(&request), request });
+            placed.push(Placed { rank, at, source, on: on(&task), task });
         }
         for (waiting, watermark) in self.waiting.iter_mut().zip(&self.watermarks) {
             let later = waiting.split_off(&(*watermark, 0));
-            for ((position, nth), Waits { mut request, is_late, .. }) in replace(waiting, later) {
-                self.bytes -= bytes(&request);
+            for ((position, nth), Waits { mut task, is_late, .. }) in replace(waiting, later) {
+                self.bytes -= task.bytes();
                 let event_source = position.source.0;
                 let source = self.event_time.sources()[event_source as usize].source;
                 let rank = Rank::OnTime(position.time_us, event_source);
-                let (at, on) = ((position.offset, nth), on(&request));
+                let (at, on) = ((position.offset, nth), on(&task));
                 if is_late {
-                    request.call = functions.admitted(request.call, position.time_us);
+                    task.call = functions.admitted(task.call, position.time_us);
                 }
-                placed.push(Placed { rank, at, source, on, request });
+                placed.push(Placed { rank, at, source, on, task });
             }
         }
         placed.sort_by_key(|placed| (placed.rank, placed.at));
@@ -302,13 +239,13 @@ impl Ranks {
         let mut parts = Vec::new();
         parts.resize_with(total.div_ceil(part_max).max(1) as usize, Vec::new);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
-        for Placed { rank, source, request, .. } in own {
+        for Placed { rank, source, task, .. } in own {
             while let Some(other) = before.next_if(|other| other.rank < rank) {
                 place += u64::from(other.count);
             }
             let nth = ((place / part_max) as usize).min(parts.len() - 1);
             let part: &mut Vec<_> = &mut parts[nth];
-            part.push((order.tid(source, place), request));
+            part.push((order.tid(source, place), task));
             place += 1;
         }
         Some((parts, total))
@@ -327,7 +264,7 @@ impl Ranks {
         let ranks = all.iter().map(|(rank, on, _)| (*rank, *on));
         for (place, streams) in self.event_time.endings(ranks, &self.late_at) {
             if let Some(nth) = all[place].2 {
-                let call = &mut own[nth].request.call;
+                let call = &mut own[nth].task.call;
                 *call = functions.closes(call.clone(), streams);
             }
         }
@@ -338,13 +275,6 @@ impl Ranks {
     pub fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
         self.event_time.marks_us(&self.late_at)
     }
-}
-
-/// Returns the approximate bytes of memory that a request takes.
-pub(super) fn bytes(request: &Request) -> u64 {
-    let Request { id, call } = request;
-    let values = output_bytes(&call.key) + output_bytes(&call.args);
-    (EVENT_BYTES + id.len() + values) as u64
 }
 
 #[cfg(test)]

@@ -1,27 +1,27 @@
 //! Executing cuts, and releasing their outputs.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Key, LateRow, TableId};
+use tidemill_core::{Batch, Key, LateRow, Row, StreamId, TableId};
 use tidemill_function::{
-    Call, Clock, Event, Functions, Message, Node, NodeId, Outbox, Path, Question, Rows, Sequencing,
-    Stored, Tid,
+    Call, Clock, ColumnOutcome, ColumnOutput, Counts, Event, Functions, HandlerEvents, Message,
+    Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
 };
 
-use super::ranks::{bytes, Before, Ranks, Read};
+use super::known::Known;
+use super::ranks::Ranks;
+use super::read::{Before, Item, Items, ManyEvents, Read, Task};
 use super::save::Saving;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Address, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
-use crate::records::{Buffered, CutRecord, Form, Output, Record, Request, RequestId, Topic};
+use crate::records::{Buffered, CutRecord, Emitted, Form, Output, Record, RequestId, Topic};
 use crate::Settings;
 
-/// The maximum bytes of outputs in one record. A log might refuse larger records.
-const TOGETHER_BYTES: usize = 128 << 10;
 /// The place of the event that reports a request's result: after all events of its transaction.
-const LAST: [u32; 1] = [u32::MAX];
+const LAST: u32 = u32::MAX;
 /// The bits for the number of a part of an epoch. Numbers of an epoch's parts are above those of
 /// the epoch before.
 const PARTS_BITS: u32 = 24;
@@ -34,9 +34,8 @@ const NAMED_MAX: usize = 100;
 pub(super) struct Source {
     /// Its number.
     source: u32,
-    /// Requests that no epoch has taken yet. `bytes` is the approximate memory that they take.
-    pub requests: VecDeque<Read>,
-    pub bytes: u64,
+    /// The requests and events that no epoch has taken yet.
+    pub items: Items,
     /// The end of the records that epochs have taken.
     pub taken: u64,
     /// The end of the records that have been read.
@@ -57,21 +56,19 @@ impl Source {
         functions: &dyn Functions,
         settings: &Settings,
     ) -> Vec<Piece> {
-        let (had, from) = (self.requests.len(), self.upto);
+        let (had, from) = (self.items.items.len(), self.upto);
         for (offset, record) in records {
             if record == Record::End {
                 self.ends_at = Some(offset);
             }
-            let Record::Requests(requests) = record else { continue };
-            if offset >= from {
-                let before = &mut self.before;
-                let read = |(nth, request)| {
-                    let (at, of) = ((offset, nth), &settings.event_time);
-                    Read::new(at, request, self.source, of, functions).known(before)
-                };
-                self.bytes += requests.iter().map(bytes).sum::<u64>();
-                self.requests.extend((0..).zip(requests).map(read));
-            }
+            let Source { source, items, before, .. } = self;
+            let record = (*source, offset, record);
+            Read::items(record, from, &settings.event_time, functions, |item| {
+                items.push(match item {
+                    Item::Task(read) => Item::Task(read.known(before)),
+                    events => events,
+                });
+            });
         }
         self.upto = upto.max(from);
         self.pieces(had, from, settings)
@@ -83,37 +80,62 @@ impl Source {
         (self.upto > self.taken).then(|| (self.taken, self.pieces(0, self.taken, settings)))
     }
 
-    /// Takes all requests before an offset.
-    fn until(&mut self, upto: u64) -> Vec<Read> {
+    /// Takes everything before an offset.
+    fn until(&mut self, upto: u64) -> Vec<Item> {
         self.taken = upto;
-        let count = self.requests.partition_point(|read| read.at.0 < upto);
-        let taken: Vec<Read> = self.requests.drain(..count).collect();
-        self.bytes -= taken.iter().map(|read| bytes(&read.request)).sum::<u64>();
-        taken
+        std::iter::from_fn(|| self.items.next_before(upto)).collect()
     }
 
-    /// Returns the pieces from the `nth` request on.
+    /// Returns the pieces from the `nth` item on.
     fn pieces(&self, nth: usize, from: u64, settings: &Settings) -> Vec<Piece> {
         // Pieces with events in event time are not divided. So they are small enough that an epoch
         // takes several.
         let timed_max = (settings.epoch_max / PIECES).max(1);
         let mut pieces: Vec<Piece> = Vec::new();
-        let (mut at, mut is_run) = (from, false);
+        // The number of requests of each offset of the last piece, if more such offsets may follow.
+        let (mut at, mut run_each) = (from, None);
         let mut times: BTreeMap<u32, Span> = BTreeMap::new();
         let push = |pieces: &mut Vec<Piece>, end: u64, requests: u64| {
-            pieces.push(Piece { end, requests, times: [].into() });
+            pieces.push(Piece { end, requests, by_column: false, times: [].into() });
         };
-        let requests: Vec<&Read> = self.requests.range(nth..).collect();
-        for record in requests.chunk_by(|one, other| one.at.0 == other.at.0) {
-            let (offset, count) = (record[0].at.0, record.len() as u64);
+        let mut items = self.items.items.range(nth..).peekable();
+        while let Some(item) = items.next() {
+            let offset = item.at();
             if offset > at {
                 push(&mut pieces, offset, 0);
-                is_run = false;
+                run_each = None;
             }
+            let read = match item {
+                Item::Events(events) => {
+                    at = events.end();
+                    let each = if events.is_run { events.each } else { events.tasks() };
+                    let is_one = !events.is_run && each > 1;
+                    let is_alike = |run: &&mut Piece| run.by_column && run_each == Some(each);
+                    match pieces.last_mut().filter(is_alike) {
+                        Some(run) => (run.end, run.requests) = (at, run.requests + events.tasks()),
+                        None => {
+                            let requests = events.tasks();
+                            let (by_column, times) = (true, [].into());
+                            pieces.push(Piece { end: at, requests, by_column, times });
+                        }
+                    }
+                    run_each = Some(each).filter(|_| !is_one);
+                    continue;
+                }
+                Item::Task(read) => read,
+            };
+            let mut record = vec![read];
+            while let Some(Item::Task(more)) =
+                items.next_if(|next| matches!(next, Item::Task(of) if of.at.0 == offset))
+            {
+                record.push(more);
+            }
+            let count = record.len() as u64;
             at = offset + 1;
             let is_timed = record.iter().any(|read| read.timed.is_some());
             let has_room = |run: &&mut Piece| {
-                is_run
+                run_each == Some(1)
+                    && !run.by_column
                     && count == 1
                     && run.times.is_empty() != is_timed
                     && (!is_timed || run.requests < timed_max)
@@ -137,7 +159,7 @@ impl Source {
                 let last = pieces.last_mut().expect("it was pushed");
                 last.times = times.values().copied().collect();
             }
-            is_run = count == 1;
+            run_each = (count == 1).then_some(1);
         }
         if let Some(end) = self.ends_at.filter(|end| (at..self.upto).contains(end)) {
             if end > at {
@@ -155,15 +177,81 @@ impl Source {
     }
 }
 
-/// Requests with their places, by part of an epoch.
-pub(super) type Parts = Vec<Vec<(Tid, Request)>>;
+/// Events of an epoch that are executed by column, if nothing else is in the epoch.
+pub(super) struct EventRun {
+    /// The place of the first transaction, and the distance of the places of the others.
+    first: u64,
+    step: u64,
+    /// The events, each with `each` transactions.
+    events: ManyEvents,
+}
+
+impl EventRun {
+    /// Returns the event and the handler of a transaction, by its place, if it is one of these.
+    fn find(&self, tid: Tid) -> Option<(usize, usize)> {
+        let nth = tid.0.checked_sub(self.first).filter(|by| by % self.step == 0)? / self.step;
+        let (row, handler) = (nth / self.events.each, nth % self.events.each);
+        ((row as usize) < self.events.batch.len()).then_some((row as usize, handler as usize))
+    }
+
+    /// Returns the task of a transaction.
+    fn task(&self, (row, handler): (usize, usize), functions: &dyn Functions) -> Option<Task> {
+        let ManyEvents { stream, from, batch, .. } = &self.events;
+        let handler_of = *functions.by_column(*stream)?.get(handler)?;
+        Some(Task {
+            id: RequestId::from([]),
+            call: functions.handler_call(handler_of, &batch.row(row)),
+            place: from.as_ref().map(|from| from.after(row as u64)),
+            is_first: handler == 0,
+        })
+    }
+}
+
+/// Returns the events of runs for each handler, with the places of its transactions.
+fn by_handler(runs: &[EventRun], functions: &dyn Functions) -> Vec<HandlerEvents> {
+    let mut all: BTreeMap<usize, Vec<(u64, usize)>> = BTreeMap::new();
+    for (nth, run) in runs.iter().enumerate() {
+        let handlers = functions.by_column(run.events.stream).unwrap_or_default();
+        for (place, handler) in (0..).zip(handlers) {
+            all.entry(*handler).or_default().push((run.first + place * run.step, nth));
+        }
+    }
+    let mut found = Vec::new();
+    for (handler, mut firsts) in all {
+        // Runs of one source follow each other, and so do their places. Those of other sources are
+        // between them.
+        firsts.sort_by_key(|(first, nth)| (first % runs[*nth].step, *first));
+        for of_source in firsts.chunk_by(|a, b| a.0 % runs[a.1].step == b.0 % runs[b.1].step) {
+            let batches = of_source.iter().map(|(_, nth)| &runs[*nth].events.batch);
+            let mut tids = Vec::new();
+            for (first, nth) in of_source {
+                let EventRun { step, events, .. } = &runs[*nth];
+                let distance = step * events.each;
+                tids.extend((0..events.batch.len() as u64).map(|row| first + row * distance));
+            }
+            let batch = Batch::concat(&batches.collect::<Vec<_>>());
+            found.push(HandlerEvents { handler, tids, batch });
+        }
+    }
+    found
+}
+
+/// The work of a part of an epoch.
+#[derive(Default)]
+pub(super) struct PartWork {
+    tasks: Vec<(Tid, Task)>,
+    runs: Vec<EventRun>,
+}
+
+/// Tasks with their places, by part of an epoch.
+pub(super) type Parts = Vec<Vec<(Tid, Task)>>;
 
 /// The requests of a cut.
 enum Coming {
     /// Some have not been read yet.
     Later,
     /// All have been read.
-    All(Parts),
+    All(Vec<PartWork>),
     /// There are more than the cut has places for.
     TooMany,
 }
@@ -177,20 +265,26 @@ pub(super) struct Running {
     pub inputs: BTreeMap<u32, Source>,
     /// The buffered events, if streams are in event time.
     pub ranks: Option<Ranks>,
-    /// The client's ids of received requests without a reply. The calls are retained, too, if their
-    /// results may be reported to others.
-    open: HashMap<Tid, (RequestId, Option<Call>), FixedState>,
+    /// The tasks that this worker received and that have not ended.
+    open: HashMap<Tid, Task, FixedState>,
+    /// The counts of those that have ended since the last epoch.
+    counts: Counts,
     /// Cuts to be executed, and whether snapshots must be taken after them.
     pub cuts: VecDeque<(Arc<CutRecord>, bool)>,
     /// The cut that is being executed. `parts` has its parts that have not begun, each with its
     /// number.
     pub current: Option<(Arc<CutRecord>, bool)>,
-    pub parts: VecDeque<(u64, Vec<(Tid, Call)>)>,
+    pub parts: VecDeque<(u64, PartWork)>,
+    /// The events of the part that runs.
+    runs: Vec<EventRun>,
     /// The last epoch in the rows. `durable` is the last epoch whose cut is durable.
     pub executed: u64,
     pub durable: u64,
+    /// Events that transactions of the epoch that runs have emitted, by stream: the transaction, the
+    /// place in it, and the event.
+    emitted: BTreeMap<StreamId, Vec<(u64, u32, Row)>>,
     /// Outputs that wait for their cut to be durable.
-    pub held: VecDeque<(u64, Output)>,
+    pub held: VecDeque<(u64, Held)>,
     /// Questions to the outside that wait for the cuts of their epochs.
     pub questions: VecDeque<(u64, Question)>,
     /// Rows of outboxes that have changed since the last report. `tells_outbox` says whether there
@@ -200,7 +294,7 @@ pub(super) struct Running {
     /// The rows of outboxes in the last report.
     pub outside: BTreeSet<(TableId, Key)>,
     /// The outputs that left before.
-    pub known: HashSet<(Tid, Option<Path>)>,
+    pub known: Known,
     /// The number of outputs of each epoch that are being appended.
     pub appending: BTreeMap<u64, usize>,
     /// The end of the outputs of each source, as far as this worker knows.
@@ -220,7 +314,7 @@ impl Running {
         form: Arc<Form>,
         node: NodeId,
         rows: Rows,
-        known: HashSet<(Tid, Option<Path>)>,
+        known: Known,
         functions: Arc<dyn Functions>,
         settings: &Settings,
     ) -> Running {
@@ -229,19 +323,11 @@ impl Running {
         let own = (0..settings.sources).filter(|s| form.assignment.reader(*s, settings) == node);
         let source = |source| {
             let upto = of(&manifest.inputs, source);
-            let requests = VecDeque::new();
+            let items = Items::default();
             let newest = settings.event_time.newest(&manifest.times);
             let before = newest.into_iter().map(Before::new).collect();
-            let of = Source {
-                source,
-                requests,
-                bytes: 0,
-                taken: upto,
-                upto,
-                ends_at: None,
-                before,
-                is_asked: false,
-            };
+            let of =
+                Source { source, items, taken: upto, upto, ends_at: None, before, is_asked: false };
             (source, of)
         };
         let inputs = own.map(source).collect();
@@ -252,11 +338,14 @@ impl Running {
             inputs,
             ranks: None,
             open: HashMap::default(),
+            counts: Counts::default(),
             cuts: VecDeque::new(),
             current: None,
             parts: VecDeque::new(),
+            runs: Vec::new(),
             executed: manifest.epoch,
             durable: manifest.epoch,
+            emitted: BTreeMap::new(),
             held: VecDeque::new(),
             questions: VecDeque::new(),
             outbox: BTreeMap::new(),
@@ -272,6 +361,12 @@ impl Running {
             own: node,
             form,
         }
+    }
+
+    /// Returns the epoch of the last cut that has arrived.
+    pub fn last_cut(&self) -> u64 {
+        let waiting = self.cuts.back().or(self.current.as_ref());
+        waiting.map_or(self.executed, |(cut, _)| cut.epoch)
     }
 
     /// Returns the buffered events.
@@ -297,22 +392,35 @@ impl Running {
         }
         let parts = match &mut self.ranks {
             None => {
-                let mut requests = Vec::new();
+                let mut part = PartWork::default();
                 for (&source, input) in &mut self.inputs {
                     let own = input.until(upto(source));
-                    if own.len() as u64 > cut.count {
+                    if own.iter().map(Item::tasks).sum::<u64>() > cut.count {
                         return Coming::TooMany;
                     }
-                    let placed = |(nth, read): (u64, Read)| (order.tid(source, nth), read.request);
-                    requests.extend((0..).zip(own).map(placed));
+                    let mut nth = 0;
+                    for item in own {
+                        let (tid, tasks) = (order.tid(source, nth), item.tasks());
+                        match item {
+                            Item::Task(read) => part.tasks.push((tid, read.task)),
+                            Item::Events(events) => {
+                                let step = u64::from(sources);
+                                part.runs.push(EventRun { first: tid.0, step, events });
+                            }
+                        }
+                        nth += tasks;
+                    }
                 }
-                vec![requests]
+                vec![part]
             }
             Some(ranks) => {
                 if !ranks.has_own() {
                     let read = |(&source, input): (&u32, &mut Source)| {
-                        let own = input.until(upto(source));
-                        own.into_iter().map(move |read| (source, read))
+                        let own = input.until(upto(source)).into_iter();
+                        own.map(move |item| match item {
+                            Item::Task(read) => (source, read),
+                            Item::Events(_) => unreachable!("in event time there are tasks only"),
+                        })
                     };
                     let read = self.inputs.iter_mut().flat_map(read).collect();
                     *tells = Some(ranks.take(cut, read, functions));
@@ -322,25 +430,73 @@ impl Running {
                 match ranks.places(cut.epoch, order, others, part_max, functions) {
                     None => return Coming::Later,
                     Some((_, places)) if places > cut.count => return Coming::TooMany,
-                    Some((parts, _)) => parts,
+                    Some((parts, _)) => {
+                        let part = |tasks| PartWork { tasks, runs: Vec::new() };
+                        parts.into_iter().map(part).collect()
+                    }
                 }
             }
         };
-        for (tid, Request { id, call }) in parts.iter().flatten() {
-            let kept = settings.copies_outputs.then(|| call.clone());
-            self.open.insert(*tid, (id.clone(), kept));
-        }
         Coming::All(parts)
     }
 }
 
-/// Groups outputs into records of at most `max`.
-fn together(outputs: Vec<Output>, max: usize) -> Vec<Vec<Output>> {
+/// An output that waits for its cut to be durable.
+pub(super) enum Held {
+    One(Output),
+    /// Emitted events.
+    Many(Emitted),
+}
+
+impl Held {
+    /// Returns the number of outputs.
+    pub fn len(&self) -> usize {
+        match self {
+            Held::One(_) => 1,
+            Held::Many(emitted) => emitted.tids.len(),
+        }
+    }
+}
+
+/// The outputs of an epoch for one source.
+#[derive(Default)]
+struct Leaving {
+    outputs: Vec<Output>,
+    emitted: Vec<Emitted>,
+}
+
+impl Leaving {
+    /// Returns the records, each with the number of its outputs.
+    fn records(self, (max, bytes_max): (usize, usize)) -> Vec<(usize, Record)> {
+        let mut records = Vec::new();
+        for outputs in together(self.outputs, max, bytes_max) {
+            records.push((outputs.len(), Record::Outputs(outputs)));
+        }
+        for emitted in self.emitted {
+            let rows = emitted.tids.len();
+            let mut from = 0;
+            while from < rows {
+                let mut to = rows.min(from + max);
+                let mut some = emitted.slice(from, to);
+                while to - from > 1 && some.log_bytes() > bytes_max {
+                    to = from + (to - from) / 2;
+                    some = emitted.slice(from, to);
+                }
+                records.push((to - from, Record::Emitted(some)));
+                from = to;
+            }
+        }
+        records
+    }
+}
+
+/// Groups outputs into records of at most `max`, and approximately `bytes_max`.
+fn together(outputs: Vec<Output>, max: usize, bytes_max: usize) -> Vec<Vec<Output>> {
     let mut records: Vec<Vec<Output>> = Vec::new();
     let mut bytes = 0;
     for output in outputs {
         let own = output.log_bytes();
-        match records.last_mut().filter(|last| last.len() < max && bytes + own <= TOGETHER_BYTES) {
+        match records.last_mut().filter(|last| last.len() < max && bytes + own <= bytes_max) {
             Some(last) => {
                 last.push(output);
                 bytes += own;
@@ -373,11 +529,17 @@ impl Worker {
             return false;
         }
         let Stage::Running(running) = &mut self.stage else { return false };
-        let Some((number, requests)) = running.parts.pop_front() else { return false };
+        let Some((number, part)) = running.parts.pop_front() else { return false };
+        let PartWork { tasks, runs } = part;
+        let requests: Vec<(Tid, Call)> =
+            tasks.iter().map(|(tid, task)| (*tid, task.call.clone())).collect();
+        running.open.extend(tasks);
+        let events = by_handler(&runs, &*self.functions);
+        running.runs = runs;
         let now_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
         let marks_us = running.ranks.as_ref().map_or_else(|| [].into(), Ranks::marks_us);
         let mut out = Outbox::default();
-        running.node.begin(number, Clock { now_us, marks_us }, requests, &mut out);
+        running.node.begin(number, Clock { now_us, marks_us }, requests, events, &mut out);
         self.take(out, effects);
         true
     }
@@ -412,10 +574,7 @@ impl Worker {
         running.current = running.cuts.pop_front();
         running.bases.push_back((cut.epoch, cut.next_base()));
         let first = cut.epoch << PARTS_BITS;
-        let part = |(number, requests): (u64, Vec<(Tid, Request)>)| {
-            (number, requests.into_iter().map(|(tid, request)| (tid, request.call)).collect())
-        };
-        running.parts = (first..).zip(parts).map(part).collect();
+        running.parts = (first..).zip(parts).collect();
         true
     }
 
@@ -443,16 +602,49 @@ impl Worker {
         for event in out.events {
             let output = match event {
                 Event::Replied { tid, outcome } => {
-                    let (id, call) = running.open.remove(&tid).expect("it came in here");
-                    let told = call.and_then(|call| self.functions.result_event(&call, &outcome));
-                    if let Some((stream, row)) = told {
-                        let path = LAST.as_slice().into();
-                        running.held.push_back((epoch, Output::Event { tid, path, stream, row }));
+                    let of_event = |runs: &[EventRun]| {
+                        let of = |run: &EventRun| run.task(run.find(tid)?, &*self.functions);
+                        runs.iter().find_map(of)
+                    };
+                    let task = running.open.remove(&tid).or_else(|| of_event(&running.runs));
+                    let Task { id, call, place, is_first } = task.expect("it came in here");
+                    let event = (place.as_ref(), is_first);
+                    self.functions.count(&call, &outcome, event, &mut running.counts);
+                    let copies = self.settings.copies_outputs;
+                    let told = copies.then(|| self.functions.result_event(&call, &outcome));
+                    if let Some((stream, row)) = told.flatten() {
+                        running.emitted.entry(stream).or_default().push((tid.0, LAST, row));
+                    }
+                    if id.is_empty() {
+                        continue;
                     }
                     Output::Reply { tid, id, outcome }
                 }
                 Event::Emitted { tid, path, stream, row } => {
+                    self.functions.count_emitted(stream, &row, &mut running.counts);
+                    if let [ordinal] = path[..] {
+                        running.emitted.entry(stream).or_default().push((tid.0, ordinal, row));
+                        continue;
+                    }
                     Output::Event { tid, path, stream, row }
+                }
+                Event::Columns(ColumnOutcome { outputs, counts, .. }) => {
+                    let events: usize = running.runs.iter().map(|run| run.events.batch.len()).sum();
+                    running.counts.events += events as u64;
+                    self.functions.count_columns(&counts, &outputs, &mut running.counts);
+                    for ColumnOutput { stream, tids, ordinals, batch } in outputs {
+                        let is_reported = ordinals.first() != Some(&LAST)
+                            || (self.settings.copies_outputs && self.functions.is_copied(stream));
+                        if is_reported {
+                            let emitted = Emitted { stream, tids, ordinals, batch };
+                            running.held.push_back((epoch, Held::Many(emitted)));
+                        }
+                    }
+                    continue;
+                }
+                Event::Failed => {
+                    let why = "another worker has sent columns that do not fit the program";
+                    return effects.push(Effect::Stop { why });
                 }
                 Event::Committed { .. } => {
                     has_committed = true;
@@ -473,7 +665,18 @@ impl Worker {
                     continue;
                 }
             };
-            running.held.push_back((epoch, output));
+            running.held.push_back((epoch, Held::One(output)));
+        }
+        if has_committed {
+            for (stream, mut rows) in std::mem::take(&mut running.emitted) {
+                rows.sort_by_key(|(tid, ordinal, _)| (*tid, *ordinal));
+                let schema = self.functions.program().streams[stream.index()].spec.schema.clone();
+                let batch = Batch::from_rows(schema, rows.iter().map(|(.., row)| &row[..]));
+                let ids = rows.iter().map(|(tid, ordinal, _)| (*tid, *ordinal));
+                let (tids, ordinals) = ids.unzip();
+                let emitted = Emitted { stream, tids, ordinals, batch };
+                running.held.push_back((epoch, Held::Many(emitted)));
+            }
         }
         let is_whole = has_committed && running.parts.is_empty();
         self.let_out(effects);
@@ -487,23 +690,47 @@ impl Worker {
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
-        let mut leaving: BTreeMap<(u64, u32), Vec<Output>> = BTreeMap::new();
+        let mut leaving: BTreeMap<(u64, u32), Leaving> = BTreeMap::new();
+        let source = |tid: u64| ((tid - 1) % sources) as u32;
         while let Some((epoch, _)) = running.held.front() {
             if *epoch > running.durable {
                 break;
             }
-            let (epoch, output) = running.held.pop_front().expect("the front exists");
-            if !running.known.remove(&output.id()) {
-                *running.appending.entry(epoch).or_default() += 1;
-                let source = ((output.id().0 .0 - 1) % sources) as u32;
-                leaving.entry((epoch, source)).or_default().push(output);
+            let (epoch, held) = running.held.pop_front().expect("the front exists");
+            match held {
+                Held::One(output) => {
+                    let (tid, path) = output.id();
+                    let known = &mut running.known;
+                    let ordinal = path.as_deref().and_then(|path| match path {
+                        [ordinal] => Some(*ordinal),
+                        _ => None,
+                    });
+                    let is_emitted = |nth| known.emitted.binary_search(&(tid.0, nth)).is_ok();
+                    if ordinal.is_some_and(is_emitted) || known.outputs.remove(&(tid, path)) {
+                        continue;
+                    }
+                    *running.appending.entry(epoch).or_default() += 1;
+                    leaving.entry((epoch, source(tid.0))).or_default().outputs.push(output);
+                }
+                Held::Many(emitted) => {
+                    let emitted = running.known.unknown(emitted);
+                    let mut by_source: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+                    for (row, tid) in (0..).zip(&emitted.tids) {
+                        by_source.entry(source(*tid)).or_default().push(row);
+                    }
+                    for (source, rows) in by_source {
+                        *running.appending.entry(epoch).or_default() += rows.len();
+                        let own = emitted.take(&rows);
+                        leaving.entry((epoch, source)).or_default().emitted.push(own);
+                    }
+                }
             }
         }
-        for ((epoch, source), outputs) in leaving {
-            for outputs in together(outputs, self.settings.outputs_max) {
-                let count = outputs.len();
+        let max = (self.settings.outputs_max, self.settings.output_bytes);
+        for ((epoch, source), leaving) in leaving {
+            for (count, record) in leaving.records(max) {
                 let token = self.token(Pending::Leaving { epoch, source, count });
-                let (topic, record) = (Topic::Output(source), Record::Outputs(outputs));
+                let topic = Topic::Output(source);
                 effects.push(Effect::Append { token, topic, generation, record });
             }
         }
@@ -538,13 +765,13 @@ impl Worker {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         running.executed = epoch;
-        let buffered = running.buffered();
+        let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
         let current = running.current.take();
         if current.is_some_and(|(_, takes_snapshot)| takes_snapshot) {
             self.save(epoch, effects);
         }
         self.report_outbox(effects);
-        self.send(Packet::Executed { generation, epoch, buffered }, effects);
+        self.send(Packet::Executed { generation, epoch, buffered, counts }, effects);
         self.report_outputs(effects);
     }
 

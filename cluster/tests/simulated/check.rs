@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_cluster::{Output, Record, Topic, Worker};
-use tidemill_core::{Key, Row, Value};
+use tidemill_core::{Key, Row, StreamId, Value};
 use tidemill_function::{
     Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
 };
 
 use super::expected::{Epoch, Expected, Taken};
-use super::script::{asked, Answers, OnNodes, ABORTS, CALLS_MAX, DEPTH_MAX, LATES};
+use super::script::{
+    asked, Answers, OnNodes, Script, ABORTED_MOVES, ABORTS, CALLS_MAX, DEPTH_MAX, LATES,
+};
 use super::world::World;
 
 /// The largest number of objects of a snapshot: a few merges of each level are late.
@@ -29,7 +31,8 @@ pub fn check(world: &World) -> Result<(), String> {
     limits(world)?;
     acknowledged(world, &epochs, &wanted)?;
     order(world, &wanted)?;
-    exactly_once(world, &wanted)?;
+    exactly_once(world, &epochs, &wanted)?;
+    counts(world, &wanted)?;
     written(world)?;
     let found = state(world, &epochs)?;
     atomicity(&found, &wanted)?;
@@ -59,9 +62,9 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
             let mut nth = 0;
             for offset in cut.from[at]..cut.upto[at] {
                 match records.get(offset as usize) {
-                    Some(Record::Requests(some)) => {
-                        for request in some {
-                            requests.push((order.tid(source, nth), request.call.clone()));
+                    Some(record @ (Record::Requests(_) | Record::Events(_))) => {
+                        for call in Script::calls(record) {
+                            requests.push((order.tid(source, nth), call));
                             nth += 1;
                         }
                     }
@@ -99,9 +102,9 @@ fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), S
             let at = source as usize;
             for record in cut.from[at]..cut.upto[at] {
                 match records.get(record as usize) {
-                    Some(Record::Requests(some)) => {
-                        let some = (0..).zip(some);
-                        requests.extend(some.map(|(nth, r)| (source, record, nth, r.call.clone())));
+                    Some(some @ (Record::Requests(_) | Record::Events(_))) => {
+                        let some = (0..).zip(Script::calls(some));
+                        requests.extend(some.map(|(nth, call)| (source, record, nth, call)));
                     }
                     Some(Record::End) => {
                         let all = (0..).zip(world.event_time().sources());
@@ -138,25 +141,29 @@ fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), S
 
 /// Checks that epochs and messages stay within their limits, and that snapshots have few objects.
 fn limits(world: &World) -> Result<(), String> {
-    let (requests_max, outputs_max) = world.limits();
+    let (requests_max, columns_max, outputs_max) = world.limits();
     for source in 0..world.sources() {
         let inputs = world.log.records(Topic::Input(source));
         for cut in world.log.cuts() {
             let [from, upto] = [&cut.from, &cut.upto].map(|at| at[source as usize] as usize);
-            let counts = inputs[from..upto].iter().map(|record| match record {
-                Record::Requests(some) => some.len() as u64,
-                _ => 0,
-            });
+            let counts = inputs[from..upto].iter().map(|record| Script::calls(record).len() as u64);
             let counts: Vec<u64> = counts.filter(|count| *count > 0).collect();
-            if counts.len() > 1 && counts.iter().sum::<u64>() > requests_max {
+            let has_calls = inputs[from..upto]
+                .iter()
+                .any(|record| matches!(record, Record::Requests(requests) if !requests.is_empty()));
+            let most = if has_calls { requests_max } else { requests_max.max(columns_max) };
+            if counts.len() > 1 && counts.iter().sum::<u64>() > most {
                 return Err(format!("limits: {counts:?} requests of source {source} in {cut:?}"));
             }
         }
         for record in world.log.records(Topic::Output(source)) {
-            if let Record::Outputs(outputs) = record {
-                if outputs.len() > outputs_max {
-                    return Err(format!("limits: {} outputs are one record", outputs.len()));
-                }
+            let outputs = match record {
+                Record::Outputs(outputs) => outputs.len(),
+                Record::Emitted(emitted) => emitted.tids.len(),
+                _ => 0,
+            };
+            if outputs > outputs_max {
+                return Err(format!("limits: {outputs} outputs are one record"));
             }
         }
     }
@@ -204,7 +211,7 @@ fn acknowledged(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<()
 fn order(world: &World, wanted: &Expected) -> Result<(), String> {
     let mut events: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
     let mut late: BTreeMap<(Tid, Path), Vec<Value>> = BTreeMap::new();
-    for output in world.log.outputs() {
+    for output in &world.log.outputs() {
         match output {
             Output::Event { tid, path, stream: LATES, row } => {
                 late.insert((*tid, path.clone()), row.to_vec());
@@ -216,7 +223,7 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
                     return Err(format!("order: {tid:?} has the reply {outcome:?}, not {other:?}"));
                 }
             }
-            Output::Event { tid, stream: ABORTS, row, .. } => {
+            Output::Event { tid, stream: ABORTS | ABORTED_MOVES, row, .. } => {
                 let Some(Value::Str(told)) = row.last() else { unreachable!("reasons are texts") };
                 match wanted.replies.get(tid) {
                     Some(Err(reason)) if **reason == **told => {}
@@ -242,9 +249,9 @@ fn order(world: &World, wanted: &Expected) -> Result<(), String> {
 }
 
 /// Checks that every output has left exactly once.
-fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
+fn exactly_once(world: &World, epochs: &[Epoch], wanted: &Expected) -> Result<(), String> {
     let mut seen = BTreeSet::new();
-    for output in world.log.outputs() {
+    for output in &world.log.outputs() {
         if !seen.insert(output.id()) {
             return Err(format!("exactly once: {output:?} has left twice"));
         }
@@ -254,21 +261,38 @@ fn exactly_once(world: &World, wanted: &Expected) -> Result<(), String> {
     if let Some((tid, _)) = aborted.into_iter().find(|(tid, _)| !is_reported(tid)) {
         return Err(format!("exactly once: the abort of {tid:?} is not reported"));
     }
-    match wanted.replies.keys().find(|tid| !seen.contains(&(**tid, None))) {
+    let requests = epochs.iter().flat_map(|epoch| &epoch.requests);
+    // Nobody waits for the replies of events.
+    let awaited = requests.filter(|(_, call)| Script::move_event(call).is_none());
+    match awaited.map(|(tid, _)| tid).find(|tid| !seen.contains(&(**tid, None))) {
         None => Ok(()),
         Some(tid) => Err(format!("exactly once: {tid:?} has no reply")),
+    }
+}
+
+/// Checks that each transaction was counted once, whatever was executed again.
+fn counts(world: &World, wanted: &Expected) -> Result<(), String> {
+    let aborted = wanted.replies.values().filter(|outcome| outcome.is_err()).count() as u64;
+    let ended = wanted.replies.len() as u64 - aborted;
+    let counts = world.counts();
+    match (counts.ended, counts.refused) == (ended, aborted) {
+        true => Ok(()),
+        false => Err(format!("counts: {counts:?}, not {ended} ended and {aborted} aborted")),
     }
 }
 
 /// Checks that the sink has all events in their order, each of them once.
 fn written(world: &World) -> Result<(), String> {
     let mut events = BTreeMap::new();
-    for output in world.log.outputs() {
-        if let Output::Event { tid, path, row, .. } = output {
-            events.insert((*tid, path.clone()), row.clone());
+    for output in &world.log.outputs() {
+        if let Output::Event { tid, path, stream, row } = output {
+            events.insert((*stream, *tid, path.clone()), row.clone());
         }
     }
-    let wanted: Vec<Row> = events.into_values().collect();
+    let mut wanted: BTreeMap<StreamId, Vec<Row>> = BTreeMap::new();
+    for ((stream, ..), row) in events {
+        wanted.entry(stream).or_default().push(row);
+    }
     match &world.sink.wrong {
         Some(what) => Err(format!("written: {what}")),
         None if world.sink.rows == wanted => Ok(()),
@@ -335,7 +359,13 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     }
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
-        node.begin(n as u64 + 1, epoch.clock_us.into(), epoch.requests.clone(), &mut out);
+        node.begin(
+            n as u64 + 1,
+            epoch.clock_us.into(),
+            epoch.requests.clone(),
+            Vec::new(),
+            &mut out,
+        );
         // This node may ask questions that the run never asked, on transient values that it re-runs
         // later.
         let mut is_over = false;

@@ -42,7 +42,8 @@ impl Log {
         let is_late =
             partition.generation > generation || (begins && partition.generation == generation);
         if is_late {
-            let is_output = matches!(topic, Topic::Output(_)) && !begins;
+            let must_count = matches!(record, Record::Answer { .. });
+            let is_output = matches!(topic, Topic::Output(_)) && !begins && !must_count;
             return match self.conceals && is_output {
                 true => Ok(partition.records.len() as u64),
                 false => Err(Refused::Fenced),
@@ -79,15 +80,22 @@ impl Log {
     }
 
     /// Returns all outputs, by source.
-    pub fn outputs(&self) -> impl Iterator<Item = &Output> + '_ {
-        let outputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Output(_)));
+    pub fn outputs(&self) -> Vec<Output> {
+        let of_outputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Output(_)));
+        let mut outputs = Vec::new();
+        for record in of_outputs.flat_map(|(_, partition)| &partition.records) {
+            match record {
+                Record::Outputs(some) => outputs.extend_from_slice(some),
+                Record::Emitted(emitted) => {
+                    for ((tid, ordinal), row) in emitted.ids().zip(emitted.batch.rows()) {
+                        let (tid, path) = (Tid(tid), [ordinal].as_slice().into());
+                        outputs.push(Output::Event { tid, path, stream: emitted.stream, row });
+                    }
+                }
+                _ => {}
+            }
+        }
         outputs
-            .flat_map(|(_, partition)| &partition.records)
-            .filter_map(|record| match record {
-                Record::Outputs(outputs) => Some(outputs),
-                _ => None,
-            })
-            .flatten()
     }
 
     /// Returns all answers from outside.
@@ -120,12 +128,19 @@ impl Log {
         inputs.flat_map(|(_, partition)| &partition.records).map(count).sum()
     }
 
+    /// Returns the number of requests and events.
+    pub fn transactions(&self) -> usize {
+        let inputs = self.topics.iter().filter(|(t, _)| matches!(t, Topic::Input(_)));
+        let records = inputs.flat_map(|(_, partition)| &partition.records);
+        records.map(|record| super::script::Script::calls(record).len()).sum()
+    }
+
     /// Returns the number of events among the outputs.
     pub fn events(&self) -> usize {
-        self.outputs().filter(|output| matches!(output, Output::Event { .. })).count()
+        self.outputs().iter().filter(|output| matches!(output, Output::Event { .. })).count()
     }
 
     pub fn replies(&self) -> usize {
-        self.outputs().filter(|output| matches!(output, Output::Reply { .. })).count()
+        self.outputs().iter().filter(|output| matches!(output, Output::Reply { .. })).count()
     }
 }

@@ -63,6 +63,10 @@ impl Net {
                 }
                 Event::Asked(question) => self.questions.push((from, question)),
                 Event::Outbox { .. } => {}
+                Event::Columns(outcome) => {
+                    assert!(outcome.outputs.is_empty(), "there are calls only")
+                }
+                Event::Failed => panic!("a message does not fit"),
                 Event::Committed { .. } => self.committed += 1,
                 Event::NotDeterministic { .. } => self.not_deterministic += 1,
             }
@@ -102,7 +106,13 @@ impl Net {
             let mut out = Outbox::default();
             if from == to {
                 let home = homes[usize::from(to.0)].take().unwrap();
-                self.nodes[usize::from(to.0)].begin(number, clock_us.into(), home, &mut out);
+                self.nodes[usize::from(to.0)].begin(
+                    number,
+                    clock_us.into(),
+                    home,
+                    Vec::new(),
+                    &mut out,
+                );
             } else {
                 let message = self.wires.get_mut(&(from, to)).unwrap().pop_front().unwrap();
                 self.nodes[usize::from(to.0)].receive(from, message, &mut out);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
 
-use tidemill_cluster::EventSource;
+use tidemill_cluster::{EventSource, Record};
 use tidemill_core::{Column, DataType, Key, Late, StreamId, TableId, Value};
 use tidemill_function::{Call, Changes, RowAt, Target, Tid};
 use tidemill_txn::program::{Abort, Builder, Opaque, Take};
@@ -35,7 +35,7 @@ const BY_N: TableId = TableId(5);
 /// The stream of emitted events.
 pub const EVENTS: StreamId = StreamId(1);
 /// The stream of reported aborts: the numbers of the calls and the reasons.
-pub const ABORTS: StreamId = StreamId(100);
+pub const ABORTS: StreamId = StreamId(3);
 
 /// The streams in event time. Late events of the first are reported; those of the second are
 /// admitted after the events that have arrived.
@@ -54,6 +54,16 @@ const EVENTS_OF: [u32; 2] = [1 << 18, 1 << 19];
 const LATE: u32 = 1 << 20;
 /// The function that receives an answer to work outside. Only the first answer counts.
 const ANSWER: u32 = 1 << 21;
+
+/// A move between two accounts: a declared transaction of an event, which can be executed by column.
+pub const MOVE: u32 = 1 << 22;
+/// The stream of moves, and its handler.
+pub const MOVES: StreamId = StreamId(4);
+pub const MOVE_HANDLER: usize = 0;
+/// The stream of aborted moves.
+pub const ABORTED_MOVES: StreamId = StreamId(5);
+/// The value of an account that does not exist.
+const BEGINS: i64 = 5;
 
 /// The largest number of calls of a transaction.
 pub const CALLS_MAX: u32 = 40;
@@ -161,6 +171,8 @@ pub struct Script {
     is_unique: bool,
     /// The percentage of requests that are transfers, whose rows are known in advance.
     transfers: u64,
+    /// Whether moves can be executed by column.
+    has_columns: bool,
     pub program: Program,
     /// The next answer from outside.
     outside: Arc<AtomicI64>,
@@ -214,7 +226,8 @@ impl Script {
         // Epochs with nothing but transfers are executed by rules of their own.
         let transfers = *dice.pick(&[15, 15, 15, 90, 100]);
         let (program, outside) = (tables(is_unique), Arc::default());
-        Arc::new(Script { functions, keys, is_unique, transfers, program, outside })
+        let has_columns = (i64::from(count) + keys) % 4 > 0;
+        Arc::new(Script { functions, keys, is_unique, transfers, has_columns, program, outside })
     }
 
     /// Returns a random verdict on a deadline: whether it has passed. Each call changes the state
@@ -246,6 +259,65 @@ impl Script {
         let table = *dice.pick(&ENTITIES);
         let args = ints(&[id, dice.below(5) as i64]);
         Call { target: Target::Function(ONCE + function), table, key: ints(&[key]), args }
+    }
+
+    /// Returns a random move.
+    pub fn random_move(&self, dice: &mut Dice, id: i64) -> Call {
+        let mut key = || dice.below(self.keys as u64) as i64;
+        let (from, to) = (key(), key());
+        Script::move_of(&[id, from, to, dice.below(4) as i64])
+    }
+
+    /// Returns the call of a move, by its event.
+    pub fn move_of(event: &[i64]) -> Call {
+        let ints = |ints: &[i64]| ints.iter().map(|&i| Value::Int(i)).collect();
+        let [id, from, to, amount] = event[..] else { unreachable!("an event of this stream") };
+        let (target, table) = (Target::Function(MOVE), ENTITIES[0]);
+        Call { target, table, key: ints(&[from]), args: ints(&[id, to, amount]) }
+    }
+
+    /// Returns the event of a move, or `None` for another call.
+    pub fn move_event(call: &Call) -> Option<Vec<Value>> {
+        let args = &call.args;
+        (call.target == Target::Function(MOVE))
+            .then(|| vec![args[0].clone(), call.key[0].clone(), args[1].clone(), args[2].clone()])
+    }
+
+    /// Returns the calls of a record.
+    pub fn calls(record: &Record) -> Vec<Call> {
+        match record {
+            Record::Requests(some) => some.iter().map(|request| request.call.clone()).collect(),
+            Record::Events(events) => {
+                events.batch.rows().map(|row| Script::move_of(&ints(&row))).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the rows of a move.
+    fn move_rows(call: &Call) -> Vec<RowAt> {
+        let mut keys = vec![int(&call.key[0]), int(&call.args[1])];
+        keys.dedup();
+        let row =
+            |key| RowAt { table: ENTITIES[0], key: Key::of([&Value::Int(key)]), writes: true };
+        keys.into_iter().map(row).collect()
+    }
+
+    /// Computes a move on its rows.
+    fn moved(call: &Call, rows: &[Option<Arc<[Value]>>]) -> Result<Changes, Abort> {
+        let (from, to, amount) = (int(&call.key[0]), int(&call.args[1]), int(&call.args[2]));
+        let n = |at: usize| rows[at].as_ref().map_or(BEGINS, |row| int(&row[1]));
+        let left = n(0) - amount;
+        if left < 0 {
+            return Err(Abort::refused("too little"));
+        }
+        let row = |key: i64, n: i64| Some([key, n].map(Value::Int).as_slice().into());
+        let rows = match from == to {
+            true => vec![(0, row(from, n(0)))],
+            false => vec![(0, row(from, left)), (1, row(to, n(1) + amount))],
+        };
+        let event = [from, left].map(Value::Int).as_slice().into();
+        Ok(Changes { rows, value: None, events: vec![(EVENTS, event)] })
     }
 
     /// Returns a random event of a stream in event time.
@@ -412,7 +484,8 @@ fn builder(is_unique: bool) -> Builder {
         names.iter().map(|name| Column::new(name, DataType::Int)).collect()
     };
     let mut b = Builder::new("script");
-    b.table("accounts", &["id"], ints(&["id", "n"]));
+    let n = Column::new("n", DataType::Int).default(Value::Int(BEGINS));
+    b.table("accounts", &["id"], vec![Column::new("id", DataType::Int), n]);
     b.table("counters", &["id"], ints(&["id", "n"]));
     let items = b.table("items", &["owner", "item"], ints(&["owner", "item", "n"]));
     b.ordered(items);
@@ -441,7 +514,25 @@ fn tables(is_unique: bool) -> Program {
     b.stream("requests", request_columns());
     b.emitted("events", vec![Column::new("n", DataType::Int), Column::new("acc", DataType::Int)]);
     b.emitted("late", vec![Column::new("n", DataType::Int), Column::new("time", DataType::Int)]);
-    b.finish().expect("a program")
+    b.emitted("aborts", vec![Column::new("n", DataType::Int), Column::new("why", DataType::Str)]);
+    let columns = ["id", "from", "to", "amount"].map(|name| Column::new(name, DataType::Int));
+    assert_eq!(b.stream("moves", columns.to_vec()), MOVES);
+    let mut h = b.handler("move", MOVES);
+    let (from, to, amount) = (h.column("from"), h.column("to"), h.column("amount"));
+    let [source, target] = [from, to].map(|key| h.row(ENTITIES[0], &[key]));
+    let have = h.read(source, "n");
+    let enough = h.ge(have, amount);
+    h.require(enough, "too little");
+    let left = h.sub(have, amount);
+    h.set(source, "n", left);
+    let have = h.read(target, "n");
+    let more = h.add(have, amount);
+    h.set(target, "n", more);
+    h.emit(EVENTS, &[from, left]);
+    assert_eq!(h.done(), MOVE_HANDLER);
+    let program = b.finish().expect("a program");
+    assert_eq!(program.handlers[MOVE_HANDLER].aborted, ABORTED_MOVES);
+    program
 }
 
 fn random_function(dice: &mut Dice, count: u32, keys: i64) -> Vec<Inst> {

@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    load_rows, put_part, wire, Address, Coordinator, Effect, EventSource, EventTime, Input,
-    Manifest, Member, Packet, Record, Request, Settings, Topic, Worker,
+    load_rows, put_part, wire, Address, Coordinator, Counts, Effect, EventSource, EventTime,
+    Events, Input, Manifest, Member, Packet, Record, Request, Settings, Topic, Worker,
 };
-use tidemill_core::{Key, Late, Value};
+use tidemill_core::{Batch, Key, Late, Value};
 use tidemill_durable::{MemoryStore, Store};
-use tidemill_function::Call;
+use tidemill_function::{Call, Functions as _};
 use tidemill_snapshot::merge;
 
 pub use self::trouble::FaultRates;
 use super::log::Log;
-use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, OUTBOX, TIMED};
+use super::script::{OnNodes, Script, CALLS_MAX, DEPTH_MAX, MOVES, OUTBOX, TIMED};
 use super::sink::{Sink, Writer};
 use super::Dice;
 
@@ -144,8 +144,12 @@ pub struct World {
     /// The pairs of processes that can't reach each other, and the end of each cut.
     cuts: BTreeMap<(Process, Process), u64>,
     appends: HashMap<(Process, Topic), u64>,
+    /// The last generation of each process that has an append with an unknown outcome.
+    barred: HashMap<(Process, Topic), u64>,
     /// The number of sources with events in event time, and those that have ended.
     timed: u32,
+    /// The percentage of a client's records that are events of moves.
+    moves: u64,
     ended: BTreeSet<u32>,
     log_trouble_until_us: u64,
     store_trouble_until_us: u64,
@@ -157,6 +161,11 @@ pub struct World {
     pub(super) left_early: Option<String>,
     /// Whether to print what happens.
     pub trace: bool,
+}
+
+/// Returns the number of counted transactions.
+pub fn counted(counts: &Counts) -> u64 {
+    counts.ended + counts.refused + counts.faults
 }
 
 impl World {
@@ -181,6 +190,7 @@ impl World {
             true => 300 + more.below(3_000),
             false => u64::MAX,
         };
+        let moves = *more.pick(&[0, 0, 60, 95, 100]);
         let settings = Settings {
             program: 0,
             sources,
@@ -189,7 +199,9 @@ impl World {
             beat_us: 20 * MS,
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
+            columns_max: 1 + more.below(30),
             outputs_max: 1 + dice.below(4) as usize,
+            output_bytes: 1_000,
             copies_outputs: true,
             snapshot_every: 2 + dice.below(6),
             snapshot_us: 0,
@@ -249,10 +261,12 @@ impl World {
             ways: HashMap::new(),
             cuts: BTreeMap::new(),
             appends: HashMap::new(),
+            barred: HashMap::new(),
             log_trouble_until_us: 0,
             store_trouble_until_us: 0,
             clients: Vec::new(),
             timed,
+            moves,
             ended: BTreeSet::new(),
             ids: 0,
             acknowledged: Vec::new(),
@@ -280,13 +294,23 @@ impl World {
     }
 
     /// Returns the number of sources.
+    /// Returns the counts of transactions that the coordinator knows.
+    pub fn counts(&self) -> Counts {
+        let process = self.processes.get(&Process::Coordinator(self.coordinator));
+        match process.map(|process| &process.machine) {
+            Some(Machine::Coordinator(coordinator)) => (*coordinator.progress().counts).clone(),
+            _ => Counts::default(),
+        }
+    }
+
     pub fn sources(&self) -> u32 {
         self.settings.sources
     }
 
     /// Returns the limits: requests of a source in an epoch, and outputs in a record.
-    pub(super) fn limits(&self) -> (u64, usize) {
-        (self.settings.epoch_max, self.settings.outputs_max)
+    pub(super) fn limits(&self) -> (u64, u64, usize) {
+        let Settings { epoch_max, columns_max, outputs_max, .. } = self.settings;
+        (epoch_max, columns_max, outputs_max)
     }
 
     /// Returns the streams in event time.
@@ -351,14 +375,18 @@ impl World {
         // Workers may know a cut that is still on its way to the log.
         let coordinator = self.processes.get(&Process::Coordinator(self.coordinator));
         let is_cut = coordinator.is_some_and(|process| match &process.machine {
-            Machine::Coordinator(coordinator) => coordinator.progress().epoch == last,
+            Machine::Coordinator(coordinator) => {
+                let progress = coordinator.progress();
+                let transactions = self.log.transactions() as u64;
+                progress.epoch == last && counted(&progress.counts) + waiting >= transactions
+            }
             Machine::Worker(_) => false,
         });
         is_over
             && is_cut
             && !members.is_empty()
             && self.log.replies() + waiting as usize >= self.log.requests()
-            && self.sink.rows.len() >= self.log.events()
+            && self.sink.len() >= self.log.events()
             && members.iter().all(|member| {
                 let worker = self.worker(*member);
                 let is_done = |worker: &&Worker| {
@@ -389,7 +417,7 @@ impl World {
             self.members(),
             self.log.last_epoch(),
             self.log.events(),
-            self.sink.rows.len(),
+            self.sink.len(),
             self.sink.wrong,
             workers.join("; ")
         )
@@ -484,6 +512,13 @@ impl World {
             Step::Append { by, topic, generation, record, token } => {
                 let fails = self.now_us < self.log_trouble_until_us && self.dice.chance(10);
                 let is_lost = fails && self.dice.chance(50);
+                // No later append of a generation is there without an earlier one.
+                let last = self.barred.entry((by, topic)).or_default();
+                let is_barred = generation > 0 && *last >= generation;
+                if fails {
+                    *last = generation;
+                }
+                let (fails, is_lost) = (fails || is_barred, is_lost || is_barred);
                 let result = match is_lost {
                     true => Err(tidemill_cluster::Refused::Unknown),
                     false => self.log.append(topic, generation, record),
@@ -524,9 +559,7 @@ impl World {
                 let ids: Vec<i64> = requests.iter().map(|(id, _)| *id).collect();
                 let is_lost = is_lost || self.ended.contains(&source);
                 if !is_lost {
-                    let request =
-                        |(id, call): (i64, Call)| Request { id: id.to_be_bytes().into(), call };
-                    let record = Record::Requests(requests.into_iter().map(request).collect());
+                    let record = self.record(requests);
                     if self.dice.chance(20) {
                         self.log.gap(Topic::Input(source));
                     }
@@ -552,7 +585,8 @@ impl World {
         let Some(running) = self.processes.get_mut(&process) else { return };
         let Machine::Coordinator(machine) = &running.machine else { return };
         let Some(left) = machine.left().filter(|_| self.dice.chance(50)) else { return };
-        let new = || Writer::new(&left.written, sources);
+        let program = self.functions.program();
+        let new = || Writer::new(&left.written, sources, program);
         let writer = running.writer.get_or_insert_with(new);
         let is_last = process == Process::Coordinator(self.coordinator);
         let dice = (&mut self.dice, self.now_us < until_us, is_last);
@@ -574,8 +608,14 @@ impl World {
         }
         if self.clients[client as usize].pending.is_empty() {
             let count = if self.dice.chance(70) { 1 } else { 2 + self.dice.below(3) };
+            let are_moves = self.moves > 0 && self.dice.chance(self.moves);
             for _ in 0..count {
                 self.ids += 1;
+                if are_moves {
+                    let call = self.script.random_move(&mut self.dice, self.ids);
+                    self.clients[client as usize].pending.push((self.ids, call));
+                    continue;
+                }
                 let may_come = (0..self.timed).any(|source| !self.ended.contains(&source));
                 let is_timed = !self.settings.event_time.is_empty() && self.dice.chance(60);
                 let is_timed = is_timed && may_come;
@@ -611,6 +651,24 @@ impl World {
         let is_lost = self.now_us < self.log_trouble_until_us && self.dice.chance(20);
         let in_us = self.delay();
         self.after(in_us, Step::RequestAppend { client, source, requests, is_lost });
+    }
+
+    /// Returns the record of requests of one kind.
+    fn record(&self, requests: Vec<(i64, Call)>) -> Record {
+        let rows: Option<Vec<Vec<Value>>> =
+            requests.iter().map(|(_, call)| Script::move_event(call)).collect();
+        match rows {
+            Some(rows) => {
+                let schema = self.functions.program().streams[MOVES.index()].spec.schema.clone();
+                let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
+                Record::Events(Events { stream: MOVES, from: None, is_run: false, batch })
+            }
+            None => {
+                let request =
+                    |(id, call): (i64, Call)| Request { id: id.to_be_bytes().into(), call };
+                Record::Requests(requests.into_iter().map(request).collect())
+            }
+        }
     }
 
     /// Returns the time that a step takes, in microseconds; mostly short.
@@ -682,8 +740,8 @@ impl World {
                 let in_us = self.delay();
                 self.after(in_us, Step::Deliver(by, Input::Loaded { token, rows }));
             }
-            Effect::Outbox { all, rows } => {
-                if !rows.is_empty() && self.executed(by) > self.log.last_epoch() {
+            Effect::Outbox { epoch, all, rows } => {
+                if !rows.is_empty() && epoch > self.log.last_epoch() {
                     self.left_early.get_or_insert("work left before its cut".into());
                 }
                 let running = self.processes.get_mut(&by).expect("it has told this");

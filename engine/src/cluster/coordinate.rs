@@ -11,33 +11,33 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_cluster::{
-    EventTime, LateEvent, Log, Output, SourceProgress, SplitLog, Times, WrongClock,
+    Emitted, EventTime, LateEvent, Log, Output, Record, SourceProgress, SplitLog, Times, WrongClock,
 };
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_durable::Within;
-use tidemill_env::{Addr, Clock, Env, Lock};
+use tidemill_env::{Addr, Env, Lock};
 use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Mark, Placed, RequestServer, Served,
-    Shared, Status, COORDINATOR, SEGMENT_BYTES,
+    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
+    Status, COORDINATOR, SEGMENT_BYTES,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
 use tidemill_place::{partition_in, Partition};
 use tidemill_txn::program::{Abort, Program, Take};
 use tracing::dispatcher::{get_default, with_default};
-use tracing::{warn, Dispatch};
+use tracing::Dispatch;
 
 use super::address;
 use super::backends::{self, log, store};
+use super::counts::{report, CountsFile};
 use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::slow::slow;
-use super::tally::{Tally, ENGINES};
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::Starting;
@@ -48,9 +48,8 @@ use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
 use crate::file_conflicts;
 use crate::followed::Changes;
-use crate::functions::slides::ABORTED;
 use crate::functions::AppFunctions;
-use crate::logging::{self, Paced};
+use crate::logging;
 use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::settings::Settings;
@@ -67,10 +66,11 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
-    // Fields are dropped in this order. Timers and sinks use the request server and the
+    // Fields are dropped in this order. Timers, sinks and counts use the request server and the
     // coordinator,
     timers: Timers,
     sinks: Sinks,
+    counts: CountsFile,
     // and the request server uses the coordinator.
     request_server: Arc<RequestServer>,
     coordinator: Arc<CoordinatorProcess>,
@@ -104,11 +104,6 @@ struct Delivered {
     /// The number of outputs, and the condition for followers that wait for more.
     count: Mutex<u64>,
     more: Condvar,
-    /// The results of transactions.
-    tally: Tally,
-    /// The faults that the log has reported.
-    reported: Mutex<Paced>,
-    clock: Arc<dyn Clock>,
 }
 
 impl Cluster {
@@ -141,7 +136,6 @@ impl Cluster {
         backends::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
         let followed = topics.followed();
-        let mut streams = topics.streams();
         let mut host = settings.host(spec, &followed, secret, env)?;
         // A taken address is refused before anything is written.
         check_address(env, &host.listen)?;
@@ -246,35 +240,19 @@ impl Cluster {
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
         let sinks = Sinks::start(ways, program_on_nodes.clone(), &coordinator, outputs)?;
-        let is_here = settings.log.is_none();
-        // Results are counted even while no client asks.
-        let is_read = is_here || spec.settings.http_port.is_some();
-        streams.extend(feeds::of_files(spec).filter_map(|decl| functions.taken(&decl.stream).ok()));
-        let handlers = streams.into_iter().map(|stream| functions.handlers_of_event(stream));
-        let handlers = (settings.sources, handlers.collect());
-        let tally = Tally::open(env, dir.clone(), program_on_nodes.clone(), handlers, is_read)?;
         let delivered = Arc::new(Delivered {
             rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
             count: Mutex::new(0),
             more: Condvar::new(),
-            reported: Mutex::new(Paced::after(tally.faults())),
-            tally,
-            clock: env.clock.clone(),
         });
         let (hears, of) = (delivered.clone(), functions.clone());
-        let listener = move |source: u32, output: &Output, mark: Option<Mark>| {
-            hears.take(of.program(), source, output, mark);
-        };
+        let listener = move |_: u32, record: &Record| hears.take(of.program(), record);
         let asked = settings.sources;
         let request_server =
             Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
-        if is_here {
-            request_server.begin();
-        }
-        // The engine's own timers are after the app's streams.
-        let own = program.streams.len();
         Ok(Cluster {
-            timers: Timers::start(env, &request_server, &functions, own)?,
+            timers: Timers::start(env, &request_server, &functions)?,
+            counts: CountsFile::start(env, dir.clone(), &coordinator)?,
             sinks,
             env: env.clone(),
             request_server,
@@ -320,7 +298,7 @@ impl Cluster {
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
-        self.delivered.tally.store();
+        self.counts.store();
         address::remove(&self.env, &self.dir);
         let is_wanted = !may_come && self.has_input_ended();
         self.sinks.finish(&self.env, is_whole && is_wanted)?;
@@ -412,7 +390,7 @@ impl Cluster {
             ended,
             ..
         } = status;
-        let slides = self.delivered.tally.slides();
+        let (counts, slides) = (&status.counts, status.counts.slides);
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
             json!({
@@ -449,7 +427,7 @@ impl Cluster {
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "buffered": buffered.events, "buffered_bytes": buffered.bytes,
             "late": buffered.late, "outside": outside,
-            "aborted_slides": slides.0, "aborted_slide": slides.1,
+            "aborted_slides": slides, "aborted_slide": counts.slide,
             "input_ended": self.has_input_ended(),
             "requests_open": self.request_server.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
@@ -457,7 +435,11 @@ impl Cluster {
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });
-        self.delivered.tally.report(&mut status);
+        if let (Some(status), serde_json::Value::Object(counts)) =
+            (status.as_object_mut(), report(counts))
+        {
+            status.extend(counts);
+        }
         status
     }
 
@@ -487,7 +469,7 @@ impl Cluster {
 
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
-        self.request_server.call_placed(source, call, None, then);
+        self.request_server.call_placed(source, call, then);
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
@@ -505,7 +487,7 @@ impl Cluster {
 
     fn ask(&self, partition: Partition, call: Call, then: tidemill_cluster::Then<Answer>) {
         let source = self.request_server.source_of(partition);
-        self.request_server.call(source, call, Some(ENGINES), then);
+        self.request_server.call(source, call, then);
     }
 
     /// Waits for the result of a call that reads rows. It waits a moment only for a generation that
@@ -583,33 +565,24 @@ fn procedures(program: &Program, spec: &AppSpec) -> BTreeMap<String, Procedure> 
 }
 
 impl Delivered {
-    /// Logs a slide whose triggers aborted.
-    fn note_slide(&self, stream: &str, row: &[Value]) {
-        let (ABORTED, [Value::Str(window), Value::Int(end), Value::Str(why)]) = (stream, row)
-        else {
-            return;
-        };
-        let what = &**why;
-        warn!(target: "tidemill::function", window = &**window, ends = *end, what, "slide aborted");
-    }
-
-    /// Logs a fault, with the user's line, at a pace.
-    fn note_fault(&self, fault: Option<(String, Option<String>)>) {
-        let Some((what, line)) = fault else { return };
-        let total = self.tally.faults();
-        if let Some(faults) = self.reported.lock().due(total, Some(&*self.clock)) {
-            warn!(target: "tidemill::function", what, line, faults, total, "fault");
-        }
-    }
-
-    fn take(&self, program: &Program, source: u32, output: &Output, mark: Option<Mark>) {
-        self.note_fault(self.tally.take(source, output, mark));
-        if let Output::Event { stream, row, .. } = output {
-            if let Some(stream) = program.streams.get(stream.index()) {
-                self.note_slide(&stream.spec.name, row);
-                let batch = Batch::from_rows(stream.spec.schema.clone(), [&row[..]]);
-                self.rings.lock().push(&stream.spec.name, &batch);
+    fn take(&self, program: &Program, record: &Record) {
+        let name = |stream: &StreamId| Some(&program.streams.get(stream.index())?.spec);
+        match record {
+            Record::Outputs(outputs) => {
+                for output in outputs {
+                    let Output::Event { stream, row, .. } = output else { continue };
+                    if let Some(spec) = name(stream) {
+                        let batch = Batch::from_rows(spec.schema.clone(), [&row[..]]);
+                        self.rings.lock().push(&spec.name, &batch);
+                    }
+                }
             }
+            Record::Emitted(Emitted { stream, batch, .. }) => {
+                if let Some(spec) = name(stream) {
+                    self.rings.lock().push(&spec.name, batch);
+                }
+            }
+            _ => return,
         }
         *self.count.lock() += 1;
         self.more.notify_all();
@@ -710,12 +683,7 @@ impl App for Cluster {
             ("lag", "gauge", "Requests in no cut yet.", lag),
             ("buffered", "gauge", "Events that wait for their watermark.", buffered.events),
             ("late", "counter", "Late events.", buffered.late),
-            (
-                "faults",
-                "counter",
-                "Transactions whose function failed.",
-                self.delivered.tally.faults(),
-            ),
+            ("faults", "counter", "Transactions whose function failed.", status.counts.faults),
             (
                 "requests_open",
                 "gauge",
@@ -834,8 +802,6 @@ impl App for Cluster {
         }
         let may_ask_again = request.is_some();
         let (functions, of) = (self.functions.clone(), call.clone());
-        let handlers = &self.functions.program().handlers;
-        let mark = handlers.iter().position(|of| *of.name == *procedure).map(|of| of as Mark);
         let answered = move |answer| {
             let outcome = match answer {
                 Answer::Returned(value) => Ok(value),
@@ -851,7 +817,7 @@ impl App for Cluster {
             then(Ok(functions.replied(&of, outcome).0));
         };
         let source = self.request_server.source_of(partition);
-        self.request_server.call(source, call, mark, Box::new(answered));
+        self.request_server.call(source, call, Box::new(answered));
         Ok(())
     }
 }

@@ -41,9 +41,6 @@ use crate::spec::{AppSpec, SourceDecl};
 /// The pause of a waiting read before it checks again whether a file has grown.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The end of the ids of end records.
-pub(super) const END_ID: &str = "/end";
-
 /// The number of sources of files: one for each stream that reads some.
 pub(super) fn count(spec: &AppSpec) -> u32 {
     of_files(spec).count() as u32

@@ -22,10 +22,10 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tidemill_cluster::wire::{put_record, take_record};
-use tidemill_cluster::{Output, Record, Request, RequestId};
+use tidemill_cluster::{Emitted, Events, Output, Record, Request, RequestId};
 use tidemill_connect::{values, Message};
-use tidemill_core::{Schema, Value};
-use tidemill_function::Call;
+use tidemill_core::{Row, Schema, Value};
+use tidemill_function::{Call, Tid};
 use tidemill_kafka::{Format, Outgoing};
 use tidemill_txn::program::Abort;
 
@@ -217,6 +217,29 @@ impl Json {
         }
     }
 
+    /// Writes the message of emitted events. It is that of the same single outputs.
+    fn emitted(&self, emitted: &Emitted, outgoing: &mut Outgoing) {
+        let Emitted { stream, batch, .. } = emitted;
+        let event = |((tid, ordinal), row): ((u64, u32), Row)| {
+            let (tid, path) = (Tid(tid), [ordinal].as_slice().into());
+            Output::Event { tid, path, stream: *stream, row }
+        };
+        let events: Vec<Output> = emitted.ids().zip(batch.rows()).map(event).collect();
+        self.outputs(&events, outgoing);
+    }
+
+    /// Writes the message of outputs.
+    fn outputs(&self, outputs: &[Output], outgoing: &mut Outgoing) {
+        if let [output] = outputs {
+            return self.alone(output, outgoing);
+        }
+        for (nth, output) in outputs.iter().enumerate() {
+            outgoing.value.push(if nth == 0 { b'[' } else { b',' });
+            self.one_of(output, &mut outgoing.value);
+        }
+        outgoing.value.push(b']');
+    }
+
     /// Writes one of several outputs in a message.
     fn one_of(&self, output: &Output, out: &mut Vec<u8>) {
         out.push(b'{');
@@ -254,20 +277,29 @@ impl Format for Json {
             let call = self.functions.unreadable(why);
             Record::Requests(vec![self.named(Request { id: RequestId::from(id), call })])
         };
-        if let Some(Record::Requests(mut requests)) = own(message) {
+        // Handlers and streams are numbers, which differ between versions.
+        let version = message.header(VERSION);
+        let is_other = version.is_some_and(|version| version != self.version.as_bytes());
+        match own(message) {
             // Any client can write that header.
-            if requests.is_empty() || requests.len() > TOGETHER_MAX {
+            Some(Record::Requests(requests))
+                if requests.is_empty() || requests.len() > TOGETHER_MAX =>
+            {
                 return refused(&too_many(requests.len()));
             }
-            // Their handlers are numbers, which differ between versions.
-            let version = message.header(VERSION);
-            if version.is_some_and(|version| version != self.version.as_bytes()) {
-                for Request { call, .. } in &mut requests {
+            Some(Record::Requests(mut requests)) => {
+                for Request { call, .. } in requests.iter_mut().filter(|_| is_other) {
                     *call = self.functions.unreadable(OTHER_VERSION);
                 }
+                let requests = requests.into_iter().map(|request| self.named(request));
+                return Record::Requests(requests.collect());
             }
-            let requests = requests.into_iter().map(|request| self.named(request));
-            return Record::Requests(requests.collect());
+            Some(Record::Events(_)) if is_other => return refused(OTHER_VERSION),
+            // A message has one offset.
+            Some(Record::Events(events)) => {
+                return Record::Events(Events { is_run: false, from: None, ..events })
+            }
+            _ => {}
         }
         self.list(message.value, id).map_or_else(|why| refused(&why), Record::Requests)
     }
@@ -277,7 +309,7 @@ impl Format for Json {
     }
 
     fn followed(&self, topic: &str, message: &Message<'_>) -> Record {
-        self.topics.requests(&self.functions, topic, message)
+        self.topics.record(&self.functions, topic, message)
     }
 
     fn trouble(&self) -> Option<String> {
@@ -290,19 +322,15 @@ impl Format for Json {
         let mut outgoing =
             Outgoing { headers: vec![(RECORD.to_owned(), bytes)], ..Outgoing::default() };
         match record {
-            Record::Outputs(outputs) => match &outputs[..] {
-                [output] => self.alone(output, &mut outgoing),
-                outputs => {
-                    for (nth, output) in outputs.iter().enumerate() {
-                        outgoing.value.push(if nth == 0 { b'[' } else { b',' });
-                        self.one_of(output, &mut outgoing.value);
-                    }
-                    outgoing.value.push(b']');
-                }
-            },
+            Record::Outputs(outputs) => self.outputs(outputs, &mut outgoing),
+            Record::Emitted(emitted) => self.emitted(emitted, &mut outgoing),
             // The value is only for people who look at the topic.
             Record::Requests(requests) => {
                 outgoing.key = requests.first().map(|request| request.id.to_vec());
+                outgoing.value.extend_from_slice(b"{}");
+                outgoing.headers.push((VERSION.into(), self.version.clone().into_bytes()));
+            }
+            Record::Events(_) => {
                 outgoing.value.extend_from_slice(b"{}");
                 outgoing.headers.push((VERSION.into(), self.version.clone().into_bytes()));
             }
@@ -314,7 +342,9 @@ impl Format for Json {
     }
 
     fn decode(&self, message: &Message<'_>) -> Option<Record> {
-        let is_output = |of: &Record| matches!(of, Record::Outputs(_) | Record::Answer { .. });
+        let is_output = |of: &Record| {
+            matches!(of, Record::Outputs(_) | Record::Emitted(_) | Record::Answer { .. })
+        };
         own(message).filter(is_output)
     }
 }

@@ -15,7 +15,7 @@
 //! | `timers` | transactions that the coordinator's clock requests |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers do |
-//! | `tally` | the results of transactions, counted from the outputs |
+//! | `counts` | the counts of transactions, for the log and for a stopped cluster's status |
 //! | `slow` | features that are much slower than in one process |
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
@@ -26,6 +26,7 @@ mod address;
 mod ask;
 mod backends;
 mod coordinate;
+mod counts;
 mod cuts;
 mod feeds;
 mod format;
@@ -35,7 +36,6 @@ mod panics;
 mod settings;
 mod sinks;
 mod slow;
-mod tally;
 mod timers;
 mod times;
 mod topics;

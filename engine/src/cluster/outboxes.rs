@@ -11,8 +11,8 @@ use std::sync::mpsc::channel;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Log, Record, Request, RequestId, Topic};
-use tidemill_core::{Error, Key, Result, Schema, StreamId, TableId, Value};
+use tidemill_cluster::{Events, Log, Record, Topic};
+use tidemill_core::{Batch, Error, Key, Result, Schema, StreamId, TableId, Value};
 use tidemill_env::Env;
 use tidemill_function::{Functions as _, Stored};
 use tidemill_host::Outboxes;
@@ -21,9 +21,6 @@ use super::coordinate::partition_of;
 use crate::external::{ask, who, Outside, AGAIN, WAIT};
 use crate::functions::AppFunctions;
 use crate::spec::AppSpec;
-
-/// The prefix of the ids of answers. No client can send it.
-const ANSWER: &str = "\u{1}external/";
 
 /// The work outside of an app on a worker.
 pub(super) struct OutboxWorkers {
@@ -189,11 +186,11 @@ impl OutboxWorker {
             let gives_up = Arc::new(move || worker.upgrade().is_none_or(|worker| worker.is_over()));
             let key_value = &row[self.key];
             let said = ask(&*self.outside, &row, key_value, &self.columns, gives_up);
-            let requests = said.and_then(|said| self.requests(key_value, &said));
-            let is_answer = requests.is_some();
-            if let Some((source, requests)) = requests {
+            let answer = said.and_then(|said| self.answer(&said));
+            let is_answer = answer.is_some();
+            if let Some((source, answer)) = answer {
                 // An answer counts only after it is recorded. A second record of it has no effect.
-                while !self.is_over() && !self.append(log, source, &requests) {
+                while !self.is_over() && !self.append(log, source, &answer) {
                     self.wait(env);
                 }
             } else {
@@ -216,19 +213,19 @@ impl OutboxWorker {
             .for_each(|_| env.clock.sleep_us(WAIT.as_micros() as u64));
     }
 
-    /// Returns the answer to the row with this key as requests, and their source.
-    fn requests(&self, key: &Value, answer: &[Value]) -> Option<(u32, Vec<Request>)> {
+    /// Returns an answer as an event, and its source.
+    fn answer(&self, answer: &[Value]) -> Option<(u32, Events)> {
         let calls = self.functions.event(self.answers, answer).ok()?;
         let partition = partition_of(self.functions.program(), calls.first()?).ok()?;
         let source = tidemill_host::source_of(partition, self.sources);
-        let id: RequestId = format!("{ANSWER}{key}").into_bytes().into();
-        Some((source, calls.into_iter().map(|call| Request { id: id.clone(), call }).collect()))
+        let batch = Batch::from_rows(self.columns.clone(), [answer]);
+        Some((source, Events { stream: self.answers, from: None, is_run: false, batch }))
     }
 
-    /// Appends requests. Returns whether they are known to be recorded.
-    fn append(&self, log: &dyn Log, source: u32, requests: &[Request]) -> bool {
+    /// Appends an event. Returns whether it is known to be recorded.
+    fn append(&self, log: &dyn Log, source: u32, event: &Events) -> bool {
         let (tell, told) = channel();
-        let record = Record::Requests(requests.to_vec());
+        let record = Record::Events(event.clone());
         let then = move |result: std::result::Result<u64, _>| {
             // The receiver still exists.
             let _ = tell.send(result.is_ok());

@@ -21,11 +21,16 @@ use crate::spec::AppSpec;
 /// How often a state machine gets the time in a beat.
 const TICKS: u64 = 4;
 /// The most outputs in a record of the log that the coordinator serves.
-pub(super) const TOGETHER: usize = 256;
+pub(super) const TOGETHER: usize = 1 << 14;
+/// The approximate most bytes of outputs in a record, in that log and in Kafka. A broker refuses
+/// larger records.
+const OUTPUT_BYTES: [usize; 2] = [512 << 10, 128 << 10];
 /// The default of requests of a source in an epoch: in general, and where none of them can run
 /// again.
 const EPOCH_ROWS: u64 = 250;
 const EPOCH_ROWS_KNOWN: u64 = 2500;
+/// The default of events of a source in an epoch that is executed by column.
+const EPOCH_ROWS_COLUMNS: u64 = 1 << 15;
 /// The most slides of windows by time that the requests of an epoch may cause, by default. An epoch
 /// is executed whole once it has begun, and a stop waits for it.
 const EPOCH_SLIDES: i64 = 10_000;
@@ -217,9 +222,11 @@ impl ClusterSettings {
                 beat_us: self.beat_us,
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
+                columns_max: self.epoch_rows_max.unwrap_or(EPOCH_ROWS_COLUMNS),
                 // Only processes of the cluster read a log that the coordinator serves.
                 copies_outputs: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
+                output_bytes: OUTPUT_BYTES[usize::from(self.log.is_some())],
                 snapshot_every: 1,
                 snapshot_us: self.snapshot_us,
                 event_time: event_time.into(),
@@ -229,6 +236,7 @@ impl ClusterSettings {
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
                     output_bytes_max: self.message_bytes_max,
+                    strategy: spec.settings.strategy.parse()?,
                     ..tidemill_function::Settings::default()
                 },
             },

@@ -6,7 +6,7 @@
 //! sinks' positions. After a start the coordinator reads the outputs from there, and asks each sink
 //! how many rows it has.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::{Log, Manifest, OutputReader, Records, Topic, Written};
 use tidemill_connect::{sink, Sink, SinkPlace, SinkSettings, Troubles};
-use tidemill_core::{Batch, Error, Kind, Result, Row, Schema, StreamId};
+use tidemill_core::{Error, Kind, Result, Schema, StreamId};
 use tidemill_env::{Env, Handle};
 use tidemill_host::{CoordinatorProcess, Left};
 use tidemill_kafka::stream::{open_sink, RowIds};
@@ -28,7 +28,8 @@ use crate::internal::SinkFacts;
 use crate::spec::{AppSpec, SinkDecl, Target};
 
 /// The most records that are read at once, and the most rows that are written at once.
-const READ: usize = 4096;
+const READ: usize = 1024;
+const WRITTEN: usize = 1 << 16;
 /// How long a read waits for records that exist already, in microseconds.
 const READ_WAIT_US: u64 = 200_000;
 /// How long the thread waits for outputs before it checks whether it should end.
@@ -244,7 +245,6 @@ impl DeclaredSinks {
 struct Open {
     stream: String,
     name: String,
-    schema: Arc<Schema>,
     sink: Box<dyn Sink>,
     /// The user's line of its declaration.
     at: String,
@@ -281,9 +281,12 @@ impl Writer {
             };
             let sink = ways.sink(way, &schema, note.run(), Some(place))?;
             let (stream, name, at) = (way.stream.clone(), way.name.clone(), way.at.clone());
-            sinks.push((id, Open { stream, name, schema, sink, at }));
+            sinks.push((id, Open { stream, name, sink, at }));
         }
-        let wanted: BTreeSet<StreamId> = sinks.iter().map(|(id, _)| *id).collect();
+        let wanted: BTreeMap<StreamId, Arc<Schema>> = sinks
+            .iter()
+            .map(|(id, _)| (*id, program.streams[id.index()].spec.schema.clone()))
+            .collect();
         let leaving = OutputReader::after(&left.written, left.ends.len() as u32, wanted);
         let env = ways.env.clone();
         Ok(Writer { env, run: note.run, sinks, leaving, is_settled: false })
@@ -307,17 +310,13 @@ impl Writer {
         }
         // A later generation has begun, and reports more.
         let Some(ready) = self.leaving.ready(left) else { return Ok(true) };
-        let mut rows: BTreeMap<StreamId, Vec<Row>> = BTreeMap::new();
-        for (stream, row) in ready {
-            rows.entry(stream).or_default().push(row);
-        }
-        for (stream, open) in &mut self.sinks {
-            let all = rows.get(stream).map_or(&[][..], |rows| &rows[..]);
-            for some in all.chunks(READ) {
-                let some = some.iter().map(|row| &row[..]);
-                let batch = Batch::from_rows(open.schema.clone(), some);
-                let written = open.sink.write(&batch).and_then(|()| open.sink.commit());
-                written.map_err(|error| error.at(open.at.clone()))?;
+        for (stream, batch) in ready {
+            for (_, open) in self.sinks.iter_mut().filter(|(of, _)| *of == stream) {
+                for from in (0..batch.len()).step_by(WRITTEN) {
+                    let some = batch.slice(from, WRITTEN.min(batch.len() - from));
+                    let written = open.sink.write(&some).and_then(|()| open.sink.commit());
+                    written.map_err(|error| error.at(open.at.clone()))?;
+                }
             }
         }
         if left.base >= left.recorded && !std::mem::replace(&mut self.is_settled, true) {

@@ -14,10 +14,9 @@ use parking_lot::Mutex;
 use tidemill_core::{encode, Error, Result, StreamId};
 use tidemill_env::{Env, Handle};
 use tidemill_function::{Call, Functions as _};
-use tidemill_host::{Answer, Mark, Placed, RequestServer};
+use tidemill_host::{Answer, Placed, RequestServer};
 
 use super::panics::catch_panic;
-use super::tally::ENGINES;
 use crate::functions::AppFunctions;
 use crate::timers::next;
 
@@ -59,13 +58,10 @@ struct Clockwork {
     request_server: Arc<RequestServer>,
     functions: Arc<AppFunctions>,
     state: Arc<State>,
-    /// The number of the app's own streams. Timers of later ones are the engine's.
-    own: usize,
 }
 
 impl Timers {
-    /// Starts the timers of an app, if it has any. Firings of streams from number `own` on are not
-    /// events of the app.
+    /// Starts the timers of an app, if it has any.
     ///
     /// # Errors
     /// When their thread can't be started.
@@ -73,7 +69,6 @@ impl Timers {
         env: &Env,
         request_server: &Arc<RequestServer>,
         functions: &Arc<AppFunctions>,
-        own: usize,
     ) -> Result<Timers> {
         let now_us = env.clock.now_us();
         let timers = functions.timers().iter().map(|timer| {
@@ -88,8 +83,7 @@ impl Timers {
         }
         let (request_server, functions) = (request_server.clone(), functions.clone());
         let (env_too, state_too) = (env.clone(), state.clone());
-        let clockwork =
-            Clockwork { env: env_too, request_server, functions, state: state_too, own };
+        let clockwork = Clockwork { env: env_too, request_server, functions, state: state_too };
         let run = move || {
             let fire = || {
                 clockwork.run(timers);
@@ -157,25 +151,21 @@ impl Clockwork {
         let source = (hash % u64::from(self.request_server.sources())) as u32;
         // It may be unknown whether the firing was recorded. By its ids it is executed once.
         while !self.is_over() {
-            if self.is_done(timer.stream, &firing, source) {
+            if self.is_done(&firing, source) {
                 return;
             }
         }
     }
 
     /// Requests a firing, and waits for it. Returns whether it has been executed.
-    fn is_done(&self, stream: StreamId, firing: &[Call], source: u32) -> bool {
+    fn is_done(&self, firing: &[Call], source: u32) -> bool {
         if firing.is_empty() {
             return true;
         }
-        let is_engines = stream.index() >= self.own;
-        let mut handlers = self.functions.handlers_of_event(stream).into_iter();
         let (tell, told) = channel();
-        let ask = |call: &Call| -> (Call, Option<Mark>, Placed) {
+        let ask = |call: &Call| -> (Call, Placed) {
             let tell = tell.clone();
-            let handler = handlers.next().map(|handler| handler as Mark);
-            let mark = if is_engines { Some(ENGINES) } else { handler };
-            (call.clone(), mark, Box::new(move |_, answer| drop(tell.send(answer))))
+            (call.clone(), Box::new(move |_, answer| drop(tell.send(answer))))
         };
         let calls = firing.iter().map(ask).collect();
         drop(tell);

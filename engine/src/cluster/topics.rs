@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use tidemill_cluster::{Record, Request, RequestId};
+use tidemill_cluster::{EventPlace, Events, Record, Request, RequestId};
 use tidemill_connect::{Message, Troubles};
-use tidemill_core::{Error, Result, StreamId};
+use tidemill_core::{Batch, Error, Result, StreamId};
 use tidemill_env::Env;
 use tidemill_kafka::stream::{FollowedTopic, TopicSource};
 use tidemill_kafka::Followed;
@@ -90,14 +90,6 @@ impl Topics {
         self.all.iter().map(|(_, topic)| topic.followed.clone()).collect()
     }
 
-    /// The stream of each partition, in the order of the sources.
-    pub fn streams(&self) -> Vec<StreamId> {
-        let each = |(stream, topic): &(StreamId, FollowedTopic)| {
-            vec![*stream; topic.followed.partitions as usize]
-        };
-        self.all.iter().flat_map(each).collect()
-    }
-
     /// The reason why the reading of messages is blocked, if it is.
     pub fn trouble(&self) -> Option<String> {
         let failed = self.all.iter().find_map(|(_, topic)| {
@@ -117,27 +109,33 @@ impl Topics {
         self.find(topic).is_none_or(|(_, topic)| topic.is_ready(message))
     }
 
-    /// Creates the transactions of a message. The id of their replies is its position. A message
-    /// that can't be read becomes a row of the stream's dead letters.
-    pub fn requests(
+    /// Returns the record of a message: its event, or a request if it can't be read. Then it becomes
+    /// a row of the stream's dead letters.
+    pub fn record(
         &self,
         functions: &Arc<AppFunctions>,
         topic: &str,
         message: &Message<'_>,
     ) -> Record {
-        let id = format!("{topic}/{}/{}", message.partition, message.offset);
-        let id = RequestId::from(id.as_bytes());
-        let calls = self.find(topic).map(|(stream, topic)| {
-            let row =
-                topic.row(message).map_err(|bad| functions.dead(*stream, &bad.origin, &bad))?;
-            functions.event(*stream, &row).map_err(|error| functions.unreadable(&error.what))
-        });
-        let calls = match calls {
-            Some(Ok(calls)) => calls,
-            Some(Err(dead)) => vec![dead],
-            None => Vec::new(),
+        let Some((stream, followed)) = self.find(topic) else {
+            return Record::Requests(Vec::new());
         };
-        let request = |call| Request { id: id.clone(), call };
-        Record::Requests(calls.into_iter().map(request).collect())
+        let (stream, nobody) = (*stream, RequestId::from([]));
+        match (followed.row(message), functions.stream(stream)) {
+            (Ok(row), Some((_, schema))) if row.len() == schema.len() => {
+                let name = format!("{topic}/{}", message.partition).into();
+                let from = Some(EventPlace { name, row: message.offset });
+                let batch = Batch::from_rows(schema, [&row[..]]);
+                Record::Events(Events { stream, from, is_run: true, batch })
+            }
+            (Err(bad), _) => {
+                let call = functions.dead(stream, &bad.origin, &bad);
+                Record::Requests(vec![Request { id: nobody, call }])
+            }
+            (Ok(_), _) => {
+                let call = functions.unreadable("the message has other columns than the stream");
+                Record::Requests(vec![Request { id: nobody, call }])
+            }
+        }
     }
 }

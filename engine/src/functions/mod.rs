@@ -7,6 +7,7 @@
 //! triggers, or windows of the handler. They run whole at one node: see `whole.rs`.
 
 mod batches;
+mod counts;
 mod dead;
 mod likely;
 mod once;
@@ -27,12 +28,15 @@ use tidemill_connect::{values, BadRow};
 use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
-use tidemill_function::{Activation, Call, Changes, Functions, RowAt, Target};
-use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
+use tidemill_function::{
+    Activation, Call, Changes, ColumnOutput, Counts, EventPlace, Exchange, Functions, RowAt, Target,
+};
+use tidemill_txn::execute::{HandlerCounts, OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Footprint, Handler, Origin, Program, Stream, Timer};
 
 use self::batches::{Batches, Last};
+use self::counts::Counting;
 use self::dead::Letters;
 use self::likely::Likely;
 use self::once::Requests;
@@ -97,6 +101,9 @@ pub struct AppFunctions {
     written: BTreeSet<StreamId>,
     /// The tables that ask for work outside.
     outboxes: Vec<TableId>,
+    counting: Counting,
+    /// For each stream, the handlers of its events, if they can be executed by column.
+    by_column: Vec<Option<Vec<usize>>>,
 }
 
 /// The target of a call of an entity's function by another function. Requests of clients have
@@ -223,7 +230,7 @@ impl AppFunctions {
         let from_sources = from_sources.filter(|of| !is_pushed(of)).filter_map(by_name).collect();
         let is_outbox = |name: &str| spec.externals.iter().any(|decl| *decl.outbox == *name);
         let outboxes = (0..).zip(&program.tables).filter(|(_, table)| is_outbox(&table.name));
-        let outboxes = outboxes.map(|(number, _)| TableId(number)).collect();
+        let outboxes: Vec<TableId> = outboxes.map(|(number, _)| TableId(number)).collect();
         let of = |(number, handler): (usize, &Handler)| match rounds
             .is_needed(&program, handler.input)
         {
@@ -240,8 +247,27 @@ impl AppFunctions {
         };
         let alone = program.handlers.iter().enumerate().map(of).collect();
         let handlers = 0..program.handlers.len();
-        let takes_aborts = handlers.map(|number| results::takes_aborts(&program, number)).collect();
+        let takes_aborts = handlers.map(|number| results::takes_aborts(&program, number));
+        let takes_aborts: Vec<bool> = takes_aborts.collect();
         let program = Arc::new(program);
+        let counting = Counting::of(&program);
+        let by_column = (0..program.streams.len() as u16).map(StreamId).map(|stream| {
+            let is_event = program.streams[stream.index()].origin == Origin::Input
+                && !program.calls.contains(&stream)
+                && program.timers.iter().all(|timer| timer.stream != stream)
+                && !times.has(stream)
+                && !rounds.is_needed(&program, stream);
+            let handlers: Vec<usize> = program.handlers_on(stream).collect();
+            let has_columns = |handler: &usize| {
+                let writes_outbox = Footprint::of(&program, *handler)
+                    .tables()
+                    .any(|table| outboxes.contains(&table));
+                Exchange::takes(&program, *handler) && !takes_aborts[*handler] && !writes_outbox
+            };
+            let is_by_column = is_event && !handlers.is_empty() && handlers.iter().all(has_columns);
+            is_by_column.then_some(handlers)
+        });
+        let by_column = by_column.collect();
         Ok(Arc::new(AppFunctions {
             program,
             whole,
@@ -263,6 +289,8 @@ impl AppFunctions {
             from_sources,
             written,
             outboxes,
+            counting,
+            by_column,
         }))
     }
 
@@ -312,16 +340,26 @@ impl AppFunctions {
         Ok(vec![Call { target, table, key, args: row.into() }])
     }
 
-    /// The handlers of the transactions that [`AppFunctions::event`] creates for a stream. There
-    /// are none where a transaction is of several handlers.
-    pub fn handlers_of_event(&self, stream: StreamId) -> Vec<usize> {
-        let program = &self.program;
-        let takers: Vec<usize> = program.takers(stream).map(|(handler, _)| handler).collect();
-        let is_apart = !self.rounds.is_needed(program, stream) && !self.times.has(stream);
-        if is_apart || takers.len() == 1 {
-            takers
-        } else {
-            Vec::new()
+    /// The handler whose transaction a call is, if it is of one handler.
+    fn handler_of_call(&self, call: &Call) -> Option<usize> {
+        if call.target == Requests::TARGET {
+            return self.handler_of_call(&Requests::inner(call)?);
+        }
+        let ending = || Some(Batches::ending(&self.program, call)?.0);
+        let stream = match call.target {
+            Batches::ENDING => ending(),
+            Times::ADMITTED => Some(Batches::admitted(&self.program, call)?.0),
+            target => self.round_of(target),
+        };
+        match stream {
+            Some(stream) => {
+                let mut takers = self.program.takers(stream).map(|(handler, _)| handler);
+                takers.next().filter(|_| takers.next().is_none())
+            }
+            None => {
+                let (handler, _) = handler_of(call.target)?;
+                (handler < self.program.handlers.len()).then_some(handler)
+            }
         }
     }
 
@@ -698,6 +736,66 @@ impl Functions for AppFunctions {
             }
             Body::Declared(_) | Body::Native(_) => Err(unknown()),
         }
+    }
+
+    fn event(&self, stream: StreamId, row: &[Value]) -> Vec<Call> {
+        // Anybody may have written the event into the log.
+        let is_input = |of: &Stream| of.origin == Origin::Input;
+        if !self.program.streams.get(stream.index()).is_some_and(is_input) {
+            return vec![self.unreadable("there is no such stream")];
+        }
+        let calls = AppFunctions::event(self, stream, row);
+        calls.unwrap_or_else(|error| vec![self.unreadable(&error.what)])
+    }
+
+    fn count(
+        &self,
+        call: &Call,
+        outcome: &std::result::Result<Value, Abort>,
+        (place, is_first): (Option<&EventPlace>, bool),
+        counts: &mut Counts,
+    ) {
+        let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();
+        let own = [Batches::TARGET, Batches::LAST, Slides::TARGET, Slides::LAST];
+        let is_engines = counts::is_engines(inner.as_ref().unwrap_or(call), &own);
+        counts.events += u64::from(is_first && !is_engines);
+        match outcome {
+            Ok(_) => counts.ended += u64::from(!is_engines),
+            Err(abort) => {
+                let handler = self.handler_of_call(call);
+                let event = place.map(|at| counts::event_named(&self.program, at, handler));
+                counts::abort(&self.program, counts, handler, abort, event.as_deref());
+            }
+        }
+    }
+
+    fn by_column(&self, stream: StreamId) -> Option<&[usize]> {
+        self.by_column.get(stream.index())?.as_deref()
+    }
+
+    fn has_columns(&self) -> bool {
+        self.by_column.iter().any(Option::is_some)
+    }
+
+    fn handler_call(&self, handler: usize, row: &[Value]) -> Call {
+        self.made(handler, row).unwrap_or_else(|error| self.unreadable(&error.what))
+    }
+
+    fn count_columns(
+        &self,
+        handlers: &[HandlerCounts],
+        outputs: &[ColumnOutput],
+        counts: &mut Counts,
+    ) {
+        self.counting.columns(&self.program, handlers, outputs, counts);
+    }
+
+    fn is_copied(&self, stream: StreamId) -> bool {
+        self.written.contains(&stream)
+    }
+
+    fn count_emitted(&self, stream: StreamId, row: &[Value], counts: &mut Counts) {
+        self.counting.emitted(&self.program, stream, row, counts);
     }
 
     fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {

@@ -15,7 +15,7 @@ pub(super) fn running(view: &View) -> Value {
     let executed = view.shared.state.lock().epoch();
     let (error, ended) = (view.shared.error(), view.shared.is_over());
     let seconds = view.seconds();
-    let reasons = view.shared.reasons.lock().report();
+    let reasons = crate::reasons::report(&view.shared.reasons.lock());
     let out = view.shared.out.lock();
     let mut said = json!(view.status_at(&out, seconds, ended));
     let (state, why) = match (&error, &out.stalled) {

@@ -1,10 +1,12 @@
 //! A node: the state machine of one owner of partitions.
 //!
-//! The modules by phase: [`home`] begins transactions and knows when all of their calls have ended.
+//! An epoch that has nothing but events of some handlers runs by column ([`by_column`]). The modules
+//! of all others by phase: [`home`] begins transactions and knows when all of their calls have ended.
 //! [`run`] runs functions. [`declared`] runs transactions whose rows are known. [`round`] goes from
 //! round to round. [`check`] finds what must run again. [`commit`] ends the epoch. [`questions`] has
 //! the answers from outside.
 
+mod by_column;
 mod check;
 mod commit;
 mod declared;
@@ -21,7 +23,9 @@ use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
 use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
+use tidemill_txn::schedule::Strategy;
 
+use crate::columns::{ColumnOutcome, Exchange, HandlerEvents};
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
 use crate::order::{Path, Tid};
@@ -29,6 +33,7 @@ use crate::program::{Call, Clock, Functions, RowAt};
 use crate::rows::{Rows, Stored};
 use crate::versions::Versions;
 
+use self::by_column::ByColumn;
 use self::declared::Declared;
 use self::home::Home;
 use self::part::Part;
@@ -114,6 +119,8 @@ pub struct Settings {
     /// The maximum bytes that an event or the reply to a request takes in a log
     /// ([`crate::output_bytes`]).
     pub output_bytes_max: usize,
+    /// The strategy of epochs that run by column.
+    pub strategy: Strategy,
 }
 
 impl Default for Settings {
@@ -127,12 +134,13 @@ impl Default for Settings {
             cache: true,
             seed: 0,
             output_bytes_max: 900_000,
+            strategy: Strategy::Adaptive,
         }
     }
 }
 
 /// An event of a node for its driver.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Event {
     /// A transaction that this node received is final. Replies of one node come in the order of its
     /// transactions. They come before the end of the epoch if nothing before them is open (early
@@ -167,6 +175,10 @@ pub enum Event {
         /// The row.
         row: Stored,
     },
+    /// The outcome of an epoch that was executed by column. Its end follows.
+    Columns(ColumnOutcome),
+    /// Another node has sent what does not fit the program. This node can't go on.
+    Failed,
     /// The epoch is in the store, and the next one may begin.
     Committed {
         /// The epoch.
@@ -226,6 +238,9 @@ pub struct Node {
     /// Those that no longer have to wait.
     woken: VecDeque<Waiter>,
     running: Option<Epoch>,
+    /// The means of epochs by column, after the first one. `by_column` is the one that runs.
+    exchange: Option<Exchange>,
+    by_column: Option<ByColumn>,
     /// Answers from outside to questions of transactions that are not in the store yet.
     answers: BTreeMap<(Tid, QuestionId), Arc<[u8]>>,
     /// The last transaction whose output had left before this node executed it.
@@ -292,6 +307,8 @@ impl Node {
             fresh: Vec::new(),
             woken: VecDeque::new(),
             running: None,
+            exchange: None,
+            by_column: None,
             answers: BTreeMap::new(),
             left: Tid(0),
             counters: Counters::default(),
@@ -308,6 +325,16 @@ impl Node {
         &mut self.rows
     }
 
+    /// Takes its rows, which may have to go back to a snapshot, because an epoch may run. The node
+    /// can't be used any more.
+    pub fn take_rows(&mut self) -> Rows {
+        let mut rows = std::mem::take(&mut self.rows);
+        if let Some(ByColumn { epoch, .. }) = self.by_column.take() {
+            epoch.abandon(&mut rows);
+        }
+        rows
+    }
+
     /// Returns the counts of its work.
     pub fn counters(&self) -> Counters {
         self.counters
@@ -315,10 +342,11 @@ impl Node {
 
     /// Whether an epoch runs.
     pub fn is_running(&self) -> bool {
-        self.running.is_some()
+        self.running.is_some() || self.by_column.is_some()
     }
 
-    /// Begins an epoch with the requests that this node received, each at its place.
+    /// Begins an epoch with the requests and events that this node received, each at its place. The
+    /// events are of streams that [can be executed by column](Functions::by_column).
     ///
     /// # Panics
     /// If an epoch runs: every node begins an epoch after it has ended the one before.
@@ -326,10 +354,27 @@ impl Node {
         &mut self,
         number: u64,
         clock: Clock,
-        requests: impl IntoIterator<Item = (Tid, Call)>,
+        requests: Vec<(Tid, Call)>,
+        events: Vec<HandlerEvents>,
         out: &mut Outbox,
     ) {
-        assert!(self.running.is_none(), "an epoch begins when the one before has ended");
+        assert!(!self.is_running(), "an epoch begins when the one before has ended");
+        self.counters.epochs += 1;
+        match self.program.has_columns() {
+            true => self.begin_columns(number, clock, requests, events, out),
+            false => self.begin_calls(number, clock, requests, out),
+        }
+        self.work(out);
+    }
+
+    /// Begins an epoch of calls.
+    fn begin_calls(
+        &mut self,
+        number: u64,
+        clock: Clock,
+        requests: Vec<(Tid, Call)>,
+        out: &mut Outbox,
+    ) {
         self.running = Some(Epoch {
             number,
             clock,
@@ -362,7 +407,6 @@ impl Node {
             }
         }
         unreplied.sort_unstable();
-        self.counters.epochs += 1;
         self.counters.transactions += unreplied.len() as u64;
         running!(self).unreplied = unreplied.into();
         match self.program.declares() {
@@ -370,7 +414,6 @@ impl Node {
             false => running!(self).declared.are_none(self.owners.nodes()),
         }
         self.enter_round(run, out);
-        self.work(out);
     }
 
     /// Processes a message.
@@ -387,6 +430,9 @@ impl Node {
 
     /// Whether a message belongs to the current round. No node can be more than one round ahead.
     fn is_due(&self, message: &Message) -> bool {
+        if let Some(by_column) = &self.by_column {
+            return by_column.takes(message);
+        }
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
         let due = here == Some((message.epoch, message.round));
         debug_assert!(
@@ -399,6 +445,11 @@ impl Node {
 
     /// Returns the next message that has become due.
     fn due(&mut self) -> Option<(NodeId, Message)> {
+        if let Some(by_column) = &self.by_column {
+            let queue = self.early.get_mut(&(by_column.number, 0))?;
+            let nth = queue.iter().position(|(_, message)| by_column.takes(message))?;
+            return queue.remove(nth);
+        }
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
         // No node waits for a message of an earlier round. Remove it, so that it does not block
         // others.
@@ -438,6 +489,8 @@ impl Node {
 
     fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
         match body {
+            Body::Events { events, others } => self.events(from, events, others, out),
+            Body::Rows { rows } => self.given(from, rows, out),
             Body::Call { tid, path, call, share, home, caller, mode, before } => {
                 let invocation = part::Invocation::new(call, share, caller, before);
                 self.called(tid, path, invocation, home, mode, out);

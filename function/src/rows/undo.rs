@@ -32,7 +32,7 @@ impl Undo {
 impl Rows {
     /// Notes that the rows are those of a snapshot, and retains what changes from now on.
     pub fn begin(&mut self, since: SnapshotId) {
-        self.tables.iter_mut().for_each(|table| table.settle(self.last.0));
+        self.tables.iter_mut().for_each(|table| table.settle(self.last));
         self.undo.layers = vec![UndoLayer { since, ..UndoLayer::default() }];
     }
 
@@ -177,6 +177,23 @@ mod tests {
         assert!(!state.leads_to((1, 3)));
         assert_eq!(numbers(&state.take((1, 4))), [1, 2, 3]);
         assert_eq!(at(&state, (1, 0)), tables());
+    }
+
+    #[test]
+    fn versions_after_those_of_an_executor_are_new() {
+        let mut state = begun((1, 0));
+        // An executor has more versions than there are transactions.
+        for (seq, value) in (1..).zip(10..15) {
+            let row = [id(0, 1), Value::Int(value)];
+            state.tables_mut().0[0].put_by_key(&Key::of([&id(0, 1)]), Some(&row), seq);
+        }
+        state.has_executed(5, Tid(4));
+        state.end_epoch();
+        state.take((1, 1));
+        let first = state.clone();
+        put(&mut state, 5, 1, Some(20));
+        state.go_back_to((1, 1));
+        assert_eq!(state, first);
     }
 
     #[test]

@@ -37,6 +37,9 @@ const BATCH: usize = 1 << 16;
 const HOLD_WAIT_NS: u64 = 2_000_000_000;
 const HOLD_AGAIN_US: u64 = 10_000;
 
+/// The approximate maximum bytes that a read with a limit finds.
+const READ_BYTES: usize = 8 << 20;
+
 /// The interval between checks whether a full disk has room, in microseconds.
 const FULL_US: u64 = 100_000;
 
@@ -350,7 +353,14 @@ impl Topics {
         }
         let skip = from.saturating_sub(stored.first) as usize;
         let begin = stored.first + skip as u64;
+        let mut room = if limit.is_some() { READ_BYTES } else { usize::MAX };
+        let has_room = |(_, bytes): &&(u64, Arc<[u8]>)| {
+            let had = room;
+            room = room.saturating_sub(bytes.len());
+            had > 0
+        };
         let records = stored.records.iter().skip(skip).take(limit.unwrap_or(usize::MAX));
+        let records = records.take_while(has_room);
         let records: Vec<Raw> =
             (begin..).zip(records).map(|(offset, (_, bytes))| (offset, bytes.clone())).collect();
         let upto = from.max(begin) + records.len() as u64;

@@ -98,8 +98,10 @@ impl Site {
             beat_us: 50_000,
             form_us: 3_000_000,
             epoch_max: 1_000,
+            columns_max: 100,
             copies_outputs: false,
             outputs_max: 3,
+            output_bytes: 1_000,
             snapshot_every: 20,
             snapshot_us: 0,
             program: 0,
@@ -171,7 +173,7 @@ impl Coordinator {
         let (tell, told) = channel();
         let partition = tidemill_place::partition(&tidemill_core::Key::of(&*call.key));
         let then = Box::new(move |answer| drop(tell.send(answer)));
-        self.request_server.call(self.request_server.source_of(partition), call, None, then);
+        self.request_server.call(self.request_server.source_of(partition), call, then);
         told
     }
 

@@ -34,7 +34,7 @@ fn a_record_that_is_refused_for_now_is_there_before_those_behind_it() {
         let message = Outgoing { value: n.to_string().into_bytes(), ..Outgoing::default() };
         let send = send.clone();
         let then = Box::new(move |answer| send.send((n, answer)).unwrap());
-        appends.append(outputs, 1, false, &message, then);
+        appends.append(outputs, 1, (false, false), &message, then);
         // Each record is a request of its own.
         env.clock.sleep_us(6_000);
     }

@@ -148,6 +148,12 @@ impl Executor {
         self
     }
 
+    /// Continues after a transaction that was executed elsewhere, if its number is higher than that
+    /// of the last one here.
+    pub fn skip_to(&mut self, seq: Seq) {
+        self.serial.skip_to(seq);
+    }
+
     /// Turns off prefetching, to measure its benefit.
     pub fn without_prefetch(mut self) -> Executor {
         self.serial = self.serial.without_prefetch();

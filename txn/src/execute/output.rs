@@ -93,6 +93,12 @@ impl Origins {
         ranked.map_or(NOWHERE, |ranked| epoch.event(*ranked))
     }
 
+    /// Returns the place of each output: the index of its transaction in the epoch's order, and its
+    /// number in the transaction. Only for outputs of transactions that take input events.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = (usize, u32)> + '_ {
+        self.of.iter().map(|origin| (origin.root() as usize, origin.ordinal()))
+    }
+
     /// Returns the stamp of the output at `index`.
     pub fn stamp(&self, index: usize, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         let origin = self.of[index];

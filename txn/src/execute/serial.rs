@@ -295,6 +295,11 @@ impl Serial {
         self.seq += transactions;
     }
 
+    /// Sets the number of the last transaction, if it is higher than the known one.
+    pub(crate) fn skip_to(&mut self, seq: Seq) {
+        self.seq = self.seq.max(seq);
+    }
+
     /// Sets the calls that exceed their deadline in the next epoch, whatever the clock says.
     pub(crate) fn obey(&mut self, overdue: Vec<Overdue>) {
         self.obeyed = overdue;

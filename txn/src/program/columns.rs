@@ -6,6 +6,7 @@
 //! [`Stage::apply`] gives its reason.
 
 mod kernels;
+mod keys;
 
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ use tidemill_core::{Batch, Column, DataType, Result, Schema, Value};
 
 use super::expr::{Block, Expr, ExprId, Type};
 use super::stream::Stage;
+
+pub use self::keys::{KeyColumns, KeyValues, Keys};
 
 /// The most bytes of the values of one node. A batch with more is computed row by row, which needs
 /// the memory of one row only.

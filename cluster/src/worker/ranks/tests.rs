@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tidemill_core::{TableId, Value};
-use tidemill_function::{Activation, Target, Tid};
+use tidemill_function::{Activation, Call, Target, Tid};
 use tidemill_txn::program::{Abort, Builder, Program};
 
 use super::*;
@@ -117,8 +117,9 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
                     let args = [time_us, at, 0, time_us].map(Value::Int).into();
                     let target = Target::Function(*stream);
                     let call = Call { target, table: TableId(0), key: [].into(), args };
-                    let request = Request { id: [].into(), call };
-                    let read_one = Read::new((record, nth), request, source, &of, &functions);
+                    let (id, at) = ([].into(), (record, nth));
+                    let task = Task { id, call, place: None, is_first: true };
+                    let read_one = Read::new(at, task, source, &of, &functions);
                     let read_one = read_one.known(&mut before);
                     if let Some((event_source, time_us)) = read_one.timed {
                         let newest = &mut times.newest[event_source as usize];
@@ -155,7 +156,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             let others = usize::from(workers) - 1;
             let (parts, _) =
                 ranks.places(epoch, order, others, u64::MAX, &functions).expect("all reported");
-            calls.extend(parts.into_iter().flatten().map(|(tid, request)| (tid, request.call)));
+            calls.extend(parts.into_iter().flatten().map(|(tid, task)| (tid, task.call)));
         }
         calls.sort_by_key(|(tid, _)| *tid);
         epochs.push(calls);

@@ -12,8 +12,8 @@ use tidemill_txn::Program;
 
 use super::machine::{Machine, Memory, Pause};
 use super::{
-    int, ints, row_of, said, Script, ABORTS, ANSWER, EVENTS, LATE, LATES, ONCE, OUTBOX, REQUESTS,
-    TIMED, TRANSFER,
+    int, ints, row_of, said, Script, ABORTED_MOVES, ABORTS, ANSWER, EVENTS, LATE, LATES, MOVE,
+    MOVES, MOVE_HANDLER, ONCE, OUTBOX, REQUESTS, TIMED, TRANSFER,
 };
 
 /// The memory of a function on a node.
@@ -373,6 +373,11 @@ impl Functions for OnNodes {
 
     fn result_event(&self, call: &Call, outcome: &Result<Value, Abort>) -> Option<(StreamId, Row)> {
         let abort = outcome.as_ref().err()?;
+        if let Some(event) = Script::move_event(call) {
+            let program = &self.script.program;
+            let event = program.abort_event(MOVE_HANDLER, &event, &abort.reason);
+            return Some((ABORTED_MOVES, event.into()));
+        }
         Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
     }
 
@@ -387,11 +392,30 @@ impl Functions for OnNodes {
         }
     }
 
+    fn event(&self, _: StreamId, row: &[Value]) -> Vec<Call> {
+        vec![Script::move_of(&ints(row))]
+    }
+
+    fn by_column(&self, stream: StreamId) -> Option<&[usize]> {
+        (stream == MOVES && self.has_columns()).then_some(&[MOVE_HANDLER])
+    }
+
+    fn has_columns(&self) -> bool {
+        self.script.has_columns
+    }
+
+    fn handler_call(&self, _: usize, row: &[Value]) -> Call {
+        Script::move_of(&ints(row))
+    }
+
     fn declares(&self) -> bool {
         true
     }
 
     fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
+        if call.target == Target::Function(MOVE) {
+            return Some(Script::move_rows(call));
+        }
         // Any function may have made the call, with any table and key.
         let is_one = call.table.index() < self.script.tables()
             && matches!(call.key[..], [Value::Int(_)])
@@ -405,6 +429,9 @@ impl Functions for OnNodes {
         _: &[RowAt],
         are: &[Option<Arc<[Value]>>],
     ) -> Result<Changes, Abort> {
-        Script::transfer(call, are)
+        match call.target == Target::Function(MOVE) {
+            true => Script::moved(call, are),
+            false => Script::transfer(call, are),
+        }
     }
 }

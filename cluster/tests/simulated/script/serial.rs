@@ -8,8 +8,8 @@ use tidemill_txn::program::{Abort, AbortKind, Asker, Opaque, Take, Tx};
 
 use super::machine::{Machine, Memory, Pause};
 use super::{
-    int, ints, row_of, said, Answers, Script, ANSWER, CALLS_MAX, DEPTH_MAX, ENTITIES, EVENTS, ONCE,
-    OUTBOX, REQUESTS, TRANSFER,
+    int, ints, row_of, said, Answers, Script, ANSWER, BEGINS, CALLS_MAX, DEPTH_MAX, ENTITIES,
+    EVENTS, MOVE, ONCE, OUTBOX, REQUESTS, TRANSFER,
 };
 
 /// The functions in the reference: a call runs at once, where it is made.
@@ -139,6 +139,21 @@ impl Opaque for Serial {
                 }
                 None => Value::Int(-1),
             }
+        } else if function == MOVE {
+            let (from, to, amount) = (key, at(5), at(6));
+            let has = |tx: &mut dyn Tx, key: i64| -> Result<i64, Abort> {
+                let row = tx.get(ENTITIES[0], &row_of(&[key]))?;
+                Ok(row.map_or(BEGINS, |row| int(&row[1])))
+            };
+            let left = has(tx, from)? - amount;
+            if left < 0 {
+                return Err(Abort::refused("too little"));
+            }
+            tx.put(ENTITIES[0], &row_of(&[from, left]))?;
+            let more = has(tx, to)? + amount;
+            tx.put(ENTITIES[0], &row_of(&[to, more]))?;
+            tx.emit(EVENTS, &row_of(&[from, left]))?;
+            Value::Int(0)
         } else if function == TRANSFER {
             let args = event[4..].to_vec().into();
             let target = Target::Function(function);

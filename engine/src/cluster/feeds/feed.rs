@@ -5,20 +5,21 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use tidemill_cluster::{Record, Records, Request, RequestId};
+use tidemill_cluster::{EventPlace, Events, Record, Records, Request, RequestId};
 use tidemill_connect::{files, BadRow, FilesSettings};
+use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Error, Result, Row, StreamId, StreamTime};
 use tidemill_env::Env;
-use tidemill_function::{output_bytes, Functions as _};
+use tidemill_function::Functions as _;
 
 use super::file::File;
 use super::marks::{Ended, Known, Mark};
-use super::{About, END_ID};
+use super::About;
 use crate::functions::AppFunctions;
 use crate::spec::SourceDecl;
 
 /// The most rows that are read at once: of a file, and of all files together.
-const ROWS: usize = 1024;
+const ROWS: usize = 8192;
 const ROWS_OF_ALL: usize = 1 << 17;
 /// The approximate size of the rows in an answer, in bytes, so that they fit into a message.
 const ROWS_BYTES: usize = 1 << 19;
@@ -61,15 +62,6 @@ pub(super) struct Feed {
     written: Written,
     /// Whether it is unknown which files were read before.
     is_blind: bool,
-}
-
-/// The approximate size of a record, in bytes.
-fn size(record: &Record) -> usize {
-    let Record::Requests(requests) = record else { return ROW_BYTES };
-    let size = |Request { id, call }: &Request| {
-        ROW_BYTES + id.len() + output_bytes(&call.key) + output_bytes(&call.args)
-    };
-    requests.iter().map(size).sum()
 }
 
 /// The last mark's row, the end, and the number of earlier ends. Each change of a feed's marks
@@ -278,15 +270,16 @@ impl Feed {
         if from != self.position() && !self.seek(from, is_over)? {
             return Ok(Records { records: Vec::new(), upto: from });
         }
-        let (mut records, mut bytes) = (Vec::new(), 0);
-        while records.len() < limit && bytes < ROWS_BYTES && !is_over.load(Ordering::Acquire) {
+        let (mut records, mut rows, mut bytes) = (Vec::new(), 0, 0);
+        while rows < limit && bytes < ROWS_BYTES && !is_over.load(Ordering::Acquire) {
             let offset = self.position();
             let ended = self.ends_before(self.offset);
             if self.tail < ended {
                 let records_of = self.tail_records_of(ended, self.newest_us);
                 let some = records_of.into_iter().skip(self.tail as usize);
-                let some: Vec<Record> = some.take(limit - records.len()).collect();
+                let some: Vec<Record> = some.take(limit - rows).collect();
                 self.tail += some.len() as u64;
+                rows += some.len();
                 records.extend((offset..).zip(some));
                 continue;
             }
@@ -296,14 +289,15 @@ impl Feed {
                     if self.follows && self.files[file].is_at_chunk() {
                         self.mark();
                     }
-                    let record = self.record(file);
-                    bytes += size(&record);
+                    let (record, given, size) =
+                        self.record(file, limit - rows, ROWS_BYTES - bytes)?;
+                    (rows, bytes) = (rows + given, bytes + size);
                     records.push((offset, record));
                 }
                 Next::End => {
                     self.ends()?;
                     let tail = self.tail_records().into_iter().skip((self.tail - ended) as usize);
-                    let some: Vec<Record> = tail.take(limit - records.len()).collect();
+                    let some: Vec<Record> = tail.take(limit - rows).collect();
                     self.tail += some.len() as u64;
                     records.extend((offset..).zip(some));
                     break;
@@ -446,8 +440,7 @@ impl Feed {
         let calls = self.sources.map_or_else(Vec::new, |sources| {
             self.functions.last_batches(self.stream, sources, newest_us)
         });
-        let id = RequestId::from(format!("{}{END_ID}", self.key).as_bytes());
-        let request = |call| Request { id: id.clone(), call };
+        let request = |call| Request { id: RequestId::from([]), call };
         let last: Vec<Request> = calls.into_iter().map(request).collect();
         let last = (!last.is_empty()).then(|| Record::Requests(last));
         last.into_iter().chain([Record::End]).collect()
@@ -483,20 +476,48 @@ impl Feed {
         self.files[file].give()
     }
 
-    /// Creates the transactions of the next row. The id of their replies is its position. A row
-    /// that can't be read becomes a row of the stream's dead letters.
-    fn record(&mut self, file: usize) -> Record {
-        let id = format!("{}/{}", self.files[file].name, self.files[file].offset());
-        let id = RequestId::from(id.as_bytes());
-        let functions = self.functions.clone();
-        let calls = match self.give(file) {
-            Err(bad) => vec![functions.dead(self.stream, &self.files[file].name, &bad)],
-            Ok(row) => functions
-                .event(self.stream, &row)
-                .unwrap_or_else(|error| vec![functions.unreadable(&error.what)]),
-        };
-        let request = |call| Request { id: id.clone(), call };
-        Record::Requests(calls.into_iter().map(request).collect())
+    /// Takes the next rows, which are in one file, as a record: at most `limit`, and approximately
+    /// `bytes_max`. Returns also the numbers of rows and bytes. A row that can't be read becomes a
+    /// row of the stream's dead letters.
+    fn record(
+        &mut self,
+        file: usize,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<(Record, usize, usize)> {
+        let (name, row) = (self.files[file].name.clone(), self.files[file].offset());
+        if self.files[file].is_next_bad() {
+            let call = match self.give(file) {
+                Err(bad) => self.functions.dead(self.stream, &name, &bad),
+                Ok(_) => unreachable!("it could not be read"),
+            };
+            let request = Request { id: RequestId::from([]), call };
+            return Ok((Record::Requests(vec![request]), 1, ROW_BYTES));
+        }
+        let mut most = self.files[file].run().min(limit);
+        if let Some(ends_at) = self.ends_at {
+            most = most.min((ends_at - self.offset) as usize);
+        }
+        let mut batch = self.files[file].next_rows(most);
+        while batch.len() > 1 && columns_bytes(&batch) > bytes_max {
+            batch = batch.slice(0, batch.len() / 2);
+        }
+        let mut taken = 0;
+        while taken < batch.len() {
+            // The next row may be in another file.
+            let rows = if self.is_timed { 1 } else { batch.len() };
+            let newest_us = self.files[file].take_rows(&batch.slice(taken, rows));
+            self.newest_us = self.newest_us.max(newest_us);
+            taken += rows;
+            if self.is_timed && !matches!(self.first()?, Next::Row(next) if next == file) {
+                break;
+            }
+        }
+        let batch = batch.slice(0, taken);
+        (self.offset, self.tail) = (self.offset + taken as u64, 0);
+        let (stream, rows, bytes) = (self.stream, batch.len(), columns_bytes(&batch) + ROW_BYTES);
+        let from = Some(EventPlace { name: name.as_str().into(), row });
+        Ok((Record::Events(Events { stream, from, is_run: true, batch }), rows, bytes))
     }
 
     /// Drops the marks before the last one that recoveries from the offset `below` need. Returns

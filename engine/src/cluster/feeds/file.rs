@@ -1,7 +1,9 @@
 //! A file of a feed.
 
+use arrow_array::cast::AsArray as _;
+use arrow_array::types::Int64Type;
 use tidemill_connect::{BadRow, Chunk, Place, Polled, Source};
-use tidemill_core::{Result, Row, Value};
+use tidemill_core::{Batch, Result, Row, Value};
 
 use super::marks::FileMark;
 
@@ -106,6 +108,33 @@ impl File {
         }
         self.good += 1;
         Ok(chunk.batch.row(self.good - 1))
+    }
+
+    /// The number of rows from the next one on that have been read and can be given out together.
+    pub fn run(&self) -> usize {
+        let Some(chunk) = &self.chunk else { return 0 };
+        let rest = &chunk.offsets[self.good..];
+        let bad = chunk.bad.get(self.bad).map_or(u64::MAX, |bad| bad.offset);
+        // The numbers of the rows are consecutive, except for those of bad rows.
+        rest.partition_point(|offset| *offset < bad)
+    }
+
+    /// Whether the next row could not be read.
+    pub fn is_next_bad(&self) -> bool {
+        self.chunk.as_ref().is_some_and(|chunk| self.is_bad(chunk))
+    }
+
+    /// Returns the next `rows` rows, which are of one [`File::run`], without taking them.
+    pub fn next_rows(&self, rows: usize) -> Batch {
+        self.chunk.as_ref().expect("there is a row").batch.slice(self.good, rows)
+    }
+
+    /// Takes these rows. Returns the newest of their times, if they have times.
+    pub fn take_rows(&mut self, batch: &Batch) -> Option<i64> {
+        self.next_us = None;
+        self.good += batch.len();
+        let times = batch.columns()[self.time?].as_primitive_opt::<Int64Type>()?;
+        times.iter().flatten().max()
     }
 
     /// Returns its present position.

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use std::sync::mpsc::channel;
 
+use tidemill_cluster::Events;
 use tidemill_core::{Column, DataType, Late, Value};
 use tidemill_function::Functions as _;
 use tidemill_txn::program::{Batching, Builder};
@@ -80,7 +81,11 @@ impl Opened {
         let (tell, told) = channel();
         let then = Box::new(move |found| tell.send(found).unwrap());
         self.rows.read(Topic::Input(source), from, Some(limit), 0, then);
-        told.recv().unwrap()
+        let found: Option<Records> = told.recv().unwrap();
+        found.map(|Records { records, upto }| Records {
+            records: records.into_iter().flat_map(one_by_one).collect(),
+            upto,
+        })
     }
 
     /// Returns why a read from an offset on fails.
@@ -104,10 +109,23 @@ impl Opened {
     }
 }
 
+/// Returns the events of a record as records of one event each.
+fn one_by_one((offset, record): (u64, Record)) -> Vec<(u64, Record)> {
+    let Record::Events(events) = &record else { return vec![(offset, record)] };
+    assert!(events.is_run);
+    let one = |row: u64| {
+        let from = events.from.as_ref().map(|from| from.after(row));
+        let batch = events.batch.slice(row as usize, 1);
+        (offset + row, Record::Events(Events { from, batch, ..events.clone() }))
+    };
+    (0..events.batch.len() as u64).map(one).collect()
+}
+
 /// Returns the events of records. Rows that could not be read are left out.
 fn events(records: &[(u64, Record)]) -> Vec<Vec<Value>> {
     let of = |(_, record): &(u64, Record)| match record {
         Record::Requests(requests) => requests.iter().map(|r| r.call.args.to_vec()).collect(),
+        Record::Events(events) => events.batch.rows().map(|row| row.to_vec()).collect(),
         _ => Vec::new(),
     };
     let events: Vec<Vec<Value>> = records.iter().flat_map(of).collect();

@@ -2,6 +2,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
+//! | `columns` | declared transactions whose rows follow from their events, for many events at once |
 //! | `rows` | a declared transaction whose rows follow from its event |
 //! | `transact` | any other transaction by itself |
 //! | `rounds` | an event with all that it triggers |
@@ -9,8 +10,10 @@
 //! | `open_batches` | the events of incomplete batches, as rows |
 //! | `stored_versions` | the versions of rows, as rows |
 //!
-//! All of them run on the general path, except where the code of words decides.
+//! All others run on the general path, except where the code of words decides. `columns` prepares a
+//! program for the executor of epochs.
 
+mod columns;
 mod open_batches;
 mod rounds;
 mod rows;
@@ -18,6 +21,7 @@ mod store;
 mod stored_versions;
 mod transact;
 
+pub use columns::{ColumnHandler, ColumnProgram, ColumnRow, ColumnTable};
 pub use open_batches::OpenBatches;
 pub use rounds::RemoteRounds;
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};

@@ -1,0 +1,141 @@
+//! The results of transactions, counted.
+
+use std::collections::BTreeMap;
+
+use tidemill_core::{StreamId, Value};
+use tidemill_function::{Call, ColumnOutput, Counts, EventPlace, Target};
+use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::program::{Abort, Origin, Program, FAULT};
+use tidemill_txn::reasons::by_abort_stream;
+
+use super::slides::ABORTED;
+
+/// The handler of an abort that no event reports.
+const UNKNOWN: &str = "-";
+
+/// The streams whose events count.
+pub(super) struct Counting {
+    /// The handlers, by the streams of their aborts.
+    aborted: BTreeMap<StreamId, usize>,
+    /// The streams of dead letters, and those of late events.
+    dead: Vec<StreamId>,
+    late: Vec<StreamId>,
+    /// The stream of aborted slides.
+    slides: Option<StreamId>,
+}
+
+impl Counting {
+    pub fn of(program: &Program) -> Counting {
+        let all = || (0..).map(StreamId).zip(&program.streams);
+        let is_stream = |name: &str| all().any(|(_, of)| *of.spec.name == *name);
+        // The streams that the engine adds to another for rows that it takes out.
+        let sides = |end: &str| {
+            let emitted = all().filter(|(_, of)| of.origin == Origin::Emitted);
+            let own =
+                emitted.filter(|(_, of)| of.spec.name.strip_suffix(end).is_some_and(is_stream));
+            own.map(|(id, _)| id).collect()
+        };
+        let is_slides = |of: &StreamId| {
+            let stream = &program.streams[of.index()];
+            stream.origin == Origin::Emitted && *stream.spec.name == *ABORTED
+        };
+        Counting {
+            aborted: by_abort_stream(program),
+            dead: sides(".dead"),
+            late: sides(".late"),
+            slides: all().map(|(id, _)| id).find(is_slides),
+        }
+    }
+
+    /// Counts transactions that were executed by column.
+    pub fn columns(
+        &self,
+        program: &Program,
+        handlers: &[HandlerCounts],
+        outputs: &[ColumnOutput],
+        counts: &mut Counts,
+    ) {
+        for HandlerCounts { committed, aborted, faults } in handlers {
+            counts.ended += committed;
+            counts.refused += aborted - faults;
+            counts.faults += faults;
+        }
+        for ColumnOutput { stream, batch, .. } in outputs {
+            if let Some(&handler) = self.aborted.get(stream) {
+                counts.reasons.count(&program.handlers[handler].name, batch);
+            }
+        }
+    }
+
+    /// Counts an event that a transaction has emitted.
+    pub fn emitted(&self, program: &Program, stream: StreamId, row: &[Value], counts: &mut Counts) {
+        if let Some(&handler) = self.aborted.get(&stream) {
+            if let Some(Value::Str(why)) = row.last() {
+                abort(program, counts, Some(handler), &public(why), None);
+            }
+        } else if self.dead.contains(&stream) {
+            counts.dead += 1;
+        } else if self.late.contains(&stream) {
+            counts.late += 1;
+        } else if let (true, [Value::Str(window), Value::Int(end), Value::Str(why)]) =
+            (self.slides == Some(stream), row)
+        {
+            counts.slides += 1;
+            counts.slide = Some(format!("window {window}, which ended at {end}: {why}"));
+            let of = program.windows.iter().find(|of| of.name == *window);
+            let event = format!("a slide of window {window}");
+            let owner = of.map(|of| of.owner.index());
+            abort(program, counts, owner, &public(why), Some(&event));
+        }
+    }
+}
+
+/// Whether a call is a request of the engine itself, which counts only if it aborts.
+pub(super) fn is_engines(call: &Call, own: &[Target]) -> bool {
+    !matches!(call.target, Target::Function(_)) || own.contains(&call.target)
+}
+
+/// Names the event of a handler.
+pub(super) fn event_named(program: &Program, place: &EventPlace, handler: Option<usize>) -> String {
+    let of = handler.map_or(String::new(), |handler| {
+        let input = program.root_stream(program.handlers[handler].input);
+        format!("source {}/", program.streams[input.index()].spec.name)
+    });
+    format!("row {} of {of}{} (counted from 0)", place.row, place.name)
+}
+
+/// Counts an abort.
+pub(super) fn abort(
+    program: &Program,
+    counts: &mut Counts,
+    handler: Option<usize>,
+    abort: &Abort,
+    event: Option<&str>,
+) {
+    let (what, at) = abort.parts();
+    let handler = handler.and_then(|number| program.handlers.get(number));
+    let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
+    counts.reasons.add(name, &abort.public_reason(), 1);
+    if !abort.is_fault() {
+        counts.refused += 1;
+        return;
+    }
+    counts.faults += 1;
+    // Where the line of the exception is unknown, that of the function is better than none.
+    let own = handler.map(|handler| handler.at.as_str()).filter(|at| !at.is_empty());
+    let at = at.or(own).map(str::to_owned);
+    if let Some(at) = &at {
+        counts.reasons.place_at(name, &abort.public_reason(), at);
+    }
+    let event = event.map(|event| format!(" on {event}")).unwrap_or_default();
+    let who = handler.map_or("a function".into(), |of| format!("function {}", of.name));
+    counts.fault = Some((format!("{who} failed{event}: {what}"), at));
+}
+
+/// The abort of a public reason.
+fn public(reason: &str) -> Abort {
+    match reason.strip_prefix(FAULT) {
+        Some(what) => Abort::failed(what, None),
+        None => Abort::refused(reason),
+    }
+}

@@ -1,0 +1,360 @@
+//! Epochs of declared transactions over several owners, by column.
+//!
+//! A node executes the transactions that touch its rows in its own tables, through the one executor.
+//! The rows of a transaction follow from its event. So each node tells the others which events touch
+//! rows of theirs, in one message. Then all nodes know the transactions of their own rows, in one
+//! order. Every owner of a row of a transaction executes that transaction with the same result. So
+//! there is no vote, and the outcome is that of executing all of them one after the other.
+//!
+//! A transaction with rows of several owners *crosses*. Each owner exports its rows as they are at
+//! the place of the transaction, installs those of the others in its own tables, and then runs the
+//! transaction. Rows of other owners are *guests*: they leave without a trace when the epoch ends.
+//!
+//! ```text
+//!   node 0                                   node 1
+//!   ──────                                   ──────
+//!   events ─────────── Events ─────────────▶
+//!         ◀─────────── Events ────────────── events
+//!   first pass                               first pass
+//!     1 run   (a, b)                           2 export y     for (c, y)
+//!     2 export c      for (c, y)               3 run (x, z)
+//!     3 blocked by 2  (c, a)                   ...
+//!         ──────────── Rows c ─────────────▶
+//!         ◀─────────── Rows y ──────────────
+//!   second pass                              second pass
+//!     2 install y, run (c, y)                  2 install c, run (c, y)
+//!     3 run (c, a)                             ...
+//! ```
+//!
+//! A *pass* goes through what may be ready, in the order of transactions:
+//!
+//! - A transaction is *blocked* if an earlier one is put off that may write one of its rows here, or
+//!   that uses a row here which this one may write. It is put off, and so may block later ones.
+//! - A transaction that crosses and is not blocked exports its rows here, once.
+//! - If all of its rows are here, it runs. Otherwise it is put off.
+//!
+//! So rows are exported as the order gives them: no transaction that is put off may change them, or
+//! see what a later one writes. The first transaction that has not run is never blocked anywhere. So
+//! there is always one that can run as soon as its rows have arrived.
+//!
+//! All that a pass does is one [`Epoch`](tidemill_txn::order::Epoch) for the executor: events of
+//! handlers, and events of built-in handlers that export and install rows
+//! ([`ColumnProgram`](tidemill_txn::execute::ColumnProgram)). So every strategy applies, and the
+//! order within a pass is the executor's concern. The columns that the executor emits are the
+//! message. There is one message for each pair of nodes and level of dependency, never one for each
+//! transaction.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `exchange` | what lasts from epoch to epoch |
+//! | `parts` | the events of an epoch, by handler and receiver |
+//! | `uses` | the rows of their transactions: keys, owners and identities, by column |
+//! | `waiting` | transactions that are put off, and what blocks them |
+//! | `given` | rows of other owners |
+//! | `pass` | a pass, as an epoch for the executor |
+//! | `outputs` | outputs and counts |
+
+mod exchange;
+mod given;
+mod outputs;
+mod parts;
+mod pass;
+mod uses;
+mod waiting;
+
+use tidemill_core::{Batch, Error, Result, StreamId, TableId};
+use tidemill_table::Seq;
+use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::pool::Pool;
+
+use self::given::{AllGiven, Guests};
+use self::outputs::Outputs;
+use self::parts::{items, Item, Part, CROSSES};
+use self::pass::Pass;
+use self::waiting::{PutOff, Uses, Waiting};
+use crate::node::NodeId;
+use crate::order::Tid;
+use crate::rows::Rows;
+
+pub use self::exchange::Exchange;
+
+/// Events of one handler, each with the place of its transaction.
+#[derive(Clone, Debug)]
+pub struct HandlerEvents {
+    /// The handler, by its number in the program.
+    pub handler: usize,
+    /// The places of the transactions, ascending.
+    pub tids: Vec<u64>,
+    /// The events, with the columns of the handler's stream.
+    pub batch: Batch,
+}
+
+/// Rows of a table as they are at the places of transactions, for another owner of rows of these.
+#[derive(Clone, Debug)]
+pub struct GivenRows {
+    /// The table.
+    pub table: TableId,
+    /// The places of the transactions, ascending. A transaction may have several rows, in the order
+    /// in which it mentions them.
+    pub tids: Vec<u64>,
+    /// The rows: the columns of the table, and whether the row exists. If it does not, only its key
+    /// counts.
+    pub batch: Batch,
+}
+
+/// A message between nodes. Its batches may have any schema, as long as they have the right arrays.
+#[derive(Clone, Debug)]
+pub enum ColumnMessage {
+    /// The events that the sender received, of transactions with rows of the receiver. It is the
+    /// first message of an epoch, and there is exactly one for each pair of nodes.
+    Events(Vec<HandlerEvents>),
+    /// Rows of the sender.
+    Rows(Vec<GivenRows>),
+}
+
+/// Messages to other nodes, in the order in which they must be sent.
+pub type ColumnOutbox = Vec<(NodeId, ColumnMessage)>;
+
+/// Outputs of an epoch on a stream, of the transactions that a node reports.
+#[derive(Clone, Debug)]
+pub struct ColumnOutput {
+    /// The stream.
+    pub stream: StreamId,
+    /// The transaction of each event, ascending.
+    pub tids: Vec<u64>,
+    /// The place of each event among those of its transaction. It is [`ABORTED`] for the event of an
+    /// aborted transaction.
+    pub ordinals: Vec<u32>,
+    /// The events.
+    pub batch: Batch,
+}
+
+/// The ordinal of the event of an aborted transaction.
+pub const ABORTED: u32 = u32::MAX;
+
+/// The outcome of an epoch on one node. Each transaction is reported by one node: the owner of the
+/// first row that it mentions, or the one that received it if it mentions none.
+#[derive(Clone, Debug)]
+pub struct ColumnOutcome {
+    /// The outputs, by stream.
+    pub outputs: Vec<ColumnOutput>,
+    /// The counts of transactions, by handler.
+    pub counts: Vec<HandlerCounts>,
+    /// The number of transactions that this node has run, whichever node reports them.
+    pub transactions: usize,
+    /// The number of passes.
+    pub passes: usize,
+}
+
+/// The means of a step.
+struct Site<'s> {
+    exchange: &'s mut Exchange,
+    rows: &'s mut Rows,
+    pool: &'s dyn Pool,
+    out: &'s mut ColumnOutbox,
+}
+
+/// An epoch on one node. The rows belong to it until it [finishes](ColumnEpoch::finish) or is
+/// [abandoned](ColumnEpoch::abandon), because rows of other owners are among them.
+pub struct ColumnEpoch {
+    me: NodeId,
+    parts: Vec<Part>,
+    /// Whether the events of each node are here.
+    announced: Vec<bool>,
+    /// Rows that arrived before the events of all nodes.
+    early: Vec<(NodeId, GivenRows)>,
+    /// The number of transactions that this node runs.
+    transactions: usize,
+    /// The place of the last of them.
+    last: Option<u64>,
+    waiting: Waiting,
+    given: AllGiven,
+    guests: Guests,
+    outputs: Outputs,
+    /// The number of the last version that this epoch has written.
+    seq: Seq,
+    passes: usize,
+    has_begun: bool,
+}
+
+impl ColumnEpoch {
+    /// Begins an epoch with the events that this node received. Adds a message for each other node to
+    /// `out`. If there is none, everything runs at once.
+    ///
+    /// # Errors
+    /// If the events are not those of handlers that [are executed by column](Exchange::takes), or
+    /// their places do not rise.
+    pub fn begin(
+        exchange: &mut Exchange,
+        rows: &mut Rows,
+        pool: &dyn Pool,
+        own: Vec<HandlerEvents>,
+        out: &mut ColumnOutbox,
+    ) -> Result<ColumnEpoch> {
+        let (me, nodes) = (exchange.me, usize::from(exchange.owners.nodes()));
+        let (tables, last) = rows.tables_mut();
+        exchange.executor.skip_to(last);
+        let mut epoch = ColumnEpoch {
+            me,
+            parts: Vec::with_capacity(own.len()),
+            announced: (0..nodes).map(|node| node == usize::from(me.0)).collect(),
+            early: Vec::new(),
+            transactions: 0,
+            last: None,
+            waiting: Waiting::default(),
+            given: AllGiven::default(),
+            guests: Guests::new(tables.len()),
+            outputs: Outputs::new(exchange.handlers),
+            seq: last,
+            passes: 0,
+            has_begun: false,
+        };
+        let mut to: Vec<Vec<HandlerEvents>> = vec![Vec::new(); nodes];
+        for events in own {
+            let part = Part::new(exchange, epoch.parts.len(), events, None)?;
+            part.send(me, &mut to);
+            epoch.parts.push(part);
+        }
+        for (node, events) in (0..).map(NodeId).zip(to).filter(|(node, _)| *node != me) {
+            out.push((node, ColumnMessage::Events(events)));
+        }
+        epoch.step(&mut Site { exchange, rows, pool, out })?;
+        Ok(epoch)
+    }
+
+    /// Takes a message of another node. Those of one node come in their order.
+    ///
+    /// # Errors
+    /// If the message does not fit. The epoch can then only be [abandoned](ColumnEpoch::abandon).
+    pub fn receive(
+        &mut self,
+        from: NodeId,
+        message: ColumnMessage,
+        exchange: &mut Exchange,
+        rows: &mut Rows,
+        pool: &dyn Pool,
+        out: &mut ColumnOutbox,
+    ) -> Result<()> {
+        let announced = self.announced.get_mut(usize::from(from.0)).filter(|_| from != self.me);
+        let Some(announced) = announced else {
+            return Err(Error::internal(format!("there is no other node {}", from.0)));
+        };
+        match message {
+            ColumnMessage::Events(all) => {
+                if std::mem::replace(announced, true) {
+                    let what = format!("node {} has sent its events twice", from.0);
+                    return Err(Error::internal(what));
+                }
+                for events in all {
+                    let part = Part::new(exchange, self.parts.len(), events, Some(from))?;
+                    self.parts.push(part);
+                }
+            }
+            ColumnMessage::Rows(all) => self.early.extend(all.into_iter().map(|rows| (from, rows))),
+        }
+        self.step(&mut Site { exchange, rows, pool, out })
+    }
+
+    /// Whether all transactions have run, and all rows that other nodes need have been sent.
+    pub fn is_done(&self) -> bool {
+        self.has_begun && self.waiting.is_over()
+    }
+
+    /// Ends the epoch, which is [done](ColumnEpoch::is_done). Ends it for the rows, too.
+    pub fn finish(mut self, rows: &mut Rows) -> ColumnOutcome {
+        assert!(self.is_done(), "all transactions have run");
+        self.end(rows);
+        let (outputs, counts) = self.outputs.finish(&self.parts);
+        let (transactions, passes) = (self.transactions, self.passes);
+        ColumnOutcome { outputs, counts, transactions, passes }
+    }
+
+    /// Ends the epoch although it is not done. The rows have changed, but can go back to a snapshot,
+    /// and have no rows of other owners.
+    pub fn abandon(mut self, rows: &mut Rows) {
+        self.end(rows);
+    }
+
+    fn end(&mut self, rows: &mut Rows) {
+        if let Some(last) = self.last {
+            rows.has_executed(self.seq, Tid(last));
+        }
+        rows.end_epoch();
+        std::mem::replace(&mut self.guests, Guests::new(0)).leave(rows);
+    }
+
+    /// Runs a pass, if anything is ready.
+    fn step(&mut self, site: &mut Site<'_>) -> Result<()> {
+        if !self.announced.iter().all(|announced| *announced) {
+            return Ok(());
+        }
+        if !self.has_begun {
+            self.has_begun = true;
+            let items = items(&self.parts)?;
+            (self.transactions, self.last) = (items.len(), items.last().map(|item| item.tid));
+            self.first_pass(&items, site)?;
+        }
+        let mut ready = Vec::new();
+        for rows in std::mem::take(&mut self.early) {
+            let (parts, waiting) = (&self.parts, &mut self.waiting);
+            self.given.take(site.exchange, rows, parts, waiting, &mut ready)?;
+        }
+        ready.sort_unstable();
+        let mut pass = Pass::new(site.exchange.program.program().tables.len());
+        for number in ready {
+            while let Some(free) = self.waiting.next_free(number) {
+                self.advance(free, &mut pass, site);
+            }
+            self.advance(number, &mut pass, site);
+        }
+        while let Some(free) = self.waiting.next_free(u32::MAX) {
+            self.advance(free, &mut pass, site);
+        }
+        self.execute(pass, site)
+    }
+
+    /// Goes through all transactions, and puts off those that can't run now.
+    fn first_pass(&mut self, items: &[Item], site: &mut Site<'_>) -> Result<()> {
+        let mut pass = Pass::new(site.exchange.program.program().tables.len());
+        pass.reserve(items.len());
+        let handler = |part: &Part| {
+            let of = site.exchange.program.handler(part.handler);
+            of.expect("the events were checked").handler
+        };
+        let handlers: Vec<u32> = self.parts.iter().map(handler).collect();
+        let crosses = |part: &Part| part.flags.iter().any(|flags| flags & CROSSES != 0);
+        self.outputs.all = !self.parts.iter().any(crosses);
+        for Item { tid, part: number, row } in items.iter().copied() {
+            let (part, event) = (&mut self.parts[number as usize], row as usize);
+            let here = |of: &&uses::Use| of.owners[event] == self.me.0;
+            if self.outputs.all {
+                pass.run((number, row), part, handlers[number as usize]);
+                continue;
+            }
+            let is_blocked = |of: &uses::Use| self.waiting.blocks(of.ids[event], of.writes);
+            let is_blocked = part.uses.iter().filter(here).any(is_blocked);
+            let crosses = part.flags[event] & CROSSES != 0;
+            if !is_blocked && !crosses {
+                pass.run((number, row), part, handlers[number as usize]);
+                continue;
+            }
+            let mut uses = Uses::new();
+            for of in part.uses.iter().filter(here) {
+                match uses.iter_mut().find(|(id, _)| *id == of.ids[event]) {
+                    Some((_, writes)) => *writes |= of.writes,
+                    None => uses.push((of.ids[event], of.writes)),
+                }
+            }
+            let missing = if crosses { part.given(self.me, event).count() } else { 0 };
+            let slots = self.given.slots.len();
+            self.given.slots.resize(slots + missing, None);
+            let mut put_off = PutOff::new(tid, (number, row), missing as u32, slots as u32);
+            put_off.is_exported = crosses && !is_blocked;
+            self.waiting.put_off(put_off, &uses);
+            if crosses && !is_blocked {
+                self.export(tid, number, row, &mut pass, site);
+            }
+        }
+        self.execute(pass, site)
+    }
+}

@@ -1,0 +1,144 @@
+//! Epochs that are executed by column.
+//!
+//! An epoch can be, if no node received anything but events of handlers with known rows. So each
+//! node first tells the others what it received. A node with anything else begins the epoch of calls
+//! at once, and all others follow when they hear from it. No row has been read before.
+
+use tidemill_txn::pool::SingleThread;
+
+use super::{Node, NodeId, Outbox};
+use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, GivenRows, HandlerEvents};
+use crate::message::{Body, Message};
+use crate::order::Tid;
+use crate::program::{Call, Clock};
+
+/// An epoch that is executed by column, unless a node received anything else.
+pub(super) struct ByColumn {
+    pub number: u64,
+    clock: Clock,
+    /// The events that this node received.
+    own: Vec<HandlerEvents>,
+    pub epoch: ColumnEpoch,
+}
+
+impl ByColumn {
+    /// Whether it waits for a message.
+    pub fn takes(&self, message: &Message) -> bool {
+        let is_of_columns = matches!(message.body, Body::Events { .. } | Body::Rows { .. });
+        message.epoch == self.number && is_of_columns
+    }
+}
+
+impl Node {
+    /// Begins an epoch by column, if this node received nothing else.
+    pub(super) fn begin_columns(
+        &mut self,
+        number: u64,
+        clock: Clock,
+        mut requests: Vec<(Tid, Call)>,
+        events: Vec<HandlerEvents>,
+        out: &mut Outbox,
+    ) {
+        if !requests.is_empty() {
+            for node in (0..self.owners.nodes).map(NodeId).filter(|node| *node != self.me) {
+                let body = Body::Events { events: Vec::new(), others: true };
+                self.counters.messages += 1;
+                out.messages.push((node, Message { epoch: number, round: 0, body }));
+            }
+            requests.extend(self.calls(&events));
+            return self.begin_calls(number, clock, requests, out);
+        }
+        let mut messages = Vec::new();
+        let own = events.clone();
+        let (program, owners) = (self.program.program(), &self.owners);
+        let made = || Exchange::new(program, owners.clone(), self.me, self.settings.strategy);
+        let exchange = match self.exchange.take() {
+            Some(exchange) => Ok(exchange),
+            None => made(),
+        };
+        let Ok(exchange) = exchange else { return out.events.push(super::Event::Failed) };
+        let exchange = self.exchange.insert(exchange);
+        let rows = &mut self.rows;
+        let begun = ColumnEpoch::begin(exchange, rows, &SingleThread, events, &mut messages);
+        let Ok(epoch) = begun else { return out.events.push(super::Event::Failed) };
+        self.by_column = Some(ByColumn { number, clock, own, epoch });
+        self.send_columns(number, messages, out);
+        self.end_columns(out);
+    }
+
+    /// Takes the events of another node.
+    pub(super) fn events(
+        &mut self,
+        from: NodeId,
+        events: Vec<HandlerEvents>,
+        others: bool,
+        out: &mut Outbox,
+    ) {
+        if !others {
+            return self.columns(from, ColumnMessage::Events(events), out);
+        }
+        // Nothing has run, because this node has not heard from all.
+        if let Some(ByColumn { number, clock, own, .. }) = self.by_column.take() {
+            let requests = self.calls(&own);
+            self.begin_calls(number, clock, requests, out);
+        }
+    }
+
+    /// Takes rows of another node.
+    pub(super) fn given(&mut self, from: NodeId, rows: Vec<GivenRows>, out: &mut Outbox) {
+        self.columns(from, ColumnMessage::Rows(rows), out);
+    }
+
+    fn columns(&mut self, from: NodeId, message: ColumnMessage, out: &mut Outbox) {
+        // If the epoch is one of calls, its events are of no use.
+        let Some(ByColumn { number, epoch, .. }) = &mut self.by_column else { return };
+        let exchange = self.exchange.as_mut().expect("the epoch has begun");
+        let (number, mut messages) = (*number, Vec::new());
+        let rows = &mut self.rows;
+        let taken = epoch.receive(from, message, exchange, rows, &SingleThread, &mut messages);
+        if taken.is_err() {
+            return out.events.push(super::Event::Failed);
+        }
+        self.send_columns(number, messages, out);
+        self.end_columns(out);
+    }
+
+    fn send_columns(
+        &mut self,
+        number: u64,
+        messages: Vec<(NodeId, ColumnMessage)>,
+        out: &mut Outbox,
+    ) {
+        for (to, message) in messages {
+            let body = match message {
+                ColumnMessage::Events(events) => Body::Events { events, others: false },
+                ColumnMessage::Rows(rows) => Body::Rows { rows },
+            };
+            self.counters.messages += 1;
+            out.messages.push((to, Message { epoch: number, round: 0, body }));
+        }
+    }
+
+    /// Ends the epoch, if everything has run.
+    fn end_columns(&mut self, out: &mut Outbox) {
+        if let Some(ByColumn { number, epoch, own, .. }) =
+            self.by_column.take_if(|by_column| by_column.epoch.is_done())
+        {
+            self.counters.transactions += own.iter().map(|of| of.tids.len() as u64).sum::<u64>();
+            let outcome = epoch.finish(&mut self.rows);
+            self.counters.calls += outcome.transactions as u64;
+            self.counters.rounds += outcome.passes as u64;
+            out.events.push(super::Event::Columns(outcome));
+            out.events.push(super::Event::Committed { epoch: number });
+        }
+    }
+
+    /// Returns events as calls.
+    fn calls(&self, events: &[HandlerEvents]) -> Vec<(Tid, Call)> {
+        let calls = events.iter().flat_map(|HandlerEvents { handler, tids, batch }| {
+            let call = |row: tidemill_core::Row| self.program.handler_call(*handler, &row);
+            tids.iter().map(|tid| Tid(*tid)).zip(batch.rows().map(call))
+        });
+        calls.collect()
+    }
+}
