@@ -532,7 +532,7 @@ CLUSTER: Final[dict[str, Setting]] = {
         _CLUSTER,
         "cluster_log",
         default="1",
-        help="Replies and events in one message of Kafka.",
+        help="Replies, or events of a stream, in one message of Kafka.",
     ),
     "cluster_message_bytes_max": _int(
         1,

@@ -11,8 +11,9 @@
 //! `request-id`, or an event's row with the header `stream`. The header `id` is unique, for readers
 //! that remember which outputs they have seen.
 //!
-//! If several outputs are in one message, the value is a list of objects. Each has the headers of a
-//! single output as fields, and an event has its row in the field `row`. The header `record` has
+//! If several outputs are in one message, the value is a list of objects, either replies or events
+//! of one stream. Each has the headers of a single output as fields, and an event has its row in the
+//! field `row`. The header `record` has
 //! the outputs in Tidemill's encoding. A message without a value is no output: it begins a
 //! generation, or has an answer from outside to a function.
 

@@ -86,8 +86,8 @@ pub struct ClusterSettings {
     /// The most requests of a source in an epoch. In longer epochs more requests conflict and run
     /// again, except for those whose rows are known beforehand. The default depends on the program.
     pub epoch_rows_max: Option<u64>,
-    /// The most replies and events of an epoch in one message of Kafka. With more than one, the
-    /// message is a list.
+    /// The most replies, or events of a stream, of an epoch in one message of Kafka. With more than
+    /// one, the message is a list.
     pub together: usize,
     /// The largest request, reply or event in the log, in bytes. A larger call is refused, and a
     /// transaction with a larger output aborts.
