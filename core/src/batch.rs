@@ -271,9 +271,22 @@ impl Batch {
     /// Returns one column of rows of several batches of one schema. Each row is given by its batch
     /// and its row there.
     pub fn gather(batches: &[&Batch], column: usize, rows: &[(usize, usize)]) -> ArrayRef {
+        if let Some(bools) = Batch::bools_of(batches, column) {
+            // Arrow has a fast way for all types but this one.
+            let bools = rows.iter().map(|(batch, row)| {
+                let bools = bools[*batch];
+                bools.is_valid(*row).then(|| bools.value(*row))
+            });
+            return Arc::new(bools.collect::<BooleanArray>());
+        }
         let arrays: Vec<&dyn Array> =
             batches.iter().map(|batch| batch.columns[column].as_ref()).collect();
         arrow_select::interleave::interleave(&arrays, rows).expect("arrays of one type")
+    }
+
+    /// Returns a column of several batches, if it has booleans.
+    fn bools_of<'b>(batches: &[&'b Batch], column: usize) -> Option<Vec<&'b BooleanArray>> {
+        batches.iter().map(|batch| batch.columns[column].as_boolean_opt()).collect()
     }
 
     /// Returns the rows for which `keep` is true.
@@ -625,6 +638,35 @@ mod tests {
         assert_eq!(batch.slice(1, 1).row(0).to_vec(), rows[1]);
         assert_eq!(batch.ints(0), Some(&[7, -1][..]));
         assert_eq!(batch.ints(6), None, "a column with nulls has no plain slice");
+    }
+
+    #[test]
+    fn batches_of_words() {
+        let words = vec![vec![5, 1], vec![1.5f64.to_bits(), (-0.0f64).to_bits()], vec![1, 0]];
+        let columns = schema().columns[..3].to_vec();
+        let schema = Arc::new(Schema::new(columns));
+        let batch = Batch::of_words(schema.clone(), words, 2);
+        let row = |i, f, b| vec![Value::Int(i), Value::Float(f), Value::Bool(b)];
+        let rows: Vec<Vec<Value>> = batch.rows().map(|row| row.to_vec()).collect();
+        assert_eq!(rows, [row(5, 1.5, true), row(1, -0.0, false)]);
+        let picked = Batch::interleave(&[&batch, &batch.slice(1, 1)], &[(1, 0), (0, 0)]);
+        assert_eq!(picked.row(0).to_vec(), rows[1]);
+        assert_eq!(picked.row(1).to_vec(), rows[0]);
+    }
+
+    #[test]
+    fn arrays_that_do_not_fit_a_schema_are_refused() {
+        let batch = Batch::from_rows(schema(), rows().iter().map(|r| &r[..]));
+        let with = |change: &dyn Fn(&mut Vec<Column>)| {
+            let mut columns = schema().columns.clone();
+            change(&mut columns);
+            batch.with_schema(&Arc::new(Schema::new(columns))).map(|batch| batch.row(1))
+        };
+        assert_eq!(with(&|columns| columns[0].ty = DataType::Timestamp).unwrap().len(), 9);
+        let error = |change: &dyn Fn(&mut Vec<Column>)| with(change).unwrap_err();
+        assert_eq!(error(&|columns| drop(columns.pop())), "9 columns instead of 8");
+        assert!(error(&|columns| columns[0].ty = DataType::Str).contains("Int64 instead of Utf8"));
+        assert_eq!(error(&|columns| columns[3].nullable = false), "column 's' has a null");
     }
 
     #[test]

@@ -38,6 +38,10 @@
 //! side, with the result of one after the other. Where that fails, the transaction runs again, one
 //! call after the other ([`Mode::Sequential`]).
 //!
+//! **By column.** If all transactions of an epoch are declared, and their rows follow from their
+//! events, nodes can exchange events and rows by column, and run the transactions through the
+//! executor of one process ([`ColumnEpoch`]). The module `columns` explains how.
+//!
 //! This crate must not know sockets, timely, Python, threads or clocks: a [`Node`] takes messages
 //! and gives messages. Threads of a process, a simulated cluster and processes drive the same state
 //! machine.

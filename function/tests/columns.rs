@@ -3,7 +3,6 @@
 
 #[path = "../../txn/tests/pool/mod.rs"]
 mod pool;
-#[allow(dead_code)]
 #[path = "../../txn/tests/random/mod.rs"]
 mod random;
 
@@ -21,7 +20,7 @@ use tidemill_function::{
     NodeId, Owners, Rows, Tid, ABORTED,
 };
 use tidemill_place::PARTITIONS;
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{HandlerCounts, RemoteRows};
 use tidemill_txn::pool::{Pool, SingleThread};
 use tidemill_txn::program::{Builder, Program};
 use tidemill_txn::schedule::Strategy as Executed;
@@ -70,6 +69,11 @@ impl Nodes {
         usize::from(self.owners.of(tidemill_place::partition_in(spec, key)).0)
     }
 
+    /// Returns the owner of a row of the first table whose key is an int.
+    fn owner_of(&self, id: i64) -> usize {
+        self.owner(TableId(0), &Key::of([&Value::Int(id)]))
+    }
+
     /// Writes or removes a row at its owner, as the path row by row does.
     fn apply(&mut self, tid: u64, table: TableId, key: &Key, row: Option<Row>) {
         let owner = self.owner(table, key);
@@ -114,12 +118,13 @@ impl Nodes {
                 queues.entry((to, usize::from(node.0))).or_default().push_back(message);
             }
         }
-        let epochs = epochs.into_iter().zip(&mut self.rows).map(|(epoch, rows)| {
+        let nodes = self.exchanges.iter_mut().zip(&mut self.rows);
+        let ended = epochs.into_iter().zip(nodes).map(|(epoch, (exchange, rows))| {
             let epoch = epoch.expect("all have begun");
             assert!(epoch.is_done(), "no message is under way");
-            epoch.finish(rows)
+            epoch.finish(exchange, rows)
         });
-        epochs.collect()
+        ended.collect()
     }
 
     /// Takes a snapshot. Each change is of a row of the node.
@@ -298,6 +303,9 @@ fn check(seed: u64) -> usize {
     let program = Arc::new(random::program(&mut dice, shape));
     let taken = 0..program.handlers.len();
     let taken: Vec<usize> = taken.filter(|number| Exchange::takes(&program, *number)).collect();
+    for handler in &taken {
+        assert!(RemoteRows::of(&program, *handler).is_some(), "handler {handler}: seed {seed}");
+    }
     if taken.is_empty() {
         return 0;
     }
@@ -365,32 +373,32 @@ fn check(seed: u64) -> usize {
             snapshots.push((id, model.clone()));
         }
     }
-    // The changes since is undone.
+    // Later changes are undone.
     let (id, then) = dice.pick(&snapshots);
     all.rows.iter_mut().for_each(|rows| rows.go_back_to(*id));
     assert_eq!(all.all(), *then, "back: seed {seed}, {nodes} nodes, {strategy}");
     by_others
 }
 
-fn cases() -> ProptestConfig {
-    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
-    ProptestConfig::with_cases(cases.unwrap_or(400))
+/// Returns the number of random cases. `make soak` runs more.
+fn cases(default: u32) -> u32 {
+    std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+#[test]
+fn any_program_any_nodes_any_strategy() {
+    let cases = cases(300);
+    let by_others: usize = (0..u64::from(cases)).map(check).sum();
+    assert!(by_others > 5 * cases as usize, "{by_others} transactions of other nodes");
 }
 
 proptest! {
-    #![proptest_config(cases())]
+    #![proptest_config(ProptestConfig::with_cases(cases(100)))]
 
     #[test]
-    fn any_program_any_nodes_any_strategy(seed: u64) {
+    fn any_seed(seed: u64) {
         check(seed);
     }
-}
-
-/// Checks that random cases have transactions over several owners.
-#[test]
-fn random_cases_cross() {
-    let by_others: usize = (0..200).map(check).sum();
-    assert!(by_others > 2000, "{by_others} transactions of other nodes");
 }
 
 /// Returns a program of transfers between two rows, of which the first must have enough.
@@ -449,9 +457,8 @@ fn moves(program: &Program, nodes: usize, pairs: &[(i64, i64)]) -> Vec<Vec<Handl
 fn a_hot_row_takes_few_passes() {
     const MANY: usize = 1000;
     let mut all = banks(2, 4000, 5000);
-    let owner = |all: &Nodes, id: i64| all.owner(TableId(0), &Key::of([&Value::Int(id)]));
-    let hot = (0..).find(|id| owner(&all, *id) == 0).unwrap();
-    let cold = (0..4000).filter(|id| owner(&all, *id) == 1).take(MANY);
+    let hot = (0..).find(|id| all.owner_of(*id) == 0).unwrap();
+    let cold = (0..4000).filter(|id| all.owner_of(*id) == 1).take(MANY);
     let pairs: Vec<(i64, i64)> = cold.map(|id| (hot, id)).collect();
     let program = all.program.clone();
     let outcomes = all.run(moves(&program, 2, &pairs), &SingleThread, &mut |_| 0);
@@ -470,8 +477,7 @@ fn a_hot_row_takes_few_passes() {
 fn messages_that_do_not_fit_are_errors() {
     use ColumnMessage::{Events, Rows as Given};
     let ids = |all: &Nodes, node: usize| -> Vec<i64> {
-        let owner = |id: i64| all.owner(TableId(0), &Key::of([&Value::Int(id)]));
-        (0..40).filter(|id| owner(*id) == node).collect()
+        (0..40).filter(|id| all.owner_of(*id) == node).collect()
     };
     let program = transfers();
     let input = program.streams[0].spec.schema.clone();
@@ -571,6 +577,123 @@ fn messages_that_do_not_fit_are_errors() {
     }
 }
 
+/// Returns a message with a random change.
+fn damaged(dice: &mut Dice, message: ColumnMessage) -> ColumnMessage {
+    let places = |dice: &mut Dice, tids: &mut Vec<u64>| match dice.below(4) {
+        0 => drop(tids.pop()),
+        1 => tids.extend(tids.first().copied()),
+        2 => tids.reverse(),
+        _ => tids.iter_mut().for_each(|tid| *tid = tid.wrapping_add(dice.below(3))),
+    };
+    let batch = |dice: &mut Dice, batch: &Batch| match dice.below(4) {
+        0 => batch.slice(0, batch.len().saturating_sub(1)),
+        1 => batch.take(&vec![0; if batch.is_empty() { 0 } else { batch.len() }]),
+        2 => {
+            let mut columns = batch.schema().columns.clone();
+            let mut arrays = batch.columns().to_vec();
+            let at = dice.below(arrays.len() as u64) as usize;
+            drop((columns.remove(at), arrays.remove(at)));
+            Batch::new(Arc::new(Schema::new(columns)), arrays, batch.len())
+        }
+        _ => {
+            let columns = batch.schema().columns.iter().cloned().map(Column::nullable);
+            let schema = Arc::new(Schema::new(columns.collect()));
+            let mut rows: Vec<Vec<Value>> = batch.rows().map(|row| row.to_vec()).collect();
+            for row in &mut rows {
+                if !dice.chance(30) {
+                    continue;
+                }
+                let at = dice.below(row.len() as u64) as usize;
+                row[at] = match &row[at] {
+                    Value::Int(n) if dice.chance(70) => Value::Int(n.wrapping_add(1)),
+                    _ => Value::Null,
+                };
+            }
+            Batch::from_rows(schema, rows.iter().map(|row| &row[..]))
+        }
+    };
+    match message {
+        ColumnMessage::Events(mut all) => {
+            for events in &mut all {
+                match dice.below(3) {
+                    0 => events.handler = dice.below(9) as usize,
+                    1 => places(dice, &mut events.tids),
+                    _ => events.batch = batch(dice, &events.batch),
+                }
+            }
+            ColumnMessage::Events(all)
+        }
+        ColumnMessage::Rows(mut all) => {
+            for rows in &mut all {
+                match dice.below(3) {
+                    0 => rows.table = TableId(dice.below(4) as u16),
+                    1 => places(dice, &mut rows.tids),
+                    _ => rows.batch = batch(dice, &rows.batch),
+                }
+            }
+            ColumnMessage::Rows(all)
+        }
+    }
+}
+
+/// Messages with random changes never make a node panic, and leave no guests.
+#[test]
+fn damaged_messages_are_errors() {
+    let (mut refused, mut taken) = (0, 0);
+    for seed in 0..u64::from(cases(300)) {
+        let mut dice = Dice(seed);
+        let plain = dice.chance(50);
+        let shape = Shape { plain, orderly: false, histories: false, words: false };
+        let program = Arc::new(random::program(&mut dice, shape));
+        let handlers = 0..program.handlers.len();
+        let handlers: Vec<usize> = handlers.filter(|h| Exchange::takes(&program, *h)).collect();
+        if handlers.is_empty() {
+            continue;
+        }
+        let owners = owners(&mut dice, 3);
+        let mut all = Nodes::new(&program, owners, Executed::Serial);
+        let events: Vec<Event> = (1..60)
+            .map(|tid| {
+                let handler = *dice.pick(&handlers);
+                let input = program.handlers[handler].input;
+                let schema = &program.streams[input.index()].spec.schema;
+                let node = dice.below(3) as usize;
+                Event { tid, handler, node, row: event(&mut dice, schema, 9) }
+            })
+            .collect();
+        let mut queue = VecDeque::new();
+        let mut epochs: Vec<Option<ColumnEpoch>> = Vec::new();
+        for (from, own) in deal(&program, &events, 3).into_iter().enumerate() {
+            let (exchange, rows, mut out) = (&mut all.exchanges[from], &mut all.rows[from], vec![]);
+            let epoch = ColumnEpoch::begin(exchange, rows, &SingleThread, own, &mut out);
+            epochs.push(epoch.ok());
+            queue.extend(out.into_iter().map(|(to, message)| (from, to, message)));
+        }
+        while let Some((from, to, mut message)) = queue.pop_front() {
+            let to = usize::from(to.0);
+            let Some(epoch) = &mut epochs[to] else { continue };
+            if dice.chance(30) {
+                message = damaged(&mut dice, message);
+            }
+            let (exchange, rows, mut out) = (&mut all.exchanges[to], &mut all.rows[to], vec![]);
+            let id = NodeId(from as u16);
+            match epoch.receive(id, message, exchange, rows, &SingleThread, &mut out) {
+                Ok(()) => taken += 1,
+                Err(_) => {
+                    refused += 1;
+                    epochs[to].take().expect("it is there").abandon(rows);
+                }
+            }
+            queue.extend(out.into_iter().map(|(node, message)| (to, node, message)));
+        }
+        for (epoch, rows) in epochs.into_iter().zip(&mut all.rows) {
+            epoch.into_iter().for_each(|epoch| epoch.abandon(rows));
+        }
+        drop(all.all());
+    }
+    assert!(refused > 50 && taken > 50, "{refused} refused, {taken} taken");
+}
+
 /// Returns ranks by Zipf's law.
 struct Zipf(Vec<f64>);
 
@@ -598,16 +721,38 @@ impl Zipf {
 fn times() {
     const ROWS: usize = 100_000;
     const EVENTS: usize = 50_000;
-    for (name, nodes, skew) in
-        [("1 node", 1, 0.0), ("uniform", 2, 0.0), ("zipf 0.99", 2, 0.99), ("3 nodes", 3, 0.0)]
-    {
+    let only = std::env::var("ONLY").ok();
+    let cases = [
+        ("1 node", 1, 0.0),
+        ("each on one node", 2, 0.0),
+        ("uniform", 2, 0.0),
+        ("zipf 0.99", 2, 0.99),
+        ("3 nodes", 3, 0.0),
+        ("one pair", 2, 0.0),
+    ];
+    for (name, nodes, skew) in cases {
+        if only.as_ref().is_some_and(|only| only != name) {
+            continue;
+        }
         let (zipf, mut dice) = (Zipf::new(ROWS, skew), Dice(7));
         let mut all = banks(nodes, ROWS as i64, 1_000_000);
         let program = all.program.clone();
         let mut best = (f64::INFINITY, 0.0, 0);
         for round in 0..20 {
             let mut id = || (zipf.pick(&mut dice) * 7919 % ROWS) as i64;
-            let pairs: Vec<(i64, i64)> = (0..EVENTS).map(|_| (id(), id())).collect();
+            let pair = |from: i64| match name {
+                // Each waits for the one before on both nodes, so each needs a pass of its own.
+                "one pair" => (0, (1..).find(|id| all.owner_of(*id) != all.owner_of(0)).unwrap()),
+                "each on one node" => {
+                    let owner = all.owner_of(from);
+                    (from, (0..).map(|_| id()).find(|id| all.owner_of(*id) == owner).unwrap())
+                }
+                _ => (from, id()),
+            };
+            let events = if name == "one pair" { EVENTS / 25 } else { EVENTS };
+            let mut dice = Dice(round);
+            let debtors = (0..events).map(|_| (zipf.pick(&mut dice) * 7919 % ROWS) as i64);
+            let pairs: Vec<(i64, i64)> = debtors.map(pair).collect();
             let mut own = moves(&program, usize::from(nodes), &pairs);
             for events in own.iter_mut().flatten() {
                 events.tids.iter_mut().for_each(|tid| *tid += round * EVENTS as u64);
@@ -618,7 +763,7 @@ fn times() {
             let ran: usize = outcomes.iter().map(|outcome| outcome.transactions).sum();
             let passes = outcomes.iter().map(|outcome| outcome.passes).max().unwrap_or(0);
             if ns / (ran as f64) < best.0 {
-                best = (ns / ran as f64, ns / EVENTS as f64, passes);
+                best = (ns / ran as f64, ns / pairs.len() as f64, passes);
             }
         }
         println!(

@@ -5,6 +5,8 @@ use tidemill_txn::execute::{ColumnProgram, Executor};
 use tidemill_txn::program::Program;
 use tidemill_txn::schedule::Strategy;
 
+use super::pass::Pass;
+use super::waiting::Waiting;
 use crate::node::{NodeId, Owners};
 
 /// The program, executor and owners of a node that executes epochs by column. It lasts as long as
@@ -16,6 +18,9 @@ pub struct Exchange {
     pub(super) me: NodeId,
     /// The number of the whole program's handlers.
     pub(super) handlers: usize,
+    /// The memory of an epoch, between epochs.
+    pub(super) waiting: Waiting,
+    pub(super) pass: Pass,
 }
 
 impl Exchange {
@@ -33,11 +38,22 @@ impl Exchange {
         let handlers = program.handlers.len();
         let program = ColumnProgram::new(program)?;
         let executor = Executor::new(program.program().clone(), strategy, 0);
-        Ok(Exchange { program, executor, owners, me, handlers })
+        Ok(Exchange {
+            program,
+            executor,
+            owners,
+            me,
+            handlers,
+            waiting: Waiting::default(),
+            pass: Pass::default(),
+        })
     }
 
     /// Whether a handler's transactions can be executed by column. All transactions of an epoch
     /// must be of such handlers.
+    ///
+    /// A program does not say everything: the caller leaves out handlers whose events are executed
+    /// as rounds, and tables whose rows ask for work outside.
     pub fn takes(program: &Program, handler: usize) -> bool {
         ColumnProgram::takes(program, handler)
     }

@@ -1,11 +1,11 @@
 //! The rows that other owners have sent.
 
-use tidemill_core::{Batch, Error, Key, Result, SourceId, TableId};
-use tidemill_txn::order::Run;
+use tidemill_core::{Batch, Error, Key, Result, TableId};
 use tidemill_txn::program::{KeyValues, Keys};
 
+use super::installs::Installs;
 use super::parts::Part;
-use super::uses::{are_equal, encoded};
+use super::uses::{are_equal, numbers, UseBits};
 use super::waiting::Waiting;
 use super::{Exchange, GivenRows};
 use crate::node::NodeId;
@@ -15,39 +15,30 @@ use crate::rows::Rows;
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) table: TableId,
+    /// The transaction of each row.
+    pub(super) tids: Vec<u64>,
     pub(super) keys: KeyValues,
-    /// The rows as events. `None` while a pass has them, and when all have been installed.
-    pub(super) run: Option<Run>,
+    /// The columns of the table.
+    pub(super) batch: Batch,
     /// Whether each row exists.
     pub(super) exists: Vec<bool>,
     /// The number of rows that have not been installed.
     pub(super) left: usize,
-    /// The lanes in the pass that is being prepared, of rows that exist and of others.
-    pub(super) lanes: [Option<u32>; 2],
+    /// The number of the message among those of which the pass that is being prepared has rows.
+    pub(super) number: Option<u32>,
 }
 
-/// The place of a given row: the message and the row in it. There is none before it arrives.
-pub(super) type Slot = Option<(u32, u32)>;
-
-/// Everything that other owners have sent.
-#[derive(Debug, Default)]
-pub(super) struct AllGiven {
-    pub(super) all: Vec<Given>,
-    /// The rows of each transaction that is put off, one after the other.
-    pub(super) slots: Vec<Slot>,
-}
-
-impl AllGiven {
+impl Given {
     /// Takes rows from their owner. Appends the transactions that have all of their rows now, and
-    /// that nothing blocks.
+    /// that nothing blocks. `number` is the number of the message.
     pub(super) fn take(
-        &mut self,
         exchange: &Exchange,
         (from, rows): (NodeId, GivenRows),
+        number: u32,
         parts: &[Part],
         waiting: &mut Waiting,
         ready: &mut Vec<u32>,
-    ) -> Result<()> {
+    ) -> Result<Given> {
         let GivenRows { table, tids, batch } = rows;
         let wrong = |what: String| {
             Error::internal(format!("rows of table {} from node {}: {what}", table.0, from.0))
@@ -55,56 +46,57 @@ impl AllGiven {
         let Some(of) = exchange.program.table(table) else {
             return Err(wrong("no transaction is executed on them by column".into()));
         };
-        let batch = batch.with_schema(&of.rows_schema).map_err(wrong)?;
+        let batch = batch.with_schema(&of.exported_schema).map_err(wrong)?;
         of.check(exchange.program.program(), table, &batch).map_err(wrong)?;
         if tids.len() != batch.len() {
             return Err(wrong(format!("{} places for {} rows", tids.len(), batch.len())));
         }
+        let columns = of.rows_schema.len();
+        let exists = batch.bools(columns).expect("the batch was checked").values();
+        let exists = exists.iter().collect();
+        let batch =
+            Batch::new(of.rows_schema.clone(), batch.columns()[..columns].to_vec(), batch.len());
         let Keys { of: keys, .. } = of.key.of(&batch);
-        let number = self.all.len() as u32;
         // The last transaction, and its use after that of the last row.
-        let (mut at, mut next, mut last) = (0, 0, None);
+        let (mut at, mut next, mut last) = (0, 0u32, None);
         for (row, tid) in tids.iter().enumerate() {
             if last != Some(*tid) {
-                let found = waiting.find(*tid, at).filter(|_| last.is_none_or(|last| last < *tid));
+                let found = waiting.find(*tid).filter(|_| last.is_none_or(|last| last < *tid));
                 let unknown = || wrong(format!("transaction {tid} does not wait, or is not next"));
                 (at, next, last) = (found.ok_or_else(unknown)?, 0, Some(*tid));
             }
-            let put_off = &mut waiting.put_offs[at];
-            let (part, event) = (&parts[put_off.part as usize], put_off.row as usize);
-            let mut uses = part.given(exchange.me, event).enumerate().skip(next);
-            let is_it = |use_: &super::uses::Use| {
-                use_.table == table
-                    && use_.owners[event] == from.0
-                    && are_equal((&use_.keys, event), (&keys, row))
+            let (part, event) = waiting.event(at);
+            let uses = &parts[part].uses;
+            let is_it = |use_: &usize| {
+                uses.rows[*use_].table == table
+                    && uses.owner(event, *use_) == from.0
+                    && are_equal((&uses.rows[*use_].keys, event), (&keys, row))
             };
-            let Some((nth, _)) = uses.find(|(_, (_, use_))| is_it(use_)) else {
+            // Those before have been given in this message.
+            let given = uses.given(event);
+            let left = given & UseBits::MAX.checked_shl(next).unwrap_or(0);
+            let Some(use_) = numbers(left).find(is_it) else {
                 return Err(wrong(format!("transaction {tid} does not use a row")));
             };
-            next = nth + 1;
-            let slot = &mut self.slots[put_off.slots as usize + nth];
-            if slot.replace((number, row as u32)).is_some() {
-                return Err(wrong(format!("transaction {tid} has a row already")));
-            }
-            put_off.missing -= 1;
-            if put_off.missing == 0 && !waiting.is_blocked(at as u32) {
-                ready.push(at as u32);
+            next = use_ as u32 + 1;
+            let nth = (given & ((1 << use_) - 1)).count_ones() as usize;
+            match waiting.give(at as u32, nth, (number, row as u32)) {
+                None => return Err(wrong(format!("transaction {tid} has a row already"))),
+                Some(is_ready) => ready.extend(is_ready.then_some(at as u32)),
             }
         }
-        let columns = batch.schema().len();
-        let exists = batch.bools(columns - 1).expect("the batch was checked");
-        let exists = exists.values().iter().collect();
-        let run = Run {
-            stream: of.rows,
-            source: SourceId(number),
-            batch,
-            times: tids.iter().map(|tid| *tid as i64).collect(),
-            offsets: tids,
-            admitted: None,
-        };
-        let (left, lanes) = (run.offsets.len(), [None; 2]);
-        self.all.push(Given { table, keys, run: Some(run), exists, left, lanes });
-        Ok(())
+        let left = tids.len();
+        Ok(Given { table, tids, keys, batch, exists, left, number: None })
+    }
+
+    /// Notes that a pass is over. Frees the memory if all rows have been installed.
+    pub(super) fn pass(&mut self) {
+        self.number = None;
+        if self.left == 0 {
+            (self.tids, self.exists) = (Vec::new(), Vec::new());
+            self.batch = self.batch.slice(0, 0).take(&[]);
+            self.keys = KeyValues::Words(Vec::new());
+        }
     }
 }
 
@@ -113,32 +105,6 @@ impl AllGiven {
 pub(super) struct Guests {
     words: Vec<Vec<u64>>,
     keys: Vec<Vec<Key>>,
-}
-
-/// Rows to be admitted, in the order of their installation.
-#[derive(Debug, Default)]
-pub(super) struct Arrivals {
-    /// The keys that are words, and whether each row exists.
-    words: Vec<(u64, bool)>,
-    /// Other keys.
-    keys: Vec<(Key, bool)>,
-    /// The place of each in the order of the pass.
-    places: Vec<u32>,
-}
-
-impl Arrivals {
-    /// Adds a row that is installed at this place.
-    pub(super) fn add(&mut self, keys: &KeyValues, row: usize, exists: bool, place: usize) {
-        match keys {
-            KeyValues::Words(words) => self.words.push((words[row], exists)),
-            KeyValues::Columns(batch) => self.keys.push((key(batch, row), exists)),
-        }
-        self.places.push(place as u32);
-    }
-}
-
-fn key(keys: &Batch, row: usize) -> Key {
-    Key(encoded(keys, row).into())
 }
 
 impl Guests {
@@ -152,11 +118,11 @@ impl Guests {
         &mut self,
         rows: &mut Rows,
         table: usize,
-        arrivals: &Arrivals,
+        installs: &Installs,
         mut unneeded: impl FnMut(usize),
     ) {
         let of = &mut rows.tables_mut().0[table];
-        let Arrivals { words, keys, places } = arrivals;
+        let Installs { words, keys, places, .. } = installs;
         let guests = &mut self.words[table];
         if !words.is_empty() {
             of.admit(words, |nth| {

@@ -1,10 +1,11 @@
 //! Epochs of declared transactions over several owners, by column.
 //!
-//! A node executes the transactions that touch its rows in its own tables, through the one executor.
-//! The rows of a transaction follow from its event. So each node tells the others which events touch
-//! rows of theirs, in one message. Then all nodes know the transactions of their own rows, in one
-//! order. Every owner of a row of a transaction executes that transaction with the same result. So
-//! there is no vote, and the outcome is that of executing all of them one after the other.
+//! A node executes the transactions that touch its rows in its own tables, through the one
+//! executor. The rows of a transaction follow from its event. So each node tells the others which
+//! events touch rows of theirs, in one message. Then all nodes know the transactions of their own
+//! rows, in one order. Every owner of a row of a transaction executes that transaction with the
+//! same result. So there is no vote, and the outcome is that of executing all of them one after the
+//! other.
 //!
 //! A transaction with rows of several owners *crosses*. Each owner exports its rows as they are at
 //! the place of the transaction, installs those of the others in its own tables, and then runs the
@@ -28,14 +29,14 @@
 //!
 //! A *pass* goes through what may be ready, in the order of transactions:
 //!
-//! - A transaction is *blocked* if an earlier one is put off that may write one of its rows here, or
-//!   that uses a row here which this one may write. It is put off, and so may block later ones.
+//! - A transaction is *blocked* if an earlier one is put off that may write one of its rows here,
+//!   or that uses a row here which this one may write. It is put off, and so may block later ones.
 //! - A transaction that crosses and is not blocked exports its rows here, once.
 //! - If all of its rows are here, it runs. Otherwise it is put off.
 //!
 //! So rows are exported as the order gives them: no transaction that is put off may change them, or
-//! see what a later one writes. The first transaction that has not run is never blocked anywhere. So
-//! there is always one that can run as soon as its rows have arrived.
+//! see what a later one writes. The first transaction that has not run is never blocked anywhere.
+//! So there is always one that can run as soon as its rows have arrived.
 //!
 //! All that a pass does is one [`Epoch`](tidemill_txn::order::Epoch) for the executor: events of
 //! handlers, and events of built-in handlers that export and install rows
@@ -49,13 +50,18 @@
 //! | `exchange` | what lasts from epoch to epoch |
 //! | `parts` | the events of an epoch, by handler and receiver |
 //! | `uses` | the rows of their transactions: keys, owners and identities, by column |
-//! | `waiting` | transactions that are put off, and what blocks them |
-//! | `given` | rows of other owners |
+//! | `waiting`, `lists`, `free` | transactions that are put off, and what blocks them |
+//! | `given`, `installs` | rows of other owners, as they arrive and as a pass installs them |
+//! | `exports` | rows of this node, as a pass exports them |
 //! | `pass` | a pass, as an epoch for the executor |
 //! | `outputs` | outputs and counts |
 
 mod exchange;
+mod exports;
+mod free;
 mod given;
+mod installs;
+mod lists;
 mod outputs;
 mod parts;
 mod pass;
@@ -67,11 +73,11 @@ use tidemill_table::Seq;
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::pool::Pool;
 
-use self::given::{AllGiven, Guests};
+use self::given::{Given, Guests};
 use self::outputs::Outputs;
 use self::parts::{items, Item, Part, CROSSES};
-use self::pass::Pass;
-use self::waiting::{PutOff, Uses, Waiting};
+use self::uses::numbers;
+use self::waiting::{PutOff, Waiting};
 use crate::node::NodeId;
 use crate::order::Tid;
 use crate::rows::Rows;
@@ -122,8 +128,8 @@ pub struct ColumnOutput {
     pub stream: StreamId,
     /// The transaction of each event, ascending.
     pub tids: Vec<u64>,
-    /// The place of each event among those of its transaction. It is [`ABORTED`] for the event of an
-    /// aborted transaction.
+    /// The place of each event among those of its transaction. It is [`ABORTED`] for the event of
+    /// an aborted transaction.
     pub ordinals: Vec<u32>,
     /// The events.
     pub batch: Batch,
@@ -145,6 +151,9 @@ pub struct ColumnOutcome {
     /// The number of passes.
     pub passes: usize,
 }
+
+/// The distance at which the lists of rows are prefetched, in transactions.
+const AHEAD: usize = 12;
 
 /// The means of a step.
 struct Site<'s> {
@@ -168,7 +177,7 @@ pub struct ColumnEpoch {
     /// The place of the last of them.
     last: Option<u64>,
     waiting: Waiting,
-    given: AllGiven,
+    given: Vec<Given>,
     guests: Guests,
     outputs: Outputs,
     /// The number of the last version that this epoch has written.
@@ -178,8 +187,8 @@ pub struct ColumnEpoch {
 }
 
 impl ColumnEpoch {
-    /// Begins an epoch with the events that this node received. Adds a message for each other node to
-    /// `out`. If there is none, everything runs at once.
+    /// Begins an epoch with the events that this node received. Adds a message for each other node
+    /// to `out`. If there is none, everything runs at once.
     ///
     /// # Errors
     /// If the events are not those of handlers that [are executed by column](Exchange::takes), or
@@ -194,6 +203,8 @@ impl ColumnEpoch {
         let (me, nodes) = (exchange.me, usize::from(exchange.owners.nodes()));
         let (tables, last) = rows.tables_mut();
         exchange.executor.skip_to(last);
+        exchange.pass.prepare(tables.len(), nodes);
+        exchange.waiting.clear(0);
         let mut epoch = ColumnEpoch {
             me,
             parts: Vec::with_capacity(own.len()),
@@ -201,8 +212,8 @@ impl ColumnEpoch {
             early: Vec::new(),
             transactions: 0,
             last: None,
-            waiting: Waiting::default(),
-            given: AllGiven::default(),
+            waiting: std::mem::take(&mut exchange.waiting),
+            given: Vec::new(),
             guests: Guests::new(tables.len()),
             outputs: Outputs::new(exchange.handlers),
             seq: last,
@@ -212,7 +223,7 @@ impl ColumnEpoch {
         let mut to: Vec<Vec<HandlerEvents>> = vec![Vec::new(); nodes];
         for events in own {
             let part = Part::new(exchange, epoch.parts.len(), events, None)?;
-            part.send(me, &mut to);
+            part.send(&mut to);
             epoch.parts.push(part);
         }
         for (node, events) in (0..).map(NodeId).zip(to).filter(|(node, _)| *node != me) {
@@ -261,16 +272,17 @@ impl ColumnEpoch {
     }
 
     /// Ends the epoch, which is [done](ColumnEpoch::is_done). Ends it for the rows, too.
-    pub fn finish(mut self, rows: &mut Rows) -> ColumnOutcome {
+    pub fn finish(mut self, exchange: &mut Exchange, rows: &mut Rows) -> ColumnOutcome {
         assert!(self.is_done(), "all transactions have run");
         self.end(rows);
+        exchange.waiting = std::mem::take(&mut self.waiting);
         let (outputs, counts) = self.outputs.finish(&self.parts);
         let (transactions, passes) = (self.transactions, self.passes);
         ColumnOutcome { outputs, counts, transactions, passes }
     }
 
-    /// Ends the epoch although it is not done. The rows have changed, but can go back to a snapshot,
-    /// and have no rows of other owners.
+    /// Ends the epoch although it is not done. The rows have changed, but can go back to a
+    /// snapshot, and have no rows of other owners.
     pub fn abandon(mut self, rows: &mut Rows) {
         self.end(rows);
     }
@@ -297,11 +309,14 @@ impl ColumnEpoch {
         let mut ready = Vec::new();
         for rows in std::mem::take(&mut self.early) {
             let (parts, waiting) = (&self.parts, &mut self.waiting);
-            self.given.take(site.exchange, rows, parts, waiting, &mut ready)?;
+            let number = self.given.len() as u32;
+            let given = Given::take(site.exchange, rows, number, parts, waiting, &mut ready)?;
+            self.given.push(given);
         }
         ready.sort_unstable();
-        let mut pass = Pass::new(site.exchange.program.program().tables.len());
-        for number in ready {
+        let mut pass = std::mem::take(&mut site.exchange.pass);
+        for (nth, number) in ready.iter().copied().enumerate() {
+            self.waiting.prefetch_ahead(&ready, nth);
             while let Some(free) = self.waiting.next_free(number) {
                 self.advance(free, &mut pass, site);
             }
@@ -310,12 +325,14 @@ impl ColumnEpoch {
         while let Some(free) = self.waiting.next_free(u32::MAX) {
             self.advance(free, &mut pass, site);
         }
-        self.execute(pass, site)
+        self.execute(&mut pass, site)?;
+        site.exchange.pass = pass;
+        Ok(())
     }
 
     /// Goes through all transactions, and puts off those that can't run now.
     fn first_pass(&mut self, items: &[Item], site: &mut Site<'_>) -> Result<()> {
-        let mut pass = Pass::new(site.exchange.program.program().tables.len());
+        let mut pass = std::mem::take(&mut site.exchange.pass);
         pass.reserve(items.len());
         let handler = |part: &Part| {
             let of = site.exchange.program.handler(part.handler);
@@ -324,37 +341,42 @@ impl ColumnEpoch {
         let handlers: Vec<u32> = self.parts.iter().map(handler).collect();
         let crosses = |part: &Part| part.flags.iter().any(|flags| flags & CROSSES != 0);
         self.outputs.all = !self.parts.iter().any(crosses);
-        for Item { tid, part: number, row } in items.iter().copied() {
-            let (part, event) = (&mut self.parts[number as usize], row as usize);
-            let here = |of: &&uses::Use| of.owners[event] == self.me.0;
-            if self.outputs.all {
+        if self.outputs.all {
+            for Item { part: number, row, .. } in items.iter().copied() {
+                let part = &mut self.parts[number as usize];
                 pass.run((number, row), part, handlers[number as usize]);
-                continue;
             }
-            let is_blocked = |of: &uses::Use| self.waiting.blocks(of.ids[event], of.writes);
-            let is_blocked = part.uses.iter().filter(here).any(is_blocked);
-            let crosses = part.flags[event] & CROSSES != 0;
+            self.execute(&mut pass, site)?;
+            site.exchange.pass = pass;
+            return Ok(());
+        }
+        self.waiting.clear(self.parts.iter().map(|part| part.uses.own_rows()).sum());
+        for (nth, item) in items.iter().enumerate() {
+            if let Some(Item { part, row, .. }) = items.get(nth + AHEAD) {
+                let (uses, event) = (&self.parts[*part as usize].uses, *row as usize);
+                numbers(uses.own(event)).for_each(|of| self.waiting.prefetch(uses.id(event, of).0));
+            }
+            let Item { tid, part: number, row } = *item;
+            let (part, event) = (&mut self.parts[number as usize], row as usize);
+            let own = || numbers(part.uses.own(event)).map(|nth| part.uses.id(event, nth));
+            let is_blocked =
+                own().fold(false, |any, (id, writes)| any | self.waiting.blocks(id, writes));
+            let missing = part.uses.given(event).count_ones();
+            let crosses = missing > 0;
             if !is_blocked && !crosses {
                 pass.run((number, row), part, handlers[number as usize]);
                 continue;
             }
-            let mut uses = Uses::new();
-            for of in part.uses.iter().filter(here) {
-                match uses.iter_mut().find(|(id, _)| *id == of.ids[event]) {
-                    Some((_, writes)) => *writes |= of.writes,
-                    None => uses.push((of.ids[event], of.writes)),
-                }
-            }
-            let missing = if crosses { part.given(self.me, event).count() } else { 0 };
-            let slots = self.given.slots.len();
-            self.given.slots.resize(slots + missing, None);
-            let mut put_off = PutOff::new(tid, (number, row), missing as u32, slots as u32);
+            let mut put_off = PutOff::new((number, row), missing);
             put_off.is_exported = crosses && !is_blocked;
-            self.waiting.put_off(put_off, &uses);
+            self.waiting.put_off(tid, put_off, own());
             if crosses && !is_blocked {
                 self.export(tid, number, row, &mut pass, site);
             }
         }
-        self.execute(pass, site)
+        self.waiting.are_all();
+        self.execute(&mut pass, site)?;
+        site.exchange.pass = pass;
+        Ok(())
     }
 }

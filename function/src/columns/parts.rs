@@ -3,7 +3,7 @@
 use tidemill_core::{Error, Result, SourceId};
 use tidemill_txn::order::Run;
 
-use super::uses::{uses, Use, NOBODY};
+use super::uses::{numbers, Uses};
 use super::{Exchange, HandlerEvents};
 use crate::node::NodeId;
 
@@ -21,7 +21,7 @@ pub(super) struct Part {
     /// The events. `None` while a pass has them.
     pub(super) run: Option<Run>,
     /// The rows that their transactions mention. There are none if there is one node.
-    pub(super) uses: Vec<Use>,
+    pub(super) uses: Uses,
     /// The marks of each event.
     pub(super) flags: Vec<u8>,
     /// The lane in the pass that is being prepared.
@@ -57,11 +57,12 @@ impl Part {
             return Err(wrong("their places do not rise".into()));
         }
         let (uses, flags) = match exchange.owners.nodes() {
-            1 => (Vec::new(), vec![HERE | REPORTS; tids.len()]),
+            1 => (Uses::default(), vec![HERE | REPORTS; tids.len()]),
             _ => {
                 let tables = &exchange.program.program().tables;
-                let uses = uses(&of.rows, tables, &exchange.owners, &batch);
-                let flags = flags(&uses, exchange.me.0, tids.len(), from.is_none());
+                let owners = (&exchange.owners, exchange.me.0);
+                let uses = Uses::of(&of.rows, tables, owners, &batch);
+                let flags = flags(&uses, tids.len(), from.is_none());
                 (uses, flags)
             }
         };
@@ -85,18 +86,16 @@ impl Part {
     }
 
     /// Adds the events that other nodes take part in to what is sent to each.
-    pub(super) fn send(&self, me: NodeId, to: &mut [Vec<HandlerEvents>]) {
-        let mut rows: Vec<Vec<u32>> = vec![Vec::new(); to.len()];
-        for of in &self.uses {
-            debug_assert_eq!(of.owners.len(), self.flags.len());
+    pub(super) fn send(&self, to: &mut [Vec<HandlerEvents>]) {
+        if to.len() == 1 {
+            return;
         }
+        let mut rows: Vec<Vec<u32>> = vec![Vec::new(); to.len()];
         for event in 0..self.flags.len() {
-            for owner in self.uses.iter().map(|of| of.owners[event]) {
-                if owner != me.0 && owner != NOBODY {
-                    let rows = &mut rows[usize::from(owner)];
-                    if rows.last() != Some(&(event as u32)) {
-                        rows.push(event as u32);
-                    }
+            for nth in numbers(self.uses.given(event)) {
+                let rows = &mut rows[usize::from(self.uses.owner(event, nth))];
+                if rows.last() != Some(&(event as u32)) {
+                    rows.push(event as u32);
                 }
             }
         }
@@ -117,48 +116,35 @@ impl Part {
     pub(super) fn reported(&self) -> u64 {
         self.flags.iter().filter(|flags| **flags & REPORTS != 0).count() as u64
     }
-
-    /// Returns the rows of a transaction that other nodes own, each once and in order.
-    pub(super) fn given(&self, me: NodeId, event: usize) -> impl Iterator<Item = (usize, &Use)> {
-        let uses = self.uses.iter().enumerate();
-        uses.filter(move |(_, of)| {
-            let owner = of.owners[event];
-            owner != me.0 && owner != NOBODY && !of.repeats(event)
-        })
-    }
 }
 
 /// Returns the marks of each event. This node received them if `is_home` is set.
-fn flags(uses: &[Use], me: u16, events: usize, is_home: bool) -> Vec<u8> {
+fn flags(uses: &Uses, events: usize, is_home: bool) -> Vec<u8> {
     let of = |event: usize| {
-        let (mut is_here, mut first, mut crosses) = (false, NOBODY, false);
-        for owner in uses.iter().map(|of| of.owners[event]).filter(|owner| *owner != NOBODY) {
-            first = if first == NOBODY { owner } else { first };
-            is_here |= owner == me;
-            crosses |= owner != me;
-        }
-        match first {
-            NOBODY if is_home => HERE | REPORTS,
-            _ if !is_here => 0,
-            _ => {
-                let reports = if first == me { REPORTS } else { 0 };
-                HERE | reports | if crosses { CROSSES } else { 0 }
-            }
-        }
+        let (own, given) = (uses.own(event), uses.given(event));
+        let first = (own | given).trailing_zeros();
+        let is_homeless = is_home && own | given == 0;
+        let is_here = own != 0 || is_homeless;
+        let reports = is_homeless || own.checked_shr(first).unwrap_or(0) & 1 == 1;
+        let mark = |flag: u8, is_set: bool| flag * u8::from(is_set);
+        mark(HERE, is_here) | mark(REPORTS, reports) | mark(CROSSES, is_here && given != 0)
     };
     (0..events).map(of).collect()
 }
 
 /// Returns the events whose transactions this node runs, in the order of their places.
 pub(super) fn items(parts: &[Part]) -> Result<Vec<Item>> {
-    let mut items = Vec::with_capacity(parts.iter().map(|part| part.flags.len()).sum());
+    let none = Item { tid: 0, part: 0, row: 0 };
+    let mut items = vec![none; parts.iter().map(|part| part.flags.len()).sum()];
+    let mut len = 0;
     for (number, part) in parts.iter().enumerate() {
         for (row, (tid, flags)) in part.run().offsets.iter().zip(&part.flags).enumerate() {
-            if flags & HERE != 0 {
-                items.push(Item { tid: *tid, part: number as u32, row: row as u32 });
-            }
+            items[len] = Item { tid: *tid, part: number as u32, row: row as u32 };
+            // Without a branch, because nothing foretells which events are here.
+            len += usize::from(flags & HERE != 0);
         }
     }
+    items.truncate(len);
     if parts.len() > 1 {
         // The events of each part are in order, which this sort makes use of.
         items.sort_by_key(|item| item.tid);

@@ -125,7 +125,8 @@ impl Node {
             self.by_column.take_if(|by_column| by_column.epoch.is_done())
         {
             self.counters.transactions += own.iter().map(|of| of.tids.len() as u64).sum::<u64>();
-            let outcome = epoch.finish(&mut self.rows);
+            let exchange = self.exchange.as_mut().expect("the epoch has begun");
+            let outcome = epoch.finish(exchange, &mut self.rows);
             self.counters.calls += outcome.transactions as u64;
             self.counters.rounds += outcome.passes as u64;
             out.events.push(super::Event::Columns(outcome));

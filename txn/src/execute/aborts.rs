@@ -32,7 +32,7 @@ pub(crate) struct AbortRows {
     /// The reasons that compiled code does not number. A closure has few.
     texts: Vec<&'static str>,
     /// All other aborts, as whole rows.
-    rows: BatchBuilder,
+    rows: Option<BatchBuilder>,
     origins: Vec<Origin>,
     /// The number of aborts noted before each such row.
     before: Vec<usize>,
@@ -44,7 +44,7 @@ impl AbortRows {
         AbortRows {
             noted: WordRows::new(1, room),
             texts: Vec::new(),
-            rows: BatchBuilder::new(schema.clone()),
+            rows: None,
             origins: Vec::new(),
             before: Vec::new(),
             schema,
@@ -76,7 +76,8 @@ impl AbortRows {
 
     /// Adds a transaction that aborts: its event, followed by the reason.
     pub(crate) fn push(&mut self, row: &[Value], origin: Origin) {
-        self.rows.push(row);
+        let schema = &self.schema;
+        self.rows.get_or_insert_with(|| BatchBuilder::new(schema.clone())).push(row);
         self.origins.push(origin);
         self.before.push(self.noted.len());
     }
@@ -115,11 +116,12 @@ impl AbortRows {
             Some(text) => texts[text],
         };
         let noted = rows(pool, &self.schema, epoch, &of, |at| text(columns[0][at]));
-        let (whole, before) = (self.rows.finish(), std::mem::take(&mut self.before));
+        let before = std::mem::take(&mut self.before);
         let whole_of = std::mem::take(&mut self.origins);
-        if whole.is_empty() {
+        let Some(whole) = self.rows.as_mut().map(BatchBuilder::finish).filter(|w| !w.is_empty())
+        else {
             return (noted, of);
-        }
+        };
         if noted.is_empty() {
             return (whole, whole_of);
         }

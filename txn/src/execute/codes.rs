@@ -214,6 +214,7 @@ impl Codes {
                 let (id, schema) = (StreamId(i as u16), s.spec.schema.clone());
                 match s.origin {
                     Origin::Aborted(_) => OutputBuilder::of_aborts(id, schema, *room),
+                    Origin::Input | Origin::Derived { .. } => OutputBuilder::of_inputs(id, schema),
                     _ => OutputBuilder::new(id, schema, *room),
                 }
             })

@@ -62,8 +62,8 @@ pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub use remote::{
-    transact, ColumnHandler, ColumnProgram, ColumnRow, ColumnTable, Mentioned, OpenBatches,
-    RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, StoredVersions,
+    transact, ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable, Mentioned,
+    OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, StoredVersions,
 };
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};

@@ -150,7 +150,8 @@ enum Rows {
     Words(SharedRows),
     /// The aborts of a handler.
     Aborts(Box<AbortRows>),
-    Any(BatchBuilder, Vec<Origin>),
+    /// Other rows. The builder is made for the first one, because most epochs have none.
+    Any(Option<BatchBuilder>, Vec<Origin>),
 }
 
 /// Rows of words, by column. Appending one is on the path of every transaction: it costs one check,
@@ -372,9 +373,14 @@ impl OutputBuilder {
         let words = schema.columns.iter().all(|c| c.ty.is_word() && !c.nullable);
         let rows = match words {
             true => Rows::Words(SharedRows::new(WordRows::new(schema.len(), more(room)))),
-            false => Rows::Any(BatchBuilder::new(schema.clone()), Vec::new()),
+            false => Rows::Any(None, Vec::new()),
         };
         OutputBuilder { stream, schema, rows }
+    }
+
+    /// Creates a builder for a stream of input events, to which nothing is emitted.
+    pub(crate) fn of_inputs(stream: StreamId, schema: Arc<Schema>) -> OutputBuilder {
+        OutputBuilder { stream, schema, rows: Rows::Any(None, Vec::new()) }
     }
 
     /// Creates a builder for about `room` aborts of a handler.
@@ -391,7 +397,8 @@ impl OutputBuilder {
             }
             Rows::Aborts(aborts) => aborts.push(row, origin),
             Rows::Any(rows, origins) => {
-                rows.push(row);
+                let schema = &self.schema;
+                rows.get_or_insert_with(|| BatchBuilder::new(schema.clone())).push(row);
                 origins.push(origin);
             }
         }
@@ -510,7 +517,7 @@ impl OutputBuilder {
                 (Batch::new(self.schema.clone(), arrays.collect(), origins.len()), origins)
             }
             Rows::Aborts(aborts) => aborts.finish(pool, epoch, numbered),
-            Rows::Any(rows, origins) => (rows.finish(), std::mem::take(origins)),
+            Rows::Any(rows, origins) => (rows.as_mut()?.finish(), std::mem::take(origins)),
         };
         Some(Output { stream: self.stream, batch, origins: Origins { of } })
     }

@@ -656,6 +656,7 @@ impl Scope {
     }
 }
 
+#[allow(dead_code)] // Tests of nodes make their own events.
 /// Returns the rows of every source. Times are out of order within a bound; sometimes a row is
 /// late.
 pub fn sources(dice: &mut Dice, program: &Program, shape: Shape) -> Vec<Vec<InputRow>> {

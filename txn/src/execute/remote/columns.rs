@@ -19,7 +19,7 @@ use std::sync::Arc;
 use arrow_array::Array;
 use tidemill_core::{
     Batch, Column, DataType, HandlerId, Result, Schema, StreamId, StreamSpec, StreamTime, TableId,
-    Value,
+    TableSpec, Value,
 };
 use tidemill_table::Layout;
 
@@ -33,9 +33,18 @@ pub struct ColumnProgram {
     program: Arc<Program>,
     handlers: Vec<Option<ColumnHandler>>,
     tables: Vec<Option<ColumnTable>>,
-    /// The stream of the whole program that each stream of this one stands for, and whether it has
-    /// aborted events. `None` for streams that only this program has.
-    streams: Vec<Option<(StreamId, bool)>>,
+    streams: Vec<ColumnStream>,
+}
+
+/// The meaning of a stream of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnStream {
+    /// A stream of the whole program, and whether it has aborted events.
+    Whole(StreamId, bool),
+    /// The exported rows of a table.
+    Exported(TableId),
+    /// Another stream that only this program has. Nothing is emitted to it.
+    Own,
 }
 
 /// A handler whose transactions are executed by column.
@@ -77,10 +86,10 @@ pub struct ColumnTable {
     pub remove: u32,
     /// The stream of the rows that these two take.
     pub rows: StreamId,
-    /// The columns of rows: those of the table, and whether the row exists.
+    /// The columns of these rows, which are those of the table.
     pub rows_schema: Arc<Schema>,
-    /// The stream of the rows that the first handler exports. Its columns are the same.
-    pub exported: StreamId,
+    /// The columns of exported rows: those of the table, and whether the row exists.
+    pub exported_schema: Arc<Schema>,
     /// The key of such a row.
     pub key: KeyColumns,
     /// Whether the table's keys are words.
@@ -88,6 +97,9 @@ pub struct ColumnTable {
 }
 
 impl ColumnProgram {
+    /// The most rows that a transaction mentions.
+    pub const ROWS_MAX: usize = 64;
+
     /// Whether a handler's transactions can be executed by column: they are declared, their rows
     /// follow from the event, and all that they do is in these rows and in output streams of words
     /// that are never null.
@@ -102,14 +114,16 @@ impl ColumnProgram {
             return false;
         }
         let is_plain = |table: TableId| {
-            program.tables[table.index()].keeps.is_none() && program.hooks().is_plain(table)
+            let spec = &program.tables[table.index()];
+            spec.keeps.is_none() && spec.history.is_none() && program.hooks().is_plain(table)
         };
         let is_final = |stream: StreamId| program.handlers_on(stream).next().is_none();
         let is_short = |stream: &StreamId| {
             let columns = &program.streams[stream.index()].spec.schema.columns;
             columns.iter().all(|column| column.ty.is_word() && !column.nullable)
         };
-        footprint.tables().all(is_plain)
+        footprint.rows.len() <= ColumnProgram::ROWS_MAX
+            && footprint.tables().all(is_plain)
             && !footprint.rows.iter().any(|row| row.access.reads_versions)
             && program
                 .emits(handler)
@@ -175,9 +189,8 @@ impl ColumnProgram {
         self.tables.get(table.index())?.as_ref()
     }
 
-    /// Returns the stream of the whole program for a stream of this one, and whether it has aborted
-    /// events.
-    pub fn stream(&self, stream: StreamId) -> Option<(StreamId, bool)> {
+    /// Returns the meaning of a stream.
+    pub fn stream(&self, stream: StreamId) -> ColumnStream {
         self.streams[stream.index()]
     }
 }
@@ -185,7 +198,7 @@ impl ColumnProgram {
 /// The program while it is made.
 struct Making {
     program: Program,
-    streams: Vec<Option<(StreamId, bool)>>,
+    streams: Vec<ColumnStream>,
 }
 
 impl Making {
@@ -195,7 +208,7 @@ impl Making {
         name: &str,
         schema: Arc<Schema>,
         origin: Origin,
-        of: Option<(StreamId, bool)>,
+        of: ColumnStream,
     ) -> StreamId {
         let spec = StreamSpec {
             name: name.into(),
@@ -224,7 +237,7 @@ impl Making {
             found.unwrap_or_else(|| {
                 let spec = &whole.streams[id.index()].spec;
                 let is_aborted = matches!(origin, Origin::Aborted(_));
-                let of = Some((id, is_aborted));
+                let of = ColumnStream::Whole(id, is_aborted);
                 let made = making.stream(&spec.name, spec.schema.clone(), origin, of);
                 known[id.index()] = Some(made);
                 made
@@ -259,7 +272,7 @@ impl Making {
         let columns = event.columns.iter().cloned();
         let columns = columns.chain([reason_column(event)]).collect();
         let (schema, origin) = (Arc::new(Schema::new(columns)), Origin::Aborted(id));
-        let aborted = self.stream(&format!("{name} aborted"), schema, origin, None);
+        let aborted = self.stream(&format!("{name} aborted"), schema, origin, ColumnStream::Own);
         self.program.handlers.push(Handler {
             name: name.into(),
             input,
@@ -280,12 +293,10 @@ impl Making {
         let spec = self.program.tables[id.index()].clone();
         let layout = Layout::of(&spec);
         let columns = &spec.schema.columns;
-        let is_beside = |column: &usize| !spec.is_key(*column);
-        let beside: Vec<usize> = (0..columns.len()).filter(is_beside).collect();
+        let mut beside = (0..columns.len()).filter(|column| !spec.is_key(*column));
         // Words that are never null need no null for a missing row.
-        let is_plain = layout.word_key
-            && layout.values == 0
-            && beside.iter().all(|column| !columns[*column].nullable);
+        let is_plain =
+            layout.word_key && layout.values == 0 && beside.all(|column| !columns[column].nullable);
         let name = &spec.name;
         let key_columns = spec.key.iter().map(|column| {
             let Column { name, ty, .. } = &columns[*column];
@@ -297,70 +308,30 @@ impl Making {
             default: None,
             ..column.clone()
         });
-        let mut row_columns: Vec<Column> = row_columns.collect();
-        row_columns.push(Column::new("\u{1}exists", DataType::Bool));
+        let row_columns: Vec<Column> = row_columns.collect();
+        let exists = Column::new("\u{1}exists", DataType::Bool);
+        let exported_columns = row_columns.iter().cloned().chain([exists]).collect();
         let rows_schema = Arc::new(Schema::new(row_columns));
-        let keys = self.stream(&format!("{name} keys"), keys_schema.clone(), Origin::Input, None);
-        let rows = self.stream(&format!("{name} rows"), rows_schema.clone(), Origin::Input, None);
-        let exported = format!("{name} exported");
-        let exported = self.stream(&exported, rows_schema.clone(), Origin::Emitted, None);
-
-        let row_of = |exprs: &mut Block, key: &[usize]| {
-            let key = key.iter().map(|column| exprs.push(Expr::Column(*column as u16))).collect();
-            RowRef { table: id, key, at: String::new() }
+        let exported_schema = Arc::new(Schema::new(exported_columns));
+        let mut own = |what: &str, schema: &Arc<Schema>, origin: Origin, of: ColumnStream| {
+            self.stream(&format!("{name} {what}"), schema.clone(), origin, of)
         };
-        let step = |op: Op| Step { op, when: None, at: String::new() };
+        let keys = own("keys", &keys_schema, Origin::Input, ColumnStream::Own);
+        let rows = own("rows", &rows_schema, Origin::Input, ColumnStream::Own);
+        let of = ColumnStream::Exported(id);
+        let exported = own("exported", &exported_schema, Origin::Emitted, of);
 
-        let (mut exprs, mut steps) = (Block::default(), Vec::new());
-        let row = row_of(&mut exprs, &(0..spec.key.len()).collect::<Vec<_>>());
-        let mut values = Vec::with_capacity(columns.len() + 1);
-        for (number, column) in columns.iter().enumerate() {
-            if let Some(at) = spec.key.iter().position(|of| *of == number) {
-                values.push(row.key[at]);
-                continue;
-            }
-            let var = VarId(steps.len() as u16);
-            steps.push(step(Op::Read { row: RowId(0), column: number as u16, var }));
-            let read = exprs.push(Expr::Var(var));
-            values.push(match is_plain {
-                true => {
-                    let zero = exprs.push(Expr::Const(Value::of_word(&column.ty, 0)));
-                    exprs.push(Expr::Coalesce(read, zero))
-                }
-                false => read,
-            });
-        }
-        let var = VarId(steps.len() as u16);
-        steps.push(step(Op::Exists { row: RowId(0), var }));
-        values.push(exprs.push(Expr::Var(var)));
-        steps.push(step(Op::Emit { stream: exported, values }));
-        let export = Declared { exprs, rows: vec![row], steps };
+        let export = export(&spec, id, exported, is_plain);
         let export = self.own(&format!("export {name}"), keys, export);
-
-        let mut exprs = Block::default();
-        let row = row_of(&mut exprs, &spec.key);
-        let value = |column: &usize| (*column as u16, exprs.push(Expr::Column(*column as u16)));
-        let values: Vec<(u16, ExprId)> = beside.iter().map(value).collect();
-        let steps = match is_plain && !values.is_empty() {
-            // Together these set the whole row, as compiled code can.
-            true => {
-                let set = |(column, value)| step(Op::Set { row: RowId(0), column, value });
-                values.into_iter().map(set).collect()
-            }
-            false => vec![step(Op::Upsert { row: RowId(0), values })],
-        };
-        let install = Declared { exprs, rows: vec![row], steps };
+        let install = install(&spec, id, is_plain);
         let install = self.own(&format!("install {name}"), rows, install);
-
-        let mut exprs = Block::default();
-        let row = row_of(&mut exprs, &spec.key);
-        let steps = vec![step(Op::Delete { row: RowId(0) })];
+        let (exprs, row) = row_of(id, &spec.key);
         let remove =
-            self.own(&format!("remove {name}"), rows, Declared { exprs, rows: vec![row], steps });
+            Declared { exprs, rows: vec![row], steps: vec![step(Op::Delete { row: ROW })] };
+        let remove = self.own(&format!("remove {name}"), rows, remove);
         let has_word_keys = layout.word_key;
-        let mut exprs = Block::default();
-        let RowRef { key, .. } = row_of(&mut exprs, &spec.key);
-        let key = KeyColumns::new(&spec, &exprs, &key, &rows_schema)?;
+        let (exprs, row) = row_of(id, &spec.key);
+        let key = KeyColumns::new(&spec, &exprs, &row.key, &rows_schema)?;
         Ok(ColumnTable {
             export,
             keys,
@@ -369,11 +340,70 @@ impl Making {
             remove,
             rows,
             rows_schema,
-            exported,
+            exported_schema,
             key,
             has_word_keys,
         })
     }
+}
+
+/// The one row of a handler that exports, installs or removes a row.
+const ROW: RowId = RowId(0);
+
+fn step(op: Op) -> Step {
+    Step { op, when: None, at: String::new() }
+}
+
+/// Returns the row whose key is in these columns of an event, and the expressions of the key.
+fn row_of(table: TableId, columns: &[usize]) -> (Block, RowRef) {
+    let mut exprs = Block::default();
+    let key = columns.iter().map(|column| exprs.push(Expr::Column(*column as u16))).collect();
+    (exprs, RowRef { table, key, at: String::new() })
+}
+
+/// Makes the steps that export a row. In a table of words that are never null, the columns of a
+/// missing row are zero unless they have defaults.
+fn export(spec: &TableSpec, id: TableId, to: StreamId, is_plain: bool) -> Declared {
+    let (mut exprs, row) = row_of(id, &(0..spec.key.len()).collect::<Vec<_>>());
+    let (mut steps, mut values) = (Vec::new(), Vec::new());
+    for (number, column) in spec.schema.columns.iter().enumerate() {
+        if let Some(at) = spec.key.iter().position(|of| *of == number) {
+            values.push(row.key[at]);
+            continue;
+        }
+        let var = VarId(steps.len() as u16);
+        steps.push(step(Op::Read { row: ROW, column: number as u16, var }));
+        let read = exprs.push(Expr::Var(var));
+        values.push(match is_plain {
+            true => {
+                let zero = exprs.push(Expr::Const(Value::of_word(&column.ty, 0)));
+                exprs.push(Expr::Coalesce(read, zero))
+            }
+            false => read,
+        });
+    }
+    let var = VarId(steps.len() as u16);
+    steps.push(step(Op::Exists { row: ROW, var }));
+    values.push(exprs.push(Expr::Var(var)));
+    steps.push(step(Op::Emit { stream: to, values }));
+    Declared { exprs, rows: vec![row], steps }
+}
+
+/// Makes the steps that write a whole row.
+fn install(spec: &TableSpec, id: TableId, is_plain: bool) -> Declared {
+    let (mut exprs, row) = row_of(id, &spec.key);
+    let beside = (0..spec.schema.len()).filter(|column| !spec.is_key(*column));
+    let value = |column: usize| (column as u16, exprs.push(Expr::Column(column as u16)));
+    let values: Vec<(u16, ExprId)> = beside.map(value).collect();
+    let steps = match is_plain && !values.is_empty() {
+        // Together these set the whole row, as compiled code can.
+        true => {
+            let set = |(column, value)| step(Op::Set { row: ROW, column, value });
+            values.into_iter().map(set).collect()
+        }
+        false => vec![step(Op::Upsert { row: ROW, values })],
+    };
+    Declared { exprs, rows: vec![row], steps }
 }
 
 impl ColumnTable {

@@ -21,7 +21,7 @@ mod store;
 mod stored_versions;
 mod transact;
 
-pub use columns::{ColumnHandler, ColumnProgram, ColumnRow, ColumnTable};
+pub use columns::{ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable};
 pub use open_batches::OpenBatches;
 pub use rounds::RemoteRounds;
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
