@@ -713,15 +713,16 @@ impl Zipf {
     }
 }
 
-/// Prints the time of a transaction on a node, for transfers between two rows on two nodes in one
-/// thread.
+/// Transfers between two rows leave the sum of all balances as it is. Prints the time of a
+/// transaction on a node, with all nodes in one thread. The number of transfers in an epoch is
+/// TIDEMILL_EVENTS.
 #[test]
-#[ignore = "it prints times"]
 #[allow(clippy::disallowed_methods)] // It measures time.
-fn times() {
-    const ROWS: usize = 100_000;
-    const EVENTS: usize = 50_000;
-    let only = std::env::var("ONLY").ok();
+fn times_of_transfers() {
+    const BALANCE: i64 = 1_000_000;
+    let asked: Option<usize> = std::env::var("TIDEMILL_EVENTS").ok().and_then(|n| n.parse().ok());
+    let (count, rounds) = asked.map_or((500, 2), |asked| (asked, 20));
+    let accounts = 2 * count;
     let cases = [
         ("1 node", 1, 0.0),
         ("each on one node", 2, 0.0),
@@ -731,15 +732,12 @@ fn times() {
         ("one pair", 2, 0.0),
     ];
     for (name, nodes, skew) in cases {
-        if only.as_ref().is_some_and(|only| only != name) {
-            continue;
-        }
-        let (zipf, mut dice) = (Zipf::new(ROWS, skew), Dice(7));
-        let mut all = banks(nodes, ROWS as i64, 1_000_000);
+        let (zipf, mut dice) = (Zipf::new(accounts, skew), Dice(7));
+        let mut all = banks(nodes, accounts as i64, BALANCE);
         let program = all.program.clone();
         let mut best = (f64::INFINITY, 0.0, 0);
-        for round in 0..20 {
-            let mut id = || (zipf.pick(&mut dice) * 7919 % ROWS) as i64;
+        for round in 0..rounds {
+            let mut id = || (zipf.pick(&mut dice) * 7919 % accounts) as i64;
             let pair = |from: i64| match name {
                 // Each waits for the one before on both nodes, so each needs a pass of its own.
                 "one pair" => (0, (1..).find(|id| all.owner_of(*id) != all.owner_of(0)).unwrap()),
@@ -749,23 +747,32 @@ fn times() {
                 }
                 _ => (from, id()),
             };
-            let events = if name == "one pair" { EVENTS / 25 } else { EVENTS };
+            let events = if name == "one pair" { count / 25 } else { count };
             let mut dice = Dice(round);
-            let debtors = (0..events).map(|_| (zipf.pick(&mut dice) * 7919 % ROWS) as i64);
+            let debtors = (0..events).map(|_| (zipf.pick(&mut dice) * 7919 % accounts) as i64);
             let pairs: Vec<(i64, i64)> = debtors.map(pair).collect();
             let mut own = moves(&program, usize::from(nodes), &pairs);
             for events in own.iter_mut().flatten() {
-                events.tids.iter_mut().for_each(|tid| *tid += round * EVENTS as u64);
+                events.tids.iter_mut().for_each(|tid| *tid += round * count as u64);
             }
             let begun = std::time::Instant::now();
             let outcomes = all.run(own, &SingleThread, &mut |_| 0);
             let ns = begun.elapsed().as_nanos() as f64;
             let ran: usize = outcomes.iter().map(|outcome| outcome.transactions).sum();
+            let ended = outcomes.iter().flat_map(|outcome| &outcome.counts);
+            let ended: u64 = ended.map(|of| of.committed).sum();
+            assert_eq!(ended, pairs.len() as u64, "{name}: each transfer is counted once");
             let passes = outcomes.iter().map(|outcome| outcome.passes).max().unwrap_or(0);
             if ns / (ran as f64) < best.0 {
                 best = (ns / ran as f64, ns / pairs.len() as f64, passes);
             }
         }
+        let balance = |row: &Row| match row[1] {
+            Value::Int(balance) => balance,
+            _ => unreachable!("balances are integers"),
+        };
+        let sum: i64 = all.all().values().map(balance).sum();
+        assert_eq!(sum, BALANCE * accounts as i64, "{name}");
         println!(
             "{name}: {:.0} ns a transaction and node, {:.0} ns a transaction, {} passes",
             best.0, best.1, best.2

@@ -20,7 +20,7 @@ use super::run::Running;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records, Token};
 use crate::parts::LoadedRows;
-use crate::records::{base_after, Form, Manifest, Output, Record, Topic};
+use crate::records::{base_after, Form, Manifest, Record, Topic};
 
 /// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
@@ -168,7 +168,7 @@ impl Worker {
         for (_, record) in records {
             match record {
                 Record::Outputs(outputs) => {
-                    loading.known.outputs.extend(outputs.iter().map(Output::id));
+                    outputs.iter().for_each(|output| loading.known.add(output));
                 }
                 Record::Emitted(emitted) => loading.known.emitted.extend(emitted.ids()),
                 // The owner of another call's rows may ask the same question.

@@ -206,9 +206,12 @@ impl Read {
             let fits = stream.spec.schema == *events.batch.schema();
             (fits && event_time.is_empty()).then_some(handlers)
         };
-        match record {
-            Record::Events(events) if by_column(&events).is_some() => {
-                let each_has = by_column(&events).unwrap_or_default();
+        let handlers = match &record {
+            Record::Events(events) => by_column(events),
+            _ => None,
+        };
+        match (record, handlers) {
+            (Record::Events(events), Some(each_has)) => {
                 let Events { stream, from: place, is_run, batch } = events;
                 let many =
                     ManyEvents { at: offset, is_run, stream, from: place, each: each_has, batch };
@@ -220,7 +223,7 @@ impl Read {
                     each(Item::Events(rest));
                 }
             }
-            record => tasks(offset, record, functions, |at, task| {
+            (record, _) => tasks(offset, record, functions, |at, task| {
                 if at.0 >= from {
                     each(Item::Task(Read::new(at, task, source, event_time, functions)));
                 }

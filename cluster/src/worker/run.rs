@@ -699,14 +699,9 @@ impl Worker {
             let (epoch, held) = running.held.pop_front().expect("the front exists");
             match held {
                 Held::One(output) => {
-                    let (tid, path) = output.id();
-                    let known = &mut running.known;
-                    let ordinal = path.as_deref().and_then(|path| match path {
-                        [ordinal] => Some(*ordinal),
-                        _ => None,
-                    });
-                    let is_emitted = |nth| known.emitted.binary_search(&(tid.0, nth)).is_ok();
-                    if ordinal.is_some_and(is_emitted) || known.outputs.remove(&(tid, path)) {
+                    let id = output.id();
+                    let tid = id.0;
+                    if running.known.outputs.remove(&id) {
                         continue;
                     }
                     *running.appending.entry(epoch).or_default() += 1;
@@ -714,11 +709,12 @@ impl Worker {
                 }
                 Held::Many(emitted) => {
                     let emitted = running.known.unknown(emitted);
-                    let mut by_source: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+                    let mut by_source: Vec<Vec<u32>> = vec![Vec::new(); sources as usize];
                     for (row, tid) in (0..).zip(&emitted.tids) {
-                        by_source.entry(source(*tid)).or_default().push(row);
+                        by_source[source(*tid) as usize].push(row);
                     }
-                    for (source, rows) in by_source {
+                    for (source, rows) in (0..).zip(by_source).filter(|(_, rows)| !rows.is_empty())
+                    {
                         *running.appending.entry(epoch).or_default() += rows.len();
                         let own = emitted.take(&rows);
                         leaving.entry((epoch, source)).or_default().emitted.push(own);

@@ -13,9 +13,8 @@
 //!
 //! If several outputs are in one message, the value is a list of objects, either replies or events
 //! of one stream. Each has the headers of a single output as fields, and an event has its row in the
-//! field `row`. The header `record` has
-//! the outputs in Tidemill's encoding. A message without a value is no output: it begins a
-//! generation, or has an answer from outside to a function.
+//! field `row`. The header `record` has the outputs in Tidemill's encoding. A message without a value
+//! is no output: it begins a generation, or has an answer from outside to a function.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -10,6 +10,7 @@ mod batches;
 mod counts;
 mod dead;
 mod likely;
+mod of_nodes;
 mod once;
 mod results;
 mod rows;
@@ -22,20 +23,17 @@ mod whole;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_cluster::wire::put_value;
 use tidemill_cluster::INTERVALS_MAX;
-use tidemill_connect::{values, BadRow};
+use tidemill_connect::BadRow;
 use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
-use tidemill_function::{
-    Activation, Call, Changes, ColumnOutput, Counts, EventPlace, Exchange, Functions, RowAt, Target,
-};
-use tidemill_txn::execute::{HandlerCounts, OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
+use tidemill_function::{Activation, Call, Exchange, Target};
+use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Footprint, Handler, Origin, Program, Stream, Timer};
 
-use self::batches::{Batches, Last};
+use self::batches::Batches;
 use self::counts::Counting;
 use self::dead::Letters;
 use self::likely::Likely;
@@ -651,269 +649,6 @@ impl AppFunctions {
                 (Reply::Returned(Some(row)), event)
             }
         }
-    }
-}
-
-impl Functions for AppFunctions {
-    fn program(&self) -> &Program {
-        &self.program
-    }
-
-    fn begin_kept(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
-        Ok(self.begins.keep(self.begin(call)?))
-    }
-
-    fn begin(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
-        if let (UNREADABLE, Some(Value::Str(why))) = (call.target, call.args.first()) {
-            return Err(Abort::refused(&**why));
-        }
-        if call.target == Requests::TARGET {
-            return self.requests.begin(call, |inner| self.wanted(inner));
-        }
-        if call.target == Letters::TARGET {
-            return self.letters.begin(&self.program, call);
-        }
-        if call.target == Times::LATE {
-            return self.times.begin(&self.program, call);
-        }
-        let unknown = || Abort::refused("there is no such function");
-        if call.target == Batches::TARGET {
-            let stream = self.batches.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Due(stream), call, false));
-        }
-        if call.target == Batches::LAST {
-            let last = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Last(last), call, false));
-        }
-        if call.target == Slides::TARGET {
-            let stream = self.slides.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Slides(stream), call, false));
-        }
-        if call.target == Slides::LAST {
-            let (stream, last) = self.slides.last_of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::LastSlides(stream, last), call, false));
-        }
-        if call.target == Batches::ENDING {
-            let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Ending(stream, ends), &event, false));
-        }
-        if call.target == Times::ADMITTED {
-            let found = Batches::admitted(&self.program, call);
-            let (stream, ends, time_us, event) = found.ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Admitted(stream, ends, time_us), &event, false));
-        }
-        // Any client may have written the event into the log. Without a time it has no place in the
-        // order.
-        if self.in_time(call).is_some() && self.timed(call).is_none() {
-            return Err(Abort::refused("the event has no time"));
-        }
-        if let Some(stream) = self.round_of(call.target) {
-            let columns = self.program.streams[stream.index()].spec.schema.len();
-            return match call.args.len() == columns {
-                true => Ok(self.begin_whole(What::Round(stream), call, false)),
-                false => Err(unknown()),
-            };
-        }
-        let (number, is_request) = handler_of(call.target).ok_or_else(unknown)?;
-        let handler = self.program.handlers.get(number).ok_or_else(unknown)?;
-        let is_event = self.is_event(number, call);
-        match handler.body {
-            _ if is_request && self.rounds.is_needed(&self.program, handler.input) => {
-                if !is_event {
-                    return Err(unknown());
-                }
-                let what = match self.program.calls.contains(&handler.input) {
-                    true => {
-                        What::Replies { handler: number, takes_aborts: self.takes_aborts[number] }
-                    }
-                    false => What::Round(handler.input),
-                };
-                Ok(self.begin_whole(what, call, self.entities[number].is_some()))
-            }
-            Body::Opaque(function) => self.begins.begin(function, call, is_request),
-            Body::Declared(_) if is_event => {
-                Ok(self.begin_whole(What::Handler(number), call, false))
-            }
-            Body::Declared(_) | Body::Native(_) => Err(unknown()),
-        }
-    }
-
-    fn event(&self, stream: StreamId, row: &[Value]) -> Vec<Call> {
-        // Anybody may have written the event into the log.
-        let is_input = |of: &Stream| of.origin == Origin::Input;
-        if !self.program.streams.get(stream.index()).is_some_and(is_input) {
-            return vec![self.unreadable("there is no such stream")];
-        }
-        let calls = AppFunctions::event(self, stream, row);
-        calls.unwrap_or_else(|error| vec![self.unreadable(&error.what)])
-    }
-
-    fn count(
-        &self,
-        call: &Call,
-        outcome: &std::result::Result<Value, Abort>,
-        (place, is_first): (Option<&EventPlace>, bool),
-        counts: &mut Counts,
-    ) {
-        let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();
-        let own = [Batches::TARGET, Batches::LAST, Slides::TARGET, Slides::LAST];
-        let is_engines = counts::is_engines(inner.as_ref().unwrap_or(call), &own);
-        counts.events += u64::from(is_first && !is_engines);
-        match outcome {
-            Ok(_) => counts.ended += u64::from(!is_engines),
-            Err(abort) => {
-                let handler = self.handler_of_call(call);
-                let event = place.map(|at| counts::event_named(&self.program, at, handler));
-                counts::abort(&self.program, counts, handler, abort, event.as_deref());
-            }
-        }
-    }
-
-    fn by_column(&self, stream: StreamId) -> Option<&[usize]> {
-        self.by_column.get(stream.index())?.as_deref()
-    }
-
-    fn has_columns(&self) -> bool {
-        self.by_column.iter().any(Option::is_some)
-    }
-
-    fn handler_call(&self, handler: usize, row: &[Value]) -> Call {
-        self.made(handler, row).unwrap_or_else(|error| self.unreadable(&error.what))
-    }
-
-    fn count_columns(
-        &self,
-        handlers: &[HandlerCounts],
-        outputs: &[ColumnOutput],
-        counts: &mut Counts,
-    ) {
-        self.counting.columns(&self.program, handlers, outputs, counts);
-    }
-
-    fn is_copied(&self, stream: StreamId) -> bool {
-        self.written.contains(&stream)
-    }
-
-    fn count_emitted(&self, stream: StreamId, row: &[Value], counts: &mut Counts) {
-        self.counting.emitted(&self.program, stream, row, counts);
-    }
-
-    fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {
-        if call.target == Batches::LAST {
-            let Last { stream, time_us, .. } = Batches::last_of(&self.program, call)?;
-            let root = self.program.root_stream(stream);
-            return time_us.filter(|_| self.times.has(root)).map(|time_us| (root, time_us));
-        }
-        if call.target == Slides::LAST {
-            let (_, Last { stream, time_us, .. }) = self.slides.last_of(call)?;
-            let time_us = time_us.filter(|_| self.times.has(stream));
-            return time_us.map(|time_us| (stream, time_us));
-        }
-        let stream = self.in_time(call)?;
-        Some((stream, self.times.of(stream, &call.args)?))
-    }
-
-    fn late(&self, call: Call) -> Call {
-        match self.in_time(&call) {
-            Some(stream) => self.times.late(stream, call),
-            None => call,
-        }
-    }
-
-    fn intervals(&self, call: &Call) -> u64 {
-        let stream = self.round_of(call.target).filter(|stream| self.times.has(*stream));
-        let Some(stream) = stream else { return 0 };
-        let is_of = |(_, of): &(u32, StreamId)| self.program.root_stream(*of) == stream;
-        let mut of = (0..).zip(self.intervals.iter().copied()).filter(is_of).peekable();
-        if of.peek().is_none() || !self.is_row(stream, &call.args) {
-            return 0;
-        }
-        // Where a map or filter fails, the whole event is refused, so it ends no interval.
-        let views = self.program.views(stream, &call.args).unwrap_or_default();
-        let is_on = |of| views.iter().any(|(on, _)| *on == of);
-        of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
-    }
-
-    fn admitted(&self, call: Call, time_us: i64) -> Call {
-        // Without windows the time of the event is not visible.
-        let Program { tables, windows, .. } = &*self.program;
-        let has_times = tables.iter().any(|table| table.history.is_some()) || !windows.is_empty();
-        match self.round_of(call.target).filter(|_| has_times) {
-            Some(stream) => Times::admitted(stream, time_us, call),
-            None => call,
-        }
-    }
-
-    fn closes(&self, call: Call, streams: u64) -> Call {
-        if call.target == Times::ADMITTED {
-            return Times::admitted_ends(call, streams);
-        }
-        match self.round_of(call.target) {
-            Some(stream) => Batches::ends(stream, streams, call),
-            None => call,
-        }
-    }
-
-    fn takes_turns(&self, call: &Call) -> bool {
-        self.waiting.contains(&call.table)
-    }
-
-    fn outboxes(&self) -> &[TableId] {
-        &self.outboxes
-    }
-
-    fn output_bytes(&self, values: &[Value]) -> usize {
-        let (mut own, mut json) = (Vec::new(), Vec::new());
-        for value in values {
-            put_value(value, &mut own);
-            values::write(value, &mut json);
-            json.push(b',');
-        }
-        own.len() + json.len()
-    }
-
-    fn result_event(
-        &self,
-        call: &Call,
-        outcome: &std::result::Result<Value, Abort>,
-    ) -> Option<(StreamId, Row)> {
-        if self.written.is_empty() {
-            return None;
-        }
-        let (stream, row) = self.last(call, outcome)?;
-        let is_written = self.written.contains(&stream);
-        // Any client may have written values into the log that fit no column.
-        let row = self.program.stored_output(stream, &row).ok().filter(|_| is_written)?;
-        Some((stream, row.into()))
-    }
-
-    fn declares(&self) -> bool {
-        self.alone.iter().any(Option::is_some)
-    }
-
-    fn declared(&self, call: &Call) -> Option<Vec<RowAt>> {
-        let (handler, _) = handler_of(call.target)?;
-        let alone = self.alone.get(handler)?.as_ref()?;
-        let has_no_time = self.in_time(call).is_some() && self.timed(call).is_none();
-        let is_row = self.is_row(self.program.handlers[handler].input, &call.args);
-        if !is_row || has_no_time {
-            return None;
-        }
-        let rows = alone.mentions(&self.program, &call.args).into_iter();
-        Some(rows.map(|(table, key, writes)| RowAt { table, key, writes }).collect())
-    }
-
-    fn run_declared(
-        &self,
-        call: &Call,
-        rows: &[RowAt],
-        are: &[Option<Arc<[Value]>>],
-    ) -> std::result::Result<Changes, Abort> {
-        let (handler, _) = handler_of(call.target).expect("it is declared");
-        let alone = self.alone[handler].as_ref().expect("it is declared");
-        let keys = rows.iter().map(|row| (row.table, &row.key));
-        let (rows, events) = alone.run(&self.program, &call.args, keys, are)?;
-        Ok(Changes { rows, value: None, events })
     }
 }
 

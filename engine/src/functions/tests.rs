@@ -1,5 +1,7 @@
 use tidemill_core::{Column, Late};
-use tidemill_function::{Clock, Event, Node, NodeId, Outbox, Owners, Rows, Sequencing};
+use tidemill_function::{
+    Clock, Event, Functions as _, Node, NodeId, Outbox, Owners, Rows, Sequencing,
+};
 use tidemill_txn::program::{Batching, Builder, Expr, Opaque, Tx};
 
 use super::*;
