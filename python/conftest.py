@@ -14,7 +14,7 @@ import tidemill as tm
 CLASSES = {
     "tidemill.mill.": tm.Mill,
     "tidemill.client.Client.": tm.Client,
-    "tidemill.client.AsyncClient.": tm.Client,
+    "tidemill.client.AsyncClient.": tm.AsyncClient,
 }
 
 

@@ -47,7 +47,7 @@ enum Pending {
     /// Records of a source up to the snapshot's cut that may have buffered events.
     Buffered(u32),
     /// The append of outputs of an epoch to a source's outputs.
-    Leaving { epoch: u64, source: u32, count: usize },
+    Append { epoch: u64, source: u32, count: usize },
     /// An answer from outside.
     Outside(Question),
     /// The append of an answer to the outputs of the question's source.
@@ -209,7 +209,7 @@ impl Worker {
                 }
             }
             Input::Appended { token, result } => match (self.wishes.remove(&token), result) {
-                (Some(Pending::Leaving { epoch, source, count }), Ok(offset)) => {
+                (Some(Pending::Append { epoch, source, count }), Ok(offset)) => {
                     self.left(epoch, source, count, offset, effects);
                 }
                 (Some(Pending::Answer(question, answer)), Ok(offset)) => {

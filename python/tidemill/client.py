@@ -288,7 +288,14 @@ class Client(_Client):
         return self._follow(self._following(table))
 
     def close(self) -> None:
-        """Closes the client's connections."""
+        """Closes the client's connections.
+
+        Example:
+            >>> with app.start(http_port=0) as mill:
+            ...     client = tm.Client(mill.url)
+            ...     reply = client.call(count, name="tides")
+            ...     client.close()
+        """
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -430,12 +437,30 @@ class AsyncClient(_Client):
 
         Returns:
             The row, or None if there is none.
+
+        Example:
+            >>> async def main(url):
+            ...     async with tm.AsyncClient(url) as client:
+            ...         await client.call(count, name="tides")
+            ...         return await client.row(counts, "tides")
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(main(mill.url))
+            {'name': 'tides', 'n': 1}
         """
         row: dict[str, Any] | None = (await self._run(self._row(table, key)))["row"]
         return row
 
     async def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document that describes the app's procedures, streams and tables."""
+        """Returns the OpenAPI document that describes the app's procedures, streams and tables.
+
+        Example:
+            >>> async def main(url):
+            ...     async with tm.AsyncClient(url) as client:
+            ...         return "/call/count" in (await client.openapi())["paths"]
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(main(mill.url))
+            True
+        """
         found: dict[str, Any] = await self._run(get_steps(self._options, "/openapi.json", {}))
         return found
 
@@ -449,6 +474,15 @@ class AsyncClient(_Client):
 
         Yields:
             The events, in their order.
+
+        Example:
+            >>> async def main(url):
+            ...     async with tm.AsyncClient(url) as client:
+            ...         await client.call(count, name="tides")
+            ...         return (await anext(client.subscribe("count", after=-1))).value
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(main(mill.url))
+            {'reply': 1}
         """
         return self._follow(self._subscription(stream, after))
 
@@ -460,11 +494,34 @@ class AsyncClient(_Client):
 
         Yields:
             A :class:`Cut` for each cut that changed the table, or a :class:`Reset`.
+
+        Example:
+            >>> async def main(url):
+            ...     async with tm.AsyncClient(url) as client:
+            ...         changes = client.changes(counts)
+            ...         assert isinstance(await anext(changes), tm.Reset)
+            ...         await client.call(count, name="tides")
+            ...         return [change.row for change in (await anext(changes)).changes]
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(main(mill.url))
+            [{'name': 'tides', 'n': 1}]
         """
         return self._follow(self._following(table))
 
     async def close(self) -> None:
-        """Closes the client's connections."""
+        """Closes the client's connections.
+
+        Example:
+            >>> async def main(url):
+            ...     client = tm.AsyncClient(url)
+            ...     try:
+            ...         return await client.call(count, name="tides")
+            ...     finally:
+            ...         await client.close()
+            >>> with app.start(http_port=0) as mill:
+            ...     asyncio.run(main(mill.url))
+            1
+        """
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

@@ -54,7 +54,16 @@ class Error(Exception):
 
 
 class ProgramError(Error):
-    """An error of the program, such as a wrong declaration, type, name or key."""
+    """An error of the program, such as a wrong declaration, type, name or key.
+
+    Example:
+        >>> import tidemill as tm
+        >>> try:
+        ...     tm.App("shop").table("items", key="idd", id=int)
+        ... except tm.ProgramError as error:
+        ...     print(error.what, "-", error.help)
+        table items has no column 'idd' - did you mean 'id'?
+    """
 
     def __init__(self, what: str, help: str = "", at: str | None = None) -> None:
         super().__init__(what, help, at)
@@ -62,19 +71,63 @@ class ProgramError(Error):
 
 
 class SettingError(Error):
-    """An error in a setting, a flag or the configuration file."""
+    """An error in a setting, a flag or the configuration file.
+
+    Example:
+        >>> import tidemill as tm
+        >>> try:
+        ...     tm.App("shop").start(threads=2)
+        ... except tm.SettingError as error:
+        ...     print(error.what)
+        app.start(): there is no setting 'threads'
+    """
 
 
 class InputError(Error):
-    """An error in the input; the program needs no change."""
+    """An error in the input; the program needs no change.
+
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("shop")
+        >>> orders = app.stream("orders", n=int)
+        >>> with app.start() as mill:
+        ...     try:
+        ...         mill.send(orders, [{"n": "many"}])
+        ...     except tm.InputError as error:
+        ...         print(error.what)
+        stream orders: row 0, column 'n': "many" is a str, and the column is int
+    """
 
 
 class ResourceError(Error):
-    """A missing resource: memory, disk space, or a file that another process holds."""
+    """A missing resource: memory, disk space, or a file that another process holds.
+
+    Example:
+        >>> import tempfile
+        >>> import tidemill as tm
+        >>> app = tm.App("shop")
+        >>> with tempfile.TemporaryDirectory() as folder, app.start(data_dir=folder):
+        ...     try:
+        ...         app.start(data_dir=folder)
+        ...     except tm.ResourceError as error:
+        ...         print(error.help)
+        use that mill, or end it first with mill.stop(); another run needs another data_dir
+    """
 
 
 class IoError(Error):
-    """A failure outside: a file or a connection could not be read or written."""
+    """A failure outside: a file or a connection could not be read or written.
+
+    Example:
+        >>> import tempfile
+        >>> import tidemill as tm
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     try:
+        ...         tm.App("shop").start(data_dir=file.name + "/data")
+        ...     except tm.IoError as error:
+        ...         print("Not a directory" in error.what)
+        True
+    """
 
 
 class InternalError(Error):
@@ -113,7 +166,16 @@ class Abort(Exception):
 
 
 class BadValue(Abort):
-    """An abort by a rule of values: overflow, division by zero, or a null where none may be."""
+    """An abort by a rule of values: overflow, division by zero, or a null where none may be.
+
+    Example:
+        >>> import tidemill as tm
+        >>> try:
+        ...     tm.div(7, 0, scale=2)
+        ... except tm.BadValue as error:
+        ...     print(error.reason)
+        division by zero
+    """
 
     kind = "value"
 
@@ -123,6 +185,19 @@ class Fault(Abort):
 
     The transaction writes nothing, as after every abort. But a fault is an error of the program,
     and is counted separately.
+
+    Example:
+        >>> import tidemill as tm
+        >>> app = tm.App("shop")
+        >>> @app.procedure
+        ... def first(tx, names: list[str]) -> str:
+        ...     return names[0]
+        >>> with app.start() as mill:
+        ...     try:
+        ...         mill.call(first, names=[])
+        ...     except tm.Fault as fault:
+        ...         print(fault.reason.partition(" (")[0])
+        IndexError: list index out of range
     """
 
     kind = "raised"

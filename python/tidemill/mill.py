@@ -438,6 +438,11 @@ class Mill:
 
         Returns:
             The summary of the run, as :meth:`summary` returns it.
+
+        Example:
+            >>> mill = app.start()
+            >>> mill.stop_now()["events"]
+            0
         """
         return self._end(self._open("stop_now").stop_now)
 

@@ -460,12 +460,12 @@ impl Held {
 
 /// The outputs of an epoch for one source.
 #[derive(Default)]
-struct Leaving {
+struct SourceOutputs {
     outputs: Vec<Output>,
     emitted: Vec<Emitted>,
 }
 
-impl Leaving {
+impl SourceOutputs {
     /// Returns the records, each with the number of its outputs.
     fn records(self, (max, bytes_max): (usize, usize)) -> Vec<(usize, Record)> {
         let mut records = Vec::new();
@@ -611,8 +611,8 @@ impl Worker {
                     let event = (place.as_ref(), is_first);
                     self.functions.count(&call, &outcome, event, &mut running.counts);
                     let copies = self.settings.copies_outputs;
-                    let told = copies.then(|| self.functions.result_event(&call, &outcome));
-                    if let Some((stream, row)) = told.flatten() {
+                    let result = copies.then(|| self.functions.result_event(&call, &outcome));
+                    if let Some((stream, row)) = result.flatten() {
                         running.emitted.entry(stream).or_default().push((tid.0, LAST, row));
                     }
                     if id.is_empty() {
@@ -690,7 +690,7 @@ impl Worker {
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
-        let mut leaving: BTreeMap<(u64, u32), Leaving> = BTreeMap::new();
+        let mut append: BTreeMap<(u64, u32), SourceOutputs> = BTreeMap::new();
         let source = |tid: u64| ((tid - 1) % sources) as u32;
         while let Some((epoch, _)) = running.held.front() {
             if *epoch > running.durable {
@@ -705,7 +705,7 @@ impl Worker {
                         continue;
                     }
                     *running.appending.entry(epoch).or_default() += 1;
-                    leaving.entry((epoch, source(tid.0))).or_default().outputs.push(output);
+                    append.entry((epoch, source(tid.0))).or_default().outputs.push(output);
                 }
                 Held::Many(emitted) => {
                     let emitted = running.known.unknown(emitted);
@@ -717,15 +717,15 @@ impl Worker {
                     {
                         *running.appending.entry(epoch).or_default() += rows.len();
                         let own = emitted.take(&rows);
-                        leaving.entry((epoch, source)).or_default().emitted.push(own);
+                        append.entry((epoch, source)).or_default().emitted.push(own);
                     }
                 }
             }
         }
         let max = (self.settings.outputs_max, self.settings.output_bytes);
-        for ((epoch, source), leaving) in leaving {
-            for (count, record) in leaving.records(max) {
-                let token = self.token(Pending::Leaving { epoch, source, count });
+        for ((epoch, source), outputs) in append {
+            for (count, record) in outputs.records(max) {
+                let token = self.token(Pending::Append { epoch, source, count });
                 let topic = Topic::Output(source);
                 effects.push(Effect::Append { token, topic, generation, record });
             }
