@@ -171,6 +171,11 @@ pub(crate) fn float_text(float: f64, out: &mut Vec<u8>) {
     write!(out, "{float:?}").expect("memory takes it");
 }
 
+/// Appends an integer.
+pub(crate) fn write_int(int: i64, out: &mut Vec<u8>) {
+    out.extend_from_slice(itoa::Buffer::new().format(int).as_bytes());
+}
+
 /// Appends a float as JSON. NaN and the infinities are strings.
 pub(crate) fn write_float(float: f64, out: &mut Vec<u8>) {
     if float.is_finite() {
@@ -195,7 +200,7 @@ pub(crate) fn write_value(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Null => out.extend_from_slice(b"null"),
         Value::Bool(b) => out.extend_from_slice(if *b { b"true" } else { b"false" }),
-        Value::Int(i) => write!(out, "{i}").expect("memory takes it"),
+        Value::Int(i) => write_int(*i, out),
         Value::Float(f) => write_float(*f, out),
         Value::Str(s) => write_string(s, out),
         Value::Timestamp(us) => write_string(&format_timestamp(*us), out),

@@ -187,6 +187,59 @@ fn take_type(input: &mut &[u8], depth: usize) -> Option<DataType> {
     })
 }
 
+/// The least number of rows for which integers are narrowed.
+const NARROW_ROWS_MIN: usize = 16;
+
+/// Appends integers as their least one and the differences to it, in 1, 2 or 4 bytes each, if these
+/// suffice. Returns whether they do. The tag is 1 more than the number of bytes.
+fn put_narrow(ints: &[i64], out: &mut Vec<u8>) -> bool {
+    if ints.len() < NARROW_ROWS_MIN {
+        return false;
+    }
+    // Without branches, so that it is done in blocks.
+    let (least, most) =
+        ints.iter().fold((i64::MAX, i64::MIN), |(least, most), i| (least.min(*i), most.max(*i)));
+    let range = most.wrapping_sub(least) as u64;
+    let by = |i: &i64| i.wrapping_sub(least) as u64;
+    match range {
+        0..=0xff => {
+            out.push(2);
+            put_u64(least as u64, out);
+            out.extend(ints.iter().map(|i| by(i) as u8));
+        }
+        0x100..=0xffff => {
+            out.push(3);
+            put_u64(least as u64, out);
+            out.extend(ints.iter().flat_map(|i| (by(i) as u16).to_le_bytes()));
+        }
+        0x1_0000..=0xffff_ffff => {
+            out.push(5);
+            put_u64(least as u64, out);
+            out.extend(ints.iter().flat_map(|i| (by(i) as u32).to_le_bytes()));
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Takes integers with this tag.
+fn take_narrow(tag: u8, rows: usize, input: &mut &[u8]) -> Option<Vec<i64>> {
+    let least = take_u64(input)? as i64;
+    let bytes = take_slice(rows.checked_mul(usize::from(tag - 1))?, input)?;
+    let from = |by: u64| least.wrapping_add(by as i64);
+    Some(match tag {
+        2 => bytes.iter().map(|by| from(u64::from(*by))).collect(),
+        3 => {
+            let by = bytes.as_chunks::<2>().0.iter();
+            by.map(|by| from(u64::from(u16::from_le_bytes(*by)))).collect()
+        }
+        _ => {
+            let by = bytes.as_chunks::<4>().0.iter();
+            by.map(|by| from(u64::from(u32::from_le_bytes(*by)))).collect()
+        }
+    })
+}
+
 /// Appends a batch's columns, without its schema and number of rows.
 pub fn put_columns(batch: &Batch, out: &mut Vec<u8>) {
     batch.columns().iter().for_each(|column| put_column(column, out));
@@ -236,6 +289,11 @@ pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Opt
                     }
                 }
             }
+            tag @ (2 | 3 | 5) if has_words(&column.ty) && column.ty != DataType::Float => {
+                *input = &input[1..];
+                let ints = take_narrow(*tag, rows, input)?;
+                Arc::new(Int64Array::new(ScalarBuffer::from(ints), None))
+            }
             _ => {
                 let one = Arc::new(Schema::new(vec![column.clone()]));
                 let mut builder = BatchBuilder::new(one);
@@ -251,6 +309,13 @@ pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Opt
 
 fn put_column(array: &ArrayRef, out: &mut Vec<u8>) {
     let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+    if nulls.is_none() {
+        if let Some(ints) = array.as_any().downcast_ref::<Int64Array>() {
+            if put_narrow(ints.values(), out) {
+                return;
+            }
+        }
+    }
     out.push(u8::from(nulls.is_some()));
     if let Some(nulls) = nulls {
         out.extend(nulls.iter().map(u8::from));
@@ -314,4 +379,52 @@ fn take_column(column: &mut ColumnBuilder, rows: usize, input: &mut &[u8]) -> Op
         }
     }
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Column;
+
+    /// Returns the bytes of a column of integers, and the column that comes back.
+    fn there_and_back(ints: &[i64]) -> (usize, Vec<i64>) {
+        let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int)]));
+        let column = Arc::new(Int64Array::from(ints.to_vec())) as ArrayRef;
+        let batch = Batch::new(schema.clone(), vec![column], ints.len());
+        let mut bytes = Vec::new();
+        put_columns(&batch, &mut bytes);
+        for cut in 0..bytes.len() {
+            assert!(take_columns(&schema, ints.len(), &mut &bytes[..cut]).is_none());
+        }
+        let mut input = &bytes[..];
+        let back = take_columns(&schema, ints.len(), &mut input).expect("it comes back");
+        assert!(input.is_empty());
+        (bytes.len(), back.ints(0).expect("ints").to_vec())
+    }
+
+    #[test]
+    fn integers_take_the_bytes_of_their_range() {
+        let cases = [
+            (0, 1),
+            (0xff, 1),
+            (0x100, 2),
+            (0xffff, 2),
+            (0x1_0000, 4),
+            (0xffff_ffff, 4),
+            (0x1_0000_0000, 8),
+            (u64::MAX, 8),
+        ];
+        for (range, bytes) in cases {
+            for least in [i64::MIN, -3, 0, i64::MAX.wrapping_sub(range as i64)] {
+                let Some(most) = least.checked_add_unsigned(range) else { continue };
+                let ints: Vec<i64> =
+                    (0..40).map(|nth| [least, most, most - (range / 3) as i64][nth % 3]).collect();
+                let (len, back) = there_and_back(&ints);
+                assert_eq!(back, ints, "{least} and {range}");
+                let least_bytes = if bytes < 8 { 8 } else { 0 };
+                assert_eq!(len, 1 + least_bytes + 40 * bytes, "{least} and {range}");
+            }
+        }
+        assert_eq!(there_and_back(&[7; 15]), (1 + 8 * 15, vec![7; 15]));
+    }
 }

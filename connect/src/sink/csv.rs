@@ -1,6 +1,5 @@
 //! Rows as CSV that reads back as the same rows: null is an empty field, the empty text is `""`.
 
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -23,6 +22,8 @@ pub(super) struct CsvEncode {
     delimiter: u8,
     null: Vec<u8>,
     header: bool,
+    /// Whether integers never need quotes.
+    plain_ints: bool,
     cell: Vec<u8>,
 }
 
@@ -52,11 +53,16 @@ impl CsvEncode {
                 .help("say null=\"\\\\N\", or write a .jsonl file"));
             }
         }
+        let of_int = |b: &u8| b.is_ascii_digit() || *b == b'-';
+        // An empty text for null is no integer.
+        let is_int = !null.is_empty() && null.bytes().all(|b| of_int(&b));
+        let plain_ints = !of_int(&dialect.delimiter) && !is_int;
         Ok(CsvEncode {
             schema: schema.clone(),
             delimiter: dialect.delimiter,
             null: null.into_bytes(),
             header,
+            plain_ints,
             cell: Vec::new(),
         })
     }
@@ -126,9 +132,16 @@ impl Encode for CsvEncode {
                     self.put_null(out);
                     continue;
                 }
-                if let DataType::Str = column.ty {
-                    self.put(array.as_string::<i32>().value(row).as_bytes(), out);
-                    continue;
+                match column.ty {
+                    DataType::Str => {
+                        self.put(array.as_string::<i32>().value(row).as_bytes(), out);
+                        continue;
+                    }
+                    DataType::Int if self.plain_ints => {
+                        json::write_int(array.as_primitive::<Int64Type>().value(row), out);
+                        continue;
+                    }
+                    _ => {}
                 }
                 cell.clear();
                 write_cell(batch, &column.ty, i, row, &mut cell);
@@ -145,7 +158,7 @@ fn write_cell(batch: &Batch, ty: &DataType, column: usize, row: usize, cell: &mu
     let int = || array.as_primitive::<Int64Type>().value(row);
     let bytes = || array.as_binary::<i32>().value(row);
     match ty {
-        DataType::Int => write!(cell, "{}", int()).expect("memory takes it"),
+        DataType::Int => json::write_int(int(), cell),
         DataType::Decimal(scale) => {
             cell.extend_from_slice(format_decimal(int(), *scale).as_bytes())
         }

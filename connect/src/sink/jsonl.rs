@@ -1,6 +1,5 @@
 //! Rows as JSON lines.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -39,8 +38,7 @@ impl JsonlEncode {
             }
             match ty {
                 DataType::Int => {
-                    let int = array.as_primitive::<Int64Type>().value(row);
-                    write!(out, "{int}").expect("memory takes it");
+                    json::write_int(array.as_primitive::<Int64Type>().value(row), out);
                 }
                 DataType::Float => {
                     json::write_float(array.as_primitive::<Float64Type>().value(row), out)

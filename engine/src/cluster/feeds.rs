@@ -19,10 +19,10 @@ mod feed;
 mod file;
 mod marks;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,11 @@ use crate::spec::{AppSpec, SourceDecl};
 
 /// The pause of a waiting read before it checks again whether a file has grown.
 const LOOK: Duration = Duration::from_millis(20);
+/// The number of answers that are read ahead for each feed.
+const ANSWERS_AHEAD: usize = 4;
+/// The number of rows in an answer below which nothing is read ahead: the reader has almost all
+/// that is there.
+const SHORT_ROWS: u64 = 4096;
 
 /// The number of sources of files: one for each stream that reads some.
 pub(super) fn count(spec: &AppSpec) -> u32 {
@@ -153,7 +158,9 @@ impl Feeds {
         // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let env = &patient(env, &waits);
-        let reader = Reader { env: env.clone(), dir: dir.into(), feeds, shared: shared.clone() };
+        let ahead = feeds.iter().map(|_| Ahead::default()).collect();
+        let (own, dir, shared_too) = (env.clone(), dir.into(), shared.clone());
+        let reader = Reader { env: own, dir, feeds, ahead, shared: shared_too };
         if reader.feeds.is_empty() {
             return Ok(Feeds { first, goes_on, shared, jobs: None, thread: Mutex::new(None) });
         }
@@ -261,16 +268,31 @@ struct Reader {
     env: Env,
     dir: PathBuf,
     feeds: Vec<Feed>,
+    /// The answers of each feed that have been read before anybody asked for them.
+    ahead: Vec<Ahead>,
     shared: Arc<Shared>,
+}
+
+/// Answers that have been read ahead, in their order.
+#[derive(Default)]
+struct Ahead {
+    /// The limit of the read before, if it was long enough that more is expected to be there.
+    limit: Option<usize>,
+    answers: VecDeque<(u64, Records)>,
 }
 
 impl Reader {
     fn run(mut self, jobs: &Receiver<Job>) {
         let mut waiting: Vec<Job> = Vec::new();
         loop {
-            let job = match waiting.is_empty() {
-                true => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                false => jobs.recv_timeout(LOOK),
+            let job = match jobs.try_recv() {
+                Err(TryRecvError::Empty) if waiting.is_empty() && self.read_ahead() => continue,
+                Err(TryRecvError::Empty) if waiting.is_empty() => {
+                    jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                }
+                Err(TryRecvError::Empty) => jobs.recv_timeout(LOOK),
+                Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
+                Ok(job) => Ok(job),
             };
             match job {
                 Ok(job) => waiting.push(job),
@@ -286,6 +308,27 @@ impl Reader {
             }
             waiting = waiting.into_iter().filter_map(|job| self.done(job)).collect();
         }
+    }
+
+    /// Reads the next records of a feed before anybody asks for them, or makes the marks of such
+    /// records durable. Returns whether there was anything to do. An error waits for the next read.
+    fn read_ahead(&mut self) -> bool {
+        let is_open = |ahead: &Ahead| ahead.limit.is_some() && ahead.answers.len() < ANSWERS_AHEAD;
+        if let Some(feed) = self.ahead.iter().position(is_open) {
+            let limit = self.ahead[feed].limit.take().expect("it is open");
+            let from = self.feeds[feed].position();
+            match self.feeds[feed].read(from, limit, &self.shared.is_over) {
+                Ok(found) if !found.records.is_empty() => {
+                    let ahead = &mut self.ahead[feed];
+                    ahead.limit = Some(limit).filter(|_| found.upto - from >= SHORT_ROWS);
+                    ahead.answers.push_back((from, found));
+                }
+                _ => {}
+            }
+            return true;
+        }
+        let has_more = self.feeds.iter().any(Feed::has_more);
+        has_more && self.write_marks().is_ok()
     }
 
     /// Does a job, or returns it for a later try.
@@ -325,7 +368,22 @@ impl Reader {
 
     /// Reads some records of a feed. The marks are durable before any record is given out.
     fn read(&mut self, feed: usize, from: u64, limit: usize) -> Result<Records> {
-        let found = self.feeds[feed].read(from, limit, &self.shared.is_over)?;
+        let ahead = &mut self.ahead[feed];
+        if from == u64::MAX {
+            let first = ahead.answers.front().map(|(first, _)| *first);
+            let upto = first.unwrap_or_else(|| self.feeds[feed].position());
+            return Ok(Records { records: Vec::new(), upto });
+        }
+        let found = match ahead.answers.pop_front_if(|(first, _)| *first == from) {
+            Some((_, found)) => found,
+            None => {
+                ahead.answers.clear();
+                self.feeds[feed].read(from, limit, &self.shared.is_over)?
+            }
+        };
+        if ahead.answers.is_empty() {
+            ahead.limit = Some(limit).filter(|_| found.upto - from >= SHORT_ROWS);
+        }
         if self.feeds[feed].has_more() {
             self.write_marks()?;
         }

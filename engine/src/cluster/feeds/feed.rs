@@ -256,9 +256,6 @@ impl Feed {
 
     /// Reads at most `limit` records from an offset on. Fewer records do not mean the end.
     pub fn read(&mut self, from: u64, limit: usize, is_over: &AtomicBool) -> Result<Records> {
-        if from == u64::MAX {
-            return Ok(Records { records: Vec::new(), upto: self.position() });
-        }
         if std::mem::take(&mut self.is_blind) && from > 0 && self.follows {
             return Err(Error::input(format!(
                 "stream {} has read {from} rows of {}, and the coordinator's directory does not say of which files",
@@ -310,7 +307,7 @@ impl Feed {
     }
 
     /// The offset of the next record.
-    fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.place(self.offset) + self.tail
     }
 
