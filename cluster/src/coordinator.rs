@@ -8,6 +8,7 @@
 //! can't reach each other.
 
 mod available;
+mod choice;
 mod cut;
 mod form;
 mod merge;
@@ -364,9 +365,10 @@ impl Coordinator {
                 }
             }
             Packet::Executed { generation, epoch, buffered, counts } => {
+                let now_us = self.now_us;
                 if let Some(running) = self.of(generation) {
                     running.buffered.insert(member, buffered);
-                    running.has_counted(member, epoch, &counts);
+                    running.has_counted(member, epoch, &counts, now_us);
                     self.try_cut(effects);
                 }
             }

@@ -290,6 +290,15 @@ pub enum Input {
 /// A part of a snapshot that is stored: its object, unless it has no rows.
 pub type StoredPart = Option<DataObject>;
 
+/// The way to execute a cut. It is not recorded, because the outcome does not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CutPlan {
+    /// Whether a snapshot must be taken after it.
+    pub takes_snapshot: bool,
+    /// The node that executes it alone, if one does and if it can be executed by column.
+    pub executes: Option<NodeId>,
+}
+
 /// A message.
 #[derive(Clone, Debug)]
 pub enum Packet {
@@ -329,8 +338,8 @@ pub enum Packet {
         generation: u64,
         /// The cut.
         cut: Arc<CutRecord>,
-        /// Whether a snapshot must be taken after it.
-        takes_snapshot: bool,
+        /// The way to execute it.
+        plan: CutPlan,
     },
     /// To a worker: cuts up to this epoch are durable.
     Durable {

@@ -39,7 +39,7 @@ mod worker;
 
 pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress, WrongClock};
 pub use effect::{
-    Address, Effect, Input, Packet, Piece, Records, Refused, Span, StoredPart, Token,
+    Address, CutPlan, Effect, Input, Packet, Piece, Records, Refused, Span, StoredPart, Token,
 };
 pub use event_time::{
     EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
@@ -78,6 +78,9 @@ pub struct Settings {
     pub epoch_max: u64,
     /// The same for epochs of events that are executed by column only.
     pub columns_max: u64,
+    /// Whether such an epoch is executed by all workers or by one of them in turn, instead of in the
+    /// faster way. For tests.
+    pub alternates: bool,
     /// The maximum number of outputs in one record, and approximately that of their bytes.
     pub outputs_max: usize,
     /// See `outputs_max`.

@@ -276,11 +276,11 @@ impl Worker {
                 self.forget(effects);
                 (self.generation, self.left_out) = (generation, from);
             }
-            Packet::Cut { generation, cut, takes_snapshot } if is_of(generation) => {
+            Packet::Cut { generation, cut, plan } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
                     // If one was lost with its connection, the next generation executes it.
                     if cut.epoch == running.last_cut() + 1 {
-                        running.cuts.push_back((cut, takes_snapshot));
+                        running.cuts.push_back((cut, plan));
                         self.go_on(effects);
                     }
                 }

@@ -23,6 +23,7 @@ fn settings() -> Settings {
         form_us: 10_000 * MS,
         epoch_max: 250,
         columns_max: 100,
+        alternates: false,
         outputs_max: 1,
         output_bytes: 1_000,
         copies_outputs: false,
@@ -188,7 +189,8 @@ impl Run {
                 });
                 self.say(member, Packet::Merged { generation, name, part });
             }
-            Packet::Cut { generation, cut, takes_snapshot } => {
+            Packet::Cut { generation, cut, plan } => {
+                let takes_snapshot = plan.takes_snapshot;
                 let epoch = cut.epoch;
                 if is_first {
                     self.cuts.push(cut);

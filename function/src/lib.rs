@@ -61,7 +61,7 @@ mod versions;
 
 pub use columns::{
     ColumnEpoch, ColumnMessage, ColumnOutbox, ColumnOutcome, ColumnOutput, Exchange, GivenRows,
-    HandlerEvents, ABORTED,
+    HandlerEvents, LentRows, Wanted, ABORTED,
 };
 pub use counts::{Counts, EventPlace};
 pub use message::{Body, Cost, Message, Mode, Verdict};

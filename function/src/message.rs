@@ -3,7 +3,7 @@
 use tidemill_core::{Key, TableId, Value};
 use tidemill_txn::program::Abort;
 
-use crate::columns::{GivenRows, HandlerEvents};
+use crate::columns::{GivenRows, HandlerEvents, LentRows, Wanted};
 use crate::order::{Path, Tid};
 use crate::program::Call;
 use crate::rows::Stored;
@@ -78,6 +78,13 @@ pub enum Body {
     Rows {
         /// The rows.
         rows: Vec<GivenRows>,
+    },
+    /// Keys of rows of the receiver that the sender wants, because it executes the epoch by column.
+    Wanted(Wanted),
+    /// Rows that are lent to the node that executes an epoch by column, or come back from it.
+    Lent {
+        /// The rows.
+        rows: Vec<LentRows>,
     },
     /// A request to run a function of an entity that the receiver owns.
     Call {

@@ -89,7 +89,7 @@ impl Net {
             let mut out = Outbox::default();
             match homes[at].take_if(|_| from == to) {
                 Some(home) => {
-                    self.nodes[at].begin(number, clock.clone(), home, Vec::new(), &mut out);
+                    self.nodes[at].begin(number, clock.clone(), home, (Vec::new(), None), &mut out);
                 }
                 None => {
                     let wire = self.wires.get_mut(&(from, to));

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use tidemill_function::Counts;
 
 use super::available::Available;
+use super::choice::Choice;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
-use crate::effect::{Effect, Packet, Piece, Span, StoredPart};
+use crate::effect::{CutPlan, Effect, Packet, Piece, Span, StoredPart};
 use crate::event_time::{EventTime, LateEvent, ENDED_US};
 use crate::records::{
     Buffered, CutRecord, Form, Left, Manifest, Member, Record, Times, Topic, Waiting,
@@ -76,6 +77,7 @@ pub(super) struct Running {
     later_counts: BTreeMap<u64, Counts>,
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
+    choice: Choice,
     taking: Option<Taking>,
     pub merging: Merging,
     /// The time when the last snapshot was begun.
@@ -127,6 +129,7 @@ impl Running {
             counts: manifest.counts.clone(),
             later_counts: BTreeMap::new(),
             left: BTreeMap::new(),
+            choice: Choice::new(settings.alternates),
             taking: None,
             merging: Merging::of(&form.manifest),
             taken_us: now_us,
@@ -161,12 +164,13 @@ impl Running {
 
     /// Notes that a member has executed an epoch, with these counts. If the report of the epoch before
     /// was lost with its connection, the next generation executes both.
-    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts) {
+    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts, now_us: u64) {
         let executed = self.executed.entry(member).or_insert(self.form.manifest.epoch);
         if epoch != *executed + 1 {
             return;
         }
         *executed = epoch;
+        self.choice.executed(self.executed_by_all(), now_us);
         self.later_counts.entry(epoch).or_default().add(counts);
         let all = self.executed_by_all();
         while let Some(first) = self.later_counts.first_entry().filter(|of| *of.key() <= all) {
@@ -372,6 +376,18 @@ impl Coordinator {
             };
             counts.push(available.take((epoch_max, columns_max), paused, &is_refused, &mut given));
         }
+        let is_ahead = running.executed_by_all() < running.epoch;
+        let executes = match has_calls {
+            true => None,
+            false => {
+                let assignment = &running.form.assignment;
+                let mut by_node = vec![0; assignment.members.len()];
+                for (source, count) in (0..).zip(&counts) {
+                    by_node[usize::from(assignment.reader(source, &self.settings).0)] += count;
+                }
+                running.choice.choose(running.epoch + 1, &by_node, is_ahead)
+            }
+        };
         let upto = ends(&running.available);
         let mut count = counts.iter().copied().max().unwrap_or(0);
         if !running.event_time.is_empty() {
@@ -423,7 +439,8 @@ impl Coordinator {
         let generation = running.form.generation;
         let record = Record::Cut((*cut).clone());
         // Members execute the cut while it becomes durable.
-        self.send(&Packet::Cut { generation, cut, takes_snapshot }, effects);
+        let plan = CutPlan { takes_snapshot, executes };
+        self.send(&Packet::Cut { generation, cut, plan }, effects);
         self.append(Pending::Cut(epoch), Topic::Cuts, record, effects);
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Pending, Stage};
-use crate::effect::{Address, Effect, Packet, Records};
+use crate::effect::{Address, CutPlan, Effect, Packet, Records};
 use crate::records::{Assignment, Buffered, Form, Member, Record, Topic};
 
 /// A generation whose members go back to the snapshot.
@@ -185,8 +185,8 @@ impl Coordinator {
         let epoch = running.epoch;
         self.stage = Stage::Running(Box::new(running));
         for cut in &cuts {
-            let (cut, takes_snapshot) = (cut.clone(), false);
-            self.send(&Packet::Cut { generation, cut, takes_snapshot }, effects);
+            let (cut, plan) = (cut.clone(), CutPlan::default());
+            self.send(&Packet::Cut { generation, cut, plan }, effects);
         }
         // The cuts are needed again if this generation ends before its first snapshot.
         self.cuts = cuts;

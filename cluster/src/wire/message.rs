@@ -5,7 +5,9 @@ use tidemill_core::wire::{
     take_u8,
 };
 use tidemill_core::{Key, TableId};
-use tidemill_function::{Body, Cost, GivenRows, HandlerEvents, Message, Mode, NodeId, Verdict};
+use tidemill_function::{
+    Body, Cost, GivenRows, HandlerEvents, LentRows, Message, Mode, NodeId, Verdict, Wanted,
+};
 
 use super::record::{
     put_abort, put_call, put_outcome, put_places, put_stored, take_abort, take_call, take_outcome,
@@ -77,6 +79,21 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_u16(table.0, out);
                 put_batch(batch, out);
                 put_places(tids, out);
+            });
+        }
+        Body::Wanted(Wanted { last, keys }) => {
+            out.push(22);
+            put_u64(*last, out);
+            put_list(keys, out, |(table, keys), out| {
+                put_u16(table.0, out);
+                put_batch(keys, out);
+            });
+        }
+        Body::Lent { rows } => {
+            out.push(23);
+            put_list(rows, out, |LentRows { table, batch }, out| {
+                put_u16(table.0, out);
+                put_batch(batch, out);
             });
         }
         Body::Call { tid, path, call, share, home, caller, mode, before } => {
@@ -197,6 +214,16 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             rows: take_list(input, |input| {
                 let (table, batch) = (TableId(take_u16(input)?), take_rows(input)?);
                 Some(GivenRows { table, tids: take_places(batch.len(), input)?, batch })
+            })?,
+        },
+        22 => {
+            let last = take_u64(input)?;
+            let keys = |input: &mut &[u8]| Some((TableId(take_u16(input)?), take_rows(input)?));
+            Body::Wanted(Wanted { last, keys: take_list(input, keys)? })
+        }
+        23 => Body::Lent {
+            rows: take_list(input, |input| {
+                Some(LentRows { table: TableId(take_u16(input)?), batch: take_rows(input)? })
             })?,
         },
         0 => Body::Call {

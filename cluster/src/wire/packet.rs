@@ -16,7 +16,7 @@ use super::record::{
     take_waiting,
 };
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
-use crate::effect::{Packet, Piece, Span, StoredPart};
+use crate::effect::{CutPlan, Packet, Piece, Span, StoredPart};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{Assignment, Buffered, Form, Member};
 
@@ -123,11 +123,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
                 });
             });
         }
-        Packet::Cut { generation, cut, takes_snapshot } => {
+        Packet::Cut { generation, cut, plan: CutPlan { takes_snapshot, executes } } => {
             out.push(4);
             put_u64(*generation, out);
             put_cut(cut, out);
             put_bool(*takes_snapshot, out);
+            put_option(*executes, out, put_node);
         }
         Packet::Durable { generation, epoch } => {
             out.push(5);
@@ -257,7 +258,10 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
         4 => Packet::Cut {
             generation: take_u64(input)?,
             cut: Arc::new(take_cut(input)?),
-            takes_snapshot: take_bool(input)?,
+            plan: CutPlan {
+                takes_snapshot: take_bool(input)?,
+                executes: take_option(input, take_node)?,
+            },
         },
         5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
         6 => Packet::Executed {

@@ -4,14 +4,14 @@ use tidemill_core::{
     Batch, Column, DataType, Key, LateRow, Position, Schema, SourceId, StreamId, TableId,
 };
 use tidemill_function::{
-    Body, Bounds, Call, Cost, Counts, EventPlace, GivenRows, HandlerEvents, Message, Mode, NodeId,
-    Target, Verdict,
+    Body, Bounds, Call, Cost, Counts, EventPlace, GivenRows, HandlerEvents, LentRows, Message,
+    Mode, NodeId, Target, Verdict, Wanted,
 };
 use tidemill_snapshot::{DataObject, Work, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::*;
-use crate::effect::{Packet, Piece, Span};
+use crate::effect::{CutPlan, Packet, Piece, Span};
 use crate::event_time::{Rank, Ranked};
 use crate::records::{
     Assignment, Buffered, CutRecord, Emitted, Events, Form, Manifest, Member, Output, Record,
@@ -240,11 +240,15 @@ fn packets() -> Vec<Packet> {
     let batch = events(true).batch;
     let tids = vec![3, 1 << 50];
     let events = vec![HandlerEvents { handler: 7, tids: tids.clone(), batch: batch.clone() }];
+    let lent = LentRows { table: TableId(1), batch: batch.clone() };
     let rows = vec![GivenRows { table: TableId(2), tids, batch }];
     bodies.extend([
         Body::Events { events, others: false },
         Body::Events { events: Vec::new(), others: true },
         Body::Rows { rows },
+        Body::Wanted(Wanted { last: 1 << 60, keys: vec![(TableId(3), lent.batch.clone())] }),
+        Body::Lent { rows: vec![lent] },
+        Body::Lent { rows: Vec::new() },
     ]);
     let message = |body| Packet::Node {
         generation,
@@ -291,7 +295,12 @@ fn packets() -> Vec<Packet> {
                 piece(6, 0, &[]),
             ],
         },
-        Packet::Cut { generation, cut: cut().into(), takes_snapshot: true },
+        Packet::Cut { generation, cut: cut().into(), plan: CutPlan::default() },
+        Packet::Cut {
+            generation,
+            cut: cut().into(),
+            plan: CutPlan { takes_snapshot: true, executes: Some(NodeId(3)) },
+        },
         Packet::Durable { generation, epoch: 1 },
         Packet::Executed { generation, epoch: 1, buffered, counts: counts() },
         Packet::Part {

@@ -15,7 +15,7 @@ use super::ranks::Ranks;
 use super::read::{Before, Item, Items, ManyEvents, Read, Task};
 use super::save::Saving;
 use super::{Pending, Stage, Worker};
-use crate::effect::{Address, Effect, Packet, Piece, Span};
+use crate::effect::{Address, CutPlan, Effect, Packet, Piece, Span};
 use crate::event_time::Ranked;
 use crate::records::{Buffered, CutRecord, Emitted, Form, Output, Record, RequestId, Topic};
 use crate::Settings;
@@ -269,11 +269,11 @@ pub(super) struct Running {
     open: HashMap<Tid, Task, FixedState>,
     /// The counts of those that have ended since the last epoch.
     counts: Counts,
-    /// Cuts to be executed, and whether snapshots must be taken after them.
-    pub cuts: VecDeque<(Arc<CutRecord>, bool)>,
+    /// Cuts to be executed.
+    pub cuts: VecDeque<(Arc<CutRecord>, CutPlan)>,
     /// The cut that is being executed. `parts` has its parts that have not begun, each with its
     /// number.
-    pub current: Option<(Arc<CutRecord>, bool)>,
+    pub current: Option<(Arc<CutRecord>, CutPlan)>,
     pub parts: VecDeque<(u64, PartWork)>,
     /// The events of the part that runs.
     runs: Vec<EventRun>,
@@ -537,9 +537,16 @@ impl Worker {
         let events = by_handler(&runs, &*self.functions);
         running.runs = runs;
         let now_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
+        let executes = running.current.as_ref().and_then(|(_, plan)| plan.executes);
         let marks_us = running.ranks.as_ref().map_or_else(|| [].into(), Ranks::marks_us);
         let mut out = Outbox::default();
-        running.node.begin(number, Clock { now_us, marks_us }, requests, events, &mut out);
+        running.node.begin(
+            number,
+            Clock { now_us, marks_us },
+            requests,
+            (events, executes),
+            &mut out,
+        );
         self.take(out, effects);
         true
     }
@@ -763,7 +770,7 @@ impl Worker {
         running.executed = epoch;
         let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
         let current = running.current.take();
-        if current.is_some_and(|(_, takes_snapshot)| takes_snapshot) {
+        if current.is_some_and(|(_, plan)| plan.takes_snapshot) {
             self.save(epoch, effects);
         }
         self.report_outbox(effects);

@@ -110,7 +110,7 @@ impl Net {
                     number,
                     clock_us.into(),
                     home,
-                    Vec::new(),
+                    (Vec::new(), None),
                     &mut out,
                 );
             } else {

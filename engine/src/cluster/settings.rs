@@ -223,6 +223,7 @@ impl ClusterSettings {
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
                 columns_max: self.epoch_rows_max.unwrap_or(EPOCH_ROWS_COLUMNS),
+                alternates: false,
                 // Only processes of the cluster read a log that the coordinator serves.
                 copies_outputs: !spec.sinks.is_empty(),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },

@@ -5,6 +5,7 @@ use tidemill_txn::execute::{ColumnProgram, Executor};
 use tidemill_txn::program::Program;
 use tidemill_txn::schedule::Strategy;
 
+use super::one_node::Lent;
 use super::pass::Pass;
 use super::waiting::Waiting;
 use crate::node::{NodeId, Owners};
@@ -21,6 +22,8 @@ pub struct Exchange {
     /// The memory of an epoch, between epochs.
     pub(super) waiting: Waiting,
     pub(super) pass: Pass,
+    /// The rows that other nodes have lent to this one.
+    pub(super) lent: Lent,
 }
 
 impl Exchange {
@@ -46,6 +49,7 @@ impl Exchange {
             handlers,
             waiting: Waiting::default(),
             pass: Pass::default(),
+            lent: Lent::default(),
         })
     }
 
@@ -56,6 +60,12 @@ impl Exchange {
     /// as rounds, and tables whose rows ask for work outside.
     pub fn takes(program: &Program, handler: usize) -> bool {
         ColumnProgram::takes(program, handler)
+    }
+
+    /// Notes that an epoch is not executed by column: rows that other nodes have lent to this one may
+    /// change.
+    pub fn forget(&mut self) {
+        self.lent.forget();
     }
 
     /// Executes even short passes on several threads, for tests.

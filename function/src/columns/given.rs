@@ -1,6 +1,7 @@
 //! The rows that other owners have sent.
 
 use tidemill_core::{Batch, Error, Key, Result, TableId};
+use tidemill_txn::execute::ColumnTable;
 use tidemill_txn::program::{KeyValues, Keys};
 
 use super::installs::Installs;
@@ -40,23 +41,12 @@ impl Given {
         ready: &mut Vec<u32>,
     ) -> Result<Given> {
         let GivenRows { table, tids, batch } = rows;
-        let wrong = |what: String| {
-            Error::internal(format!("rows of table {} from node {}: {what}", table.0, from.0))
-        };
-        let Some(of) = exchange.program.table(table) else {
-            return Err(wrong("no transaction is executed on them by column".into()));
-        };
-        let batch = batch.with_schema(&of.exported_schema).map_err(wrong)?;
-        of.check(exchange.program.program(), table, &batch).map_err(wrong)?;
+        let wrong = |what| wrong(table, from, what);
         if tids.len() != batch.len() {
             return Err(wrong(format!("{} places for {} rows", tids.len(), batch.len())));
         }
-        let columns = of.rows_schema.len();
-        let exists = batch.bools(columns).expect("the batch was checked").values();
-        let exists = exists.iter().collect();
-        let batch =
-            Batch::new(of.rows_schema.clone(), batch.columns()[..columns].to_vec(), batch.len());
-        let Keys { of: keys, .. } = of.key.of(&batch);
+        let given = Given::lent(exchange, from, table, &batch)?;
+        let keys = &given.keys;
         // The last transaction, and its use after that of the last row.
         let (mut at, mut next, mut last) = (0, 0u32, None);
         for (row, tid) in tids.iter().enumerate() {
@@ -70,7 +60,7 @@ impl Given {
             let is_it = |use_: &usize| {
                 uses.rows[*use_].table == table
                     && uses.owner(event, *use_) == from.0
-                    && are_equal((&uses.rows[*use_].keys, event), (&keys, row))
+                    && are_equal((&uses.rows[*use_].keys, event), (keys, row))
             };
             // Those before have been given in this message.
             let given = uses.given(event);
@@ -86,7 +76,41 @@ impl Given {
             }
         }
         let left = tids.len();
-        Ok(Given { table, tids, keys, batch, exists, left, number: None })
+        Ok(Given { tids, left, ..given })
+    }
+
+    /// Takes rows from a node, of no transaction in particular. They are not freed when they have
+    /// been installed.
+    pub(super) fn lent(
+        exchange: &Exchange,
+        from: NodeId,
+        table: TableId,
+        batch: &Batch,
+    ) -> Result<Given> {
+        let wrong = |what| wrong(table, from, what);
+        let Some(of) = exchange.program.table(table) else {
+            return Err(wrong("no transaction is executed on them by column".into()));
+        };
+        let batch = batch.with_schema(&of.exported_schema).map_err(wrong)?;
+        of.check(exchange.program.program(), table, &batch).map_err(wrong)?;
+        let columns = of.rows_schema.len();
+        let exists = batch.bools(columns).expect("the batch was checked").values();
+        let exists = exists.iter().collect();
+        let batch =
+            Batch::new(of.rows_schema.clone(), batch.columns()[..columns].to_vec(), batch.len());
+        Ok(Given::remembered(table, of, batch, exists))
+    }
+
+    /// Creates rows that are installed again and again.
+    pub(super) fn remembered(
+        table: TableId,
+        of: &ColumnTable,
+        batch: Batch,
+        exists: Vec<bool>,
+    ) -> Given {
+        let Keys { of: keys, .. } = of.key.of(&batch);
+        let tids = vec![0; batch.len()];
+        Given { table, tids, keys, batch, exists, left: usize::MAX, number: None }
     }
 
     /// Notes that a pass is over. Frees the memory if all rows have been installed.
@@ -98,6 +122,10 @@ impl Given {
             self.keys = KeyValues::Words(Vec::new());
         }
     }
+}
+
+fn wrong(table: TableId, from: NodeId, what: String) -> Error {
+    Error::internal(format!("rows of table {} from node {}: {what}", table.0, from.0))
 }
 
 /// The rows of other owners that are in the node's tables, by table.

@@ -65,6 +65,11 @@ impl Installs {
         self.rows.len() as u32 - 1
     }
 
+    /// Whether these are all rows of a message from the first one on.
+    fn are_in_order(&self) -> bool {
+        (0..).zip(&self.rows).all(|(nth, (_, row))| nth == *row)
+    }
+
     /// Returns the messages that have these rows.
     pub(super) fn messages(&self) -> &[u32] {
         &self.messages
@@ -75,8 +80,7 @@ impl Installs {
         let batches = self.messages.iter().map(|message| &all[*message as usize].batch);
         let batches: Vec<&Batch> = batches.collect();
         let batch = match &batches[..] {
-            // Rows of a message are installed in their order.
-            [one] if one.len() == self.rows.len() => (*one).clone(),
+            [one] if one.len() == self.rows.len() && self.are_in_order() => (*one).clone(),
             _ => Batch::interleave(&batches, &self.rows),
         };
         Run {

@@ -45,6 +45,11 @@
 //! message. There is one message for each pair of nodes and level of dependency, never one for each
 //! transaction.
 //!
+//! An epoch whose transactions use few rows, each often, takes less time if [one node] executes it.
+//! Then the messages are others. The caller decides for each epoch, and the outcome is the same.
+//!
+//! [one node]: one_node
+//!
 //! | file | content |
 //! | --- | --- |
 //! | `exchange` | what lasts from epoch to epoch |
@@ -53,7 +58,9 @@
 //! | `waiting`, `lists`, `free` | transactions that are put off, and what blocks them |
 //! | `given`, `installs` | rows of other owners, as they arrive and as a pass installs them |
 //! | `exports` | rows of this node, as a pass exports them |
+//! | `key_list` | keys of rows |
 //! | `pass` | a pass, as an epoch for the executor |
+//! | `one_node` | epochs that one node executes, on rows that the others lend it |
 //! | `outputs` | outputs and counts |
 
 mod exchange;
@@ -61,7 +68,9 @@ mod exports;
 mod free;
 mod given;
 mod installs;
+mod key_list;
 mod lists;
+mod one_node;
 mod outputs;
 mod parts;
 mod pass;
@@ -74,6 +83,7 @@ use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::pool::Pool;
 
 use self::given::{Given, Guests};
+use self::one_node::{Gathering, Way};
 use self::outputs::Outputs;
 use self::parts::{items, Item, Part, CROSSES};
 use self::uses::numbers;
@@ -108,14 +118,40 @@ pub struct GivenRows {
     pub batch: Batch,
 }
 
+/// Keys of rows that the node that executes an epoch wants from their owner.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The place of the epoch's last transaction.
+    pub last: u64,
+    /// The tables, each once and with keys. A batch has the columns of the key.
+    pub keys: Vec<(TableId, Batch)>,
+}
+
+/// Rows of a table as they are before an epoch, for the node that executes it, or after it, for
+/// their owner.
+#[derive(Clone, Debug)]
+pub struct LentRows {
+    /// The table.
+    pub table: TableId,
+    /// The rows, as in [`GivenRows`].
+    pub batch: Batch,
+}
+
 /// A message between nodes. Its batches may have any schema, as long as they have the right arrays.
 #[derive(Clone, Debug)]
 pub enum ColumnMessage {
     /// The events that the sender received, of transactions with rows of the receiver. It is the
-    /// first message of an epoch, and there is exactly one for each pair of nodes.
+    /// first message of an epoch, and there is exactly one for each pair of nodes. If one node
+    /// executes the epoch, it gets all events, and the others none.
     Events(Vec<HandlerEvents>),
     /// Rows of the sender.
     Rows(Vec<GivenRows>),
+    /// From the node that executes the epoch: keys of rows of the receiver.
+    Wanted(Wanted),
+    /// To the node that executes the epoch: the wanted rows, in the same order. From it: the rows of
+    /// the receiver that may have changed. This is the last message of the epoch, and there is
+    /// exactly one for each other node.
+    Lent(Vec<LentRows>),
 }
 
 /// Messages to other nodes, in the order in which they must be sent.
@@ -167,6 +203,7 @@ struct Site<'s> {
 /// [abandoned](ColumnEpoch::abandon), because rows of other owners are among them.
 pub struct ColumnEpoch {
     me: NodeId,
+    way: Way,
     parts: Vec<Part>,
     /// Whether the events of each node are here.
     announced: Vec<bool>,
@@ -188,7 +225,8 @@ pub struct ColumnEpoch {
 
 impl ColumnEpoch {
     /// Begins an epoch with the events that this node received. Adds a message for each other node
-    /// to `out`. If there is none, everything runs at once.
+    /// to `out`. If there is none, everything runs at once. If a node `executes` the epoch alone,
+    /// only that node gets a message. All nodes must be told the same.
     ///
     /// # Errors
     /// If the events are not those of handlers that [are executed by column](Exchange::takes), or
@@ -197,7 +235,7 @@ impl ColumnEpoch {
         exchange: &mut Exchange,
         rows: &mut Rows,
         pool: &dyn Pool,
-        own: Vec<HandlerEvents>,
+        (own, executes): (Vec<HandlerEvents>, Option<NodeId>),
         out: &mut ColumnOutbox,
     ) -> Result<ColumnEpoch> {
         let (me, nodes) = (exchange.me, usize::from(exchange.owners.nodes()));
@@ -205,8 +243,18 @@ impl ColumnEpoch {
         exchange.executor.skip_to(last);
         exchange.pass.prepare(tables.len(), nodes);
         exchange.waiting.clear(0);
+        let way = match executes.filter(|_| nodes > 1) {
+            Some(node) if node == me => {
+                Way::Here(Box::new(Gathering::new(std::mem::take(&mut exchange.lent))))
+            }
+            executes => {
+                exchange.lent.forget();
+                executes.map_or(Way::Everywhere, Way::There)
+            }
+        };
         let mut epoch = ColumnEpoch {
             me,
+            way,
             parts: Vec::with_capacity(own.len()),
             announced: (0..nodes).map(|node| node == usize::from(me.0)).collect(),
             early: Vec::new(),
@@ -220,14 +268,23 @@ impl ColumnEpoch {
             passes: 0,
             has_begun: false,
         };
+        if let Way::There(node) = epoch.way {
+            epoch.last = own.iter().filter_map(|events| events.tids.last()).max().copied();
+            out.push((node, ColumnMessage::Events(own)));
+            return Ok(epoch);
+        }
         let mut to: Vec<Vec<HandlerEvents>> = vec![Vec::new(); nodes];
         for events in own {
-            let part = Part::new(exchange, epoch.parts.len(), events, None)?;
-            part.send(&mut to);
+            let part = epoch.part(exchange, events, None)?;
+            if let Way::Everywhere = epoch.way {
+                part.send(&mut to);
+            }
             epoch.parts.push(part);
         }
-        for (node, events) in (0..).map(NodeId).zip(to).filter(|(node, _)| *node != me) {
-            out.push((node, ColumnMessage::Events(events)));
+        if let Way::Everywhere = epoch.way {
+            for (node, events) in (0..).map(NodeId).zip(to).filter(|(node, _)| *node != me) {
+                out.push((node, ColumnMessage::Events(events)));
+            }
         }
         epoch.step(&mut Site { exchange, rows, pool, out })?;
         Ok(epoch)
@@ -250,20 +307,45 @@ impl ColumnEpoch {
         let Some(announced) = announced else {
             return Err(Error::internal(format!("there is no other node {}", from.0)));
         };
-        match message {
-            ColumnMessage::Events(all) => {
+        let mut site = Site { exchange, rows, pool, out };
+        match (message, &self.way) {
+            (ColumnMessage::Events(all), Way::Everywhere | Way::Here(_)) => {
                 if std::mem::replace(announced, true) {
                     let what = format!("node {} has sent its events twice", from.0);
                     return Err(Error::internal(what));
                 }
                 for events in all {
-                    let part = Part::new(exchange, self.parts.len(), events, Some(from))?;
+                    let part = self.part(site.exchange, events, Some(from))?;
                     self.parts.push(part);
                 }
             }
-            ColumnMessage::Rows(all) => self.early.extend(all.into_iter().map(|rows| (from, rows))),
+            (ColumnMessage::Rows(all), Way::Everywhere) => {
+                self.early.extend(all.into_iter().map(|rows| (from, rows)));
+            }
+            (ColumnMessage::Lent(rows), Way::Here(_)) => self.lent(from, rows, site.exchange)?,
+            (ColumnMessage::Wanted(wanted), Way::There(node)) if *node == from => {
+                return self.lend(wanted, from, &mut site);
+            }
+            (ColumnMessage::Lent(rows), Way::There(node)) if *node == from => {
+                return self.take_back(rows, from, &mut site);
+            }
+            _ => {
+                let what = format!("node {} sends a message of another kind of epoch", from.0);
+                return Err(Error::internal(what));
+            }
         }
-        self.step(&mut Site { exchange, rows, pool, out })
+        self.step(&mut site)
+    }
+
+    /// Creates a part of events that this node received, or another one.
+    fn part(
+        &self,
+        exchange: &Exchange,
+        events: HandlerEvents,
+        from: Option<NodeId>,
+    ) -> Result<Part> {
+        let runs_all = matches!(self.way, Way::Here(_));
+        Part::new(exchange, self.parts.len(), events, (from, runs_all))
     }
 
     /// Whether all transactions have run, and all rows that other nodes need have been sent.
@@ -276,6 +358,9 @@ impl ColumnEpoch {
         assert!(self.is_done(), "all transactions have run");
         self.end(rows);
         exchange.waiting = std::mem::take(&mut self.waiting);
+        if let Way::Here(gathering) = std::mem::replace(&mut self.way, Way::Everywhere) {
+            exchange.lent = gathering.end(exchange);
+        }
         let (outputs, counts) = self.outputs.finish(&self.parts);
         let (transactions, passes) = (self.transactions, self.passes);
         ColumnOutcome { outputs, counts, transactions, passes }
@@ -297,6 +382,9 @@ impl ColumnEpoch {
 
     /// Runs a pass, if anything is ready.
     fn step(&mut self, site: &mut Site<'_>) -> Result<()> {
+        if let Way::Here(_) = self.way {
+            return self.step_here(site);
+        }
         if !self.announced.iter().all(|announced| *announced) {
             return Ok(());
         }

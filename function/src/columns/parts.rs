@@ -37,12 +37,13 @@ pub(super) struct Item {
 }
 
 impl Part {
-    /// Creates a part from events that another node sent, or that this node received.
+    /// Creates a part from events that another node sent, or that this node received. This node may
+    /// run all transactions of the epoch.
     pub(super) fn new(
         exchange: &Exchange,
         number: usize,
         events: HandlerEvents,
-        from: Option<NodeId>,
+        (from, runs_all): (Option<NodeId>, bool),
     ) -> Result<Part> {
         let HandlerEvents { handler, tids, batch } = events;
         let wrong = |what: String| Error::internal(format!("events of handler {handler}: {what}"));
@@ -62,7 +63,10 @@ impl Part {
                 let tables = &exchange.program.program().tables;
                 let owners = (&exchange.owners, exchange.me.0);
                 let uses = Uses::of(&of.rows, tables, owners, &batch);
-                let flags = flags(&uses, tids.len(), from.is_none());
+                let flags = match runs_all {
+                    true => vec![HERE | REPORTS; tids.len()],
+                    false => flags(&uses, tids.len(), from.is_none()),
+                };
                 (uses, flags)
             }
         };

@@ -8,12 +8,14 @@ use tidemill_core::{Error, Result, TableId};
 use tidemill_txn::execute::ColumnStream;
 use tidemill_txn::order::{Epoch, Lane, Ranked};
 
-use super::exports::{Exports, UseOf};
+use super::exports::Exports;
 use super::given::Given;
 use super::installs::Installs;
+use super::key_list::UseOf;
+use super::one_node::Way;
 use super::parts::Part;
 use super::uses::numbers;
-use super::{ColumnEpoch, ColumnMessage, GivenRows, Site};
+use super::{ColumnEpoch, ColumnMessage, GivenRows, LentRows, Site};
 use crate::node::NodeId;
 
 /// The share of a run's events in a pass above which the run is taken as it is: one in this many.
@@ -108,7 +110,13 @@ impl Pass {
 
     /// Adds the installation of a given row.
     #[inline]
-    fn install(&mut self, number: u32, row: u32, given: &mut Given, [install, remove]: [u32; 2]) {
+    pub(super) fn install(
+        &mut self,
+        number: u32,
+        row: u32,
+        given: &mut Given,
+        [install, remove]: [u32; 2],
+    ) {
         let (table, exists) = (given.table, given.exists[row as usize]);
         let at = usize::from(!exists);
         let lane = self.installs[table.index()].lanes[at].unwrap_or_else(|| {
@@ -126,7 +134,7 @@ impl Pass {
 
     /// Adds the export of a row, which is a use of an event, to these nodes.
     #[inline]
-    fn export(&mut self, tid: u64, of: UseOf<'_>, handler: u32, to: &[u16]) {
+    pub(super) fn export(&mut self, tid: u64, of: UseOf<'_>, handler: u32, to: &[u16]) {
         let id = of.part.uses.rows[of.nth].table;
         let table = id.index();
         let lane = self.exports[table].lane.unwrap_or_else(|| {
@@ -231,8 +239,12 @@ impl ColumnEpoch {
 
     /// Executes a pass, and sends what it exports. Leaves nothing in it but memory.
     pub(super) fn execute(&mut self, pass: &mut Pass, site: &mut Site<'_>) -> Result<()> {
+        let nodes = usize::from(site.exchange.owners.nodes());
         if pass.order.is_empty() {
-            return Ok(());
+            return match self.way {
+                Way::Here(_) => self.give_back(Vec::new(), vec![Vec::new(); nodes], site),
+                _ => Ok(()),
+            };
         }
         self.passes += 1;
         self.admit(pass, site);
@@ -262,7 +274,8 @@ impl ColumnEpoch {
         let (tables, _) = site.rows.tables_mut();
         let outcome = site.exchange.executor.run(site.pool, tables, &epoch)?;
         self.seq = outcome.seq;
-        let mut to: Vec<Vec<GivenRows>> = vec![Vec::new(); site.exchange.owners.nodes().into()];
+        let mut to: Vec<Vec<GivenRows>> = vec![Vec::new(); nodes];
+        let mut exported = Vec::new();
         for output in outcome.outputs {
             match site.exchange.program.stream(output.stream) {
                 ColumnStream::Whole(stream, are_aborted) => {
@@ -271,6 +284,9 @@ impl ColumnEpoch {
                 }
                 ColumnStream::Exported(table) => {
                     let export = &pass.exports[table.index()];
+                    if let Way::Here(_) = self.way {
+                        exported.push((table, output.batch.clone()));
+                    }
                     export.send(table, output.batch, self.me, &mut to)?;
                 }
                 ColumnStream::Own => {
@@ -296,6 +312,11 @@ impl ColumnEpoch {
         }
         (pass.order, pass.lanes) = (epoch.order, epoch.lanes);
         pass.clear();
+        if let Way::Here(_) = self.way {
+            let lent = |GivenRows { table, batch, .. }: GivenRows| LentRows { table, batch };
+            let to = to.into_iter().map(|rows| rows.into_iter().map(lent).collect());
+            return self.give_back(exported, to.collect(), site);
+        }
         for (node, rows) in (0..).zip(to).filter(|(_, rows)| !rows.is_empty()) {
             site.out.push((NodeId(node), ColumnMessage::Rows(rows)));
         }

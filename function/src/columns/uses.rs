@@ -176,6 +176,12 @@ impl Uses {
         (self.ids[event * self.rows.len() + nth], self.writes >> nth & 1 == 1)
     }
 
+    /// Whether a row may be written, by this use or another one of the same row.
+    #[inline]
+    pub(super) fn may_write(&self, event: usize, nth: usize) -> bool {
+        self.writes >> nth & 1 == 1 || (self.writes != 0 && self.repeats(event) != 0)
+    }
+
     /// Returns the owner of a row.
     #[inline]
     pub(super) fn owner(&self, event: usize, nth: usize) -> u16 {

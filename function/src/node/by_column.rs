@@ -7,7 +7,7 @@
 use tidemill_txn::pool::SingleThread;
 
 use super::{Node, NodeId, Outbox};
-use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, GivenRows, HandlerEvents};
+use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, HandlerEvents};
 use crate::message::{Body, Message};
 use crate::order::Tid;
 use crate::program::{Call, Clock};
@@ -24,7 +24,10 @@ pub(super) struct ByColumn {
 impl ByColumn {
     /// Whether it waits for a message.
     pub fn takes(&self, message: &Message) -> bool {
-        let is_of_columns = matches!(message.body, Body::Events { .. } | Body::Rows { .. });
+        let is_of_columns = matches!(
+            message.body,
+            Body::Events { .. } | Body::Rows { .. } | Body::Wanted(_) | Body::Lent { .. }
+        );
         message.epoch == self.number && is_of_columns
     }
 }
@@ -36,7 +39,7 @@ impl Node {
         number: u64,
         clock: Clock,
         mut requests: Vec<(Tid, Call)>,
-        events: Vec<HandlerEvents>,
+        (events, executes): (Vec<HandlerEvents>, Option<NodeId>),
         out: &mut Outbox,
     ) {
         if !requests.is_empty() {
@@ -59,7 +62,8 @@ impl Node {
         let Ok(exchange) = exchange else { return out.events.push(super::Event::Failed) };
         let exchange = self.exchange.insert(exchange);
         let rows = &mut self.rows;
-        let begun = ColumnEpoch::begin(exchange, rows, &SingleThread, events, &mut messages);
+        let work = (events, executes);
+        let begun = ColumnEpoch::begin(exchange, rows, &SingleThread, work, &mut messages);
         let Ok(epoch) = begun else { return out.events.push(super::Event::Failed) };
         self.by_column = Some(ByColumn { number, clock, own, epoch });
         self.send_columns(number, messages, out);
@@ -84,12 +88,8 @@ impl Node {
         }
     }
 
-    /// Takes rows of another node.
-    pub(super) fn given(&mut self, from: NodeId, rows: Vec<GivenRows>, out: &mut Outbox) {
-        self.columns(from, ColumnMessage::Rows(rows), out);
-    }
-
-    fn columns(&mut self, from: NodeId, message: ColumnMessage, out: &mut Outbox) {
+    /// Takes any other message of an epoch by column.
+    pub(super) fn columns(&mut self, from: NodeId, message: ColumnMessage, out: &mut Outbox) {
         // If the epoch is one of calls, its events are of no use.
         let Some(ByColumn { number, epoch, .. }) = &mut self.by_column else { return };
         let exchange = self.exchange.as_mut().expect("the epoch has begun");
@@ -113,6 +113,8 @@ impl Node {
             let body = match message {
                 ColumnMessage::Events(events) => Body::Events { events, others: false },
                 ColumnMessage::Rows(rows) => Body::Rows { rows },
+                ColumnMessage::Wanted(wanted) => Body::Wanted(wanted),
+                ColumnMessage::Lent(rows) => Body::Lent { rows },
             };
             self.counters.messages += 1;
             out.messages.push((to, Message { epoch: number, round: 0, body }));

@@ -25,7 +25,7 @@ use tidemill_place::PARTITIONS;
 use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
 use tidemill_txn::schedule::Strategy;
 
-use crate::columns::{ColumnOutcome, Exchange, HandlerEvents};
+use crate::columns::{ColumnMessage, ColumnOutcome, Exchange, HandlerEvents};
 use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
 use crate::order::{Path, Tid};
@@ -346,7 +346,8 @@ impl Node {
     }
 
     /// Begins an epoch with the requests and events that this node received, each at its place. The
-    /// events are of streams that [can be executed by column](Functions::by_column).
+    /// events are of streams that [can be executed by column](Functions::by_column). If all that was
+    /// received can be, one node `executes` the epoch, or all do. All nodes must be told the same.
     ///
     /// # Panics
     /// If an epoch runs: every node begins an epoch after it has ended the one before.
@@ -355,13 +356,13 @@ impl Node {
         number: u64,
         clock: Clock,
         requests: Vec<(Tid, Call)>,
-        events: Vec<HandlerEvents>,
+        (events, executes): (Vec<HandlerEvents>, Option<NodeId>),
         out: &mut Outbox,
     ) {
         assert!(!self.is_running(), "an epoch begins when the one before has ended");
         self.counters.epochs += 1;
         match self.program.has_columns() {
-            true => self.begin_columns(number, clock, requests, events, out),
+            true => self.begin_columns(number, clock, requests, (events, executes), out),
             false => self.begin_calls(number, clock, requests, out),
         }
         self.work(out);
@@ -375,6 +376,7 @@ impl Node {
         requests: Vec<(Tid, Call)>,
         out: &mut Outbox,
     ) {
+        self.exchange.iter_mut().for_each(Exchange::forget);
         self.running = Some(Epoch {
             number,
             clock,
@@ -490,7 +492,9 @@ impl Node {
     fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
         match body {
             Body::Events { events, others } => self.events(from, events, others, out),
-            Body::Rows { rows } => self.given(from, rows, out),
+            Body::Rows { rows } => self.columns(from, ColumnMessage::Rows(rows), out),
+            Body::Wanted(wanted) => self.columns(from, ColumnMessage::Wanted(wanted), out),
+            Body::Lent { rows } => self.columns(from, ColumnMessage::Lent(rows), out),
             Body::Call { tid, path, call, share, home, caller, mode, before } => {
                 let invocation = part::Invocation::new(call, share, caller, before);
                 self.called(tid, path, invocation, home, mode, out);

@@ -99,6 +99,7 @@ impl Site {
             form_us: 3_000_000,
             epoch_max: 1_000,
             columns_max: 100,
+            alternates: true,
             copies_outputs: false,
             outputs_max: 3,
             output_bytes: 1_000,
