@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Log, Output, Record, Records, Refused, Request, RequestId, Then, Topic};
+use tidemill_cluster::{
+    Events, Log, Output, Record, Records, Refused, Request, RequestId, Then, Topic,
+};
 use tidemill_core::Value;
 use tidemill_env::Env;
 use tidemill_function::{Call, Tid};
@@ -116,6 +118,17 @@ impl RequestServer {
     /// Appends a request like [`RequestServer::call`], and reports its place in the order.
     pub fn call_placed(&self, source: u32, call: Call, then: Placed) {
         self.call_together(source, vec![(call, then)]);
+    }
+
+    /// Appends events to a source. If they get into the log, each is executed exactly once. Nobody
+    /// waits for a result. `then` gets the record's offset.
+    pub fn send(&self, source: u32, events: Events, then: Then<Result<u64, Refused>>) {
+        self.log.append(Topic::Input(source), 0, Record::Events(events), then);
+    }
+
+    /// Returns the log.
+    pub fn log(&self) -> &Arc<dyn Log> {
+        &self.log
     }
 
     /// Appends several requests to a source as one record. Either all of them are in the log or

@@ -9,8 +9,10 @@
 //! | --- | --- |
 //! | `load` | the interface of a workload |
 //! | `endpoint` | the two ways in: the coordinator's request server, and topics of Kafka |
+//! | `by_column` | events in batches, without replies |
 //! | `offer` | requests at a rate, or up to a number in flight, and their replies |
 
+mod by_column;
 mod endpoint;
 mod load;
 mod offer;
@@ -22,7 +24,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_connect::values;
 use tidemill_core::digest::{streams_hash, RowsHash};
-use tidemill_core::{Batch, Error, Key, Result, Row, TableId, Value};
+use tidemill_core::{Batch, BatchBuilder, Error, Key, Result, Row, StreamId, TableId, Value};
 use tidemill_engine::{AppFunctions, Cluster};
 use tidemill_env::Env;
 use tidemill_function::{Call, Functions, Target};
@@ -32,6 +34,7 @@ use tidemill_txn::Program;
 
 pub(crate) use load::{Ended, Load, Wanted};
 
+use self::by_column::SentEvents;
 use self::endpoint::{Endpoint, RequestServer, Topics};
 use self::offer::{offer, Pace, Planned, Replied};
 use crate::args::Args;
@@ -42,6 +45,9 @@ use crate::report::Latency;
 const UNDER_WAY: usize = 20_000;
 /// The number of consecutive requests to one source.
 const STICKY: usize = 64;
+/// The number of events in a batch without replies, and the least number of batches in flight.
+const BATCH: usize = 2048;
+const BATCHES: usize = 256;
 /// The prefix of the streams that fill tables; the table's name follows.
 const FILLING: &str = "filling.";
 /// The suffix of the streams of calls, after the function's name.
@@ -104,6 +110,8 @@ struct Report {
     /// The reason of the first abort.
     why_aborted: Option<String>,
     unanswered: usize,
+    /// The number of replies. Nobody waits for those of events that are sent in batches.
+    replies: usize,
     /// Repeated replies, which occur where two generations have appended them.
     seen_again: u64,
     rows_compared: usize,
@@ -156,7 +164,16 @@ impl Runner<'_> {
     ) -> Result<Report> {
         let is_text = matches!(way, Way::Kafka { .. });
         let opening = self.opening(is_text)?;
-        let calls = self.calls(is_text)?;
+        let cluster = match &way {
+            Way::RequestServer(cluster) => Some(cluster.clone()),
+            Way::Kafka { .. } => None,
+        };
+        let events = match cluster {
+            Some(_) => self.events(offered.together.max(BATCH))?,
+            None => None,
+        };
+        let has_replies = events.is_none();
+        let calls = if has_replies { self.calls(is_text)? } else { Vec::new() };
         let (mut endpoint, client): (Box<dyn Endpoint>, _) = match way {
             Way::RequestServer(cluster) => {
                 (Box::new(RequestServer::new(cluster)), "in the coordinator's process")
@@ -194,11 +211,19 @@ impl Runner<'_> {
             return Err(Error::resource(what).help("see what the workers say"));
         }
         drop(opening);
-        progress(&format!("{} requests", calls.len()));
+        let count: usize = events.iter().flatten().map(|events| events.batch.len()).sum();
+        progress(&format!("{} requests", calls.len() + count));
         let (rate, seconds, under_way) = (args.rate, offered.seconds, offered.under_way);
         let warm_up = offered.warm_up;
         let pace = Pace { rate, seconds, under_way, warm_up, ..plain.clone() };
-        let mut replied = all(&calls, &pace)?;
+        let mut replied = match (cluster, events) {
+            (Some(cluster), Some(events)) => {
+                let under_way = under_way.max(BATCHES * BATCH);
+                let pace = Pace { under_way, ..pace };
+                by_column::send(&self.env, &cluster, self.sources, &events, &pace)?
+            }
+            _ => all(&calls, &pace)?,
+        };
         drop(calls);
         let ended = self.load.end(&replied.order());
         progress(&format!("{} rows to compare", ended.wanted.len()));
@@ -237,6 +262,7 @@ impl Runner<'_> {
             aborted: replied.aborted,
             why_aborted: replied.reason,
             unanswered: replied.unanswered,
+            replies: if has_replies { replied.sent - replied.unanswered } else { 0 },
             seen_again: replied.seen_again,
             rows_compared: ended.wanted.len() - found.unanswered,
             rows_wrong,
@@ -270,6 +296,46 @@ impl Runner<'_> {
             }
         };
         self.load.calls().into_iter().map(of).collect()
+    }
+
+    /// Returns the requests as events by column, if all of them can be executed so and nobody waits
+    /// for their results.
+    fn events(&self, together: usize) -> Result<Option<Vec<SentEvents>>> {
+        let parts = self.load.parts();
+        let program = &parts.program;
+        let is_by_column = |(id, _): &(StreamId, _)| {
+            let name = &program.streams[id.index()].spec.name;
+            let of = || self.functions.taken(name).ok();
+            !program.calls.contains(id)
+                && of()
+                    .is_some_and(|id| self.functions.by_column(id).is_some_and(|of| of.len() == 1))
+        };
+        if !parts.inputs.iter().all(is_by_column) {
+            return Ok(None);
+        }
+        let (mut all, mut open) = (Vec::new(), BTreeMap::new());
+        let close = |(stream, source): (usize, u32), of: (Vec<u32>, BatchBuilder)| {
+            let name = &program.streams[parts.inputs[stream].0.index()].spec.name;
+            let (numbers, mut rows) = of;
+            let stream = self.functions.taken(name)?;
+            Ok::<_, Error>(SentEvents { source, stream, numbers, batch: rows.finish() })
+        };
+        for (number, (stream, row)) in (0..).zip(self.load.calls()) {
+            let spec = &program.streams[parts.inputs[stream].0.index()].spec;
+            let source = self.event(&spec.name, &row, false)?.source;
+            let made = || (Vec::new(), BatchBuilder::new(spec.schema.clone()));
+            let (numbers, rows) = open.entry((stream, source)).or_insert_with(made);
+            numbers.push(number);
+            rows.push(&row);
+            if numbers.len() == together {
+                let of = open.remove(&(stream, source)).expect("it was made");
+                all.push(close((stream, source), of)?);
+            }
+        }
+        for (to, of) in open {
+            all.push(close(to, of)?);
+        }
+        Ok(Some(all))
     }
 
     fn gets(&self, wanted: &[Wanted]) -> Result<Vec<Planned>> {

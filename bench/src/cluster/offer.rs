@@ -16,7 +16,7 @@ use super::endpoint::Endpoint;
 const WARM_UP_NS: u64 = 1_000_000_000;
 /// The time that an idle client sleeps, in microseconds. Requests that become due meanwhile count
 /// as late.
-const NAP_US: u64 = 300;
+pub(super) const NAP_US: u64 = 300;
 
 /// A request that the benchmark offers.
 pub(super) struct Planned {
@@ -116,13 +116,15 @@ pub(super) struct Replied {
     pub seen_again: u64,
     pub differs: bool,
     pub values: HashMap<usize, Value, FixedState>,
-    places: Vec<u64>,
+    /// For each request its place in the order plus 1, or 0.
+    pub places: Vec<u64>,
 }
 
 impl Replied {
     /// Returns the requests in the order of their execution.
     pub fn order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.sent).filter(|nth| self.places[*nth] != 0).collect();
+        let numbers = 0..self.places.len();
+        let mut order: Vec<usize> = numbers.filter(|nth| self.places[*nth] != 0).collect();
         order.sort_by_key(|nth| self.places[*nth]);
         order
     }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_cluster::{
-    Emitted, EventTime, LateEvent, Log, Output, Record, SourceProgress, SplitLog, Times, WrongClock,
+    Emitted, EventTime, Events, LateEvent, Log, Output, Record, SourceProgress, SplitLog, Times,
+    WrongClock,
 };
 use tidemill_core::{
     Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
@@ -470,6 +471,25 @@ impl Cluster {
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
         self.request_server.call_placed(source, call, then);
+    }
+
+    /// Appends events of a stream to a source, as one record of an epoch. If it gets into the log,
+    /// the events are executed exactly once, in their order. Nobody waits for results. `then` gets
+    /// the record's offset.
+    pub fn send(
+        &self,
+        source: u32,
+        stream: StreamId,
+        batch: Batch,
+        then: tidemill_cluster::Then<std::result::Result<u64, tidemill_cluster::Refused>>,
+    ) {
+        let events = Events { stream, from: None, is_run: false, batch };
+        self.request_server.send(source, events, then);
+    }
+
+    /// Returns the log of the cluster.
+    pub fn log(&self) -> Arc<dyn Log> {
+        self.request_server.log().clone()
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
