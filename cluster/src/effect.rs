@@ -9,7 +9,7 @@ use tidemill_snapshot::{DataObject, Work};
 use tidemill_table::Changed;
 use tidemill_txn::program::Asker;
 
-use crate::event_time::Ranked;
+use crate::event_time::RankReport;
 use crate::parts::LoadedRows;
 use crate::records::{
     Buffered, CutRecord, Form, Manifest, Member, Record, Topic, Waiting, Written,
@@ -449,7 +449,7 @@ pub enum Packet {
         /// The epoch.
         epoch: u64,
         /// The counts of each rank.
-        ranks: Vec<Ranked>,
+        ranks: RankReport,
     },
     /// Between workers: a message of a node.
     Node {

@@ -107,6 +107,15 @@ pub struct Ranked {
     pub on: u64,
 }
 
+/// The requests that a worker received and that are executed in an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankReport {
+    /// Their ranks, ascending.
+    pub ranks: Vec<Ranked>,
+    /// Whether all of them are events that can be executed by column.
+    pub by_column: bool,
+}
+
 impl EventTime {
     /// Creates it from event sources. Of events with the same time, those of the first source come
     /// first. There may be at most [`INTERVALS_MAX`] streams with intervals.

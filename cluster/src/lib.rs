@@ -42,7 +42,7 @@ pub use effect::{
     Address, CutPlan, Effect, Input, Packet, Piece, Records, Refused, Span, StoredPart, Token,
 };
 pub use event_time::{
-    EventSource, EventTime, Interval, LateEvent, Rank, Ranked, ENDED_US, INTERVALS_MAX,
+    EventSource, EventTime, Interval, LateEvent, Rank, RankReport, Ranked, ENDED_US, INTERVALS_MAX,
 };
 pub use log::{Log, Then, ThenEach};
 pub use output_reader::OutputReader;

@@ -46,6 +46,8 @@ struct Run {
     members: Vec<Member>,
     /// Whether the members do not get ready, though they are alive.
     is_stuck: bool,
+    /// Whether they do not execute cuts.
+    is_slow: bool,
     /// The bytes of a member's rows that change between two snapshots, of 200.
     changes: u64,
     /// The merges, and whether none can be stored.
@@ -74,6 +76,7 @@ impl Run {
             now_us: 0,
             members: (1..=members).map(Member).collect(),
             is_stuck: false,
+            is_slow: false,
             changes: 1,
             merges: Vec::new(),
             merges_fail: false,
@@ -202,6 +205,9 @@ impl Run {
                     let (outputs, waiting) = (vec![0, 0], Vec::new());
                     self.say(member, Packet::Part { generation, epoch, part, outputs, waiting });
                 }
+                if self.is_slow {
+                    return;
+                }
                 self.say(
                     member,
                     Packet::Executed {
@@ -261,6 +267,20 @@ fn an_epoch_has_so_many_requests_of_a_source_or_those_of_one_message() {
         all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == end + 2));
         let counts: Vec<u64> = all.cuts.iter().map(|cut| cut.count).collect();
         assert_eq!(counts, [vec![epoch_max; 10], vec![more, 2 * more]].concat());
+    }
+}
+
+#[test]
+fn a_cut_that_is_ahead_has_its_own_time() {
+    let mut all = Run::new(settings(), 2);
+    all.until(|all| all.machine.running().is_some());
+    all.is_slow = true;
+    for nth in 1..=2 {
+        (0..10).for_each(|_| all.tick());
+        all.offer(&[run(nth * 250, 250)]);
+        // The second cut is made while the first one is executed, because it is a full one.
+        assert_eq!(all.cuts.len() as u64, nth);
+        assert_eq!(all.cuts.last().map(|cut| cut.clock_us), Some(all.now_us.cast_signed()));
     }
 }
 

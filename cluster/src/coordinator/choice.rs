@@ -37,7 +37,7 @@ pub(super) struct Choice {
     way: Way,
     best: Way,
     /// Epochs of the present phase that have been cut and not executed: their numbers, the numbers
-    /// of their transactions, and whether they were cut before the epoch before had been executed.
+    /// of their transactions, and whether nodes did not wait for input before.
     open: VecDeque<(u64, u64, bool)>,
     /// The time when the first epoch of the phase had been executed, and the number of epochs and
     /// transactions since then.
@@ -66,9 +66,9 @@ impl Choice {
     }
 
     /// Chooses the node that executes the next epoch, if one does. `by_node` has the number of
-    /// transactions that each node receives. `is_ahead` means that the epoch before has not been
-    /// executed.
-    pub fn choose(&mut self, epoch: u64, by_node: &[u64], is_ahead: bool) -> Option<NodeId> {
+    /// transactions that each node receives. `is_busy` means that the nodes have
+    /// not waited for input before it.
+    pub fn choose(&mut self, epoch: u64, by_node: &[u64], is_busy: bool) -> Option<NodeId> {
         let nodes = by_node.len() as u64;
         if nodes < 2 {
             return None;
@@ -81,7 +81,7 @@ impl Choice {
             self.pause();
             return None;
         }
-        self.open.push_back((epoch, transactions, is_ahead));
+        self.open.push_back((epoch, transactions, is_busy));
         let most = by_node.iter().copied().max()?;
         let node = by_node.iter().position(|of| *of == most)?;
         (self.way == ONE).then_some(NodeId(node as u16))
@@ -89,10 +89,10 @@ impl Choice {
 
     /// Notes that all nodes have executed an epoch.
     pub fn executed(&mut self, epoch: u64, now_us: u64) {
-        while let Some((_, transactions, is_ahead)) = self.open.pop_front_if(|of| of.0 <= epoch) {
+        while let Some((_, transactions, is_busy)) = self.open.pop_front_if(|of| of.0 <= epoch) {
             // Nothing is known of how long an epoch took for which the nodes had to wait, or of the
             // end of the one before.
-            let Some(since_us) = self.since_us.filter(|_| is_ahead) else {
+            let Some(since_us) = self.since_us.filter(|_| is_busy) else {
                 (self.since_us, self.epochs, self.transactions) = (Some(now_us), 0, 0);
                 continue;
             };

@@ -376,7 +376,9 @@ impl Coordinator {
             };
             counts.push(available.take((epoch_max, columns_max), paused, &is_refused, &mut given));
         }
-        let is_ahead = running.executed_by_all() < running.epoch;
+        // The nodes go on at once when they have executed the epoch before.
+        let is_busy = running.executed_by_all() < running.epoch
+            || running.available.iter().any(|of| !of.is_empty());
         let executes = match has_calls {
             true => None,
             false => {
@@ -385,7 +387,7 @@ impl Coordinator {
                 for (source, count) in (0..).zip(&counts) {
                     by_node[usize::from(assignment.reader(source, &self.settings).0)] += count;
                 }
-                running.choice.choose(running.epoch + 1, &by_node, is_ahead)
+                running.choice.choose(running.epoch + 1, &by_node, is_busy)
             }
         };
         let upto = ends(&running.available);

@@ -17,7 +17,7 @@ use super::record::{
 };
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{CutPlan, Packet, Piece, Span, StoredPart};
-use crate::event_time::{Rank, Ranked};
+use crate::event_time::{Rank, RankReport, Ranked};
 use crate::records::{Assignment, Buffered, Form, Member};
 
 fn put_form(form: &Form, out: &mut Vec<u8>) {
@@ -203,11 +203,12 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*generation, out);
             put_node(*from, out);
             put_u64(*epoch, out);
-            put_list(ranks, out, |Ranked { rank, count, on }, out| {
+            put_list(&ranks.ranks, out, |Ranked { rank, count, on }, out| {
                 put_rank(*rank, out);
                 put_u32(*count, out);
                 put_u64(*on, out);
             });
+            put_bool(ranks.by_column, out);
         }
         Packet::Node { generation, from, message } => {
             out.push(10);
@@ -287,10 +288,13 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             from: take_node(input)?,
             epoch: take_u64(input)?,
-            ranks: take_list(input, |input| {
-                let (rank, count) = (take_rank(input)?, take_u32(input)?);
-                Some(Ranked { rank, count, on: take_u64(input)? })
-            })?,
+            ranks: RankReport {
+                ranks: take_list(input, |input| {
+                    let (rank, count) = (take_rank(input)?, take_u32(input)?);
+                    Some(Ranked { rank, count, on: take_u64(input)? })
+                })?,
+                by_column: take_bool(input)?,
+            },
         },
         10 => Packet::Node {
             generation: take_u64(input)?,

@@ -12,7 +12,7 @@ use tidemill_txn::program::{Abort, AbortKind, Take};
 
 use super::*;
 use crate::effect::{CutPlan, Packet, Piece, Span};
-use crate::event_time::{Rank, Ranked};
+use crate::event_time::{Rank, RankReport, Ranked};
 use crate::records::{
     Assignment, Buffered, CutRecord, Emitted, Events, Form, Manifest, Member, Output, Record,
     Request, RequestId, Times, Waiting, Written,
@@ -274,7 +274,12 @@ fn packets() -> Vec<Packet> {
         Packet::Beat { generation },
         Packet::Form(form.clone()),
         Packet::Formed { generation, buffered },
-        Packet::Ranks { generation, from: home, epoch: 8, ranks },
+        Packet::Ranks {
+            generation,
+            from: home,
+            epoch: 8,
+            ranks: RankReport { ranks, by_column: true },
+        },
         Packet::Prepare(form),
         Packet::Merge { generation, epoch: 3, name: "merge-1".into(), work: work().into() },
         Packet::Merged { generation, name: "merge-1".into(), part: Some(None) },

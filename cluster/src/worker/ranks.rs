@@ -6,6 +6,8 @@
 //! read again. Which of them are late depends on earlier events of their event sources. The
 //! snapshot records the newest time of each event source where its buffered events begin.
 
+mod timed;
+
 use std::collections::BTreeMap;
 use std::mem::replace;
 use std::sync::Arc;
@@ -14,9 +16,10 @@ use tidemill_core::{Late, Position, StreamId};
 use tidemill_function::{Functions, NodeId, Sequencing};
 use tidemill_txn::order::Newest;
 
-use super::read::{Before, Read, Task};
-use super::run::Parts;
-use crate::event_time::{EventTime, Rank, Ranked};
+use self::timed::TimedEvents;
+use super::read::{Before, Item, Read, Task};
+use super::run::{EventRun, PartWork};
+use crate::event_time::{EventTime, Rank, RankReport, Ranked};
 use crate::records::{Buffered, CutRecord, Manifest, Waiting};
 
 /// The place of an event in its group: its position, and its number in its record.
@@ -49,6 +52,8 @@ pub(super) struct Ranks {
     /// The buffered events by group, and the bytes that all of them take.
     waiting: Vec<BTreeMap<At, Waits>>,
     bytes: u64,
+    /// Those that can be executed by column, by group.
+    columns: Vec<Vec<TimedEvents>>,
     /// Where the buffered events after the snapshot begin, by event source: the first record, and
     /// the state before it.
     again: Vec<Option<(u64, Before)>>,
@@ -57,9 +62,15 @@ pub(super) struct Ranks {
     late_at: Vec<Position>,
     late: u64,
     /// The requests of the next epoch that this worker received.
-    own: Option<Vec<Placed>>,
+    own: Option<Own>,
     /// The reports of others for epochs that have not begun here.
-    reported: BTreeMap<u64, BTreeMap<NodeId, Vec<Ranked>>>,
+    reported: BTreeMap<u64, BTreeMap<NodeId, RankReport>>,
+}
+
+/// The requests of an epoch that this worker received: some by themselves, or all by column.
+enum Own {
+    Each(Vec<Placed>),
+    ByColumn(Vec<TimedEvents>),
 }
 
 impl Ranks {
@@ -77,8 +88,20 @@ impl Ranks {
             false => times.watermarks.clone(),
         };
         let waiting = watermarks.iter().map(|_| BTreeMap::new()).collect();
+        let columns = watermarks.iter().map(|_| Vec::new()).collect();
         let (own, reported, late_at) = (None, BTreeMap::new(), watermarks.clone());
-        Ranks { event_time, watermarks, waiting, bytes: 0, again, late_at, late: 0, own, reported }
+        Ranks {
+            event_time,
+            watermarks,
+            waiting,
+            bytes: 0,
+            columns,
+            again,
+            late_at,
+            late: 0,
+            own,
+            reported,
+        }
     }
 
     /// Returns the group of an event and its place in it.
@@ -123,18 +146,28 @@ impl Ranks {
 
     /// Returns the buffered events.
     pub fn buffered(&self) -> Buffered {
-        let events = self.waiting.iter().map(|waiting| waiting.len() as u64).sum();
-        Buffered { events, bytes: self.bytes, late: self.late }
+        let waiting: u64 = self.waiting.iter().map(|waiting| waiting.len() as u64).sum();
+        let columns = || self.columns.iter().flatten();
+        let events = waiting + columns().map(TimedEvents::tasks).sum::<u64>();
+        let bytes = self.bytes + columns().map(TimedEvents::bytes).sum::<u64>();
+        Buffered { events, bytes, late: self.late }
     }
 
     /// Returns where the buffered events of each event source begin.
     pub fn first(&self) -> Vec<Waiting> {
+        let waiting = self.waiting.iter().flatten().map(|((position, _), waits)| Waiting {
+            event_source: position.source.0,
+            record: position.offset,
+            newest_us: waits.before_us,
+        });
+        let columns = self.columns.iter().flatten().filter_map(|events| {
+            let (event_source, (record, newest_us)) = (events.event_source, events.first()?);
+            Some(Waiting { event_source, record, newest_us })
+        });
         let mut first: BTreeMap<u32, Waiting> = BTreeMap::new();
-        for ((position, _), waits) in self.waiting.iter().flatten() {
-            let (event_source, record) = (position.source.0, position.offset);
-            let one = Waiting { event_source, record, newest_us: waits.before_us };
-            let of = first.entry(event_source).or_insert(one);
-            if record < of.record {
+        for one in waiting.chain(columns) {
+            let of = first.entry(one.event_source).or_insert(one);
+            if one.record < of.record {
                 *of = one;
             }
         }
@@ -147,70 +180,127 @@ impl Ranks {
     }
 
     /// Takes the requests of a cut that this worker received, each with its source. Returns the
-    /// report for the others.
+    /// report for the others. If the worker `is_alone`, it reads all event sources.
     pub fn take(
         &mut self,
         cut: &CutRecord,
-        requests: Vec<(u32, Read)>,
+        requests: Vec<(u32, Item)>,
+        is_alone: bool,
         functions: &dyn Functions,
-    ) -> Vec<Ranked> {
+    ) -> RankReport {
         self.late_at = replace(&mut self.watermarks, cut.times.watermarks.clone());
         self.late = 0;
-        let has_intervals = self.event_time.has_intervals();
-        let on = |task: &Task| match has_intervals {
-            true => functions.intervals(&task.call),
-            false => 0,
-        };
         let mut placed = Vec::new();
-        for (source, read) in requests {
-            let at = read.at;
-            let (rank, task) = match read.timed {
-                None => (Rank::Arrival(source), read.task),
-                Some(timed) => {
-                    self.late += u64::from(read.late_us.is_some());
-                    let stands = self.stands(timed, read.late_us).map(|stands_us| {
-                        let (group, place) = self.place((timed.0, stands_us), at);
-                        (group, place, place.0 >= self.late_at[group])
-                    });
-                    if let Some((group, place, true)) = stands {
-                        self.buffer(group, place, read);
+        for (source, item) in requests {
+            match item {
+                Item::Task(read) => self.take_one(source, read, &mut placed, functions),
+                Item::Events(events) => {
+                    let events = TimedEvents::new(events);
+                    let event_source = &self.event_time.sources()[events.event_source as usize];
+                    let group = event_source.group;
+                    if events.position(0) >= self.late_at[group] {
+                        self.columns[group].push(events);
                         continue;
                     }
-                    self.late += u64::from(read.late_us.is_none());
-                    let Task { call, .. } = read.task;
-                    (Rank::Late(timed.0), Task { call: functions.late(call), ..read.task })
+                    // Some are late because the source was idle.
+                    for read in events.reads(&self.event_time.clone(), functions) {
+                        self.take_one(source, read, &mut placed, functions);
+                    }
                 }
-            };
-            placed.push(Placed { rank, at, source, on: on(&task), task });
+            }
+        }
+        let mut due = Vec::new();
+        for (columns, watermark) in self.columns.iter_mut().zip(&self.watermarks) {
+            due.extend(columns.iter_mut().filter_map(|events| events.take_before(*watermark)));
+            columns.retain(|events| events.len() > 0);
         }
         for (waiting, watermark) in self.waiting.iter_mut().zip(&self.watermarks) {
             let later = waiting.split_off(&(*watermark, 0));
-            for ((position, nth), Waits { mut task, is_late, .. }) in replace(waiting, later) {
-                self.bytes -= task.bytes();
-                let event_source = position.source.0;
-                let source = self.event_time.sources()[event_source as usize].source;
-                let rank = Rank::OnTime(position.time_us, event_source);
-                let (at, on) = ((position.offset, nth), on(&task));
-                if is_late {
-                    task.call = functions.admitted(task.call, position.time_us);
+            for ((position, nth), waits) in replace(waiting, later) {
+                self.bytes -= waits.task.bytes();
+                placed.push(due_task(&self.event_time, (position, nth), waits, functions));
+            }
+        }
+        let by_column = placed.is_empty();
+        let own = match by_column {
+            true => Own::ByColumn(due),
+            false => Own::Each(self.each(due, placed, functions)),
+        };
+        let ranks = match &own {
+            Own::Each(placed) => ranks_of(placed),
+            // The others have no events in event time, so they need only the number.
+            Own::ByColumn(due) if is_alone => {
+                let count = due.iter().map(TimedEvents::tasks).sum::<u64>() as u32;
+                let rank = Rank::OnTime(i64::MIN, 0);
+                (count > 0).then_some(Ranked { rank, count, on: 0 }).into_iter().collect()
+            }
+            Own::ByColumn(due) => {
+                let mut ranks: Vec<Ranked> = Vec::new();
+                for (nth, row) in in_order(due) {
+                    let (rank, each) = (due[nth].rank(row), due[nth].each() as u32);
+                    match ranks.last_mut().filter(|last| last.rank == rank) {
+                        Some(last) => last.count += each,
+                        None => ranks.push(Ranked { rank, count: each, on: 0 }),
+                    }
                 }
-                placed.push(Placed { rank, at, source, on, task });
+                ranks
+            }
+        };
+        self.own = Some(own);
+        RankReport { ranks, by_column }
+    }
+
+    /// Takes a request of a cut: it is executed now, or buffered.
+    fn take_one(
+        &mut self,
+        source: u32,
+        read: Read,
+        placed: &mut Vec<Placed>,
+        functions: &dyn Functions,
+    ) {
+        let at = read.at;
+        let (rank, task) = match read.timed {
+            None => (Rank::Arrival(source), read.task),
+            Some(timed) => {
+                self.late += u64::from(read.late_us.is_some());
+                let stands = self.stands(timed, read.late_us).map(|stands_us| {
+                    let (group, place) = self.place((timed.0, stands_us), at);
+                    (group, place, place.0 >= self.late_at[group])
+                });
+                if let Some((group, place, true)) = stands {
+                    return self.buffer(group, place, read);
+                }
+                self.late += u64::from(read.late_us.is_none());
+                let Task { call, .. } = read.task;
+                (Rank::Late(timed.0), Task { call: functions.late(call), ..read.task })
+            }
+        };
+        placed.push(Placed { rank, at, source, on: on(&self.event_time, &task, functions), task });
+    }
+
+    /// Returns all requests of an epoch by themselves, in their order.
+    fn each(
+        &self,
+        due: Vec<TimedEvents>,
+        mut placed: Vec<Placed>,
+        functions: &dyn Functions,
+    ) -> Vec<Placed> {
+        for events in due {
+            for read in events.reads(&self.event_time, functions) {
+                let timed = read.timed.expect("it is in event time");
+                let (_, at) = self.place(timed, read.at);
+                let Read { task, before_us, .. } = read;
+                let waits = Waits { task, before_us, is_late: false };
+                placed.push(due_task(&self.event_time, at, waits, functions));
             }
         }
         placed.sort_by_key(|placed| (placed.rank, placed.at));
-        let ranked = |some: &[Placed]| Ranked {
-            rank: some[0].rank,
-            count: some.len() as u32,
-            on: some.iter().fold(0, |on, one| on | one.on),
-        };
-        let ranks = placed.chunk_by(|one, other| one.rank == other.rank).map(ranked).collect();
-        self.own = Some(placed);
-        ranks
+        placed
     }
 
     /// Takes the report of another worker.
-    pub fn receive(&mut self, epoch: u64, from: NodeId, ranks: Vec<Ranked>) {
-        self.reported.entry(epoch).or_default().insert(from, ranks);
+    pub fn receive(&mut self, epoch: u64, from: NodeId, report: RankReport) {
+        self.reported.entry(epoch).or_default().insert(from, report);
     }
 
     /// Returns the requests of the next epoch, each with its place, and the number of places of all
@@ -224,31 +314,60 @@ impl Ranks {
         others: usize,
         part_max: u64,
         functions: &dyn Functions,
-    ) -> Option<(Parts, u64)> {
+    ) -> Option<(Vec<PartWork>, u64)> {
         let reported = self.reported.get(&epoch).map_or(0, BTreeMap::len);
         if reported < others {
             return None;
         }
-        let mut own = self.own.take()?;
+        let own = self.own.take()?;
         let reported = self.reported.remove(&epoch).unwrap_or_default();
-        let mut before: Vec<Ranked> = reported.into_values().flatten().collect();
+        let by_column = reported.values().all(|report| report.by_column);
+        let mut before: Vec<Ranked> =
+            reported.into_values().flat_map(|report| report.ranks).collect();
         before.sort_unstable_by_key(|ranked| ranked.rank);
-        self.close(&mut own, &before, functions);
         let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();
+        let mut own = match own {
+            Own::ByColumn(due) if by_column => {
+                let total = due.iter().map(TimedEvents::tasks).sum::<u64>() + of_others;
+                let runs = self.runs(due, before, order);
+                return Some((vec![PartWork { tasks: Vec::new(), runs }], total));
+            }
+            Own::ByColumn(due) => self.each(due, Vec::new(), functions),
+            Own::Each(placed) => placed,
+        };
+        self.close(&mut own, &before, functions);
         let total = own.len() as u64 + of_others;
         let mut parts = Vec::new();
-        parts.resize_with(total.div_ceil(part_max).max(1) as usize, Vec::new);
+        parts.resize_with(total.div_ceil(part_max).max(1) as usize, PartWork::default);
         let (mut before, mut place) = (before.into_iter().peekable(), 0);
         for Placed { rank, source, task, .. } in own {
             while let Some(other) = before.next_if(|other| other.rank < rank) {
                 place += u64::from(other.count);
             }
             let nth = ((place / part_max) as usize).min(parts.len() - 1);
-            let part: &mut Vec<_> = &mut parts[nth];
-            part.push((order.tid(source, place), task));
+            parts[nth].tasks.push((order.tid(source, place), task));
             place += 1;
         }
         Some((parts, total))
+    }
+
+    /// Returns events by column with their places, given the ranks of other workers' events.
+    fn runs(&self, due: Vec<TimedEvents>, before: Vec<Ranked>, order: Sequencing) -> Vec<EventRun> {
+        let source =
+            |events: &TimedEvents| self.event_time.sources()[events.event_source as usize].source;
+        let sources: Vec<u32> = due.iter().map(source).collect();
+        let mut tids: Vec<Vec<u64>> =
+            due.iter().map(|events| Vec::with_capacity(events.len())).collect();
+        let (mut before, mut place) = (before.into_iter().peekable(), 0);
+        for (nth, row) in in_order(&due) {
+            while let Some(other) = before.next_if(|other| other.rank < due[nth].rank(row)) {
+                place += u64::from(other.count);
+            }
+            tids[nth].push(order.tid(sources[nth], place).0);
+            place += due[nth].each();
+        }
+        let step = u64::from(order.sources);
+        due.into_iter().zip(tids).map(|(events, tids)| events.run(tids, step)).collect()
     }
 
     /// Marks the events that end intervals, given the ranks of other workers' events.
@@ -275,6 +394,60 @@ impl Ranks {
     pub fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
         self.event_time.marks_us(&self.late_at)
     }
+}
+
+/// Returns the streams with intervals that a request belongs to.
+fn on(event_time: &EventTime, task: &Task, functions: &dyn Functions) -> u64 {
+    match event_time.has_intervals() {
+        true => functions.intervals(&task.call),
+        false => 0,
+    }
+}
+
+/// Returns an event that the watermark has passed.
+fn due_task(
+    event_time: &EventTime,
+    (position, nth): At,
+    waits: Waits,
+    functions: &dyn Functions,
+) -> Placed {
+    let Waits { mut task, is_late, .. } = waits;
+    let event_source = position.source.0;
+    let source = event_time.sources()[event_source as usize].source;
+    let rank = Rank::OnTime(position.time_us, event_source);
+    let (at, on) = ((position.offset, nth), on(event_time, &task, functions));
+    if is_late {
+        task.call = functions.admitted(task.call, position.time_us);
+    }
+    Placed { rank, at, source, on, task }
+}
+
+/// Returns the ranks of requests that are in order.
+fn ranks_of(placed: &[Placed]) -> Vec<Ranked> {
+    let ranked = |some: &[Placed]| Ranked {
+        rank: some[0].rank,
+        count: some.len() as u32,
+        on: some.iter().fold(0, |on, one| on | one.on),
+    };
+    placed.chunk_by(|one, other| one.rank == other.rank).map(ranked).collect()
+}
+
+/// Returns the events of all in the order of their ranks: the number among all, and the event.
+fn in_order(all: &[TimedEvents]) -> Vec<(usize, usize)> {
+    let mut numbers: Vec<usize> = (0..all.len()).collect();
+    numbers.sort_by_key(|nth| all[*nth].position(0));
+    let follow = |pair: &[usize]| {
+        let (one, other) = (&all[pair[0]], &all[pair[1]]);
+        one.position(one.len() - 1) < other.position(0)
+    };
+    let follow_each_other = numbers.windows(2).all(follow);
+    let each = numbers.into_iter().flat_map(|nth| (0..all[nth].len()).map(move |row| (nth, row)));
+    let mut each: Vec<(usize, usize)> = each.collect();
+    if !follow_each_other {
+        // The events of each are in order, which this sort makes use of.
+        each.sort_by_key(|(nth, row)| all[*nth].position(*row));
+    }
+    each
 }
 
 #[cfg(test)]

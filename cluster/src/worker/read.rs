@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use tidemill_core::wire::columns_bytes;
-use tidemill_core::{Batch, StreamId};
+use tidemill_core::{Batch, StreamId, StreamTime};
 use tidemill_function::{output_bytes, Call, EventPlace, Functions};
 use tidemill_txn::order::Newest;
 
@@ -42,6 +42,17 @@ pub(super) struct ManyEvents {
     /// The number of transactions of each.
     pub each: u64,
     pub batch: Batch,
+    /// Their times, if they are in event time.
+    pub times: Option<EventTimes>,
+}
+
+/// The times of events in event time that come from one event source.
+#[derive(Clone)]
+pub(super) struct EventTimes {
+    pub event_source: u32,
+    pub us: Vec<i64>,
+    /// The newest time of the event source before these.
+    pub before_us: Option<i64>,
 }
 
 impl ManyEvents {
@@ -60,19 +71,42 @@ impl ManyEvents {
         columns_bytes(&self.batch) as u64
     }
 
+    /// Returns the events as tasks that have been read.
+    pub fn reads(
+        self,
+        source: u32,
+        event_time: &EventTime,
+        functions: &dyn Functions,
+    ) -> Vec<Read> {
+        let ManyEvents { at, is_run, stream, from, batch, .. } = self;
+        let mut reads = Vec::with_capacity(batch.len());
+        let record = Record::Events(Events { stream, from, is_run, batch });
+        tasks(at, record, functions, |at, task| {
+            reads.push(Read::new(at, task, source, event_time, functions));
+        });
+        reads
+    }
+
     /// Returns the events from an offset on, and those before it.
-    fn split(self, at: u64) -> (Option<ManyEvents>, ManyEvents) {
+    fn split(mut self, at: u64) -> (Option<ManyEvents>, ManyEvents) {
         let rows = (at - self.at) as usize;
+        let rest_times = self.times.as_mut().map(|times| {
+            let us = times.us.split_off(rows);
+            let before_us = times.before_us.max(times.us.iter().copied().max());
+            EventTimes { us, before_us, ..*times }
+        });
         let rest = ManyEvents {
             at,
             from: self.from.as_ref().map(|from| from.after(rows as u64)),
             batch: self.batch.slice(rows, self.batch.len() - rows),
+            times: rest_times,
             ..self
         };
         let before = (rows > 0).then(|| ManyEvents {
             at: self.at,
             from: self.from,
             batch: self.batch.slice(0, rows),
+            times: self.times,
             ..rest
         });
         (before, rest)
@@ -199,22 +233,41 @@ impl Read {
         functions: &dyn Functions,
         mut each: impl FnMut(Item),
     ) {
-        // In event time each event has a place of its own.
+        // The number of transactions of each event, and the events' times.
         let by_column = |events: &Events| {
             let handlers = functions.by_column(events.stream)?.len() as u64;
-            let stream = functions.program().streams.get(events.stream.index())?;
-            let fits = stream.spec.schema == *events.batch.schema();
-            (fits && event_time.is_empty()).then_some(handlers)
+            let spec = &functions.program().streams.get(events.stream.index())?.spec;
+            if spec.schema != *events.batch.schema() || events.batch.is_empty() {
+                return None;
+            }
+            match spec.time {
+                StreamTime::Arrival => event_time.is_empty().then_some((handlers, None)),
+                StreamTime::Event { column } => {
+                    let event_source = event_time.of(source, events.stream)?;
+                    let us = events.batch.ints(column)?.to_vec();
+                    let is_usual =
+                        !event_time.has_intervals() && us.iter().all(|us| *us < ENDED_US);
+                    let times = EventTimes { event_source, us, before_us: None };
+                    is_usual.then_some((handlers, Some(times)))
+                }
+            }
         };
         let handlers = match &record {
             Record::Events(events) => by_column(events),
             _ => None,
         };
         match (record, handlers) {
-            (Record::Events(events), Some(each_has)) => {
+            (Record::Events(events), Some((handlers, times))) => {
                 let Events { stream, from: place, is_run, batch } = events;
-                let many =
-                    ManyEvents { at: offset, is_run, stream, from: place, each: each_has, batch };
+                let many = ManyEvents {
+                    at: offset,
+                    is_run,
+                    stream,
+                    from: place,
+                    each: handlers,
+                    batch,
+                    times,
+                };
                 if many.end() > from {
                     let (_, rest) = match offset < from {
                         true => many.split(from),
@@ -280,6 +333,17 @@ impl Before {
     /// Creates it for a source with this newest time.
     pub fn new(newest: Newest) -> Before {
         Before { newest, last: None }
+    }
+
+    /// Takes events, unless any of them is late. Returns whether it has taken them.
+    pub fn take_all(&mut self, times: &mut EventTimes) -> bool {
+        let mut newest = self.newest;
+        if times.us.iter().any(|us| newest.take(*us).is_some()) {
+            return false;
+        }
+        times.before_us = self.newest.us();
+        (self.newest, self.last) = (newest, None);
+        true
     }
 
     /// Takes the next event of a record.

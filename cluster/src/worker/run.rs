@@ -6,9 +6,10 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Batch, Key, LateRow, Row, StreamId, TableId};
 use tidemill_function::{
-    Call, Clock, ColumnOutcome, ColumnOutput, Counts, Event, Functions, HandlerEvents, Message,
-    Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
+    Call, Clock, ColumnOutcome, ColumnOutput, Counts, Event, EventPlace, Functions, HandlerEvents,
+    Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
 };
+use tidemill_txn::order::Newest;
 
 use super::known::Known;
 use super::ranks::Ranks;
@@ -16,7 +17,7 @@ use super::read::{Before, Item, Items, ManyEvents, Read, Task};
 use super::save::Saving;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Address, CutPlan, Effect, Packet, Piece, Span};
-use crate::event_time::Ranked;
+use crate::event_time::{EventSource, RankReport};
 use crate::records::{Buffered, CutRecord, Emitted, Form, Output, Record, RequestId, Topic};
 use crate::Settings;
 
@@ -48,6 +49,13 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// Creates a source that is read from an offset on, given the newest time of each event source.
+    pub fn new(source: u32, upto: u64, newest: Vec<Newest>) -> Source {
+        let before = newest.into_iter().map(Before::new).collect();
+        let items = Items::default();
+        Source { source, items, taken: upto, upto, ends_at: None, before, is_asked: false }
+    }
+
     /// Takes records that have been read. Returns the report for the coordinator.
     pub fn take(
         &mut self,
@@ -64,10 +72,21 @@ impl Source {
             let Source { source, items, before, .. } = self;
             let record = (*source, offset, record);
             Read::items(record, from, &settings.event_time, functions, |item| {
-                items.push(match item {
-                    Item::Task(read) => Item::Task(read.known(before)),
-                    events => events,
-                });
+                match item {
+                    Item::Task(read) => items.push(Item::Task(read.known(before))),
+                    Item::Events(mut events) => {
+                        let is_taken = events.times.as_mut().is_none_or(|times| {
+                            before[times.event_source as usize].take_all(times)
+                        });
+                        if is_taken {
+                            return items.push(Item::Events(events));
+                        }
+                        // Each late event is treated by itself.
+                        for read in events.reads(*source, &settings.event_time, functions) {
+                            items.push(Item::Task(read.known(before)));
+                        }
+                    }
+                }
             });
         }
         self.upto = upto.max(from);
@@ -81,7 +100,7 @@ impl Source {
     }
 
     /// Takes everything before an offset.
-    fn until(&mut self, upto: u64) -> Vec<Item> {
+    pub fn until(&mut self, upto: u64) -> Vec<Item> {
         self.taken = upto;
         std::iter::from_fn(|| self.items.next_before(upto)).collect()
     }
@@ -91,6 +110,7 @@ impl Source {
         // Pieces with events in event time are not divided. So they are small enough that an epoch
         // takes several.
         let timed_max = (settings.epoch_max / PIECES).max(1);
+        let timed_columns_max = (settings.columns_max / PIECES).max(1) as usize;
         let mut pieces: Vec<Piece> = Vec::new();
         // The number of requests of each offset of the last piece, if more such offsets may follow.
         let (mut at, mut run_each) = (from, None);
@@ -106,6 +126,26 @@ impl Source {
                 run_each = None;
             }
             let read = match item {
+                Item::Events(events) if events.times.is_some() => {
+                    let times = events.times.as_ref().expect("it has them");
+                    // The number of events that have an offset, and of those of a piece.
+                    let (rows, each) = (events.batch.len(), events.each as usize);
+                    let one = if events.is_run { 1 } else { rows };
+                    let some = (timed_columns_max / each).max(1).next_multiple_of(one);
+                    for us in times.us.chunks(some) {
+                        at = if events.is_run {
+                            at.max(offset) + us.len() as u64
+                        } else {
+                            offset + 1
+                        };
+                        let mut span = Span::of(times.event_source, us[0]);
+                        us.iter().for_each(|us| span = span.with(*us));
+                        let (requests, by_column) = ((us.len() * each) as u64, true);
+                        pieces.push(Piece { end: at, requests, by_column, times: [span].into() });
+                    }
+                    run_each = None;
+                    continue;
+                }
                 Item::Events(events) => {
                     at = events.end();
                     let each = if events.is_run { events.each } else { events.tasks() };
@@ -179,29 +219,61 @@ impl Source {
 
 /// Events of an epoch that are executed by column, if nothing else is in the epoch.
 pub(super) struct EventRun {
-    /// The place of the first transaction, and the distance of the places of the others.
-    first: u64,
+    /// The place of the first transaction of each event, ascending, and the distance of the places
+    /// of the others.
+    tids: Vec<u64>,
     step: u64,
-    /// The events, each with `each` transactions.
-    events: ManyEvents,
+    stream: StreamId,
+    /// The number of transactions of each.
+    each: u64,
+    batch: Batch,
+    /// The place that an event comes from, and the distance of each event to it. `None` means that
+    /// they follow each other from there.
+    from: Option<EventPlace>,
+    rows: Option<Vec<u64>>,
 }
 
 impl EventRun {
+    /// Creates it from events whose first transactions have these places.
+    pub fn new(
+        tids: Vec<u64>,
+        step: u64,
+        (stream, each): (StreamId, u64),
+        batch: Batch,
+        (from, rows): (Option<EventPlace>, Option<Vec<u64>>),
+    ) -> EventRun {
+        EventRun { tids, step, stream, each, batch, from, rows }
+    }
+
+    /// Returns all transactions, each with its place.
+    #[cfg(test)]
+    pub fn tasks(&self, functions: &dyn Functions) -> Vec<(Tid, Task)> {
+        let places = (0..self.tids.len()).flat_map(|row| (0..self.each).map(move |nth| (row, nth)));
+        let task = |(row, nth): (usize, u64)| {
+            let tid = Tid(self.tids[row] + nth * self.step);
+            let at = self.find(tid).expect("it is one of them");
+            assert_eq!(at, (row, nth as usize));
+            Some((tid, self.task(at, functions)?))
+        };
+        places.filter_map(task).collect()
+    }
+
     /// Returns the event and the handler of a transaction, by its place, if it is one of these.
     fn find(&self, tid: Tid) -> Option<(usize, usize)> {
-        let nth = tid.0.checked_sub(self.first).filter(|by| by % self.step == 0)? / self.step;
-        let (row, handler) = (nth / self.events.each, nth % self.events.each);
-        ((row as usize) < self.events.batch.len()).then_some((row as usize, handler as usize))
+        (0..self.each).find_map(|handler| {
+            let first = tid.0.checked_sub(handler * self.step)?;
+            Some((self.tids.binary_search(&first).ok()?, handler as usize))
+        })
     }
 
     /// Returns the task of a transaction.
     fn task(&self, (row, handler): (usize, usize), functions: &dyn Functions) -> Option<Task> {
-        let ManyEvents { stream, from, batch, .. } = &self.events;
-        let handler_of = *functions.by_column(*stream)?.get(handler)?;
+        let handler_of = *functions.by_column(self.stream)?.get(handler)?;
+        let distance = self.rows.as_ref().map_or(row as u64, |rows| rows[row]);
         Some(Task {
             id: RequestId::from([]),
-            call: functions.handler_call(handler_of, &batch.row(row)),
-            place: from.as_ref().map(|from| from.after(row as u64)),
+            call: functions.handler_call(handler_of, &self.batch.row(row)),
+            place: self.from.as_ref().map(|from| from.after(distance)),
             is_first: handler == 0,
         })
     }
@@ -209,27 +281,32 @@ impl EventRun {
 
 /// Returns the events of runs for each handler, with the places of its transactions.
 fn by_handler(runs: &[EventRun], functions: &dyn Functions) -> Vec<HandlerEvents> {
-    let mut all: BTreeMap<usize, Vec<(u64, usize)>> = BTreeMap::new();
-    for (nth, run) in runs.iter().enumerate() {
-        let handlers = functions.by_column(run.events.stream).unwrap_or_default();
+    let mut all: BTreeMap<usize, Vec<(&EventRun, u64)>> = BTreeMap::new();
+    for run in runs.iter().filter(|run| !run.tids.is_empty()) {
+        let handlers = functions.by_column(run.stream).unwrap_or_default();
         for (place, handler) in (0..).zip(handlers) {
-            all.entry(*handler).or_default().push((run.first + place * run.step, nth));
+            all.entry(*handler).or_default().push((run, place * run.step));
         }
     }
     let mut found = Vec::new();
-    for (handler, mut firsts) in all {
+    for (handler, mut runs) in all {
         // Runs of one source follow each other, and so do their places. Those of other sources are
         // between them.
-        firsts.sort_by_key(|(first, nth)| (first % runs[*nth].step, *first));
-        for of_source in firsts.chunk_by(|a, b| a.0 % runs[a.1].step == b.0 % runs[b.1].step) {
-            let batches = of_source.iter().map(|(_, nth)| &runs[*nth].events.batch);
-            let mut tids = Vec::new();
-            for (first, nth) in of_source {
-                let EventRun { step, events, .. } = &runs[*nth];
-                let distance = step * events.each;
-                tids.extend((0..events.batch.len() as u64).map(|row| first + row * distance));
-            }
-            let batch = Batch::concat(&batches.collect::<Vec<_>>());
+        runs.sort_by_key(|(run, more)| (run.tids[0] % run.step, run.tids[0] + more));
+        let are_joined = |a: &(&EventRun, u64), b: &(&EventRun, u64)| {
+            a.0.tids[a.0.tids.len() - 1] + a.1 < b.0.tids[0] + b.1
+        };
+        for joined in runs.chunk_by(are_joined) {
+            let batches: Vec<&Batch> = joined.iter().map(|(run, _)| &run.batch).collect();
+            let of_run = |(run, more): &(&EventRun, u64)| {
+                let more = *more;
+                run.tids.iter().map(move |first| first + more).collect::<Vec<u64>>()
+            };
+            let tids = joined.iter().flat_map(of_run).collect();
+            let batch = match &batches[..] {
+                [one] => (*one).clone(),
+                _ => Batch::concat(&batches),
+            };
             found.push(HandlerEvents { handler, tids, batch });
         }
     }
@@ -239,12 +316,9 @@ fn by_handler(runs: &[EventRun], functions: &dyn Functions) -> Vec<HandlerEvents
 /// The work of a part of an epoch.
 #[derive(Default)]
 pub(super) struct PartWork {
-    tasks: Vec<(Tid, Task)>,
-    runs: Vec<EventRun>,
+    pub tasks: Vec<(Tid, Task)>,
+    pub runs: Vec<EventRun>,
 }
-
-/// Tasks with their places, by part of an epoch.
-pub(super) type Parts = Vec<Vec<(Tid, Task)>>;
 
 /// The requests of a cut.
 enum Coming {
@@ -323,12 +397,8 @@ impl Running {
         let own = (0..settings.sources).filter(|s| form.assignment.reader(*s, settings) == node);
         let source = |source| {
             let upto = of(&manifest.inputs, source);
-            let items = Items::default();
             let newest = settings.event_time.newest(&manifest.times);
-            let before = newest.into_iter().map(Before::new).collect();
-            let of =
-                Source { source, items, taken: upto, upto, ends_at: None, before, is_asked: false };
-            (source, of)
+            (source, Source::new(source, upto, newest))
         };
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
@@ -382,7 +452,7 @@ impl Running {
         cut: &CutRecord,
         settings: &Settings,
         functions: &dyn Functions,
-        tells: &mut Option<Vec<Ranked>>,
+        tells: &mut Option<RankReport>,
     ) -> Coming {
         let sources = settings.sources;
         let order = Sequencing { sources, base: cut.base };
@@ -405,7 +475,12 @@ impl Running {
                             Item::Task(read) => part.tasks.push((tid, read.task)),
                             Item::Events(events) => {
                                 let step = u64::from(sources);
-                                part.runs.push(EventRun { first: tid.0, step, events });
+                                let ManyEvents { stream, from, each, batch, .. } = events;
+                                let distance = step * each;
+                                let tids =
+                                    (0..batch.len() as u64).map(|row| tid.0 + row * distance);
+                                let (tids, of) = (tids.collect(), (stream, each));
+                                part.runs.push(EventRun::new(tids, step, of, batch, (from, None)));
                             }
                         }
                         nth += tasks;
@@ -414,26 +489,23 @@ impl Running {
                 vec![part]
             }
             Some(ranks) => {
+                let form = &self.form;
+                let is_own =
+                    |of: &EventSource| form.assignment.reader(of.source, settings) == self.own;
                 if !ranks.has_own() {
                     let read = |(&source, input): (&u32, &mut Source)| {
-                        let own = input.until(upto(source)).into_iter();
-                        own.map(move |item| match item {
-                            Item::Task(read) => (source, read),
-                            Item::Events(_) => unreachable!("in event time there are tasks only"),
-                        })
+                        input.until(upto(source)).into_iter().map(move |item| (source, item))
                     };
                     let read = self.inputs.iter_mut().flat_map(read).collect();
-                    *tells = Some(ranks.take(cut, read, functions));
+                    let is_alone = settings.event_time.sources().iter().all(is_own);
+                    *tells = Some(ranks.take(cut, read, is_alone, functions));
                 }
-                let others = self.form.assignment.members.len() - 1;
+                let others = form.assignment.members.len() - 1;
                 let part_max = settings.epoch_max * u64::from(sources);
                 match ranks.places(cut.epoch, order, others, part_max, functions) {
                     None => return Coming::Later,
                     Some((_, places)) if places > cut.count => return Coming::TooMany,
-                    Some((parts, _)) => {
-                        let part = |tasks| PartWork { tasks, runs: Vec::new() };
-                        parts.into_iter().map(part).collect()
-                    }
+                    Some((parts, _)) => parts,
                 }
             }
         };
@@ -636,7 +708,7 @@ impl Worker {
                     Output::Event { tid, path, stream, row }
                 }
                 Event::Columns(ColumnOutcome { outputs, counts, .. }) => {
-                    let events: usize = running.runs.iter().map(|run| run.events.batch.len()).sum();
+                    let events: usize = running.runs.iter().map(|run| run.batch.len()).sum();
                     running.counts.events += events as u64;
                     self.functions.count_columns(&counts, &outputs, &mut running.counts);
                     for ColumnOutput { stream, tids, ordinals, batch } in outputs {

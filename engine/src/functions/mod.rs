@@ -253,7 +253,6 @@ impl AppFunctions {
             let is_event = program.streams[stream.index()].origin == Origin::Input
                 && !program.calls.contains(&stream)
                 && program.timers.iter().all(|timer| timer.stream != stream)
-                && !times.has(stream)
                 && !rounds.is_needed(&program, stream);
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             let has_columns = |handler: &usize| {

@@ -1,5 +1,7 @@
 //! Any events at any number of workers have one order, in which the same events end intervals.
 
+mod by_column;
+
 use proptest::prelude::*;
 use tidemill_core::{TableId, Value};
 use tidemill_function::{Activation, Call, Target, Tid};
@@ -105,7 +107,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
     let longest = all.iter().map(Vec::len).max().unwrap_or(0) as u64;
     for epoch in 1..=longest.div_ceil(step) {
         let from = upto.clone();
-        let mut read: Vec<Vec<(u32, Read)>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut read: Vec<Vec<(u32, Item)>> = (0..workers).map(|_| Vec::new()).collect();
         for (source, records) in (0..).zip(all) {
             let behind = (epoch * step).min(records.len() as u64);
             upto[source as usize] = behind;
@@ -125,7 +127,8 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
                         let newest = &mut times.newest[event_source as usize];
                         *newest = (*newest).max(Some(time_us));
                     }
-                    read[(source % u32::from(workers)) as usize].push((source, read_one));
+                    read[(source % u32::from(workers)) as usize]
+                        .push((source, Item::Task(read_one)));
                 }
             }
         }
@@ -141,10 +144,10 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             upto: upto.clone(),
             times: times.clone(),
         };
-        let reported: Vec<Vec<Ranked>> = ranks
+        let reported: Vec<RankReport> = ranks
             .iter_mut()
             .zip(read)
-            .map(|(ranks, read)| ranks.take(&cut, read, &functions))
+            .map(|(ranks, read)| ranks.take(&cut, read, false, &functions))
             .collect();
         let mut calls = Vec::new();
         for (nth, ranks) in ranks.iter_mut().enumerate() {
@@ -156,7 +159,8 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             let others = usize::from(workers) - 1;
             let (parts, _) =
                 ranks.places(epoch, order, others, u64::MAX, &functions).expect("all reported");
-            calls.extend(parts.into_iter().flatten().map(|(tid, task)| (tid, task.call)));
+            let tasks = parts.into_iter().flat_map(|part| part.tasks);
+            calls.extend(tasks.map(|(tid, task)| (tid, task.call)));
         }
         calls.sort_by_key(|(tid, _)| *tid);
         epochs.push(calls);
