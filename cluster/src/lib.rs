@@ -23,7 +23,7 @@
 //! appended twice. A snapshot counts when its manifest is stored and a record of the cuts names it.
 //! Before that, every part is stored, and all outputs of the epochs up to it are in the log.
 //!
-//! This crate must not know sockets, files, threads, clocks, timely or Python. A [`Worker`] and a
+//! This crate must not know sockets, files, threads, clocks or Python. A [`Worker`] and a
 //! [`Coordinator`] take inputs and give [`Effect`]s. A [`Log`] is only a trait here.
 
 mod coordinator;

@@ -99,11 +99,6 @@ fn wheels_have_no_functions_for_tests() {
 }
 
 #[test]
-fn only_flow_knows_timely() {
-    assert_eq!(users_of("timely"), ["tidemill-flow"]);
-}
-
-#[test]
 fn only_the_bindings_know_pyo3() {
     assert_eq!(
         users_of("pyo3"),

@@ -420,8 +420,7 @@ impl Mill {
         let server = Server::start(&view)?;
         let timers = timers::start(&view)?;
         let rows_max = ROWS_MAX.min(driver.settings.epoch_rows_max);
-        let flow =
-            Spec { env: env.clone(), workers, mesh: None, inputs, rows_max, park_us: PARK_US };
+        let flow = Spec { env: env.clone(), workers, inputs, rows_max, park_us: PARK_US };
         let delivering = env
             .threads
             .spawn("tidemill-out", Box::new(move || delivery.run()))

@@ -198,7 +198,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         inputs.push(Input {
             source,
             worker: if state.is_push { 0 } else { readers.next().unwrap_or(0) },
-            ingress: Some(Box::new(Feed {
+            ingress: Box::new(Feed {
                 id: source,
                 source: reader.boxed(),
                 time,
@@ -207,7 +207,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
                 log,
                 pace: partition.is_paced.then(|| Pace { clock: env.clock.clone(), look_ns: 0 }),
                 empty_polls: state.empty_polls.clone(),
-            })),
+            }),
             branches: branches(&program, partition.stream, &failed)?,
         });
         info!(target: "tidemill::source", source = state.name, row = state.next_offset, "opened");

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 
 use parking_lot::RwLock;
-use serde::{Deserialize, Serialize};
 use tidemill_core::SourceId;
 
 /// Steers the workers of one process. It says which epoch is open, how far each source may be read
@@ -14,8 +13,7 @@ use tidemill_core::SourceId;
 ///
 /// Epoch 0 is never read: all sources wait until the first epoch is [opened](Gate::open).
 ///
-/// A gate serves one run. In a mesh the sequencer writes to the gate of the first process. Its
-/// first worker passes the changes on to the gates of the others.
+/// A gate serves one run.
 pub struct Gate {
     steering: RwLock<Steering>,
     /// The number of changes of `steering`. It shows without the lock that nothing changed.
@@ -26,6 +24,8 @@ pub struct Gate {
     bytes_max: u64,
     stopped: AtomicBool,
     threads: RwLock<Vec<(Thread, Vec<SourceId>)>>,
+    /// The thread of the first worker, which calls the conductor.
+    first: OnceLock<Thread>,
 }
 
 /// The steering that changes together.
@@ -33,17 +33,16 @@ pub struct Gate {
 /// A worker must never read past the limit of the epoch that it reads for. So an epoch and its
 /// limits are one value under one lock. Before each poll, the worker takes a [`Ticket`] with both.
 /// So it never has the old epoch with the new limit, whatever the sequencer does meanwhile. If the
-/// sequencer opens the next epoch during a poll, the poll still counts for the old epoch. The
-/// worker holds timely's capability for the old epoch, which is not closed before the worker has
-/// seen the new one, and the cut contains those rows. The lock is taken once for a whole chunk of
+/// sequencer opens the next epoch during a poll, the poll still counts for the old epoch. That is
+/// not closed before the worker has seen the new one, and the cut contains those rows. The lock is taken once for a whole chunk of
 /// rows, not for each row.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Steering {
-    pub(crate) epoch: u64,
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Steering {
+    epoch: u64,
     /// The limit of each source. Sources beyond its end have none.
-    pub(crate) limits: Vec<u64>,
+    limits: Vec<u64>,
     /// Whether each source is paused. Sources beyond its end are not.
-    pub(crate) paused: Vec<bool>,
+    paused: Vec<bool>,
 }
 
 /// The permission for one source now.
@@ -70,6 +69,7 @@ impl Gate {
             bytes_max,
             stopped: AtomicBool::new(false),
             threads: RwLock::new(vec![]),
+            first: OnceLock::new(),
         })
     }
 
@@ -108,12 +108,12 @@ impl Gate {
     }
 
     /// Returns the first epoch that may not be complete. Everything of earlier epochs has been
-    /// deposited, as far as this process knows.
+    /// deposited.
     pub fn closed(&self) -> u64 {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Returns the bytes that were read in this process and that the conductor has not taken.
+    /// Returns the bytes that were read and that the conductor has not taken.
     pub fn bytes(&self) -> u64 {
         // `taken` is read before `deposited`, so the difference may be too large, but never
         // negative.
@@ -138,7 +138,7 @@ impl Gate {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Wakes all sleeping workers of this process, because there is something new. It is cheap if
+    /// Wakes all sleeping workers, because there is something new. It is cheap if
     /// they are awake.
     pub fn wake(&self) {
         for (thread, _) in self.threads.read().iter() {
@@ -146,13 +146,19 @@ impl Gate {
         }
     }
 
-    /// Wakes the worker that reads `source`, if it belongs to this process, because rows were
-    /// pushed.
+    /// Wakes the worker that reads `source`, because rows were pushed.
     pub fn wake_source(&self, source: SourceId) {
         for (thread, sources) in self.threads.read().iter() {
             if sources.contains(&source) {
                 thread.unpark();
             }
+        }
+    }
+
+    /// Wakes the first worker, because there is something for the conductor.
+    pub(crate) fn wake_first(&self) {
+        if let Some(first) = self.first.get() {
+            first.unpark();
         }
     }
 
@@ -177,18 +183,6 @@ impl Gate {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Returns the steering, and a version that is not newer than it.
-    pub(crate) fn steering(&self) -> (u64, Steering) {
-        let version = self.version();
-        (version, self.steering.read().clone())
-    }
-
-    /// Takes over the steering of the first process.
-    pub(crate) fn obey(&self, steering: Steering, taken: u64) {
-        self.taken.store(taken, Ordering::Release);
-        self.change(|mine| *mine = steering);
-    }
-
     pub(crate) fn set_closed(&self, closed: u64) {
         self.closed.store(closed, Ordering::Release);
     }
@@ -197,27 +191,21 @@ impl Gate {
         self.deposited.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Takes back a charge in the process that made it.
-    pub(crate) fn discharge(&self, bytes: u64) {
-        self.make_room(|| self.deposited.fetch_sub(bytes, Ordering::AcqRel));
-    }
-
-    /// Notes that the conductor has taken charged bytes. This is for the first process only. The
-    /// gates of the others [obey](Gate::obey), and a sum of their own would be overwritten.
+    /// Notes that the conductor has taken charged bytes.
     pub(crate) fn give_back(&self, bytes: u64) {
-        self.make_room(|| self.taken.fetch_add(bytes, Ordering::AcqRel));
-    }
-
-    fn make_room(&self, make: impl FnOnce() -> u64) {
         let was_full = self.is_full();
-        make();
+        self.taken.fetch_add(bytes, Ordering::AcqRel);
         if was_full && !self.is_full() {
             self.wake();
         }
     }
 
-    /// Registers the calling thread as a worker that reads these sources.
-    pub(crate) fn register(&self, sources: Vec<SourceId>) {
+    /// Registers the calling thread as a worker that reads these sources, and may be the first one.
+    pub(crate) fn register(&self, sources: Vec<SourceId>, is_first: bool) {
+        if is_first {
+            // A gate serves one run, which has one first worker.
+            let _ = self.first.set(std::thread::current());
+        }
         self.threads.write().push((std::thread::current(), sources));
     }
 }
@@ -276,8 +264,7 @@ mod tests {
         assert!(!gate.is_full());
         gate.charge(1);
         assert!(gate.is_full());
-        gate.give_back(30);
-        gate.discharge(20);
+        gate.give_back(50);
         assert_eq!(gate.bytes(), 51);
         assert!(!gate.is_full());
     }

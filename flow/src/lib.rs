@@ -1,11 +1,10 @@
-//! The dataflow before the transactions. Workers read and decode sources. The rows go through map
-//! and filter, and are *deposited* for the transactions of their epoch. This is the only crate that
-//! knows timely dataflow, and its interface shows nothing of timely.
+//! Reading before the transactions. Workers read and decode sources. The rows go through map and
+//! filter, and are *deposited* for the transactions of their epoch.
 //!
-//! Timely's timestamp is the number of the epoch. Every worker holds, for each source that it
-//! reads, a capability for the open epoch. It downgrades this when it sees that the sequencer has
-//! opened the next epoch. The cut's offsets are what was deposited by then. When timely's frontier
-//! has passed an epoch, everything that was read for it has been deposited: it is *closed*.
+//! A worker reads each of its sources for the epoch that is open at that time. Once it has seen that
+//! the sequencer has opened the next one, it says so, and everything that it reads belongs to that.
+//! The cut's offsets are what was deposited by then. When the readers of all sources have said so,
+//! everything that was read for the epoch before has been deposited: it is *closed*.
 //!
 //! The interface is narrow:
 //!
@@ -13,26 +12,17 @@
 //!   [`Stage`]. An [`Ingress`] is one source partition, a [`Transform`] one stateless step.
 //! - [`Gate`] is the shared steering. The sequencer opens epochs, pauses sources, and stops. The
 //!   workers obey, and any thread may wake them.
-//! - [`Conductor`] is the sequencer. The first worker calls it between timely's steps, with the
+//! - [`Conductor`] is the sequencer. The first worker calls it in turn with its sources, with the
 //!   [`Deposits`].
-//! - [`run`] runs the flow until it is stopped. [`follow`] does so in the other processes of a
-//!   [`Mesh`].
+//! - [`run`] runs the flow until it is stopped.
 //!
-//! Inside a process, a row stays where it was decoded. Only the handle of a batch moves between
-//! cores, and is never serialized. Between processes, [`Parcel`]s and [`Report`]s travel in an
-//! encoding of this crate (see `codec`).
+//! A row stays where it was decoded. Only the handle of a batch moves between cores.
 //!
-//! This crate does not know transactions, tables, cuts, watermarks or formats.
+//! This crate does not know transactions, tables, cuts, watermarks, formats or other processes.
 
-mod codec;
 mod deposit;
-mod filter;
 mod gate;
-mod load;
-mod map;
-mod mesh;
 mod parcel;
-mod post;
 mod run;
 mod source;
 mod spec;
@@ -41,7 +31,6 @@ mod worker;
 
 pub use deposit::{Deposit, Deposits};
 pub use gate::Gate;
-pub use mesh::{Mesh, MeshPlan};
 pub use parcel::{Bad, Chunk, Parcel, Report};
-pub use run::{follow, run};
+pub use run::run;
 pub use spec::{Branch, Conductor, Ingress, Input, Polled, Spec, Stage, Transform, Turn};

@@ -1,137 +1,93 @@
-//! The source operator. It polls an ingress for the epoch that is open at that time.
+//! A source, as its worker reads it: it is polled for the epoch that is open at that time.
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 
 use tidemill_core::{Error, Result, SourceId, StreamId};
-use timely::dataflow::channels::pushers::Output;
-use timely::dataflow::operators::generic::builder_rc::OperatorBuilder;
-use timely::dataflow::operators::Capability;
-use timely::dataflow::Scope;
-use timely::scheduling::Activator;
 
-use crate::load::{Item, Load, What};
+use crate::deposit::{Item, What};
+use crate::gate::Gate;
 use crate::parcel::{Chunk, Parcel, Report};
 use crate::spec::{Branch, Ingress, Polled};
-use crate::worker::{Hand, Loads};
+use crate::stage::apply;
 
-/// The outputs of a source's operator.
-pub(crate) struct Outflow<'scope> {
-    /// Reports, and the rows of branches without stages.
-    pub(crate) direct: Loads<'scope>,
-    /// The rows of each branch that has stages, in order.
-    pub(crate) staged: Vec<Loads<'scope>>,
-}
+/// The epoch that a source is read for. Everything of earlier epochs is in the mailbox.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress(Arc<AtomicU64>);
 
-/// Lets the worker's loop run a source's operator.
-pub(crate) struct Tap {
-    pub(crate) source: SourceId,
-    pub(crate) activator: Activator,
-    /// Whether there may be more rows.
-    pub(crate) live: Rc<Cell<bool>>,
-}
+/// The progress of a source that has ended, or that nobody reads.
+const ENDED: u64 = u64::MAX;
 
-/// Builds the operator of a source. Only the worker that reads the source has an ingress and a tap.
-/// The others have the same operator because timely requires it, and it does nothing.
-pub(crate) fn source<'scope>(
-    scope: Scope<'scope, u64>,
-    hand: &Hand,
-    source: SourceId,
-    branches: &[Branch],
-    ingress: Option<Box<dyn Ingress>>,
-) -> (Outflow<'scope>, Option<Tap>) {
-    let mut builder = OperatorBuilder::new(format!("Source {}", source.0), scope);
-    let activator = scope.activator_for(builder.operator_info().address);
-    // All branches without stages share one output. Each output has its own capability, and each
-    // capability is one more change that all workers receive at the end of an epoch.
-    let (output, direct) = builder.new_output();
-    let mut outputs = vec![output];
-    let mut staged = Vec::new();
-    let mut ports = Vec::new();
-    for branch in branches {
-        let mut port = Port { stream: branch.stream, output: 0 };
-        if !branch.stages.is_empty() {
-            port.output = outputs.len();
-            let (output, stream) = builder.new_output();
-            outputs.push(output);
-            staged.push(stream);
-        }
-        ports.push(port);
+impl Progress {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
-    let live = Rc::new(Cell::new(ingress.is_some()));
-    let tap = ingress.is_some().then(|| Tap { source, activator, live: live.clone() });
-    let hand = hand.clone();
-    builder.build(move |capabilities| {
-        let mut reader = ingress.map(|ingress| Reader {
-            source,
-            offset: ingress.offset(),
-            ingress,
-            capabilities,
-            outputs,
-            ports,
-            hand,
-        });
-        move |_frontiers| {
-            if let Some(open) = &mut reader {
-                let more = open.read().unwrap_or_else(|error| {
-                    open.hand.fail(error);
-                    false
-                });
-                if !more {
-                    // This drops the capabilities, so this source no longer holds an epoch open.
-                    reader = None;
-                    live.set(false);
-                }
-            }
-        }
-    });
-    (Outflow { direct, staged }, tap)
+
+    fn set(&self, epoch: u64) {
+        self.0.store(epoch, Ordering::Release);
+    }
 }
 
-struct Reader {
-    source: SourceId,
+/// The outcome of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Rows were read, and there may be more.
+    Rows,
+    /// It has gone on to the next epoch, without rows.
+    Epoch,
+    /// There is nothing now.
+    Nothing,
+    /// It has ended.
+    Ended,
+}
+
+pub(crate) struct Reader {
+    pub(crate) source: SourceId,
     /// The next row's offset.
     offset: u64,
     ingress: Box<dyn Ingress>,
-    /// One capability for each output, all for the same epoch.
-    capabilities: Vec<Capability<u64>>,
-    outputs: Vec<Output<u64, Load>>,
-    /// The output of each branch.
-    ports: Vec<Port>,
-    hand: Hand,
-}
-
-/// The destination of the rows of a branch.
-#[derive(Clone, Copy)]
-struct Port {
-    stream: StreamId,
-    output: usize,
+    branches: Vec<Branch>,
+    progress: Progress,
 }
 
 impl Reader {
-    /// Polls once, if that is allowed now. Returns whether there may be more.
-    fn read(&mut self) -> Result<bool> {
-        let ticket = self.hand.gate.ticket(self.source);
-        if *self.capabilities[0].time() < ticket.epoch {
-            for capability in &mut self.capabilities {
-                capability.downgrade(&ticket.epoch);
-            }
+    pub(crate) fn new(
+        source: SourceId,
+        ingress: Box<dyn Ingress>,
+        branches: Vec<Branch>,
+        progress: Progress,
+    ) -> Reader {
+        Reader { source, offset: ingress.offset(), ingress, branches, progress }
+    }
+
+    /// Polls once, if that is allowed now, and adds the items to `items`. The caller puts them into
+    /// the mailbox before it reads again.
+    pub(crate) fn read(
+        &mut self,
+        gate: &Gate,
+        rows_max: usize,
+        items: &mut Vec<Item>,
+    ) -> Result<Outcome> {
+        let ticket = gate.ticket(self.source);
+        let is_new = self.progress.get() < ticket.epoch;
+        if is_new {
+            self.progress.set(ticket.epoch);
         }
+        let nothing = if is_new { Outcome::Epoch } else { Outcome::Nothing };
         let room = ticket.limit.saturating_sub(self.offset);
         // Nothing is read before the first epoch is opened.
         let shut = ticket.epoch == 0 || ticket.paused || room == 0;
-        if shut || self.hand.gate.is_full() {
-            return Ok(true);
+        if shut || gate.is_full() {
+            return Ok(nothing);
         }
-        let rows_max = self.hand.rows_max.min(usize::try_from(room).unwrap_or(usize::MAX));
+        let rows_max = rows_max.min(usize::try_from(room).unwrap_or(usize::MAX));
         match self.ingress.poll(rows_max)? {
             Polled::Rows(chunk) => {
                 self.check(&chunk, ticket.limit)?;
-                self.send(chunk);
-                self.hand.busy.set(true);
-                Ok(true)
+                self.give(ticket.epoch, chunk, gate, items)?;
+                Ok(Outcome::Rows)
             }
-            Polled::Pending => Ok(true),
+            Polled::Pending => Ok(nothing),
             Polled::End => {
                 let report = Report {
                     source: self.source,
@@ -142,14 +98,18 @@ impl Reader {
                     ended: true,
                     bad: vec![],
                 };
-                let item = self.hand.charged(What::Report(report));
-                self.give(0, vec![item]);
-                Ok(false)
+                items.push(charged(gate, ticket.epoch, What::Report(report)));
+                Ok(Outcome::Ended)
             }
         }
     }
 
-    fn send(&mut self, chunk: Chunk) {
+    /// Notes that nothing more comes. All items are in the mailbox.
+    pub(crate) fn end(&self) {
+        self.progress.set(ENDED);
+    }
+
+    fn give(&mut self, epoch: u64, chunk: Chunk, gate: &Gate, items: &mut Vec<Item>) -> Result<()> {
         let rows = chunk.next_offset - self.offset;
         self.offset = chunk.next_offset;
         let report = Report {
@@ -161,31 +121,26 @@ impl Reader {
             ended: false,
             bad: chunk.bad,
         };
-        let mut direct = vec![self.hand.charged(What::Report(report))];
-        if !chunk.batch.is_empty() {
-            let parcel = Parcel {
-                source: self.source,
-                stream: StreamId(0),
-                batch: chunk.batch,
-                offsets: chunk.offsets,
-                times: chunk.times,
-            };
-            // All get copies except the last one. Most sources have one branch.
-            let copies = std::iter::repeat_n(parcel, self.ports.len());
-            for (at, parcel) in copies.enumerate() {
-                let Port { stream, output } = self.ports[at];
-                let item = self.hand.charged(What::Rows(Parcel { stream, ..parcel }));
-                match output {
-                    0 => direct.push(item),
-                    _ => self.give(output, vec![item]),
-                }
+        items.push(charged(gate, epoch, What::Report(report)));
+        if chunk.batch.is_empty() {
+            return Ok(());
+        }
+        let parcel = Parcel {
+            source: self.source,
+            stream: StreamId(0),
+            batch: chunk.batch,
+            offsets: chunk.offsets,
+            times: chunk.times,
+        };
+        // All get copies except the last one. Most sources have one branch.
+        let copies = std::iter::repeat_n(parcel, self.branches.len());
+        for (branch, parcel) in self.branches.iter().zip(copies) {
+            let parcel = Parcel { stream: branch.stream, ..parcel };
+            if let Some(parcel) = apply(&branch.stages, parcel)? {
+                items.push(charged(gate, epoch, What::Rows(parcel)));
             }
         }
-        self.give(0, direct);
-    }
-
-    fn give(&mut self, output: usize, items: Vec<Item>) {
-        self.outputs[output].activate().give(&self.capabilities[output], &mut Load::new(items));
+        Ok(())
     }
 
     /// Refuses a chunk that would break the order or the limit. The checks do not iterate over the
@@ -212,4 +167,14 @@ impl Reader {
             self.source.0, self.offset, chunk.next_offset
         )))
     }
+}
+
+/// Returns an item, charged to the gate.
+fn charged(gate: &Gate, epoch: u64, what: What) -> Item {
+    let bytes = match &what {
+        What::Rows(parcel) => parcel.bytes(),
+        What::Report(report) => report.bytes(),
+    };
+    gate.charge(bytes);
+    Item { epoch, bytes, what }
 }

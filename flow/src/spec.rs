@@ -7,7 +7,6 @@ use tidemill_core::{Result, SourceId, StreamId};
 use tidemill_env::Env;
 
 use crate::deposit::Deposits;
-use crate::mesh::Mesh;
 use crate::parcel::{Chunk, Parcel};
 
 /// One source partition, as the flow sees it.
@@ -76,12 +75,10 @@ pub struct Branch {
 pub struct Input {
     /// The source.
     pub source: SourceId,
-    /// The worker that reads it, counted over all processes of the mesh. Process `p` has the
-    /// workers from `p * workers`.
+    /// The worker that reads it.
     pub worker: usize,
-    /// The source itself, present only in the process of its worker. All processes list all inputs
-    /// in the same order, because the dataflow must be the same everywhere.
-    pub ingress: Option<Box<dyn Ingress>>,
+    /// The source itself.
+    pub ingress: Box<dyn Ingress>,
     /// The streams.
     pub branches: Vec<Branch>,
 }
@@ -101,11 +98,9 @@ impl fmt::Debug for Input {
 pub struct Spec {
     /// The environment.
     pub env: Env,
-    /// The number of workers in each process, at least 1.
+    /// The number of workers, at least 1.
     pub workers: usize,
-    /// The other processes, if there are any.
-    pub mesh: Option<Mesh>,
-    /// All sources, including those of other processes.
+    /// All sources.
     pub inputs: Vec<Input>,
     /// The maximum number of rows in one poll.
     pub rows_max: usize,
@@ -113,8 +108,8 @@ pub struct Spec {
     pub park_us: u64,
 }
 
-/// The sequencer, implemented by the engine. The first worker of the first process calls it between
-/// timely's steps.
+/// The sequencer, implemented by the engine. The first worker calls it after each poll of its
+/// sources.
 pub trait Conductor: Send {
     /// Handles the state of the deposits. Everything of epochs before `closed` has been deposited,
     /// and nothing will be added.

@@ -42,7 +42,7 @@
 //! events, nodes can exchange events and rows by column, and run the transactions through the
 //! executor of one process ([`ColumnEpoch`]). The module `columns` explains how.
 //!
-//! This crate must not know sockets, timely, Python, threads or clocks: a [`Node`] takes messages
+//! This crate must not know sockets, Python, threads or clocks: a [`Node`] takes messages
 //! and gives messages. Threads of a process, a simulated cluster and processes drive the same state
 //! machine.
 

@@ -142,16 +142,11 @@ pub fn divided(stream: u16, by: i64) -> Branch {
 }
 
 pub fn input(source: u32, worker: usize, ingress: impl Ingress + 'static) -> Input {
-    Input {
-        source: SourceId(source),
-        worker,
-        ingress: Some(Box::new(ingress)),
-        branches: vec![plain(0)],
-    }
+    Input { source: SourceId(source), worker, ingress: Box::new(ingress), branches: vec![plain(0)] }
 }
 
 pub fn spec(workers: usize, inputs: Vec<Input>) -> Spec {
-    Spec { env: Env::real(), workers, mesh: None, inputs, rows_max: 100, park_us: 1000 }
+    Spec { env: Env::real(), workers, inputs, rows_max: 100, park_us: 1000 }
 }
 
 /// The deposits that the conductor took, by epoch.
