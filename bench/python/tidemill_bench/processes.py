@@ -32,6 +32,8 @@ from tidemill_bench.workloads import served
 
 #: The workloads, with an upper bound on their requests per second.
 PER_SECOND = {"ycsb-t": 300_000, "tpcc": 10_000, "hotel": 60_000, "movie": 30_000}
+#: The factor of that bound for traced functions.
+TRACED = 10
 
 #: The options of the client.
 CLIENT = ("program", "rate", "events", "keys", "skew", "abort", "seed", "warehouses", "items")
@@ -276,7 +278,8 @@ def _offer(
     if workload == "tpcc":
         arguments["items"] = ITEMS
     if seconds is not None:
-        arguments["events"] = int(seconds * given.get("rate", PER_SECOND[workload])) + 1
+        bound = PER_SECOND[workload] * (TRACED if given.get("program") == "traced" else 1)
+        arguments["events"] = int(seconds * given.get("rate", bound)) + 1
     else:
         arguments["events"] = EVENTS
     arguments |= {option: given[option] for option in CLIENT if option in given}
