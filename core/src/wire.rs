@@ -5,9 +5,11 @@
 //!
 //! - A number is its bytes. Bytes and a text are their length (u32) and the bytes.
 //! - Columns have a known schema and number of rows, and follow each other. A column begins with a
-//!   byte that says whether it has nulls. If it has, a byte for each row follows (1: a value). Then
-//!   come the values of all rows: eight bytes for a number, one for a boolean, length and bytes for
-//!   the rest. The value at a null means nothing.
+//!   byte. It is 1 if there are nulls. Then a byte for each row follows (1: a value). Otherwise it
+//!   is 0. Then come the values of all rows: eight bytes for a number, one for a boolean, length and
+//!   bytes for the rest. The value at a null means nothing. The byte is 2, 3 or 5 if the column has
+//!   integers without nulls: the least one (8 bytes) and the differences to it follow, in 1, 2 or 4
+//!   bytes each.
 //! - A batch is its number of rows (u32), its schema and its columns, so it can be read without the
 //!   program. The schema is the number of columns (u16), and for each column its name, its type, a
 //!   byte that says whether it may be null (1) and has a default (2), and the default as
@@ -245,7 +247,7 @@ pub fn put_columns(batch: &Batch, out: &mut Vec<u8>) {
     batch.columns().iter().for_each(|column| put_column(column, out));
 }
 
-/// Returns the number of bytes that [`put_columns`] appends, approximately.
+/// Returns about the most bytes that [`put_columns`] appends.
 pub fn columns_bytes(batch: &Batch) -> usize {
     let bytes = |array: &ArrayRef| {
         let rows = array.len();
@@ -264,7 +266,7 @@ pub fn columns_bytes(batch: &Batch) -> usize {
 
 /// Takes the columns of a batch.
 pub fn take_columns(schema: &Arc<Schema>, rows: usize, input: &mut &[u8]) -> Option<Batch> {
-    // Each row of each column has at least one byte. A schema without columns has no rows.
+    // Each row of each column has at least one byte. Rows without columns take no memory.
     if rows > input.len() && !schema.columns.is_empty() {
         return None;
     }

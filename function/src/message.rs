@@ -83,6 +83,8 @@ pub enum Body {
     Wanted(Wanted),
     /// Rows that are lent to the node that executes an epoch by column, or come back from it.
     Lent {
+        /// The place of the epoch's last transaction, or 0 if it has none.
+        last: u64,
         /// The rows.
         rows: Vec<LentRows>,
     },

@@ -55,13 +55,17 @@ struct Nodes {
 
 impl Nodes {
     fn new(program: &Arc<Program>, owners: Owners, strategy: Executed) -> Nodes {
+        let exchanges = Nodes::exchanges(program, &owners, strategy);
+        let rows = (0..owners.nodes()).map(|_| Rows::new(&program.tables)).collect();
+        Nodes { exchanges, rows, owners, program: program.clone() }
+    }
+
+    fn exchanges(program: &Arc<Program>, owners: &Owners, strategy: Executed) -> Vec<Exchange> {
         let exchange = |node| {
             let made = Exchange::new(program, owners.clone(), NodeId(node), strategy);
             made.unwrap().with_small_limits()
         };
-        let exchanges = (0..owners.nodes()).map(exchange).collect();
-        let rows = (0..owners.nodes()).map(|_| Rows::new(&program.tables)).collect();
-        Nodes { exchanges, rows, owners, program: program.clone() }
+        (0..owners.nodes()).map(exchange).collect()
     }
 
     fn owner(&self, table: TableId, key: &Key) -> usize {
@@ -182,9 +186,10 @@ fn from_wire(message: ColumnMessage) -> ColumnMessage {
             last,
             keys: keys.into_iter().map(|(table, keys)| (table, retyped(keys))).collect(),
         }),
-        ColumnMessage::Lent(all) => ColumnMessage::Lent(
-            all.into_iter().map(|rows| LentRows { batch: retyped(rows.batch), ..rows }).collect(),
-        ),
+        ColumnMessage::Lent { last, rows } => {
+            let retyped = |rows: LentRows| LentRows { batch: retyped(rows.batch), ..rows };
+            ColumnMessage::Lent { last, rows: rows.into_iter().map(retyped).collect() }
+        }
     }
 }
 
@@ -362,12 +367,17 @@ fn check(seed: u64) -> usize {
         }
         let mut events = Vec::new();
         let most = *dice.pick(&[5, 40, 150]);
+        // The nodes of a new generation, with the rows of the one before.
+        if dice.chance(15) {
+            all.exchanges = Nodes::exchanges(&program, &all.owners, strategy.parse().unwrap());
+        }
+        let reader = dice.chance(40).then(|| dice.below(nodes as u64) as usize);
         for _ in 0..dice.below(most) {
             tid += 1 + dice.below(3);
             let handler = *dice.pick(&taken);
             let input = program.handlers[handler].input;
             let schema = program.streams[input.index()].spec.schema.clone();
-            let node = dice.below(nodes as u64) as usize;
+            let node = reader.unwrap_or(dice.below(nodes as u64) as usize);
             events.push(Event { tid, handler, node, row: event(&mut dice, &schema, keys) });
         }
         let (outputs, counts) = reference(&program, &events, &mut model);
@@ -662,7 +672,7 @@ fn damaged(dice: &mut Dice, message: ColumnMessage) -> ColumnMessage {
             }
             ColumnMessage::Wanted(Wanted { last, keys })
         }
-        ColumnMessage::Lent(mut all) => {
+        ColumnMessage::Lent { last, rows: mut all } => {
             for rows in &mut all {
                 match dice.below(3) {
                     0 => rows.table = TableId(dice.below(4) as u16),
@@ -672,7 +682,7 @@ fn damaged(dice: &mut Dice, message: ColumnMessage) -> ColumnMessage {
             if dice.chance(20) {
                 drop(all.pop());
             }
-            ColumnMessage::Lent(all)
+            ColumnMessage::Lent { last, rows: all }
         }
     }
 }

@@ -129,7 +129,7 @@ impl Choice {
     }
 
     /// Forgets the times of the present phase.
-    fn pause(&mut self) {
+    pub fn pause(&mut self) {
         (self.since_us, self.epochs, self.transactions) = (None, 0, 0);
     }
 }

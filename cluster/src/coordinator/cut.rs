@@ -380,7 +380,10 @@ impl Coordinator {
         let is_busy = running.executed_by_all() < running.epoch
             || running.available.iter().any(|of| !of.is_empty());
         let executes = match has_calls {
-            true => None,
+            true => {
+                running.choice.pause();
+                None
+            }
             false => {
                 let assignment = &running.form.assignment;
                 let mut by_node = vec![0; assignment.members.len()];

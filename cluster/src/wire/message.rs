@@ -89,8 +89,9 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
                 put_batch(keys, out);
             });
         }
-        Body::Lent { rows } => {
+        Body::Lent { last, rows } => {
             out.push(23);
+            put_u64(*last, out);
             put_list(rows, out, |LentRows { table, batch }, out| {
                 put_u16(table.0, out);
                 put_batch(batch, out);
@@ -222,6 +223,7 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
             Body::Wanted(Wanted { last, keys: take_list(input, keys)? })
         }
         23 => Body::Lent {
+            last: take_u64(input)?,
             rows: take_list(input, |input| {
                 Some(LentRows { table: TableId(take_u16(input)?), batch: take_rows(input)? })
             })?,

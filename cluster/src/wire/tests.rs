@@ -247,8 +247,8 @@ fn packets() -> Vec<Packet> {
         Body::Events { events: Vec::new(), others: true },
         Body::Rows { rows },
         Body::Wanted(Wanted { last: 1 << 60, keys: vec![(TableId(3), lent.batch.clone())] }),
-        Body::Lent { rows: vec![lent] },
-        Body::Lent { rows: Vec::new() },
+        Body::Lent { last: 1 << 60, rows: vec![lent] },
+        Body::Lent { last: 0, rows: Vec::new() },
     ]);
     let message = |body| Packet::Node {
         generation,

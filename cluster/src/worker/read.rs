@@ -237,7 +237,11 @@ impl Read {
         let by_column = |events: &Events| {
             let handlers = functions.by_column(events.stream)?.len() as u64;
             let spec = &functions.program().streams.get(events.stream.index())?.spec;
-            if spec.schema != *events.batch.schema() || events.batch.is_empty() {
+            let is_like_it = spec.schema == *events.batch.schema();
+            // Anyone may have written the events into the log. A null where none may be is
+            // refused one by one.
+            let has_values = || events.batch.with_schema(&spec.schema).is_ok();
+            if events.batch.is_empty() || !is_like_it || !has_values() {
                 return None;
             }
             match spec.time {

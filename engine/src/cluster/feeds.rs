@@ -279,6 +279,8 @@ struct Ahead {
     /// The limit of the read before, if it was long enough that more is expected to be there.
     limit: Option<usize>,
     answers: VecDeque<(u64, Records)>,
+    /// The error of the read after these, and where it began.
+    failed: Option<(u64, Error)>,
 }
 
 impl Reader {
@@ -323,7 +325,8 @@ impl Reader {
                     ahead.limit = Some(limit).filter(|_| found.upto - from >= SHORT_ROWS);
                     ahead.answers.push_back((from, found));
                 }
-                _ => {}
+                Ok(_) => {}
+                Err(error) => self.ahead[feed].failed = Some((from, error)),
             }
             return true;
         }
@@ -371,6 +374,7 @@ impl Reader {
         let ahead = &mut self.ahead[feed];
         if from == u64::MAX {
             let first = ahead.answers.front().map(|(first, _)| *first);
+            let first = first.or(ahead.failed.as_ref().map(|(from, _)| *from));
             let upto = first.unwrap_or_else(|| self.feeds[feed].position());
             return Ok(Records { records: Vec::new(), upto });
         }
@@ -378,6 +382,9 @@ impl Reader {
             Some((_, found)) => found,
             None => {
                 ahead.answers.clear();
+                if let Some((_, error)) = ahead.failed.take().filter(|(of, _)| *of == from) {
+                    return Err(error);
+                }
                 self.feeds[feed].read(from, limit, &self.shared.is_over)?
             }
         };

@@ -151,7 +151,12 @@ pub enum ColumnMessage {
     /// To the node that executes the epoch: the wanted rows, in the same order. From it: the rows of
     /// the receiver that may have changed. This is the last message of the epoch, and there is
     /// exactly one for each other node.
-    Lent(Vec<LentRows>),
+    Lent {
+        /// The place of the epoch's last transaction, or 0 if it has none.
+        last: u64,
+        /// The rows.
+        rows: Vec<LentRows>,
+    },
 }
 
 /// Messages to other nodes, in the order in which they must be sent.
@@ -229,8 +234,8 @@ impl ColumnEpoch {
     /// only that node gets a message. All nodes must be told the same.
     ///
     /// # Errors
-    /// If the events are not those of handlers that [are executed by column](Exchange::takes), or
-    /// their places do not rise.
+    /// If the events are not those of handlers that [are executed by column](Exchange::takes), if
+    /// their places do not rise, or if there is no node that `executes`.
     pub fn begin(
         exchange: &mut Exchange,
         rows: &mut Rows,
@@ -243,6 +248,9 @@ impl ColumnEpoch {
         exchange.executor.skip_to(last);
         exchange.pass.prepare(tables.len(), nodes);
         exchange.waiting.clear(0);
+        if executes.is_some_and(|node| usize::from(node.0) >= nodes) {
+            return Err(Error::internal("the node that executes an epoch is not there"));
+        }
         let way = match executes.filter(|_| nodes > 1) {
             Some(node) if node == me => {
                 Way::Here(Box::new(Gathering::new(std::mem::take(&mut exchange.lent))))
@@ -322,12 +330,14 @@ impl ColumnEpoch {
             (ColumnMessage::Rows(all), Way::Everywhere) => {
                 self.early.extend(all.into_iter().map(|rows| (from, rows)));
             }
-            (ColumnMessage::Lent(rows), Way::Here(_)) => self.lent(from, rows, site.exchange)?,
+            (ColumnMessage::Lent { rows, .. }, Way::Here(_)) => {
+                self.lent(from, rows, site.exchange)?;
+            }
             (ColumnMessage::Wanted(wanted), Way::There(node)) if *node == from => {
                 return self.lend(wanted, from, &mut site);
             }
-            (ColumnMessage::Lent(rows), Way::There(node)) if *node == from => {
-                return self.take_back(rows, from, &mut site);
+            (ColumnMessage::Lent { last, rows }, Way::There(node)) if *node == from => {
+                return self.take_back((last, rows), from, &mut site);
             }
             _ => {
                 let what = format!("node {} sends a message of another kind of epoch", from.0);

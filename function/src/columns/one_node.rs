@@ -40,6 +40,8 @@ const LENT_BYTES_MAX: usize = 64 << 20;
 /// The number of old versions of remembered rows from which they are dropped, if there are also
 /// more of them than rows.
 const OLD_ROWS_MAX: usize = 1 << 14;
+/// The number of messages with remembered rows from which these are put together.
+const MESSAGES_MAX: usize = 256;
 
 /// The way in which the nodes execute an epoch.
 #[derive(Debug)]
@@ -164,7 +166,8 @@ impl Lent {
     /// Drops old versions of rows, if there are too many, and all rows if these take too much memory.
     fn tidy(&mut self, exchange: &Exchange) {
         let entries: usize = self.tables.iter().map(|table| table.entries.len()).sum();
-        if self.rows > 2 * entries && self.rows > OLD_ROWS_MAX + entries {
+        let are_many = self.messages.len() > MESSAGES_MAX;
+        if are_many || (self.rows > 2 * entries && self.rows > OLD_ROWS_MAX + entries) {
             let messages = std::mem::take(&mut self.messages);
             (self.rows, self.bytes) = (0, 0);
             for number in 0..self.tables.len() {
@@ -373,7 +376,8 @@ impl ColumnEpoch {
             lent.remember(given, needs.iter().filter(is_of));
         }
         for (node, rows) in (0..).map(NodeId).zip(to).filter(|(node, _)| *node != self.me) {
-            site.out.push((node, ColumnMessage::Lent(rows)));
+            let last = self.last.unwrap_or(0);
+            site.out.push((node, ColumnMessage::Lent { last, rows }));
         }
         Ok(())
     }
@@ -400,17 +404,19 @@ impl ColumnEpoch {
         let mut by_table: HashMap<u16, LentRows, FixedState> =
             rows.into_iter().map(|rows| (rows.table.0, rows)).collect();
         let in_order = epoch.runs.iter().filter_map(|run| by_table.remove(&(run.source.0 as u16)));
-        site.out.push((to, ColumnMessage::Lent(in_order.collect())));
+        let (last, rows) = (wanted.last, in_order.collect());
+        site.out.push((to, ColumnMessage::Lent { last, rows }));
         Ok(())
     }
 
     /// Takes back the rows that the node that executed the epoch has changed.
     pub(super) fn take_back(
         &mut self,
-        rows: Vec<LentRows>,
+        (last, rows): (u64, Vec<LentRows>),
         from: NodeId,
         site: &mut Site<'_>,
     ) -> Result<()> {
+        self.last = self.last.max(Some(last).filter(|last| *last > 0));
         let mut epoch = Epoch::default();
         for LentRows { table, batch } in rows {
             let Given { batch, exists, .. } = Given::lent(site.exchange, from, table, &batch)?;
@@ -476,5 +482,78 @@ impl Add for Epoch {
             self.order.push(Ranked { lane: lane as u32, row: row as u32 });
         }
         self.runs.push(run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidemill_core::{Column, DataType, Value};
+    use tidemill_txn::pool::SingleThread;
+    use tidemill_txn::program::Builder;
+    use tidemill_txn::schedule::Strategy;
+
+    use super::*;
+    use crate::columns::{ColumnOutbox, HandlerEvents};
+    use crate::node::Owners;
+    use crate::rows::Rows;
+
+    /// A node that executes knows the rows of the other one, which gets only what has changed.
+    #[test]
+    fn versions_of_rows_that_come_back_are_counted() {
+        let mut b = Builder::new("sums");
+        let int = |name: &str| Column::new(name, DataType::Int);
+        let sum = int("n").default(Value::Int(0));
+        let table = b.table("sums", &["id"], vec![int("id"), sum]);
+        let input = b.stream("events", vec![int("id"), int("n")]);
+        let mut h = b.handler("add", input);
+        let (id, n) = (h.column("id"), h.column("n"));
+        let row = h.row(table, &[id]);
+        let sum = h.read(row, "n");
+        let sum = h.add(sum, n);
+        h.set(row, "n", sum);
+        let handler = h.done();
+        let program = b.finish().unwrap();
+        let schema = program.streams[input.index()].spec.schema.clone();
+        let mut nodes: Vec<(Exchange, Rows)> = (0..2)
+            .map(|node| {
+                let (owners, me) = (Owners::equal(2), NodeId(node));
+                let exchange = Exchange::new(&program, owners, me, Strategy::Serial).unwrap();
+                (exchange, Rows::new(&program.tables))
+            })
+            .collect();
+        let mut last = 0;
+        for round in 0..3u64 {
+            let tids: Vec<u64> = (1..=40).map(|nth| 100 * round + nth).collect();
+            let rows: Vec<Vec<Value>> =
+                (0..40).map(|id| vec![Value::Int(id), Value::Int(1)]).collect();
+            let batch = Batch::from_rows(Arc::clone(&schema), rows.iter().map(|row| &row[..]));
+            let mut own = vec![vec![HandlerEvents { handler, tids, batch }], Vec::new()];
+            let (mut epochs, mut queue) = (Vec::new(), ColumnOutbox::new());
+            for (exchange, rows) in &mut nodes {
+                let work = (own.remove(0), Some(NodeId(0)));
+                let epoch = ColumnEpoch::begin(exchange, rows, &SingleThread, work, &mut queue);
+                epochs.push(epoch.unwrap());
+            }
+            let mut wanted = 0;
+            while !queue.is_empty() {
+                let (to, message) = queue.remove(0);
+                wanted += usize::from(matches!(message, ColumnMessage::Wanted(_)));
+                let (exchange, rows) = &mut nodes[usize::from(to.0)];
+                let (from, epoch) = (NodeId(1 - to.0), &mut epochs[usize::from(to.0)]);
+                epoch.receive(from, message, exchange, rows, &SingleThread, &mut queue).unwrap();
+            }
+            assert_eq!(wanted, usize::from(round == 0), "known rows are not wanted again");
+            for (epoch, (exchange, rows)) in epochs.into_iter().zip(&mut nodes) {
+                assert!(epoch.is_done());
+                epoch.finish(exchange, rows);
+            }
+            let (_, version) = nodes[1].1.tables_mut();
+            assert!(version > last, "round {round}");
+            last = version;
+        }
+        let all: usize = nodes.iter().map(|(_, rows)| rows.iter().count()).sum();
+        assert_eq!(all, 40);
     }
 }

@@ -114,7 +114,7 @@ impl Node {
                 ColumnMessage::Events(events) => Body::Events { events, others: false },
                 ColumnMessage::Rows(rows) => Body::Rows { rows },
                 ColumnMessage::Wanted(wanted) => Body::Wanted(wanted),
-                ColumnMessage::Lent(rows) => Body::Lent { rows },
+                ColumnMessage::Lent { last, rows } => Body::Lent { last, rows },
             };
             self.counters.messages += 1;
             out.messages.push((to, Message { epoch: number, round: 0, body }));

@@ -448,9 +448,14 @@ impl Node {
     /// Returns the next message that has become due.
     fn due(&mut self) -> Option<(NodeId, Message)> {
         if let Some(by_column) = &self.by_column {
-            let queue = self.early.get_mut(&(by_column.number, 0))?;
+            let round = (by_column.number, 0);
+            let queue = self.early.get_mut(&round)?;
             let nth = queue.iter().position(|(_, message)| by_column.takes(message))?;
-            return queue.remove(nth);
+            let message = queue.remove(nth);
+            if queue.is_empty() {
+                self.early.remove(&round);
+            }
+            return message;
         }
         let here = self.running.as_ref().map(|epoch| (epoch.number, epoch.round));
         // No node waits for a message of an earlier round. Remove it, so that it does not block
@@ -494,7 +499,9 @@ impl Node {
             Body::Events { events, others } => self.events(from, events, others, out),
             Body::Rows { rows } => self.columns(from, ColumnMessage::Rows(rows), out),
             Body::Wanted(wanted) => self.columns(from, ColumnMessage::Wanted(wanted), out),
-            Body::Lent { rows } => self.columns(from, ColumnMessage::Lent(rows), out),
+            Body::Lent { last, rows } => {
+                self.columns(from, ColumnMessage::Lent { last, rows }, out)
+            }
             Body::Call { tid, path, call, share, home, caller, mode, before } => {
                 let invocation = part::Invocation::new(call, share, caller, before);
                 self.called(tid, path, invocation, home, mode, out);
