@@ -45,6 +45,8 @@ OWN = (
 
 #: The defaults: accounts of ycsb-t, items of tpcc, requests, and open requests without a rate.
 KEYS, ITEMS, EVENTS, UNDER_WAY = 10_000, 10_000, 100_000, 20_000
+#: The same as the last one for events in batches, of which nobody waits for the results.
+UNDER_WAY_BATCHES = 500_000
 
 #: The number of the cluster's sources; the client chooses one by the key.
 SOURCES = 8
@@ -283,11 +285,12 @@ def _offer(
     else:
         arguments["events"] = EVENTS
     arguments |= {option: given[option] for option in CLIENT if option in given}
+    in_batches = given.get("program") == "traced" and "log" not in given
     offered = {
         "sources": SOURCES,
         "processes": given["processes"],
         "seconds": seconds,
-        "under_way": given.get("under_way", UNDER_WAY),
+        "under_way": given.get("under_way", UNDER_WAY_BATCHES if in_batches else UNDER_WAY),
         "warm_up": given.get("warm_up", 0),
         "patience_s": PATIENCE_S,
         "multi": given.get("multi"),

@@ -84,6 +84,8 @@ pub(super) fn send(
     let until = pace.seconds.map_or(u64::MAX, |seconds| begun + (seconds * 1e9) as u64);
     let patience = (pace.patience_s * 1e9) as u64;
     let (mut done, mut last_ns) = (0, begun);
+    // The time and the number when the events that count began.
+    let (mut counted, warm_up) = ((begun, 0), pace.warm_up as u64);
     let (mut sent, mut batches) = (0u64, 0);
     // The events up to which each batch has been sent, and the time when it was due.
     let mut open: VecDeque<(u64, u64)> = VecDeque::new();
@@ -92,9 +94,12 @@ pub(super) fn send(
         let (now_ns, now_done) = (env.clock.monotonic_ns(), executed());
         if now_done > done {
             (done, last_ns) = (now_done, now_ns);
+            if counted.1 < warm_up {
+                counted = (now_ns, now_done);
+            }
         }
-        while let Some((_, due)) = open.pop_front_if(|(upto, _)| *upto <= done) {
-            waits_ns.push(now_ns.saturating_sub(due));
+        while let Some((upto, due)) = open.pop_front_if(|(upto, _)| *upto <= done) {
+            waits_ns.extend((upto > warm_up).then(|| now_ns.saturating_sub(due)));
         }
         if sent > done && now_ns > last_ns.max(begun).saturating_add(patience) {
             return Err(Error::resource("events are not executed").help("see what the workers say"));
@@ -125,7 +130,7 @@ pub(super) fn send(
     while look(sent, &mut open)? < sent {
         env.clock.sleep_us(NAP_US);
     }
-    let ns = last_ns.saturating_sub(begun).max(1);
+    let ns = last_ns.saturating_sub(counted.0).max(1);
     let counts = cluster.status().counts;
     let offsets = std::mem::take(&mut *offsets.lock());
     let mut records: BTreeMap<(u32, u64), &SentEvents> = BTreeMap::new();
@@ -160,7 +165,7 @@ pub(super) fn send(
     let Counts { refused, faults, .. } = &*counts;
     Ok(Replied {
         sent: sent as usize,
-        warm_up: 0,
+        warm_up: counted.1 as usize,
         ns,
         waits_ns: if waits_ns.is_empty() { vec![0] } else { waits_ns },
         aborted: refused + faults - before.refused - before.faults,

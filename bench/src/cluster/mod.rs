@@ -45,9 +45,8 @@ use crate::report::Latency;
 const UNDER_WAY: usize = 20_000;
 /// The number of consecutive requests to one source.
 const STICKY: usize = 64;
-/// The number of events in a batch without replies, and the least number of batches in flight.
+/// The number of events in a batch without replies, unless `together` says another.
 const BATCH: usize = 2048;
-const BATCHES: usize = 256;
 /// The prefix of the streams that fill tables; the table's name follows.
 const FILLING: &str = "filling.";
 /// The suffix of the streams of calls, after the function's name.
@@ -86,7 +85,7 @@ pub struct Offered {
     /// The number of requests before the measured ones: a broker is slow at first.
     #[serde(default)]
     pub warm_up: usize,
-    /// The largest number of requests in a message of Kafka.
+    /// The largest number of requests in a message of Kafka, or of events in a batch.
     #[serde(default)]
     pub together: usize,
     /// The percentage of transfers between accounts of different processes.
@@ -169,7 +168,7 @@ impl Runner<'_> {
             Way::Kafka { .. } => None,
         };
         let events = match cluster {
-            Some(_) => self.events(offered.together.max(BATCH))?,
+            Some(_) => self.events(if offered.together > 1 { offered.together } else { BATCH })?,
             None => None,
         };
         let has_replies = events.is_none();
@@ -218,8 +217,6 @@ impl Runner<'_> {
         let pace = Pace { rate, seconds, under_way, warm_up, ..plain.clone() };
         let mut replied = match (cluster, events) {
             (Some(cluster), Some(events)) => {
-                let under_way = under_way.max(BATCHES * BATCH);
-                let pace = Pace { under_way, ..pace };
                 by_column::send(&self.env, &cluster, self.sources, &events, &pace)?
             }
             _ => all(&calls, &pace)?,

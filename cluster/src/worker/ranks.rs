@@ -306,7 +306,7 @@ impl Ranks {
     /// Returns the requests of the next epoch, each with its place, and the number of places of all
     /// workers together. Returns `None` until this many others have reported. If a watermark
     /// advances far at once, the epoch is long. Then it is executed in parts of `part_max`, the
-    /// same at all workers.
+    /// same at all workers, unless all of it is executed by column.
     pub fn places(
         &mut self,
         epoch: u64,
