@@ -473,7 +473,7 @@ impl Coordinator {
                 let patience = (now_us, self.settings.form_us);
                 let mut preparing = std::mem::take(&mut self.preparing);
                 let expected = || {
-                    let assignment = Assignment::equal(self.candidates().collect());
+                    let assignment = Assignment::of(self.candidates().collect(), &self.settings);
                     Arc::new(Form { generation, assignment, manifest: self.manifest.clone() })
                 };
                 let are_ready = preparing.are_ready(&come, expected, patience, effects);

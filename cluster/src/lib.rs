@@ -78,6 +78,9 @@ pub struct Settings {
     pub epoch_max: u64,
     /// The same for epochs of events that are executed by column only.
     pub columns_max: u64,
+    /// Whether one worker owns all rows, because the app suits a
+    /// [sole owner](tidemill_function::Functions::sole).
+    pub has_sole_owner: bool,
     /// Whether such an epoch is executed by all workers or by one of them in turn, instead of in the
     /// faster way. For tests.
     pub alternates: bool,

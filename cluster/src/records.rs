@@ -237,6 +237,10 @@ pub struct CutRecord {
     pub upto: Vec<u64>,
     /// The progress of event time.
     pub times: Times,
+    /// Whether a sole owner of all rows executes events by column
+    /// ([`by_owner`](tidemill_function::ColumnPlan::by_owner)). Outputs have other numbers then. Earlier
+    /// versions executed such events as calls.
+    pub by_owner: bool,
 }
 
 /// The progress of event time at a cut. All lists are empty if no stream is in event time.
@@ -422,6 +426,17 @@ impl Assignment {
     pub fn equal(members: Vec<Member>) -> Assignment {
         let owners = Owners::equal(members.len() as u16);
         Assignment { members, owners }
+    }
+
+    /// Divides the rows for an app: equal shares, or all rows for the first member.
+    pub fn of(members: Vec<Member>, settings: &Settings) -> Assignment {
+        match settings.has_sole_owner && !members.is_empty() {
+            true => {
+                let owners = Owners::all_of(members.len() as u16, NodeId(0));
+                Assignment { members, owners }
+            }
+            false => Assignment::equal(members),
+        }
     }
 
     /// Returns the node of a member.

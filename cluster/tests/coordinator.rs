@@ -23,6 +23,7 @@ fn settings() -> Settings {
         form_us: 10_000 * MS,
         epoch_max: 250,
         columns_max: 100,
+        has_sole_owner: false,
         alternates: false,
         outputs_max: 1,
         output_bytes: 1_000,

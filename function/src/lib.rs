@@ -42,6 +42,9 @@
 //! events, nodes can exchange events and rows by column, and run the transactions through the
 //! executor of one process ([`ColumnEpoch`]). The module `columns` explains how.
 //!
+//! **A sole owner.** If one node owns all rows, events go there by column, and it executes them with
+//! all that they trigger, as one process does ([`Functions::sole`]).
+//!
 //! This crate must not know sockets, Python, threads or clocks: a [`Node`] takes messages
 //! and gives messages. Threads of a process, a simulated cluster and processes drive the same state
 //! machine.
@@ -61,11 +64,11 @@ mod versions;
 
 pub use columns::{
     ColumnEpoch, ColumnMessage, ColumnOutbox, ColumnOutcome, ColumnOutput, Exchange, GivenRows,
-    HandlerEvents, LentRows, Wanted, ABORTED,
+    HandlerEvents, LentRows, SoleResults, Wanted, ABORTED,
 };
 pub use counts::{Counts, EventPlace};
 pub use message::{Body, Cost, Message, Mode, Verdict};
-pub use node::{Counters, Event, Node, NodeId, Outbox, Owners, Question, Settings};
+pub use node::{ColumnPlan, Counters, Event, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{HandlerCounts, SoleProgram};
 use tidemill_txn::program::{Abort, Asker, Take};
 use tidemill_txn::Program;
 
-use crate::columns::ColumnOutput;
+use crate::columns::{ColumnOutput, SoleResults};
 use crate::counts::{Counts, EventPlace};
 
 /// A call of a function of an entity.
@@ -188,6 +188,13 @@ pub trait Functions: Send + Sync {
         None
     }
 
+    /// Returns the program by which a sole owner of all rows executes such events with all that
+    /// they trigger, if the app suits one. A number beyond those of handlers then means all handlers
+    /// of a stream: `handlers + stream`.
+    fn sole(&self) -> Option<Arc<SoleProgram>> {
+        None
+    }
+
     /// Whether the program has such a stream.
     fn has_columns(&self) -> bool {
         false
@@ -210,6 +217,12 @@ pub trait Functions: Send + Sync {
         let _ = outputs;
         counts.ended += handlers.iter().map(|of| of.committed).sum::<u64>();
         counts.refused += handlers.iter().map(|of| of.aborted).sum::<u64>();
+    }
+
+    /// Counts events that a sole owner has executed.
+    fn count_sole(&self, results: &SoleResults, outputs: &[ColumnOutput], counts: &mut Counts) {
+        let _ = outputs;
+        counts.ended += results.events;
     }
 
     /// Whether results of requests on this stream are outputs: see [`Functions::result_event`].

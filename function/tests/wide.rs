@@ -257,7 +257,7 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Ran {
                 epoch as u64,
                 Clock::from(1),
                 requests.take().into_iter().collect(),
-                (Vec::new(), None),
+                (Vec::new(), tidemill_function::ColumnPlan::default()),
                 &mut out,
             );
             outs.push((NodeId(n as u16), out));

@@ -89,7 +89,13 @@ impl Net {
             let mut out = Outbox::default();
             match homes[at].take_if(|_| from == to) {
                 Some(home) => {
-                    self.nodes[at].begin(number, clock.clone(), home, (Vec::new(), None), &mut out);
+                    self.nodes[at].begin(
+                        number,
+                        clock.clone(),
+                        home,
+                        (Vec::new(), tidemill_function::ColumnPlan::default()),
+                        &mut out,
+                    );
                 }
                 None => {
                     let wire = self.wires.get_mut(&(from, to));

@@ -353,7 +353,13 @@ struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     fn moment(&self, stamp: &Stamp, step: usize) -> Moment<'a> {
-        Moment { now_us: self.clock_us, stamp: stamp.clone(), step, answers: self.answers }
+        Moment {
+            now_us: self.clock_us,
+            stamp: stamp.clone(),
+            step,
+            answers: self.answers,
+            ignores_deadlines: false,
+        }
     }
 
     /// Returns the streams that an event of an input stream is on, with its columns there. If a

@@ -36,7 +36,13 @@ impl Worker {
         for (number, requests) in std::mem::take(&mut self.epochs).into_iter().enumerate() {
             let mut out = Outbox::default();
             let (epoch, clock) = (number as u64 + 1, (number as i64).into());
-            self.node.begin(epoch, clock, requests, (Vec::new(), None), &mut out);
+            self.node.begin(
+                epoch,
+                clock,
+                requests,
+                (Vec::new(), tidemill_function::ColumnPlan::default()),
+                &mut out,
+            );
             self.take(&mut out);
             while self.node.is_running() {
                 let (from, message) = self.queue.recv().expect("the others are there");

@@ -78,28 +78,27 @@ impl Available {
         Some((self.upto, self.pieces.front()?))
     }
 
-    /// Whether there is anything that can't be executed by column.
-    pub fn has_calls(&self) -> bool {
-        self.pieces.iter().any(|piece| piece.requests > 0 && !piece.by_column)
+    /// Returns the kind of the first requests.
+    pub fn first_kind(&self) -> Option<Kind> {
+        self.pieces.iter().find_map(Kind::of)
     }
 
-    /// Takes at most `max` requests, but at least one record if there is one. If all of them can be
-    /// executed by column, it takes at most `columns_max`. Returns the number of requests taken. If `is_paused`, it takes no events in event time. The times of taken events
-    /// are added to `times`. It stops before a piece that `is_refused`, given the offset where the
-    /// piece begins.
+    /// Takes at most `max` requests of one kind, but at least one record if there is one. Returns the
+    /// number of requests taken. If `is_paused`, it takes no events in event time. The times of taken
+    /// events are added to `times`. It stops before a piece that `is_refused`, given the offset where
+    /// the piece begins.
     pub fn take(
         &mut self,
-        (max, columns_max): (u64, u64),
+        (kind, max): (Kind, u64),
         is_paused: bool,
         is_refused: &dyn Fn(u64, &Piece) -> bool,
         times: &mut Vec<Span>,
     ) -> u64 {
         let mut taken = 0;
         while let Some(first) = self.pieces.front_mut() {
-            if is_refused(self.upto, first) {
+            if is_refused(self.upto, first) || Kind::of(first).is_some_and(|of| of != kind) {
                 break;
             }
-            let max = if first.by_column { columns_max } else { max };
             let room = max - taken.min(max);
             let each = first.each(self.upto).max(1);
             let is_divided = first.end - self.upto > 1 && first.times.is_empty();
@@ -133,6 +132,24 @@ impl Available {
     }
 }
 
+/// A kind of requests. An epoch has requests of one kind, because events are executed by column only
+/// if nothing else is in their epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Those that are executed by themselves.
+    Calls,
+    /// Events that can be executed by column.
+    Columns,
+}
+
+impl Kind {
+    /// Returns the kind of a piece, if it has requests.
+    fn of(piece: &Piece) -> Option<Kind> {
+        let kind = if piece.by_column { Kind::Columns } else { Kind::Calls };
+        (piece.requests > 0).then_some(kind)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,7 +159,7 @@ mod tests {
     }
 
     fn take(found: &mut Available, max: u64) -> u64 {
-        found.take((max, max), false, &|_, _| false, &mut Vec::new())
+        found.take((Kind::Calls, max), false, &|_, _| false, &mut Vec::new())
     }
 
     /// Creates three records of one request, a gap of two, one record of five requests, and one of
@@ -199,15 +216,18 @@ mod tests {
         let mut times = Vec::new();
         let any = &|_: u64, _: &Piece| false;
         assert!(found.has_some(true));
-        assert_eq!((found.take((9, 9), true, any, &mut times), found.upto()), (2, 12));
+        assert_eq!((found.take((Kind::Calls, 9), true, any, &mut times), found.upto()), (2, 12));
         assert!(!found.has_some(true) && found.has_some(false) && times.is_empty());
         // A piece with events in event time is not divided.
-        assert_eq!((found.take((2, 2), false, any, &mut times), found.upto()), (3, 15));
+        assert_eq!((found.take((Kind::Calls, 2), false, any, &mut times), found.upto()), (3, 15));
         // A refused piece is not taken, and nothing after it.
         let is_late = |_: u64, piece: &Piece| piece.times.iter().any(|of| of.oldest_us < 61);
-        assert_eq!((found.take((9, 9), false, &is_late, &mut times), found.upto()), (0, 15));
+        assert_eq!(
+            (found.take((Kind::Calls, 9), false, &is_late, &mut times), found.upto()),
+            (0, 15)
+        );
         assert_eq!(found.first().map(|(from, piece)| (from, piece.end)), Some((15, 17)));
-        assert_eq!((found.take((1, 1), false, any, &mut times), found.upto()), (2, 17));
+        assert_eq!((found.take((Kind::Calls, 1), false, any, &mut times), found.upto()), (2, 17));
         assert_eq!(times, [(0, 70), (2, 5), (0, 60)].map(|(of, at)| Span::of(of, at)));
     }
 }

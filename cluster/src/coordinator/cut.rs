@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidemill_function::Counts;
 
-use super::available::Available;
+use super::available::{Available, Kind};
 use super::choice::Choice;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
@@ -23,6 +23,18 @@ const CUTS_OPEN_MAX: u64 = 4;
 
 /// A lease divided by this is the wait for a snapshot that has not begun.
 const IDLE: u64 = 4;
+
+/// While calls wait, an epoch of events by column has this part of its usual length.
+const SHORTER: u64 = 4;
+
+/// Returns the most requests of a source in an epoch of a kind.
+fn most(kind: Kind, calls_wait: bool, (epoch_max, columns_max): (u64, u64)) -> u64 {
+    match kind {
+        Kind::Calls => epoch_max,
+        Kind::Columns if calls_wait => (columns_max / SHORTER).max(epoch_max).min(columns_max),
+        Kind::Columns => columns_max,
+    }
+}
 
 /// A snapshot that is being taken.
 struct Taking {
@@ -78,6 +90,8 @@ pub(super) struct Running {
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     choice: Choice,
+    /// The kind of the requests in the last cut.
+    last_kind: Kind,
     taking: Option<Taking>,
     pub merging: Merging,
     /// The time when the last snapshot was begun.
@@ -130,6 +144,7 @@ impl Running {
             later_counts: BTreeMap::new(),
             left: BTreeMap::new(),
             choice: Choice::new(settings.alternates),
+            last_kind: Kind::Columns,
             taking: None,
             merging: Merging::of(&form.manifest),
             taken_us: now_us,
@@ -192,9 +207,31 @@ impl Running {
     /// Whether an epoch may be cut before the one before has been executed, so that members need not
     /// wait for it: it would be a full one. Watermarks depend on what was executed.
     fn is_full(&self, epoch_max: u64, columns_max: u64) -> bool {
-        let has_calls = self.available.iter().any(Available::has_calls);
-        let most = if has_calls { epoch_max } else { columns_max };
+        let (kind, calls_wait) = self.next_kind(|_| false);
+        let most = most(kind, calls_wait, (epoch_max, columns_max));
         self.event_time.is_empty() && self.available.iter().any(|of| of.requests() >= most)
+    }
+
+    /// Returns the kind of requests for the next epoch, and whether calls wait. Kinds alternate if
+    /// both wait. `is_paused` says of which sources no events in event time are taken.
+    fn next_kind(&self, is_paused: impl Fn(usize) -> bool) -> (Kind, bool) {
+        let (mut calls, mut columns) = (false, false);
+        for (source, available) in self.available.iter().enumerate() {
+            if !available.has_some(is_paused(source)) {
+                continue;
+            }
+            match available.first_kind() {
+                Some(Kind::Calls) => calls = true,
+                Some(Kind::Columns) => columns = true,
+                None => {}
+            }
+        }
+        let kind = match (calls, columns) {
+            (true, true) if self.last_kind == Kind::Calls => Kind::Columns,
+            (true, _) => Kind::Calls,
+            (false, _) => Kind::Columns,
+        };
+        (kind, calls)
     }
 
     /// Returns the number of late events.
@@ -365,26 +402,27 @@ impl Coordinator {
         let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
         let from = ends(&running.available);
         let mut given = Vec::new();
+        let (kind, calls_wait) = running.next_kind(|source| paused[source]);
         let Running { event_time, times, available, .. } = &mut **running;
-        // If anything else is in the epoch, its events are not executed by column either.
-        let has_calls = available.iter().any(Available::has_calls);
-        let columns_max = if has_calls { epoch_max } else { columns_max };
+        let most = most(kind, calls_wait, (epoch_max, columns_max));
         let mut counts = Vec::new();
         for ((source, available), paused) in (0..).zip(available).zip(paused) {
             let is_refused = |from: u64, piece: &Piece| {
                 event_time.refused(&times.watermarks, source, from, piece).is_some()
             };
-            counts.push(available.take((epoch_max, columns_max), paused, &is_refused, &mut given));
+            counts.push(available.take((kind, most), paused, &is_refused, &mut given));
         }
         // The nodes go on at once when they have executed the epoch before.
         let is_busy = running.executed_by_all() < running.epoch
             || running.available.iter().any(|of| !of.is_empty());
-        let executes = match has_calls {
-            true => {
+        running.last_kind = kind;
+        let executes = match kind {
+            _ if self.settings.has_sole_owner => None,
+            Kind::Calls => {
                 running.choice.pause();
                 None
             }
-            false => {
+            Kind::Columns => {
                 let assignment = &running.form.assignment;
                 let mut by_node = vec![0; assignment.members.len()];
                 for (source, count) in (0..).zip(&counts) {
@@ -423,7 +461,9 @@ impl Coordinator {
         (running.clock_us, running.cut_us) = (clock_us.max(running.clock_us + 1), now_us);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
         let times = running.times.clone();
-        let cut = Arc::new(CutRecord { epoch, clock_us, base, count, from, upto, times });
+        let by_owner = true;
+        let cut = CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner };
+        let cut = Arc::new(cut);
         running.base = cut.next_base();
         let is_due = now_us >= running.taken_us + snapshot_us;
         let is_wanted = is_ending

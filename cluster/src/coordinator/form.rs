@@ -151,7 +151,8 @@ impl Coordinator {
             let packet = Packet::LeftOut { generation, from };
             effects.push(Effect::Send { to: Address::Worker(member), packet });
         }
-        let (assignment, manifest) = (Assignment::equal(members), self.manifest.clone());
+        let assignment = Assignment::of(members, &self.settings);
+        let manifest = self.manifest.clone();
         let form = Arc::new(Form { generation, assignment, manifest });
         let (since_us, formed) = (self.now_us, BTreeMap::new());
         let available = form.manifest.inputs.iter().copied().map(Available::after).collect();

@@ -205,9 +205,16 @@ pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
     put_u64s(&cut.from, out);
     put_u64s(&cut.upto, out);
     put_times(&cut.times, out);
+    put_bool(cut.by_owner, out);
 }
 
 pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
+    let cut = take_first_cut(input)?;
+    Some(CutRecord { by_owner: take_bool(input)?, ..cut })
+}
+
+/// Takes a cut of a version that executed all events of a sole owner as calls.
+fn take_first_cut(input: &mut &[u8]) -> Option<CutRecord> {
     Some(CutRecord {
         epoch: take_u64(input)?,
         clock_us: take_i64(input)?,
@@ -216,6 +223,7 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
         from: take_u64s(input)?,
         upto: take_u64s(input)?,
         times: take_times(input)?,
+        by_owner: false,
     })
 }
 
@@ -400,7 +408,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
         }
         Record::End => out.push(13),
         Record::Cut(cut) => {
-            out.push(10);
+            out.push(19);
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
@@ -547,7 +555,8 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
             Some(Request { id: take_bytes(input)?.into(), call: take_call(input)? })
         })?),
         13 => Record::End,
-        10 => Record::Cut(take_cut(input)?),
+        10 => Record::Cut(take_first_cut(input)?),
+        19 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
         14 => Record::Snapshot(Arc::new(take_second_manifest(input)?)),
         15 => Record::Snapshot(Arc::new(take_third_manifest(input)?)),

@@ -117,7 +117,8 @@ fn events(is_run: bool) -> Events {
 
 fn cut() -> CutRecord {
     let (from, upto, times) = (vec![4], vec![u64::MAX], times());
-    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from, upto, times }
+    let by_owner = true;
+    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from, upto, times, by_owner }
 }
 
 fn emitted(tids: [u64; 2], ordinals: [u32; 2]) -> Record {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Batch, Key, LateRow, Row, StreamId, TableId};
 use tidemill_function::{
-    Call, Clock, ColumnOutcome, ColumnOutput, Counts, Event, EventPlace, Functions, HandlerEvents,
-    Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
+    Call, Clock, ColumnOutcome, ColumnOutput, ColumnPlan, Counts, Event, EventPlace, Functions,
+    HandlerEvents, Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
 };
 use tidemill_txn::order::Newest;
 
@@ -609,16 +609,14 @@ impl Worker {
         let events = by_handler(&runs, &*self.functions);
         running.runs = runs;
         let now_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
-        let executes = running.current.as_ref().and_then(|(_, plan)| plan.executes);
+        let current = running.current.as_ref();
+        let plan = current.map_or_else(ColumnPlan::default, |(cut, plan)| ColumnPlan {
+            executes: plan.executes,
+            by_owner: cut.by_owner,
+        });
         let marks_us = running.ranks.as_ref().map_or_else(|| [].into(), Ranks::marks_us);
         let mut out = Outbox::default();
-        running.node.begin(
-            number,
-            Clock { now_us, marks_us },
-            requests,
-            (events, executes),
-            &mut out,
-        );
+        running.node.begin(number, Clock { now_us, marks_us }, requests, (events, plan), &mut out);
         self.take(out, effects);
         true
     }
@@ -707,10 +705,15 @@ impl Worker {
                     }
                     Output::Event { tid, path, stream, row }
                 }
-                Event::Columns(ColumnOutcome { outputs, counts, .. }) => {
+                Event::Columns(ColumnOutcome { outputs, counts, results, .. }) => {
                     let events: usize = running.runs.iter().map(|run| run.batch.len()).sum();
                     running.counts.events += events as u64;
-                    self.functions.count_columns(&counts, &outputs, &mut running.counts);
+                    match counts.is_empty() {
+                        false => {
+                            self.functions.count_columns(&counts, &outputs, &mut running.counts);
+                        }
+                        true => self.functions.count_sole(&results, &outputs, &mut running.counts),
+                    }
                     for ColumnOutput { stream, tids, ordinals, batch } in outputs {
                         let is_reported = ordinals.first() != Some(&LAST)
                             || (self.settings.copies_outputs && self.functions.is_copied(stream));

@@ -363,7 +363,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
             n as u64 + 1,
             epoch.clock_us.into(),
             epoch.requests.clone(),
-            (Vec::new(), None),
+            (Vec::new(), tidemill_function::ColumnPlan::default()),
             &mut out,
         );
         // This node may ask questions that the run never asked, on transient values that it re-runs

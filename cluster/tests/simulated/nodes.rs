@@ -110,7 +110,7 @@ impl Net {
                     number,
                     clock_us.into(),
                     home,
-                    (Vec::new(), None),
+                    (Vec::new(), tidemill_function::ColumnPlan::default()),
                     &mut out,
                 );
             } else {

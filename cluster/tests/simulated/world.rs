@@ -200,6 +200,7 @@ impl World {
             form_us: 200 * MS,
             epoch_max: 1 + dice.below(12),
             columns_max: 1 + more.below(30),
+            has_sole_owner: false,
             alternates: true,
             outputs_max: 1 + dice.below(4) as usize,
             output_bytes: 1_000,

@@ -15,7 +15,7 @@ use tidemill_txn::program::Extent;
 
 use super::feeds;
 use super::topics::sources;
-use crate::functions::knows_rows;
+use crate::functions::{has_sole_owner, knows_rows};
 use crate::spec::AppSpec;
 
 /// How often a state machine gets the time in a beat.
@@ -223,6 +223,7 @@ impl ClusterSettings {
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
                 columns_max: self.epoch_rows_max.unwrap_or(EPOCH_ROWS_COLUMNS),
+                has_sole_owner: has_sole_owner(spec),
                 alternates: false,
                 // Only processes of the cluster read a log that the coordinator serves.
                 copies_outputs: !spec.sinks.is_empty(),

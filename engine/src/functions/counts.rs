@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use tidemill_core::{StreamId, Value};
-use tidemill_function::{Call, ColumnOutput, Counts, EventPlace, Target};
+use tidemill_function::{
+    Call, ColumnOutput, Counts, EventPlace, SoleResults, Target, ABORTED as ABORTED_EVENT,
+};
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::program::{Abort, Origin, Program, FAULT};
 use tidemill_txn::reasons::by_abort_stream;
@@ -67,6 +69,39 @@ impl Counting {
         }
     }
 
+    /// Counts events that the sole owner of all rows has executed.
+    pub fn sole(
+        &self,
+        program: &Program,
+        results: &SoleResults,
+        outputs: &[ColumnOutput],
+        counts: &mut Counts,
+    ) {
+        let mut failed = results.refused.len() as u64;
+        for (stream, why) in &results.refused {
+            let mut takers = program.takers(*stream).map(|(handler, _)| handler);
+            let only = takers.next().filter(|_| takers.next().is_none());
+            abort(program, counts, only, why, None);
+        }
+        for ColumnOutput { stream, ordinals, batch, .. } in outputs {
+            let Some(&handler) = self.aborted.get(stream) else { continue };
+            counts.reasons.count(&program.handlers[handler].name, batch);
+            let reason = batch.schema().len() - 1;
+            let is_fault = |row: &usize| match batch.value(reason, *row) {
+                Value::Str(why) => why.starts_with(FAULT),
+                _ => false,
+            };
+            let faults = (0..batch.len()).filter(is_fault).count() as u64;
+            counts.faults += faults;
+            counts.refused += batch.len() as u64 - faults;
+            failed += ordinals.iter().filter(|ordinal| **ordinal == ABORTED_EVENT).count() as u64;
+        }
+        counts.ended += results.events.saturating_sub(failed);
+        for (handler, abort) in &results.faults {
+            name_fault(program, counts, Some(*handler), abort, None);
+        }
+    }
+
     /// Counts an event that a transaction has emitted.
     pub fn emitted(&self, program: &Program, stream: StreamId, row: &[Value], counts: &mut Counts) {
         if let Some(&handler) = self.aborted.get(&stream) {
@@ -108,12 +143,11 @@ pub(super) fn event_named(program: &Program, place: &EventPlace, handler: Option
 pub(super) fn abort(
     program: &Program,
     counts: &mut Counts,
-    handler: Option<usize>,
+    number: Option<usize>,
     abort: &Abort,
     event: Option<&str>,
 ) {
-    let (what, at) = abort.parts();
-    let handler = handler.and_then(|number| program.handlers.get(number));
+    let handler = number.and_then(|number| program.handlers.get(number));
     let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
     counts.reasons.add(name, &abort.public_reason(), 1);
     if !abort.is_fault() {
@@ -121,6 +155,20 @@ pub(super) fn abort(
         return;
     }
     counts.faults += 1;
+    name_fault(program, counts, number, abort, event);
+}
+
+/// Names the last fault, with its line.
+fn name_fault(
+    program: &Program,
+    counts: &mut Counts,
+    handler: Option<usize>,
+    abort: &Abort,
+    event: Option<&str>,
+) {
+    let (what, at) = abort.parts();
+    let handler = handler.and_then(|number| program.handlers.get(number));
+    let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
     // Where the line of the exception is unknown, that of the function is better than none.
     let own = handler.map(|handler| handler.at.as_str()).filter(|at| !at.is_empty());
     let at = at.or(own).map(str::to_owned);

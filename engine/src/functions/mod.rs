@@ -29,7 +29,7 @@ use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Exchange, Target};
-use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, StoredVersions};
+use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, SoleProgram, StoredVersions};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Footprint, Handler, Origin, Program, Stream, Timer};
 
@@ -100,8 +100,11 @@ pub struct AppFunctions {
     /// The tables that ask for work outside.
     outboxes: Vec<TableId>,
     counting: Counting,
-    /// For each stream, the handlers of its events, if they can be executed by column.
+    /// For each stream, the handlers of its events, if they can be executed by column. A number
+    /// beyond those of handlers means all handlers of a stream ([`Functions::sole`]).
     by_column: Vec<Option<Vec<usize>>>,
+    /// The program of a node that owns all rows, if the app suits one.
+    sole: Option<Arc<SoleProgram>>,
 }
 
 /// The target of a call of an entity's function by another function. Requests of clients have
@@ -125,6 +128,22 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
     };
     results::passed_on(program, &spec.sinks).is_empty()
         && program.handlers.iter().enumerate().all(is_one)
+}
+
+/// Whether one worker owns all rows of an app, and executes its events as one process does. Such an
+/// app has events that trigger more than their own transaction, and no functions, whose work
+/// workers share. Functions that ask outside are procedures of apps whose workers share the rows.
+pub fn has_sole_owner(spec: &AppSpec) -> bool {
+    let program = &spec.program;
+    let is_triggering = |(number, handler): (usize, &Handler)| {
+        handler.is_procedure()
+            || program.streams[handler.input.index()].origin != Origin::Input
+            || program.emits(number).iter().any(|of| program.handlers_on(*of).next().is_some())
+            || !program.triggers_of(number).is_empty()
+    };
+    SoleProgram::suits(program)
+        && spec.externals.is_empty()
+        && program.handlers.iter().enumerate().any(is_triggering)
 }
 
 /// The target of requests that can't be read. No function has it.
@@ -248,12 +267,19 @@ impl AppFunctions {
         let takes_aborts = handlers.map(|number| results::takes_aborts(&program, number));
         let takes_aborts: Vec<bool> = takes_aborts.collect();
         let program = Arc::new(program);
+        let sole = match has_sole_owner(spec) {
+            true => Some(Arc::new(SoleProgram::new(whole.clone(), rounds.clone())?)),
+            false => None,
+        };
         let counting = Counting::of(&program);
         let by_column = (0..program.streams.len() as u16).map(StreamId).map(|stream| {
             let is_event = program.streams[stream.index()].origin == Origin::Input
                 && !program.calls.contains(&stream)
-                && program.timers.iter().all(|timer| timer.stream != stream)
-                && !rounds.is_needed(&program, stream);
+                && program.timers.iter().all(|timer| timer.stream != stream);
+            if is_event && rounds.is_needed(&program, stream) {
+                let round = || vec![program.handlers.len() + stream.index()];
+                return sole.as_ref().filter(|sole| sole.takes(stream)).map(|_| round());
+            }
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             let has_columns = |handler: &usize| {
                 let writes_outbox = Footprint::of(&program, *handler)
@@ -288,6 +314,7 @@ impl AppFunctions {
             outboxes,
             counting,
             by_column,
+            sole,
         }))
     }
 

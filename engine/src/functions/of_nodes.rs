@@ -6,9 +6,9 @@ use tidemill_cluster::wire::put_value;
 use tidemill_connect::values;
 use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_function::{
-    Activation, Call, Changes, ColumnOutput, Counts, EventPlace, Functions, RowAt,
+    Activation, Call, Changes, ColumnOutput, Counts, EventPlace, Functions, RowAt, SoleResults,
 };
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{HandlerCounts, SoleProgram};
 use tidemill_txn::program::{Abort, Body, Origin, Program, Stream};
 
 use super::batches::{Batches, Last};
@@ -142,7 +142,15 @@ impl Functions for AppFunctions {
         self.by_column.iter().any(Option::is_some)
     }
 
+    fn sole(&self) -> Option<Arc<SoleProgram>> {
+        self.sole.clone()
+    }
+
     fn handler_call(&self, handler: usize, row: &[Value]) -> Call {
+        if let Some(stream) = handler.checked_sub(self.program.handlers.len()) {
+            let mut calls = Functions::event(self, StreamId(stream as u16), row);
+            return calls.pop().expect("an event has a round");
+        }
         self.made(handler, row).unwrap_or_else(|error| self.unreadable(&error.what))
     }
 
@@ -153,6 +161,10 @@ impl Functions for AppFunctions {
         counts: &mut Counts,
     ) {
         self.counting.columns(&self.program, handlers, outputs, counts);
+    }
+
+    fn count_sole(&self, results: &SoleResults, outputs: &[ColumnOutput], counts: &mut Counts) {
+        self.counting.sole(&self.program, results, outputs, counts);
     }
 
     fn is_copied(&self, stream: StreamId) -> bool {

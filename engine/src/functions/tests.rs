@@ -81,7 +81,13 @@ fn refused(functions: &Arc<AppFunctions>, call: Call) -> String {
     let (settings, functions) = (tidemill_function::Settings::default(), functions.clone());
     let mut node = Node::new(NodeId(0), functions, Owners::equal(1), settings, rows);
     let (mut out, order) = (Outbox::default(), Sequencing { sources: 1, base: 0 });
-    node.begin(1, Clock::from(7), vec![(order.tid(0, 0), call)], (Vec::new(), None), &mut out);
+    node.begin(
+        1,
+        Clock::from(7),
+        vec![(order.tid(0, 0), call)],
+        (Vec::new(), tidemill_function::ColumnPlan::default()),
+        &mut out,
+    );
     assert_eq!(node.rows().iter().count(), 0);
     let reply = out.events.iter().find_map(|event| match event {
         Event::Replied { outcome, .. } => Some(outcome.clone()),

@@ -81,6 +81,7 @@ use tidemill_core::{Batch, Error, Result, StreamId, TableId};
 use tidemill_table::Seq;
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::pool::Pool;
+use tidemill_txn::program::Abort;
 
 use self::given::{Given, Guests};
 use self::one_node::{Gathering, Way};
@@ -176,21 +177,33 @@ pub struct ColumnOutput {
     pub batch: Batch,
 }
 
-/// The ordinal of the event of an aborted transaction.
-pub const ABORTED: u32 = u32::MAX;
+pub use tidemill_txn::execute::ABORTED;
 
 /// The outcome of an epoch on one node. Each transaction is reported by one node: the owner of the
 /// first row that it mentions, or the one that received it if it mentions none.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ColumnOutcome {
     /// The outputs, by stream.
     pub outputs: Vec<ColumnOutput>,
-    /// The counts of transactions, by handler.
+    /// The counts of transactions, by handler. There are none if a sole owner has executed the epoch.
     pub counts: Vec<HandlerCounts>,
+    /// The results of events, if a sole owner has executed the epoch.
+    pub results: SoleResults,
     /// The number of transactions that this node has run, whichever node reports them.
     pub transactions: usize,
     /// The number of passes.
     pub passes: usize,
+}
+
+/// The results of events that a sole owner of all rows has executed, beside the outputs.
+#[derive(Clone, Debug, Default)]
+pub struct SoleResults {
+    /// The number of events, for each handler with transactions of its own.
+    pub events: u64,
+    /// The events that a `map` or `filter` can't compute: the input stream, and why.
+    pub refused: Vec<(StreamId, Abort)>,
+    /// The transactions whose functions failed: the handler, and the abort.
+    pub faults: Vec<(usize, Abort)>,
 }
 
 /// The distance at which the lists of rows are prefetched, in transactions.
@@ -373,7 +386,8 @@ impl ColumnEpoch {
         }
         let (outputs, counts) = self.outputs.finish(&self.parts);
         let (transactions, passes) = (self.transactions, self.passes);
-        ColumnOutcome { outputs, counts, transactions, passes }
+        let results = SoleResults::default();
+        ColumnOutcome { outputs, counts, results, transactions, passes }
     }
 
     /// Ends the epoch although it is not done. The rows have changed, but can go back to a

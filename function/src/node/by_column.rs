@@ -4,9 +4,11 @@
 //! node first tells the others what it received. A node with anything else begins the epoch of calls
 //! at once, and all others follow when they hear from it. No row has been read before.
 
+use tidemill_txn::execute::SoleOwner;
 use tidemill_txn::pool::SingleThread;
 
-use super::{Node, NodeId, Outbox};
+use super::sole::SoleEpoch;
+use super::{ColumnPlan, Event, Node, NodeId, Outbox};
 use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, HandlerEvents};
 use crate::message::{Body, Message};
 use crate::order::Tid;
@@ -18,7 +20,15 @@ pub(super) struct ByColumn {
     clock: Clock,
     /// The events that this node received.
     own: Vec<HandlerEvents>,
-    pub epoch: ColumnEpoch,
+    pub epoch: Way,
+}
+
+/// The way in which it is executed.
+pub(super) enum Way {
+    /// By nodes that share the rows.
+    Nodes(Box<ColumnEpoch>),
+    /// By the sole owner of all rows.
+    Sole(SoleEpoch),
 }
 
 impl ByColumn {
@@ -39,9 +49,15 @@ impl Node {
         number: u64,
         clock: Clock,
         mut requests: Vec<(Tid, Call)>,
-        (events, executes): (Vec<HandlerEvents>, Option<NodeId>),
+        (events, plan): (Vec<HandlerEvents>, ColumnPlan),
         out: &mut Outbox,
     ) {
+        let has_sole = self.program.sole().is_some();
+        let owner = self.owners.sole().filter(|_| has_sole && plan.by_owner);
+        if has_sole && owner.is_none() {
+            requests.extend(self.calls(&events));
+            return self.begin_calls(number, clock, requests, out);
+        }
         if !requests.is_empty() {
             for node in (0..self.owners.nodes).map(NodeId).filter(|node| *node != self.me) {
                 let body = Body::Events { events: Vec::new(), others: true };
@@ -53,19 +69,26 @@ impl Node {
         }
         let mut messages = Vec::new();
         let own = events.clone();
+        if let Some(owner) = owner {
+            let nodes = (owner, self.owners.nodes());
+            let epoch = SoleEpoch::begin(self.me, nodes, events, &mut messages);
+            self.by_column = Some(ByColumn { number, clock, own, epoch: Way::Sole(epoch) });
+            self.send_columns(number, messages, out);
+            return self.go_on_sole(out);
+        }
         let (program, owners) = (self.program.program(), &self.owners);
         let made = || Exchange::new(program, owners.clone(), self.me, self.settings.strategy);
         let exchange = match self.exchange.take() {
             Some(exchange) => Ok(exchange),
             None => made(),
         };
-        let Ok(exchange) = exchange else { return out.events.push(super::Event::Failed) };
+        let Ok(exchange) = exchange else { return out.events.push(Event::Failed) };
         let exchange = self.exchange.insert(exchange);
         let rows = &mut self.rows;
-        let work = (events, executes);
+        let work = (events, plan.executes);
         let begun = ColumnEpoch::begin(exchange, rows, &SingleThread, work, &mut messages);
-        let Ok(epoch) = begun else { return out.events.push(super::Event::Failed) };
-        self.by_column = Some(ByColumn { number, clock, own, epoch });
+        let Ok(epoch) = begun else { return out.events.push(Event::Failed) };
+        self.by_column = Some(ByColumn { number, clock, own, epoch: Way::Nodes(Box::new(epoch)) });
         self.send_columns(number, messages, out);
         self.end_columns(out);
     }
@@ -92,12 +115,21 @@ impl Node {
     pub(super) fn columns(&mut self, from: NodeId, message: ColumnMessage, out: &mut Outbox) {
         // If the epoch is one of calls, its events are of no use.
         let Some(ByColumn { number, epoch, .. }) = &mut self.by_column else { return };
+        let epoch = match epoch {
+            Way::Nodes(epoch) => epoch,
+            Way::Sole(epoch) => {
+                return match epoch.receive(from, message) {
+                    true => self.go_on_sole(out),
+                    false => out.events.push(Event::Failed),
+                };
+            }
+        };
         let exchange = self.exchange.as_mut().expect("the epoch has begun");
         let (number, mut messages) = (*number, Vec::new());
         let rows = &mut self.rows;
         let taken = epoch.receive(from, message, exchange, rows, &SingleThread, &mut messages);
         if taken.is_err() {
-            return out.events.push(super::Event::Failed);
+            return out.events.push(Event::Failed);
         }
         self.send_columns(number, messages, out);
         self.end_columns(out);
@@ -123,17 +155,47 @@ impl Node {
 
     /// Ends the epoch, if everything has run.
     fn end_columns(&mut self, out: &mut Outbox) {
-        if let Some(ByColumn { number, epoch, own, .. }) =
-            self.by_column.take_if(|by_column| by_column.epoch.is_done())
+        let is_done = |of: &mut ByColumn| matches!(&of.epoch, Way::Nodes(epoch) if epoch.is_done());
+        if let Some(ByColumn { number, epoch: Way::Nodes(epoch), own, .. }) =
+            self.by_column.take_if(is_done)
         {
             self.counters.transactions += own.iter().map(|of| of.tids.len() as u64).sum::<u64>();
             let exchange = self.exchange.as_mut().expect("the epoch has begun");
             let outcome = epoch.finish(exchange, &mut self.rows);
             self.counters.calls += outcome.transactions as u64;
             self.counters.rounds += outcome.passes as u64;
-            out.events.push(super::Event::Columns(outcome));
-            out.events.push(super::Event::Committed { epoch: number });
+            out.events.push(Event::Columns(outcome));
+            out.events.push(Event::Committed { epoch: number });
         }
+    }
+
+    /// Executes the epoch, if this node is the sole owner and all events are here. Ends it once its
+    /// verdicts and answers are recorded.
+    pub(super) fn go_on_sole(&mut self, out: &mut Outbox) {
+        let Some(ByColumn { number, clock, epoch: Way::Sole(epoch), own, .. }) =
+            &mut self.by_column
+        else {
+            return;
+        };
+        if epoch.is_ready() {
+            let program = self.program.sole().expect("the program has one");
+            let strategy = self.settings.strategy;
+            let sole = self.sole.get_or_insert_with(|| SoleOwner::new(program, strategy));
+            let (known, bytes_max) =
+                ((&mut self.answers, self.left), self.settings.output_bytes_max);
+            let site = (sole, &mut self.rows, &*self.program);
+            if epoch.run(site, (clock.now_us, bytes_max), known, out).is_err() {
+                return out.events.push(Event::Failed);
+            }
+        }
+        let Some(outcome) = epoch.outcome() else { return };
+        let (number, outcome) = (*number, outcome);
+        self.counters.transactions += own.iter().map(|of| of.tids.len() as u64).sum::<u64>();
+        self.counters.calls += outcome.transactions as u64;
+        self.counters.rounds += 1;
+        self.by_column = None;
+        out.events.push(Event::Columns(outcome));
+        out.events.push(Event::Committed { epoch: number });
     }
 
     /// Returns events as calls.

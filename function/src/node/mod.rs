@@ -15,6 +15,7 @@ mod part;
 mod questions;
 mod round;
 mod run;
+mod sole;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
+use tidemill_txn::execute::SoleOwner;
 use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
 use tidemill_txn::schedule::Strategy;
 
@@ -33,7 +35,7 @@ use crate::program::{Call, Clock, Functions, RowAt};
 use crate::rows::{Rows, Stored};
 use crate::versions::Versions;
 
-use self::by_column::ByColumn;
+use self::by_column::{ByColumn, Way};
 use self::declared::Declared;
 use self::home::Home;
 use self::part::Part;
@@ -72,6 +74,17 @@ impl Owners {
     /// Returns the owner of a partition.
     pub fn of(&self, partition: tidemill_place::Partition) -> NodeId {
         self.by_partition[usize::from(partition.0)]
+    }
+
+    /// Returns the owner of all partitions, if there is one.
+    pub fn sole(&self) -> Option<NodeId> {
+        let first = self.by_partition[0];
+        self.by_partition.iter().all(|owner| *owner == first).then_some(first)
+    }
+
+    /// Gives all partitions to one of the nodes.
+    pub fn all_of(nodes: u16, owner: NodeId) -> Owners {
+        Owners::new(nodes, vec![owner; usize::from(PARTITIONS)].into())
     }
 
     /// Returns the owner of a row.
@@ -137,6 +150,17 @@ impl Default for Settings {
             strategy: Strategy::Adaptive,
         }
     }
+}
+
+/// How an epoch is executed if nodes received nothing but events by column. The outcome is the same
+/// for all nodes that execute it, and all nodes must have the same plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ColumnPlan {
+    /// The node that executes it on rows that the others lend it, if one does.
+    pub executes: Option<NodeId>,
+    /// Whether a [sole owner](Functions::sole) of all rows executes it. Otherwise the events of such
+    /// a program are calls.
+    pub by_owner: bool,
 }
 
 /// An event of a node for its driver.
@@ -240,6 +264,7 @@ pub struct Node {
     running: Option<Epoch>,
     /// The means of epochs by column, after the first one. `by_column` is the one that runs.
     exchange: Option<Exchange>,
+    sole: Option<SoleOwner>,
     by_column: Option<ByColumn>,
     /// Answers from outside to questions of transactions that are not in the store yet.
     answers: BTreeMap<(Tid, QuestionId), Arc<[u8]>>,
@@ -308,6 +333,7 @@ impl Node {
             woken: VecDeque::new(),
             running: None,
             exchange: None,
+            sole: None,
             by_column: None,
             answers: BTreeMap::new(),
             left: Tid(0),
@@ -329,7 +355,7 @@ impl Node {
     /// can't be used any more.
     pub fn take_rows(&mut self) -> Rows {
         let mut rows = std::mem::take(&mut self.rows);
-        if let Some(ByColumn { epoch, .. }) = self.by_column.take() {
+        if let Some(ByColumn { epoch: Way::Nodes(epoch), .. }) = self.by_column.take() {
             epoch.abandon(&mut rows);
         }
         rows
@@ -347,7 +373,7 @@ impl Node {
 
     /// Begins an epoch with the requests and events that this node received, each at its place. The
     /// events are of streams that [can be executed by column](Functions::by_column). If all that was
-    /// received can be, one node `executes` the epoch, or all do. All nodes must be told the same.
+    /// received can be, the epoch is executed by this plan.
     ///
     /// # Panics
     /// If an epoch runs: every node begins an epoch after it has ended the one before.
@@ -356,13 +382,13 @@ impl Node {
         number: u64,
         clock: Clock,
         requests: Vec<(Tid, Call)>,
-        (events, executes): (Vec<HandlerEvents>, Option<NodeId>),
+        (events, plan): (Vec<HandlerEvents>, ColumnPlan),
         out: &mut Outbox,
     ) {
         assert!(!self.is_running(), "an epoch begins when the one before has ended");
         self.counters.epochs += 1;
         match self.program.has_columns() {
-            true => self.begin_columns(number, clock, requests, (events, executes), out),
+            true => self.begin_columns(number, clock, requests, (events, plan), out),
             false => self.begin_calls(number, clock, requests, out),
         }
         self.work(out);

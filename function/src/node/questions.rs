@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tidemill_core::encode;
 use tidemill_txn::program::{Asker, QuestionId};
 
+use super::by_column::{ByColumn, Way};
 use super::{Node, Outbox};
 use crate::order::{Path, Tid};
 use crate::program::Call;
@@ -69,6 +70,11 @@ impl Node {
     pub fn answered(&mut self, question: &Question, answer: Arc<[u8]>, out: &mut Outbox) {
         let Question { tid, path, asked, .. } = question;
         self.know(*tid, *asked, answer);
+        if let Some(ByColumn { epoch: Way::Sole(epoch), .. }) = &mut self.by_column {
+            epoch.is_recorded(*tid, *asked);
+            self.go_on_sole(out);
+            return self.work(out);
+        }
         let part = self.running.as_mut().and_then(|epoch| epoch.parts.get_mut(tid));
         let waits = part.and_then(|part| part.runs.get_mut(path));
         if waits.is_some_and(|invocation| invocation.asks.take_if(|of| of == asked).is_some()) {

@@ -99,6 +99,7 @@ impl Site {
             form_us: 3_000_000,
             epoch_max: 1_000,
             columns_max: 100,
+            has_sole_owner: false,
             alternates: true,
             copies_outputs: false,
             outputs_max: 3,

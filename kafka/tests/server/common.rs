@@ -88,6 +88,7 @@ pub fn record(topic: Topic, n: u64) -> Record {
             from: vec![n; 4],
             upto: vec![n; 4],
             times: Default::default(),
+            by_owner: true,
         }),
     }
 }

@@ -63,7 +63,9 @@ pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub use remote::{
     transact, ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable, Mentioned,
-    OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, StoredVersions,
+    OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, SoleEvents, SoleOutcome,
+    SoleOutput, SoleOverdue, SoleOwner, SoleProgram, SoleTakers, SoleTerms, StoredVersions,
+    ABORTED,
 };
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};

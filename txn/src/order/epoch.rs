@@ -215,6 +215,9 @@ pub struct Epoch {
     /// The answers from outside that its transactions ask for. A replay starts with the recorded
     /// answers.
     pub answers: Arc<Answers>,
+    /// Whether no clock ends its functions, because outputs of it have left. They were computed as
+    /// if no function took too long, beside those that are known to.
+    pub ignores_deadlines: bool,
 }
 
 impl Epoch {

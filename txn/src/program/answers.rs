@@ -32,17 +32,36 @@ impl fmt::Debug for Asker {
     }
 }
 
-/// The most bytes of an answer, because answers are logged.
-pub(crate) const ANSWER_MAX: usize = 1 << 20;
+/// The usual limit of the bytes of an answer. There is one because answers are logged.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// The answers of an epoch.
-#[derive(Debug, Default)]
-pub struct Answers(Mutex<BTreeMap<QuestionId, Arc<[u8]>>>);
+#[derive(Debug)]
+pub struct Answers {
+    known: Mutex<BTreeMap<QuestionId, Arc<[u8]>>>,
+    bytes_max: usize,
+}
+
+impl Default for Answers {
+    fn default() -> Answers {
+        Answers::of([])
+    }
+}
 
 impl Answers {
     /// Starts with the answers known from the epoch's first execution.
     pub fn of(known: impl IntoIterator<Item = (QuestionId, Arc<[u8]>)>) -> Answers {
-        Answers(Mutex::new(known.into_iter().collect()))
+        Answers { known: Mutex::new(known.into_iter().collect()), bytes_max: ANSWER_BYTES_MAX }
+    }
+
+    /// Sets another limit of the bytes of an answer.
+    pub fn with_bytes_max(self, bytes_max: usize) -> Answers {
+        Answers { bytes_max, ..self }
+    }
+
+    /// Returns the limit of the bytes of an answer. A longer one is an error of its asker.
+    pub(crate) fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     /// Returns all answers, in the order of their hashes.
@@ -59,12 +78,12 @@ impl Answers {
         // counts.
         let mut answer = ask.now();
         // The asker is refused then. Truncation bounds the log.
-        answer.truncate(ANSWER_MAX + 1);
+        answer.truncate(self.bytes_max + 1);
         let answer = answer.into();
         self.lock().entry(asked).or_insert(answer).clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionId, Arc<[u8]>>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, StreamTime, TableId, Value};
 
-use super::answers::{Asker, ANSWER_MAX};
+use super::answers::Asker;
 use super::groups;
 use super::handler::{Abort, Tx};
 use super::hooks::{self, DEPTH_MAX};
@@ -85,8 +85,9 @@ impl<'a> Inside<'a> {
         let asked = self.moment.question_id(self.asked, question);
         self.asked += 1;
         let answer = self.moment.answers.to(asked, ask);
-        match answer.len() > ANSWER_MAX {
-            true => Err(reasons::long_answer()),
+        let bytes_max = self.moment.answers.bytes_max();
+        match answer.len() > bytes_max {
+            true => Err(reasons::long_answer(bytes_max)),
             false => Ok(answer),
         }
     }

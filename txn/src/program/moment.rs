@@ -18,6 +18,8 @@ pub struct Moment<'e> {
     pub step: usize,
     /// The answers of the epoch from outside.
     pub answers: &'e Answers,
+    /// Whether no clock may end the transaction.
+    pub ignores_deadlines: bool,
 }
 
 impl<'e> Moment<'e> {
@@ -29,7 +31,8 @@ impl<'e> Moment<'e> {
 
     /// Returns the moment of any transaction of an epoch.
     pub fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
-        Moment { now_us: epoch.clock_us, stamp, step, answers: &epoch.answers }
+        let Epoch { clock_us, answers, ignores_deadlines, .. } = epoch;
+        Moment { now_us: *clock_us, stamp, step, answers, ignores_deadlines: *ignores_deadlines }
     }
 
     /// Returns the time of the stamp.
@@ -79,7 +82,7 @@ impl When {
     pub fn moment<'a>(&self, step: usize, answers: &'a Answers) -> Moment<'a> {
         let When { now_us, time_us, chance } = *self;
         let at = Position { time_us, source: SourceId(0), offset: chance };
-        Moment { now_us, stamp: Stamp::of(at), step, answers }
+        Moment { now_us, stamp: Stamp::of(at), step, answers, ignores_deadlines: false }
     }
 }
 
@@ -96,6 +99,7 @@ mod tests {
             stamp: stamp.clone(),
             step,
             answers: &answers,
+            ignores_deadlines: false,
         };
         let first = of(&stamp, 0, 1).random(3, 0);
         assert_eq!(first, of(&stamp, 0, 2).random(3, 0));

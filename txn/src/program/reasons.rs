@@ -2,7 +2,6 @@
 
 use tidemill_core::{TableSpec, Value};
 
-use super::answers::ANSWER_MAX;
 use super::handler::{Abort, AbortKind, OPERATIONS_MAX};
 use super::hooks::DEPTH_MAX;
 
@@ -98,8 +97,8 @@ pub fn count(operations: &mut usize, more: usize) -> Result<(), Abort> {
 }
 
 /// An answer from outside that is too long.
-pub fn long_answer() -> Abort {
-    Abort::refused(format!("an answer from outside has more than {ANSWER_MAX} bytes"))
+pub fn long_answer(bytes_max: usize) -> Abort {
+    Abort::refused(format!("an answer from outside has more than {bytes_max} bytes"))
 }
 
 /// A row or key with too many or too few values.

@@ -6,7 +6,7 @@
 //! windows. In wild programs, more is unknown before the run: they have more functions, which feed
 //! one another, and computed keys.
 
-mod functions;
+pub mod functions;
 mod hooks;
 
 use std::sync::Arc;

@@ -143,6 +143,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             from,
             upto: upto.clone(),
             times: times.clone(),
+            by_owner: true,
         };
         let reported: Vec<RankReport> = ranks
             .iter_mut()

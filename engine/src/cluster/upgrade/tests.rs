@@ -208,6 +208,7 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
         from: vec![0; 2],
         upto: vec![0; 2],
         times: Times::default(),
+        by_owner: true,
     };
     site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
     let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();

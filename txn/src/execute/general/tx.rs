@@ -159,7 +159,7 @@ impl Tx for General<'_> {
     }
 
     fn has_deadline(&self) -> bool {
-        self.tables.has_deadline()
+        self.tables.has_deadline() && !self.inside.moment.ignores_deadlines
     }
 }
 

@@ -3,6 +3,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `columns` | declared transactions whose rows follow from their events, for many events at once |
+//! | `sole` | events with all that they trigger, for many events at once, at a node that owns all rows |
 //! | `rows` | a declared transaction whose rows follow from its event |
 //! | `transact` | any other transaction by itself |
 //! | `rounds` | an event with all that it triggers |
@@ -11,12 +12,13 @@
 //! | `stored_versions` | the versions of rows, as rows |
 //!
 //! All others run on the general path, except where the code of words decides. `columns` prepares a
-//! program for the executor of epochs.
+//! program for the executor of epochs, and `sole` uses that executor.
 
 mod columns;
 mod open_batches;
 mod rounds;
 mod rows;
+mod sole;
 mod store;
 mod stored_versions;
 mod transact;
@@ -25,6 +27,10 @@ pub use columns::{ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnT
 pub use open_batches::OpenBatches;
 pub use rounds::RemoteRounds;
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
+pub use sole::{
+    SoleEvents, SoleOutcome, SoleOutput, SoleOverdue, SoleOwner, SoleProgram, SoleTakers,
+    SoleTerms, ABORTED,
+};
 pub use store::RemoteStore;
 pub use stored_versions::StoredVersions;
 pub use transact::transact;

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use tidemill_core::{Column, DataType, Row, Schema, StreamId, TableId, TableSpec, Value};
+use tidemill_core::{Column, DataType, Key, Row, Schema, StreamId, TableId, TableSpec, Value};
+use tidemill_table::{Seq, Table};
 
 use super::{numbered, RemoteStore};
 use crate::program::{Abort, Batching, Extent, OwnedWindow, Program, Take};
@@ -70,6 +71,61 @@ impl OpenBatches {
     /// Whether a stream comes in batches.
     pub(super) fn has(&self, stream: StreamId) -> bool {
         self.waiting.contains_key(&stream)
+    }
+
+    /// Returns the number of buffered events of a stream, and the time of the first, in tables that
+    /// have all rows.
+    pub(super) fn count_in(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        tables: &[Table],
+    ) -> Option<(i64, i64)> {
+        let key = Key::of(&key(program, stream));
+        mark_of(tables[self.marks.index()].get_by_key::<Row>(&key).as_deref())
+    }
+
+    /// Returns the first `count` buffered events of a stream in such tables.
+    pub(super) fn events_in(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        count: i64,
+        tables: &[Table],
+    ) -> Vec<Row> {
+        let (table, root) = (&tables[self.waiting[&stream].index()], root(program, stream));
+        let row = |nth: i64| {
+            let row = table.get_by_key::<Row>(&Key::of(&[root.clone(), Value::Int(nth)]));
+            row.expect("as many events are buffered")[2..].into()
+        };
+        (0..count).map(row).collect()
+    }
+
+    /// Removes the first `removed` buffered events of a stream from such tables, and then buffers
+    /// more from the number `from` on, since a time. `seq` is the number of the new versions.
+    pub(super) fn change_in(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        (removed, from): (i64, i64),
+        (events, since_us): (&[Row], i64),
+        (tables, seq): (&mut [Table], Seq),
+    ) {
+        let waiting = &mut tables[self.waiting[&stream].index()];
+        let root = root(program, stream);
+        let end = from + events.len() as i64;
+        for nth in (0..removed).filter(|nth| !(from..end).contains(nth)) {
+            waiting.put_by_key(&Key::of(&[root.clone(), Value::Int(nth)]), None, seq);
+        }
+        for (nth, event) in (from..).zip(events) {
+            let row = [root.clone(), Value::Int(nth)].into_iter().chain(event.iter().cloned());
+            let row: Row = row.collect();
+            waiting.put_by_key(&Key::of(&row[..2]), Some(&row), seq);
+        }
+        let [root, name] = key(program, stream);
+        let mark = [root, name, Value::Int(end), Value::Timestamp(since_us)];
+        let row = (end > 0).then_some(&mark[..]);
+        tables[self.marks.index()].put_by_key(&Key::of(&mark[..2]), row, seq);
     }
 
     /// Buffers an event. Returns the whole batch if the event ends one, or ends its interval.
@@ -189,12 +245,7 @@ impl OpenBatches {
         key: &[Value; 2],
         rows: &mut impl RemoteStore,
     ) -> Result<Option<(i64, i64)>, Abort> {
-        Ok(match rows.row(self.marks, key)?.as_deref() {
-            Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => {
-                Some((*count, *since_us))
-            }
-            _ => None,
-        })
+        Ok(mark_of(rows.row(self.marks, key)?.as_deref()))
     }
 
     /// Removes and returns all buffered events of a stream.
@@ -211,6 +262,14 @@ impl OpenBatches {
         }
         rows.write(self.marks, &key(program, stream), None)?;
         Ok(events.into_iter().map(|event| event[2..].into()).collect())
+    }
+}
+
+/// Returns the number of buffered events and the time of the first from the row that has them.
+fn mark_of(row: Option<&[Value]>) -> Option<(i64, i64)> {
+    match row {
+        Some([_, _, Value::Int(count), Value::Timestamp(since_us)]) => Some((*count, *since_us)),
+        _ => None,
     }
 }
 

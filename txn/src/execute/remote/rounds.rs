@@ -102,14 +102,29 @@ impl RemoteRounds {
         self.passed_on.iter().any(|stream| program.root_stream(*stream) == input)
     }
 
-    /// Returns the handler that takes each event of an input stream, if it is the only one, and no
-    /// other part needs the event itself or its aborts. The sender then gets the reason of an
-    /// abort.
+    /// Whether the events of a stream itself are returned as outputs.
+    pub(super) fn is_passed(&self, stream: StreamId) -> bool {
+        self.passed_on.contains(&stream)
+    }
+
+    /// Returns the buffered events of incomplete batches.
+    pub(super) fn open(&self) -> &OpenBatches {
+        &self.open
+    }
+
+    /// Returns the handler that takes each event of an input stream, if it is the only one, takes
+    /// nothing else, and no other part needs the event itself or its aborts. The sender then gets the
+    /// reason of an abort.
     pub fn only(&self, program: &Program, input: StreamId) -> Option<usize> {
         let mut takers = program.takers(input);
         let (taker, stream) = takers.next()?;
         let aborted = program.handlers[taker].aborted;
         let is_only = takers.next().is_none() && program.handlers_on(aborted).next().is_none();
+        // An abort of a procedure is also that of the other events that it takes.
+        let mut nested = program.nested.iter().flat_map(|nested| &nested.procedures);
+        let takes_more = !program.handlers[taker].more.is_empty()
+            || nested.any(|procedure| procedure.index() == taker);
+        let is_only = is_only && !takes_more;
         let is_batched = program.streams[stream.index()].batch.is_some();
         let is_passed_on = self.is_passed_on(program, input);
         (is_only && stream == input && !is_batched && !is_passed_on).then_some(taker)

@@ -87,6 +87,7 @@ fn settings(event_time: &Arc<EventTime>) -> Settings {
         form_us: 1,
         epoch_max: 9,
         columns_max: 9,
+        has_sole_owner: false,
         alternates: false,
         outputs_max: 1,
         output_bytes: 1,
@@ -165,7 +166,7 @@ fn run(
         let (epoch, base) = (epoch as u64, (epoch as u64) << 20);
         let (count, clock_us) = (1 << 20, 0);
         let (upto, times) = (upto.clone(), times.clone());
-        let cut = CutRecord { epoch, clock_us, base, count, from, upto, times };
+        let cut = CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner: true };
         let take = |(ranks, read): (&mut Ranks, _)| ranks.take(&cut, read, workers == 1, functions);
         let reported: Vec<RankReport> = ranks.iter_mut().zip(read).map(take).collect();
         let mut calls = Vec::new();

@@ -1,0 +1,495 @@
+//! Epochs of events at a node that owns all rows, with everything that the events trigger.
+//!
+//! Such a node executes an epoch as one process does: events come by column, and the executor of
+//! epochs runs their handlers, procedures, triggers and cascades. Three things differ:
+//!
+//! - The place of an event is its number in the order of all nodes, and not its source and row.
+//! - `map` and `filter` run here, because events arrive as they were read.
+//! - Events of incomplete batches are [rows](OpenBatches). So they survive whatever rows survive,
+//!   and events that come as calls find them, too.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidemill_core::{Batch, Error, Result, Row, SourceId, StreamId, StreamTime};
+use tidemill_table::{Seq, Table};
+
+use super::RemoteRounds;
+use crate::execute::{Executor, Overdue};
+use crate::order::{Epoch, Lane, Ranked, Run};
+use crate::pool::Pool;
+use crate::program::{Abort, Answers, Batching, Body, ColumnStage, Handler, Origin, Program};
+use crate::schedule::Strategy;
+
+/// The place in its transaction of an event that reports the transaction's abort.
+pub const ABORTED: u32 = u32::MAX;
+
+/// The source of all events, and that of events that were buffered before.
+const EVENTS: SourceId = SourceId(0);
+const BUFFERED: SourceId = SourceId(1);
+
+/// A program whose events a sole owner of all rows executes by column.
+pub struct SoleProgram {
+    program: Arc<Program>,
+    rounds: Arc<RemoteRounds>,
+    /// How the events of derived streams are computed, by stream.
+    stages: Vec<Option<ColumnStage>>,
+}
+
+/// Events of a stream, each with its place.
+#[derive(Clone, Debug)]
+pub struct SoleEvents {
+    /// The handlers that take them.
+    pub takers: SoleTakers,
+    /// The places of the events, ascending.
+    pub tids: Vec<u64>,
+    /// The events.
+    pub batch: Batch,
+}
+
+/// The handlers that take events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SoleTakers {
+    /// A handler, whose transactions have places of their own.
+    Handler(usize),
+    /// All handlers of an input stream. An event and all that it triggers is one place.
+    Round(StreamId),
+}
+
+/// Output events of an epoch on a stream.
+#[derive(Clone, Debug)]
+pub struct SoleOutput {
+    /// The stream.
+    pub stream: StreamId,
+    /// The place of the event that caused each, ascending.
+    pub tids: Vec<u64>,
+    /// The place among the outputs of that event, or [`ABORTED`]. No two outputs of an event have
+    /// the same, and they ascend.
+    pub ordinals: Vec<u32>,
+    /// The events.
+    pub batch: Batch,
+}
+
+/// The outcome of an epoch.
+#[derive(Debug, Default)]
+pub struct SoleOutcome {
+    /// The outputs, by stream.
+    pub outputs: Vec<SoleOutput>,
+    /// The events that a `map` or `filter` can't compute: the place, the input stream, and why.
+    pub refused: Vec<(u64, StreamId, Abort)>,
+    /// Transactions whose functions failed: the handler and the abort.
+    pub faults: Vec<(usize, Abort)>,
+    /// Functions that a clock has ended.
+    pub overdue: Vec<SoleOverdue>,
+    /// The number of transactions.
+    pub transactions: u64,
+    /// The number of the last version.
+    pub seq: Seq,
+}
+
+/// A function that a clock has ended: the place of its event, the number of the call there, and why.
+pub type SoleOverdue = (u64, u32, String);
+
+/// The conditions of an epoch, beside its events.
+pub struct SoleTerms {
+    /// The clock of its cut, in microseconds since 1970.
+    pub now_us: i64,
+    /// The functions that a clock has ended in an earlier execution.
+    pub overdue: Vec<SoleOverdue>,
+    /// Whether a clock may end others.
+    pub has_deadlines: bool,
+    /// The answers from outside. Those of an earlier execution are known.
+    pub answers: Arc<Answers>,
+}
+
+impl SoleProgram {
+    /// Prepares a program with its rounds.
+    ///
+    /// # Errors
+    /// If an expression of the program has no type. A checked program has none.
+    pub fn new(program: Arc<Program>, rounds: Arc<RemoteRounds>) -> Result<SoleProgram> {
+        let schema = |stream: StreamId| &program.streams[stream.index()].spec.schema;
+        let stage = |number: usize| match &program.streams[number].origin {
+            Origin::Derived { from, stage } => {
+                let to = schema(StreamId(number as u16)).clone();
+                ColumnStage::new(stage, schema(*from), to).map(Some)
+            }
+            _ => Ok(None),
+        };
+        let stages = (0..program.streams.len()).map(stage).collect::<Result<_>>()?;
+        Ok(SoleProgram { program, rounds, stages })
+    }
+
+    /// Returns the program.
+    pub fn program(&self) -> &Arc<Program> {
+        &self.program
+    }
+
+    /// Whether one owner of all rows suits a program: its work is declared, or is that of
+    /// procedures, which run one after the other anyway. Functions are left out, because nodes
+    /// share their work.
+    pub fn suits(program: &Program) -> bool {
+        let is_shared = |handler: &Handler| {
+            matches!(handler.body, Body::Opaque(_) | Body::Native(_)) && !handler.is_procedure()
+        };
+        !program.handlers.iter().any(is_shared)
+            && program.tables.iter().all(|table| table.history.is_none())
+            && program.streams.iter().all(|stream| stream.spec.time == StreamTime::Arrival)
+    }
+
+    /// Whether the events of an input stream can be executed here by column, with all that they
+    /// trigger. Events that leave must be short, because none is refused for its size.
+    pub fn takes(&self, input: StreamId) -> bool {
+        let Program { streams, handlers, .. } = &*self.program;
+        let is_short = |stream: StreamId| {
+            let columns = &streams[stream.index()].spec.schema.columns;
+            columns.iter().all(|column| column.ty.is_word() && !column.nullable)
+        };
+        let aborted = |stream: StreamId| {
+            handlers.iter().any(|of| of.inputs().any(|input| input.aborted == stream))
+        };
+        let mut emits = (0..handlers.len()).flat_map(|handler| self.program.emits(handler));
+        self.rounds.timed(input).is_empty()
+            && emits.all(|stream| aborted(stream) || is_short(stream))
+    }
+}
+
+/// The executor of such epochs.
+pub struct SoleOwner {
+    of: Arc<SoleProgram>,
+    executor: Executor,
+}
+
+/// A transaction of an epoch that is being prepared: the place of its event, its handler, and the
+/// lane and row of the event.
+type Entry = (u64, u32, Ranked);
+
+/// An epoch that is being prepared.
+#[derive(Default)]
+struct Preparing {
+    epoch: Epoch,
+    entries: Vec<Entry>,
+    outcome: SoleOutcome,
+    /// The events of streams in batches.
+    batched: BTreeMap<StreamId, Vec<(Vec<u64>, Batch)>>,
+    /// Streams of aborts that are the result of an event.
+    results: Vec<StreamId>,
+}
+
+/// The events of an input stream on it or on a stream that is derived from it, each with its place.
+type View = (StreamId, (Vec<u64>, Batch));
+
+/// Changes of the buffered events of a stream: how many are removed, the number of the first new
+/// one, the new ones, and the time since which the first one waits.
+type Buffered = (StreamId, (i64, i64), Vec<Row>, i64);
+
+impl SoleOwner {
+    /// Creates the executor.
+    pub fn new(of: Arc<SoleProgram>, strategy: Strategy) -> SoleOwner {
+        let executor = Executor::new(of.program.clone(), strategy, 0);
+        SoleOwner { of, executor }
+    }
+
+    /// Executes the events of an epoch. `after` is the number of the last version.
+    ///
+    /// # Errors
+    /// If the events do not fit the program. Nothing has run then.
+    pub fn run(
+        &mut self,
+        pool: &dyn Pool,
+        (tables, after): (&mut [Table], Seq),
+        events: Vec<SoleEvents>,
+        SoleTerms { now_us, overdue, has_deadlines, answers }: SoleTerms,
+    ) -> Result<SoleOutcome> {
+        let of = self.of.clone();
+        let mut preparing = Preparing::default();
+        let Preparing { epoch, .. } = &mut preparing;
+        (epoch.clock_us, epoch.ignores_deadlines, epoch.answers) =
+            (now_us, !has_deadlines, answers);
+        for events in events {
+            preparing.add(&of, events, now_us)?;
+        }
+        let mut buffered = Vec::new();
+        for (stream, events) in std::mem::take(&mut preparing.batched) {
+            buffered.push(preparing.batch(&of, (stream, events), tables, now_us));
+        }
+        let Preparing { mut epoch, mut entries, mut outcome, results, .. } = preparing;
+        // The events of each run are in order, which this sort makes use of.
+        entries.sort_by_key(|(tid, handler, _)| (*tid, *handler));
+        epoch.order = entries.iter().map(|(.., ranked)| *ranked).collect();
+        let again = |(tid, call, reason)| Overdue { event: (EVENTS, tid), call, reason };
+        self.executor.obey(overdue.into_iter().map(again).collect());
+        self.executor.skip_to(after);
+        let done = self.executor.run(pool, tables, &epoch)?;
+        outcome.seq = done.seq + 1;
+        for (stream, places, events, since_us) in buffered {
+            let to = (&mut *tables, outcome.seq);
+            of.rounds.open().change_in(&of.program, stream, places, (&events, since_us), to);
+        }
+        let streams = of.program.streams.len() as u64;
+        for output in done.outputs {
+            let is_result = results.contains(&output.stream);
+            let (mut tids, mut ordinals) = (Vec::new(), Vec::new());
+            let mut nth = 0;
+            for (root, _) in output.origins.places() {
+                let ranked = epoch.order[root];
+                let run = epoch.lanes[ranked.lane as usize].run as usize;
+                let tid = epoch.runs[run].offsets[ranked.row as usize];
+                nth = if tids.last() == Some(&tid) { nth + 1 } else { 0 };
+                tids.push(tid);
+                let ordinal = nth * streams + u64::from(output.stream.0);
+                ordinals.push(match is_result {
+                    true => ABORTED,
+                    false => u32::try_from(ordinal).expect("an event has fewer outputs"),
+                });
+            }
+            let SoleOutcome { outputs, .. } = &mut outcome;
+            outputs.push(SoleOutput { stream: output.stream, tids, ordinals, batch: output.batch });
+        }
+        outcome.transactions = done.counts.iter().map(|of| of.committed + of.aborted).sum();
+        outcome.faults = done.faults.into_iter().map(|of| (of.handler, of.abort)).collect();
+        let overdue = done.overdue.into_iter();
+        outcome.overdue = overdue.map(|of| (of.event.1, of.call, of.reason)).collect();
+        Ok(outcome)
+    }
+}
+
+impl Preparing {
+    /// Adds events.
+    fn add(&mut self, of: &SoleProgram, events: SoleEvents, now_us: i64) -> Result<()> {
+        let SoleEvents { takers, tids, batch } = events;
+        let program = &of.program;
+        let wrong = |what: String| Error::internal(format!("events for {takers:?}: {what}"));
+        let stream = match takers {
+            SoleTakers::Handler(handler) => program.handlers.get(handler).map(|of| of.input),
+            SoleTakers::Round(stream) => (stream.index() < program.streams.len()).then_some(stream),
+        };
+        let stream = stream.ok_or_else(|| wrong("there is no such taker".into()))?;
+        let batch = batch.with_schema(&program.streams[stream.index()].spec.schema);
+        let batch = batch.map_err(wrong)?;
+        if tids.len() != batch.len() || !tids.is_sorted_by(|a, b| a < b) {
+            return Err(wrong("their places do not rise, or are others".into()));
+        }
+        match takers {
+            SoleTakers::Handler(handler) => {
+                self.results.push(program.handlers[handler].aborted);
+                self.run(stream, (tids, batch), now_us, &[handler]);
+            }
+            SoleTakers::Round(input) => self.round(of, input, (tids, batch), now_us),
+        }
+        Ok(())
+    }
+
+    /// Adds events of an input stream for all of its handlers.
+    fn round(
+        &mut self,
+        of: &SoleProgram,
+        input: StreamId,
+        (tids, batch): (Vec<u64>, Batch),
+        now_us: i64,
+    ) {
+        let (program, rounds) = (&of.program, &of.rounds);
+        let only = rounds.only(program, input);
+        self.results.extend(only.map(|only| program.handlers[only].aborted));
+        let (tids, batch, views) = match of.views(input, &tids, &batch) {
+            Ok(views) => (tids, batch, views),
+            // Others than these have all views.
+            Err(failed) => {
+                let mut good = Vec::new();
+                let mut failed = failed.into_iter().peekable();
+                for (row, tid) in tids.iter().enumerate() {
+                    match failed.next_if(|(of, _)| *of == row) {
+                        Some((_, abort)) => self.outcome.refused.push((*tid, input, abort)),
+                        None => good.push(row as u32),
+                    }
+                }
+                let tids: Vec<u64> = good.iter().map(|row| tids[*row as usize]).collect();
+                let batch = batch.take(&good);
+                let views = of.views(input, &tids, &batch).expect("the others have all views");
+                (tids, batch, views)
+            }
+        };
+        for (stream, (tids, batch)) in [(input, (tids, batch))].into_iter().chain(views) {
+            if rounds.is_passed(stream) && !tids.is_empty() {
+                let ordinals = vec![u32::from(stream.0); tids.len()];
+                let (tids, batch) = (tids.clone(), batch.clone());
+                self.outcome.outputs.push(SoleOutput { stream, tids, ordinals, batch });
+            }
+            if rounds.open().has(stream) {
+                self.batched.entry(stream).or_default().push((tids, batch));
+                continue;
+            }
+            let handlers: Vec<usize> = program.handlers_on(stream).collect();
+            self.run(stream, (tids, batch), now_us, &handlers);
+        }
+    }
+
+    /// Adds a run of events that each of these handlers takes.
+    fn run(
+        &mut self,
+        stream: StreamId,
+        (tids, batch): (Vec<u64>, Batch),
+        now_us: i64,
+        handlers: &[usize],
+    ) {
+        if tids.is_empty() || handlers.is_empty() {
+            return;
+        }
+        let run = self.add_run(stream, EVENTS, (tids, batch), now_us);
+        for handler in handlers {
+            let lane = self.add_lane(run, *handler);
+            let tids = &self.epoch.runs[run as usize].offsets;
+            let entry = |(row, tid): (u32, &u64)| (*tid, *handler as u32, Ranked { lane, row });
+            self.entries.extend((0..).zip(tids).map(entry));
+        }
+    }
+
+    fn add_run(
+        &mut self,
+        stream: StreamId,
+        source: SourceId,
+        (offsets, batch): (Vec<u64>, Batch),
+        now_us: i64,
+    ) -> u32 {
+        let times = vec![now_us; offsets.len()];
+        self.epoch.runs.push(Run { stream, source, batch, offsets, times, admitted: None });
+        self.epoch.runs.len() as u32 - 1
+    }
+
+    fn add_lane(&mut self, run: u32, handler: usize) -> u32 {
+        self.epoch.lanes.push(Lane { run, handler: handler as u32 });
+        self.epoch.lanes.len() as u32 - 1
+    }
+
+    /// Adds the whole batches of a stream. Returns the changes of its buffered events.
+    fn batch(
+        &mut self,
+        of: &SoleProgram,
+        (stream, parts): (StreamId, Vec<(Vec<u64>, Batch)>),
+        tables: &[Table],
+        now_us: i64,
+    ) -> Buffered {
+        let (program, open) = (&of.program, of.rounds.open());
+        let (count, since_us) = open.count_in(program, stream, tables).unwrap_or((0, now_us));
+        let mut events: Vec<(u64, usize, u32)> = Vec::new();
+        for (part, (tids, _)) in parts.iter().enumerate() {
+            events.extend((0..).zip(tids).map(|(row, tid)| (*tid, part, row)));
+        }
+        events.sort_by_key(|(tid, ..)| *tid);
+        let ends: Vec<usize> = match program.streams[stream.index()].batch {
+            Some(Batching::Count(of)) => {
+                let of = usize::try_from(of).unwrap_or(usize::MAX).max(1);
+                let before = count as usize % of;
+                (0..events.len()).filter(|nth| (before + nth + 1).is_multiple_of(of)).collect()
+            }
+            // Later events of the epoch have the same clock, so only the first can end a batch.
+            Some(Batching::TimeUs(us)) => {
+                let is_due = count > 0 && now_us.saturating_sub(since_us) >= us;
+                (0..usize::from(is_due && !events.is_empty())).collect()
+            }
+            None => (0..events.len()).collect(),
+        };
+        let whole = ends.last().map_or(0, |last| last + 1);
+        let closes = |nth: &usize| (stream, EVENTS, events[*nth].0);
+        self.epoch.closings.extend(ends.iter().map(closes));
+        let handlers: Vec<usize> = program.handlers_on(stream).collect();
+        let left = events[whole..].iter().map(|(_, part, row)| parts[*part].1.row(*row as usize));
+        let left: Vec<Row> = left.collect();
+        let (removed, from) = match whole {
+            0 => (0, count),
+            _ => (count, 0),
+        };
+        let since_us = if from > 0 { since_us } else { now_us };
+        if whole > 0 && count > 0 {
+            let before = open.events_in(program, stream, count, tables);
+            let schema = program.streams[stream.index()].spec.schema.clone();
+            let batch = Batch::from_rows(schema, before.iter().map(|row| &row[..]));
+            let offsets = (0..count as u64).collect();
+            let run = self.add_run(stream, BUFFERED, (offsets, batch), now_us);
+            for handler in &handlers {
+                let lane = self.add_lane(run, *handler);
+                let entry = |row: u32| (0, *handler as u32, Ranked { lane, row });
+                self.entries.extend((0..count as u32).map(entry));
+            }
+        }
+        // Where each part's whole batches end.
+        let mut rows = vec![0; parts.len()];
+        events[..whole].iter().for_each(|(_, part, _)| rows[*part] += 1);
+        for ((mut tids, batch), rows) in parts.into_iter().zip(rows) {
+            tids.truncate(rows);
+            self.run(stream, (tids, batch.slice(0, rows)), now_us, &handlers);
+        }
+        (stream, (removed, from), left, since_us)
+    }
+}
+
+impl SoleProgram {
+    /// Returns the events of all streams that are derived from an input stream, each with the place
+    /// of the input event.
+    ///
+    /// # Errors
+    /// The rows for which a stream can't be computed, in order, and why.
+    fn views(
+        &self,
+        input: StreamId,
+        tids: &[u64],
+        batch: &Batch,
+    ) -> Result<Vec<View>, Vec<(usize, Abort)>> {
+        let mut views: Vec<View> = Vec::new();
+        let mut failed = false;
+        for (number, stage) in self.stages.iter().enumerate() {
+            let Some(stage) = stage else { continue };
+            let Origin::Derived { from, .. } = &self.program.streams[number].origin else {
+                continue;
+            };
+            let (tids, batch) = match views.iter().find(|(on, _)| on == from) {
+                Some((_, (tids, batch))) => (&tids[..], batch),
+                None if *from == input => (tids, batch),
+                None => continue,
+            };
+            let Some(view) = view(stage, tids, batch) else {
+                failed = true;
+                break;
+            };
+            views.push((StreamId(number as u16), view));
+        }
+        if !failed {
+            return Ok(views);
+        }
+        let why =
+            |(row, event): (usize, Row)| Some((row, self.program.views(input, &event).err()?));
+        Err(batch.rows().enumerate().filter_map(why).collect())
+    }
+}
+
+/// Applies a stage. Returns `None` if it can't be computed for a row.
+fn view(stage: &ColumnStage, tids: &[u64], batch: &Batch) -> Option<(Vec<u64>, Batch)> {
+    let Some(applied) = stage.apply(batch) else {
+        // Its columns would be too large.
+        let (mut kept, mut rows) = (Vec::new(), Vec::new());
+        for (tid, event) in tids.iter().zip(batch.rows()) {
+            if let Some(row) = stage.stage().apply(stage.schema(), &event).ok()? {
+                kept.push(*tid);
+                rows.push(row);
+            }
+        }
+        let rows = rows.iter().map(|row| &row[..]);
+        return Some((kept, Batch::from_rows(stage.schema().clone(), rows)));
+    };
+    if !applied.failed.is_empty() {
+        return None;
+    }
+    let made = applied.mapped.as_ref().unwrap_or(batch).with_schema(stage.schema()).ok()?;
+    if applied.keep.false_count() == 0 {
+        return Some((tids.to_vec(), made));
+    }
+    let rows: Vec<u32> = applied.keep.values().set_indices().map(|row| row as u32).collect();
+    let kept = rows.iter().map(|row| tids[*row as usize]).collect();
+    Some((kept, made.take(&rows)))
+}
+
+impl std::fmt::Debug for SoleProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("SoleProgram").field(&self.program).finish()
+    }
+}
