@@ -112,7 +112,7 @@ pub struct Ranked {
 pub struct RankReport {
     /// Their ranks, ascending.
     pub ranks: Vec<Ranked>,
-    /// Whether all of them are events that can be executed by column.
+    /// Whether all of them that are events on time can be executed by column.
     pub by_column: bool,
 }
 

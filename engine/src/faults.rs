@@ -50,7 +50,7 @@ pub(crate) fn stops(program: &Program, faults: &[Faulted]) -> Option<Error> {
 
 /// Logs slides whose triggers aborted, because no event reports them.
 pub(crate) fn report_slides(program: &Program, slides: &[AbortedSlide]) {
-    for AbortedSlide { window, ends_us, abort } in slides {
+    for AbortedSlide { window, ends_us, abort, .. } in slides {
         let window = &*program.windows[window.index()].name;
         let (what, at) = abort.parts();
         let ends = *ends_us;

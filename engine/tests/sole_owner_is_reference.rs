@@ -1,6 +1,6 @@
 //! Nodes of which one owns all rows equal the reference, bit for bit: tables and outputs of random
-//! programs with cascades, procedures, batches, triggers and indexes. Events come by column or as
-//! calls, at any nodes, and the owner goes back to snapshots.
+//! programs with cascades, procedures, batches, windows, triggers and indexes, in event time or not.
+//! Events come by column or as calls, at any nodes, and the owner goes back to snapshots.
 
 #[path = "../../txn/tests/random/mod.rs"]
 mod random;
@@ -9,18 +9,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use proptest::prelude::*;
 use random::functions::IS_PLACELESS;
 use random::{Dice, Shape};
-use tidemill_core::{Batch, Key, Row, StreamId, StreamTime};
+use tidemill_core::{Batch, Key, Row, SourceId, SourceSpec, Stamp, StreamId, StreamTime, Value};
 use tidemill_engine::{AppFunctions, AppSpec, Settings, StartFunction};
 use tidemill_function::{
     Activation, Call, Clock, ColumnPlan, Event, Functions, HandlerEvents, Message, Node, NodeId,
     Outbox, Owners, Rows, Tid,
 };
-use tidemill_reference::InputRow;
+use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::execute::SoleProgram;
-use tidemill_txn::program::{Abort, Batching, Program};
+use tidemill_txn::order::{CutInput, Run, Sequencer};
+use tidemill_txn::pool::SingleThread;
+use tidemill_txn::program::{Abort, Batching, Origin, Program, Takes};
 
 struct Nobody;
 
@@ -34,8 +35,15 @@ impl StartFunction for Nobody {
 fn program(dice: &mut Dice) -> Option<Program> {
     let shape = Shape { plain: dice.chance(50), orderly: false, histories: false, words: false };
     let mut program = random::program(dice, shape);
+    let is_timed = dice.chance(50);
+    for handler in program.handlers.iter_mut().filter(|of| *of.name == *"gatherer") {
+        // Only procedures own windows here.
+        handler.takes = Takes::Batch;
+    }
     for stream in &mut program.streams {
-        stream.spec.time = StreamTime::Arrival;
+        if !is_timed {
+            stream.spec.time = StreamTime::Arrival;
+        }
         // Batches by time depend on when a clock looks.
         if let Some(Batching::TimeUs(us)) = stream.batch {
             stream.batch = Some(Batching::Count(us.unsigned_abs() % 7 + 1));
@@ -53,6 +61,89 @@ fn program(dice: &mut Dice) -> Option<Program> {
 /// An event with the place of its first transaction.
 type Placed = (u64, StreamId, Row);
 
+/// Returns the rows of sources with times that never go back, so that none is late.
+fn in_order(program: &Program, sources: Vec<Vec<InputRow>>) -> Vec<Vec<InputRow>> {
+    let in_order = |(mut rows, source): (Vec<InputRow>, &SourceSpec)| {
+        let spec = &program.streams[source.stream.index()].spec;
+        let StreamTime::Event { column } = spec.time else { return rows };
+        let time = |row: &InputRow| row.values[column].clone();
+        let mut times: Vec<Value> = rows.iter().map(time).collect();
+        times.sort_by_key(|time| Key::of([time]));
+        rows.iter_mut().zip(times).for_each(|(row, time)| row.values[column] = time);
+        rows
+    };
+    sources.into_iter().zip(&program.sources).map(in_order).collect()
+}
+
+/// The order of the events of cuts, and the watermarks before each.
+struct Cutter<'c> {
+    program: &'c Program,
+    sources: &'c [Vec<InputRow>],
+    sequencer: Sequencer,
+    from: Vec<u64>,
+}
+
+impl Cutter<'_> {
+    fn new<'c>(program: &'c Program, sources: &'c [Vec<InputRow>]) -> Cutter<'c> {
+        // Nodes receive events one by one, and make batches of them.
+        let mut plain = program.clone();
+        plain.streams.iter_mut().for_each(|stream| stream.batch = None);
+        plain.forget();
+        let sequencer = Sequencer::new(Arc::new(plain)).unwrap();
+        Cutter { program, sources, sequencer, from: vec![0; sources.len()] }
+    }
+
+    /// Returns the watermark of each input stream in event time.
+    fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
+        let marks = self.sequencer.state().watermarks;
+        let of = (0..).map(StreamId).zip(&self.program.streams).zip(marks);
+        let timed = of.filter(|((_, stream), _)| {
+            stream.origin == Origin::Input && stream.spec.time != StreamTime::Arrival
+        });
+        timed.map(|((stream, _), mark)| (stream, mark.time_us)).collect()
+    }
+
+    /// Makes a cut. Returns its events in their order.
+    fn cut(&mut self, cut: &CutAt) -> Vec<(StreamId, Row)> {
+        let (mut runs, mut times_max) = (Vec::new(), Vec::new());
+        for (number, rows) in self.sources.iter().enumerate() {
+            let stream = self.program.sources[number].stream;
+            let spec = &self.program.streams[stream.index()].spec;
+            let time = |row: &InputRow| match spec.time {
+                StreamTime::Arrival => 0,
+                StreamTime::Event { column } => match row.values[column] {
+                    Value::Timestamp(us) => us,
+                    _ => unreachable!("it is a time"),
+                },
+            };
+            let seen = || rows.iter().filter(|row| row.offset < cut.offsets[number]);
+            let new: Vec<&InputRow> =
+                seen().filter(|row| row.offset >= self.from[number]).collect();
+            times_max.push(seen().map(time).max().filter(|_| spec.time != StreamTime::Arrival));
+            let values = new.iter().map(|row| &row.values[..]);
+            runs.push(Run {
+                stream,
+                source: SourceId(number as u32),
+                batch: Batch::from_rows(spec.schema.clone(), values),
+                offsets: new.iter().map(|row| row.offset).collect(),
+                times: new.iter().map(|row| time(row)).collect(),
+                admitted: None,
+            });
+        }
+        self.from.clone_from(&cut.offsets);
+        let (offsets, clock_us) = (cut.offsets.clone(), cut.clock_us);
+        let input = CutInput { runs, offsets, times_max, clock_us, ..CutInput::default() };
+        let epoch = self.sequencer.cut(&SingleThread, input).unwrap().epoch;
+        let mut all: Vec<(Stamp, StreamId, Row)> = Vec::new();
+        for run in &epoch.runs {
+            let events = run.batch.rows().enumerate();
+            all.extend(events.map(|(nth, row)| (run.stamp(nth), run.stream, row)));
+        }
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all.into_iter().map(|(_, stream, row)| (stream, row)).collect()
+    }
+}
+
 /// The nodes, and the messages between them.
 struct Nodes {
     nodes: Vec<Node>,
@@ -63,11 +154,15 @@ struct Nodes {
 
 impl Nodes {
     /// Executes an epoch.
-    fn run(&mut self, number: u64, clock_us: i64, work: &[(usize, Placed)], dice: &mut Dice) {
+    fn run(&mut self, number: u64, clock: &Clock, work: &[(usize, Placed)], dice: &mut Dice) {
         let functions = self.functions.clone();
-        let by_column =
-            work.iter().all(|(_, (_, stream, _))| functions.by_column(*stream).is_some());
-        let by_column = by_column && dice.chance(70);
+        let is_by_column = |(_, (_, stream, _)): &(usize, Placed)| {
+            let spec = &functions.program().streams[stream.index()].spec;
+            // An event without a time of its own comes as a call where others have one.
+            functions.by_column(*stream).is_some()
+                && (clock.marks_us.is_empty() || spec.time != StreamTime::Arrival)
+        };
+        let by_column = work.iter().all(is_by_column) && dice.chance(70);
         for node in 0..self.nodes.len() {
             let own = work.iter().filter(|(of, _)| *of == node).map(|(_, placed)| placed);
             let (mut calls, mut events) = (Vec::new(), Vec::new());
@@ -98,7 +193,7 @@ impl Nodes {
             }
             let mut out = Outbox::default();
             let plan = ColumnPlan { executes: None, by_owner: true };
-            self.nodes[node].begin(number, Clock::from(clock_us), calls, (events, plan), &mut out);
+            self.nodes[node].begin(number, clock.clone(), calls, (events, plan), &mut out);
             self.take(node, out, work);
         }
         while let Some(at) = {
@@ -164,7 +259,7 @@ fn check(seed: u64) -> bool {
     let mut dice = Dice(seed);
     let Some(program) = program(&mut dice) else { return false };
     let shape = Shape { plain: false, orderly: false, histories: false, words: false };
-    let sources = random::sources(&mut dice, &program, shape);
+    let sources = in_order(&program, random::sources(&mut dice, &program, shape));
     let mut cuts = random::cuts(&mut dice, &sources, shape);
     // The order of nodes has neither equal clocks nor ends of streams.
     for (nth, cut) in cuts.iter_mut().enumerate() {
@@ -189,22 +284,25 @@ fn check(seed: u64) -> bool {
     let nodes: Vec<Node> = (0..number).map(empty).collect();
     let (wires, outputs) = (BTreeMap::new(), BTreeMap::new());
     let mut all = Nodes { nodes, functions: functions.clone(), wires, outputs };
-    let (mut from, mut tid) = (vec![0; sources.len()], 1u64);
-    for (epoch, cut) in (1..).zip(&cuts) {
-        let mut work = Vec::new();
-        for (source, rows) in sources.iter().enumerate() {
-            let stream = program.sources[source].stream;
-            let is_new =
-                |row: &&InputRow| (from[source]..cut.offsets[source]).contains(&row.offset);
-            for InputRow { values, .. } in rows.iter().filter(is_new) {
-                let node = dice.below(number.into()) as usize;
-                work.push((node, (tid, stream, values[..].into())));
-                tid += 1 + program.handlers.len() as u64 + dice.below(3);
-            }
-            from[source] = cut.offsets[source];
-        }
+    let looks = functions.timers().iter().map(|timer| timer.stream);
+    let is_slide =
+        |of: &StreamId| functions.program().streams[of.index()].spec.name.ends_with(".slides");
+    let looks: Vec<StreamId> = looks.filter(is_slide).collect();
+    let (mut cutter, mut tid, mut epoch) = (Cutter::new(&program, &sources), 1u64, 0);
+    for cut in &cuts {
+        epoch += 1;
+        let (mut work, mut look) = (Vec::new(), Vec::new());
+        let mut add = |(stream, row): (StreamId, Row), work: &mut Vec<(usize, Placed)>| {
+            work.push((dice.below(number.into()) as usize, (tid, stream, row)));
+            tid += 1 + program.handlers.len() as u64 + dice.below(3);
+        };
+        let clock = Clock { now_us: cut.clock_us, marks_us: cutter.marks_us() };
+        cutter.cut(cut).into_iter().for_each(|event| add(event, &mut work));
+        // Windows that no event ends are looked at.
+        let at = Value::Timestamp(cut.clock_us);
+        looks.iter().for_each(|of| add((*of, [at.clone()].into()), &mut look));
         let before = all.outputs.clone();
-        all.run(epoch, cut.clock_us, &work, &mut dice);
+        all.run(epoch, &clock, &work, &mut dice);
         // A snapshot, or back to the last one and the epoch again.
         if dice.chance(20) {
             for of in &mut all.nodes {
@@ -220,7 +318,12 @@ fn check(seed: u64) -> bool {
                 rows.begin((1, epoch - 1));
                 *of = node(number, rows);
             }
-            all.run(epoch, cut.clock_us, &work, &mut dice);
+            all.run(epoch, &clock, &work, &mut dice);
+        }
+        if !look.is_empty() {
+            epoch += 1;
+            let clock = Clock { marks_us: cutter.marks_us(), ..clock };
+            all.run(epoch, &clock, &look, &mut dice);
         }
     }
     for (node, of) in all.nodes.iter().enumerate() {
@@ -251,22 +354,10 @@ fn check(seed: u64) -> bool {
     true
 }
 
-fn cases() -> ProptestConfig {
-    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
-    ProptestConfig::with_cases(cases.unwrap_or(400))
-}
-
-proptest! {
-    #![proptest_config(cases())]
-
-    #[test]
-    fn any_program_any_nodes(seed: u64) {
-        check(seed);
-    }
-}
-
 #[test]
-fn many_programs_are_tried() {
-    let tried = (0..300).filter(|seed| check(*seed)).count();
-    assert!(tried > 60, "{tried} of 300");
+fn any_program_any_nodes() {
+    let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
+    let cases: u64 = cases.unwrap_or(600);
+    let tried = (0..cases).filter(|seed| check(*seed)).count() as u64;
+    assert!(4 * tried > cases, "{tried} of {cases} have a program");
 }

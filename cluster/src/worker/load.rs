@@ -204,10 +204,8 @@ impl Worker {
         let Records { records, upto } = records.unwrap_or_default();
         for (offset, record) in records {
             let (of, functions) = (&self.settings.event_time, &*self.functions);
-            Read::each((source, offset, record), of, functions, |read| {
-                if (*at..*end).contains(&read.at.0) {
-                    ranks.restore(read);
-                }
+            Read::items((source, offset, record), 0, of, functions, |item| {
+                ranks.restore(item, *at..*end, functions);
             });
         }
         *at = upto.max(*at);

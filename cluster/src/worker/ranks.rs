@@ -10,6 +10,7 @@ mod timed;
 
 use std::collections::BTreeMap;
 use std::mem::replace;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::{Late, Position, StreamId};
@@ -17,7 +18,7 @@ use tidemill_function::{Functions, NodeId, Sequencing};
 use tidemill_txn::order::Newest;
 
 use self::timed::TimedEvents;
-use super::read::{Before, Item, Read, Task};
+use super::read::{Before, EventTimes, Item, ManyEvents, Read, Task};
 use super::run::{EventRun, PartWork};
 use crate::event_time::{EventTime, Rank, RankReport, Ranked};
 use crate::records::{Buffered, CutRecord, Manifest, Waiting};
@@ -67,10 +68,11 @@ pub(super) struct Ranks {
     reported: BTreeMap<u64, BTreeMap<NodeId, RankReport>>,
 }
 
-/// The requests of an epoch that this worker received: some by themselves, or all by column.
+/// The requests of an epoch that this worker received: each by itself, or by column from the first
+/// one in event time on. Those before are not in event time, or late.
 enum Own {
     Each(Vec<Placed>),
-    ByColumn(Vec<TimedEvents>),
+    ByColumn(Vec<Placed>, Vec<TimedEvents>),
 }
 
 impl Ranks {
@@ -121,15 +123,54 @@ impl Ranks {
         }
     }
 
-    /// Takes a request of the snapshot's cut. Only events can be buffered. Events before the
-    /// watermark were executed, or were late.
-    pub fn restore(&mut self, mut read: Read) {
-        let Some((event_source, time_us)) = read.timed else { return };
+    /// Takes requests of the snapshot's cuts: those of a record with offsets in this range. Only
+    /// events can be buffered. Events before the watermark were executed, or were late.
+    pub fn restore(&mut self, item: Item, within: Range<u64>, functions: &dyn Functions) {
+        match item {
+            Item::Task(read) if within.contains(&read.at.0) => self.restore_one(read),
+            Item::Task(_) => {}
+            Item::Events(events) => self.restore_events(events, within, functions),
+        }
+    }
+
+    /// Takes events by column. They are buffered by column again, because that decides how they are
+    /// executed.
+    fn restore_events(
+        &mut self,
+        events: ManyEvents,
+        within: Range<u64>,
+        functions: &dyn Functions,
+    ) {
+        let Some(EventTimes { event_source, .. }) = events.times else { return };
+        let Some((from, before)) = &mut self.again[event_source as usize] else { return };
+        let within = within.start.max(*from)..within.end;
+        let Some(mut events) = events.within(within) else { return };
+        before.take_all(events.times.as_mut().expect("they are in event time"));
+        let (mut events, late) = TimedEvents::new(events);
+        let event_time = self.event_time.clone();
+        for read in late.into_iter().flat_map(|late| late.reads(&event_time, functions)) {
+            self.restore_known(read);
+        }
+        let group = event_time.sources()[event_source as usize].group;
+        events.take_before(self.watermarks[group]);
+        if events.len() > 0 {
+            self.columns[group].push(events);
+        }
+    }
+
+    fn restore_one(&mut self, mut read: Read) {
+        let Some((event_source, _)) = read.timed else { return };
         let Some((from, before)) = &mut self.again[event_source as usize] else { return };
         if read.at.0 < *from {
             return;
         }
         before.take(&mut read);
+        self.restore_known(read);
+    }
+
+    /// Takes an event that may be late.
+    fn restore_known(&mut self, read: Read) {
+        let Some((event_source, time_us)) = read.timed else { return };
         let Some(stands_us) = self.stands((event_source, time_us), read.late_us) else { return };
         let (group, at) = self.place((event_source, stands_us), read.at);
         if at.0 >= self.watermarks[group] {
@@ -195,16 +236,19 @@ impl Ranks {
             match item {
                 Item::Task(read) => self.take_one(source, read, &mut placed, functions),
                 Item::Events(events) => {
-                    let events = TimedEvents::new(events);
-                    let event_source = &self.event_time.sources()[events.event_source as usize];
-                    let group = event_source.group;
-                    if events.position(0) >= self.late_at[group] {
-                        self.columns[group].push(events);
-                        continue;
-                    }
+                    let (mut events, late) = TimedEvents::new(events);
+                    let event_time = self.event_time.clone();
+                    let group = event_time.sources()[events.event_source as usize].group;
+                    let mut alone = Vec::new();
+                    alone.extend(late.map(|late| late.reads(&event_time, functions)));
                     // Some are late because the source was idle.
-                    for read in events.reads(&self.event_time.clone(), functions) {
+                    let idle = events.take_before(self.late_at[group]);
+                    alone.extend(idle.map(|late| late.reads(&event_time, functions)));
+                    for read in alone.into_iter().flatten() {
                         self.take_one(source, read, &mut placed, functions);
+                    }
+                    if events.len() > 0 {
+                        self.columns[group].push(events);
                     }
                 }
             }
@@ -221,21 +265,26 @@ impl Ranks {
                 placed.push(due_task(&self.event_time, (position, nth), waits, functions));
             }
         }
-        let by_column = placed.is_empty();
+        let by_column = placed.iter().all(|placed| is_early(placed.rank));
         let own = match by_column {
-            true => Own::ByColumn(due),
+            true => {
+                placed.sort_by_key(|placed| (placed.rank, placed.at));
+                Own::ByColumn(placed, due)
+            }
             false => Own::Each(self.each(due, placed, functions)),
         };
         let ranks = match &own {
             Own::Each(placed) => ranks_of(placed),
             // The others have no events in event time, so they need only the number.
-            Own::ByColumn(due) if is_alone => {
+            Own::ByColumn(early, due) if is_alone => {
                 let count = due.iter().map(TimedEvents::tasks).sum::<u64>() as u32;
                 let rank = Rank::OnTime(i64::MIN, 0);
-                (count > 0).then_some(Ranked { rank, count, on: 0 }).into_iter().collect()
+                let mut ranks = ranks_of(early);
+                ranks.extend((count > 0).then_some(Ranked { rank, count, on: 0 }));
+                ranks
             }
-            Own::ByColumn(due) => {
-                let mut ranks: Vec<Ranked> = Vec::new();
+            Own::ByColumn(early, due) => {
+                let mut ranks = ranks_of(early);
                 for (nth, row) in in_order(due) {
                     let (rank, each) = (due[nth].rank(row), due[nth].each() as u32);
                     match ranks.last_mut().filter(|last| last.rank == rank) {
@@ -327,12 +376,12 @@ impl Ranks {
         before.sort_unstable_by_key(|ranked| ranked.rank);
         let of_others: u64 = before.iter().map(|ranked| u64::from(ranked.count)).sum();
         let mut own = match own {
-            Own::ByColumn(due) if by_column => {
-                let total = due.iter().map(TimedEvents::tasks).sum::<u64>() + of_others;
-                let runs = self.runs(due, before, order);
-                return Some((vec![PartWork { tasks: Vec::new(), runs }], total));
+            Own::ByColumn(early, due) if by_column => {
+                let on_time = due.iter().map(TimedEvents::tasks).sum::<u64>();
+                let total = early.len() as u64 + on_time + of_others;
+                return Some((self.by_column(early, due, before, order), total));
             }
-            Own::ByColumn(due) => self.each(due, Vec::new(), functions),
+            Own::ByColumn(early, due) => self.each(due, early, functions),
             Own::Each(placed) => placed,
         };
         self.close(&mut own, &before, functions);
@@ -351,14 +400,48 @@ impl Ranks {
         Some((parts, total))
     }
 
-    /// Returns events by column with their places, given the ranks of other workers' events.
-    fn runs(&self, due: Vec<TimedEvents>, before: Vec<Ranked>, order: Sequencing) -> Vec<EventRun> {
+    /// Returns the parts of an epoch whose events in event time are executed by column, given the ranks
+    /// of other workers' requests. A part with all others comes first, if any worker has some.
+    fn by_column(
+        &self,
+        early: Vec<Placed>,
+        due: Vec<TimedEvents>,
+        before: Vec<Ranked>,
+        order: Sequencing,
+    ) -> Vec<PartWork> {
+        let mut parts = Vec::new();
+        let (mut others, mut place) = (before.iter().peekable(), 0);
+        let has_early = !early.is_empty() || before.iter().any(|other| is_early(other.rank));
+        let own = early.len() as u64;
+        let mut tasks = Vec::with_capacity(early.len());
+        for Placed { rank, source, task, .. } in early {
+            while let Some(other) = others.next_if(|other| other.rank < rank) {
+                place += u64::from(other.count);
+            }
+            tasks.push((order.tid(source, place), task));
+            place += 1;
+        }
+        parts.extend(has_early.then_some(PartWork { tasks, runs: Vec::new() }));
+        let runs = self.runs(due, own, before, order);
+        parts.push(PartWork { tasks: Vec::new(), runs });
+        parts
+    }
+
+    /// Returns events by column with their places, after so many other own requests and given the
+    /// ranks of other workers' requests.
+    fn runs(
+        &self,
+        due: Vec<TimedEvents>,
+        early: u64,
+        before: Vec<Ranked>,
+        order: Sequencing,
+    ) -> Vec<EventRun> {
         let source =
             |events: &TimedEvents| self.event_time.sources()[events.event_source as usize].source;
         let sources: Vec<u32> = due.iter().map(source).collect();
         let mut tids: Vec<Vec<u64>> =
             due.iter().map(|events| Vec::with_capacity(events.len())).collect();
-        let (mut before, mut place) = (before.into_iter().peekable(), 0);
+        let (mut before, mut place) = (before.into_iter().peekable(), early);
         for (nth, row) in in_order(&due) {
             while let Some(other) = before.next_if(|other| other.rank < due[nth].rank(row)) {
                 place += u64::from(other.count);
@@ -394,6 +477,11 @@ impl Ranks {
     pub fn marks_us(&self) -> Arc<[(StreamId, i64)]> {
         self.event_time.marks_us(&self.late_at)
     }
+}
+
+/// Whether requests of a rank come before all events that are on time.
+fn is_early(rank: Rank) -> bool {
+    !matches!(rank, Rank::OnTime(..))
 }
 
 /// Returns the streams with intervals that a request belongs to.

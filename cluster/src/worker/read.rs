@@ -1,6 +1,7 @@
 //! Records of a source as a worker reads them: the tasks in them, and their times.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Batch, StreamId, StreamTime};
@@ -53,6 +54,9 @@ pub(super) struct EventTimes {
     pub us: Vec<i64>,
     /// The newest time of the event source before these.
     pub before_us: Option<i64>,
+    /// The events that are late by earlier ones of the event source, in order: the row, and the bound
+    /// that its time is below.
+    pub late: Vec<(u32, i64)>,
 }
 
 impl ManyEvents {
@@ -71,20 +75,19 @@ impl ManyEvents {
         columns_bytes(&self.batch) as u64
     }
 
-    /// Returns the events as tasks that have been read.
-    pub fn reads(
-        self,
-        source: u32,
-        event_time: &EventTime,
-        functions: &dyn Functions,
-    ) -> Vec<Read> {
-        let ManyEvents { at, is_run, stream, from, batch, .. } = self;
-        let mut reads = Vec::with_capacity(batch.len());
-        let record = Record::Events(Events { stream, from, is_run, batch });
-        tasks(at, record, functions, |at, task| {
-            reads.push(Read::new(at, task, source, event_time, functions));
-        });
-        reads
+    /// Returns the events with offsets in this range, if there are any.
+    pub fn within(self, offsets: Range<u64>) -> Option<ManyEvents> {
+        if self.at >= offsets.end || self.end() <= offsets.start {
+            return None;
+        }
+        let from = match self.at < offsets.start {
+            true => self.split(offsets.start).1,
+            false => self,
+        };
+        match from.end() > offsets.end {
+            true => from.split(offsets.end).0,
+            false => Some(from),
+        }
     }
 
     /// Returns the events from an offset on, and those before it.
@@ -93,7 +96,10 @@ impl ManyEvents {
         let rest_times = self.times.as_mut().map(|times| {
             let us = times.us.split_off(rows);
             let before_us = times.before_us.max(times.us.iter().copied().max());
-            EventTimes { us, before_us, ..*times }
+            let before = times.late.partition_point(|(row, _)| (*row as usize) < rows);
+            let mut late = times.late.split_off(before);
+            late.iter_mut().for_each(|(row, _)| *row -= rows as u32);
+            EventTimes { us, before_us, late, ..*times }
         });
         let rest = ManyEvents {
             at,
@@ -251,7 +257,7 @@ impl Read {
                     let us = events.batch.ints(column)?.to_vec();
                     let is_usual =
                         !event_time.has_intervals() && us.iter().all(|us| *us < ENDED_US);
-                    let times = EventTimes { event_source, us, before_us: None };
+                    let times = EventTimes { event_source, us, before_us: None, late: Vec::new() };
                     is_usual.then_some((handlers, Some(times)))
                 }
             }
@@ -286,18 +292,6 @@ impl Read {
                 }
             }),
         }
-    }
-
-    /// Passes the tasks of a record of a source to `each`.
-    pub fn each(
-        (source, offset, record): (u32, u64, Record),
-        event_time: &EventTime,
-        functions: &dyn Functions,
-        mut each: impl FnMut(Read),
-    ) {
-        tasks(offset, record, functions, |at, task| {
-            each(Read::new(at, task, source, event_time, functions));
-        });
     }
 
     /// Creates the task `at` of a source.
@@ -339,15 +333,13 @@ impl Before {
         Before { newest, last: None }
     }
 
-    /// Takes events, unless any of them is late. Returns whether it has taken them.
-    pub fn take_all(&mut self, times: &mut EventTimes) -> bool {
-        let mut newest = self.newest;
-        if times.us.iter().any(|us| newest.take(*us).is_some()) {
-            return false;
-        }
+    /// Takes the next events, and finds those that are late.
+    pub fn take_all(&mut self, times: &mut EventTimes) {
         times.before_us = self.newest.us();
-        (self.newest, self.last) = (newest, None);
-        true
+        self.last = None;
+        let rows: Vec<u64> = (0..times.us.len() as u64).collect();
+        let late = self.newest.take_all(&rows, &times.us);
+        times.late = late.into_iter().map(|of| (of.offset as u32, of.bound_us)).collect();
     }
 
     /// Takes the next event of a record.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_core::{Batch, Key, LateRow, Row, StreamId, TableId};
+use tidemill_core::{Batch, Key, Late, LateRow, Row, StreamId, TableId};
 use tidemill_function::{
     Call, Clock, ColumnOutcome, ColumnOutput, ColumnPlan, Counts, Event, EventPlace, Functions,
     HandlerEvents, Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
@@ -71,21 +71,13 @@ impl Source {
             }
             let Source { source, items, before, .. } = self;
             let record = (*source, offset, record);
-            Read::items(record, from, &settings.event_time, functions, |item| {
-                match item {
-                    Item::Task(read) => items.push(Item::Task(read.known(before))),
-                    Item::Events(mut events) => {
-                        let is_taken = events.times.as_mut().is_none_or(|times| {
-                            before[times.event_source as usize].take_all(times)
-                        });
-                        if is_taken {
-                            return items.push(Item::Events(events));
-                        }
-                        // Each late event is treated by itself.
-                        for read in events.reads(*source, &settings.event_time, functions) {
-                            items.push(Item::Task(read.known(before)));
-                        }
+            Read::items(record, from, &settings.event_time, functions, |item| match item {
+                Item::Task(read) => items.push(Item::Task(read.known(before))),
+                Item::Events(mut events) => {
+                    if let Some(times) = &mut events.times {
+                        before[times.event_source as usize].take_all(times);
                     }
+                    items.push(Item::Events(events));
                 }
             });
         }
@@ -132,7 +124,20 @@ impl Source {
                     let (rows, each) = (events.batch.len(), events.each as usize);
                     let one = if events.is_run { 1 } else { rows };
                     let some = (timed_columns_max / each).max(1).next_multiple_of(one);
-                    for us in times.us.chunks(some) {
+                    let of = &settings.event_time.sources()[times.event_source as usize];
+                    // The events before one that ends the run are executed.
+                    let ends = of.late == Late::Error && events.is_run;
+                    let (mut late, mut begin) = (times.late.iter().peekable(), 0);
+                    while begin < rows {
+                        let mut end = rows.min(begin + some);
+                        let first = late.peek().filter(|(row, _)| (*row as usize) < end);
+                        let first = first.map(|(row, bound_us)| (*row as usize, *bound_us));
+                        if let Some((row, _)) = first.filter(|(row, _)| ends && *row > begin) {
+                            end = row;
+                        }
+                        let first = first.filter(|(row, _)| *row < end);
+                        while late.next_if(|(row, _)| (*row as usize) < end).is_some() {}
+                        let us = &times.us[begin..end];
                         at = if events.is_run {
                             at.max(offset) + us.len() as u64
                         } else {
@@ -140,6 +145,11 @@ impl Source {
                         };
                         let mut span = Span::of(times.event_source, us[0]);
                         us.iter().for_each(|us| span = span.with(*us));
+                        span.late = first.map(|(row, bound_us)| {
+                            let offset = if events.is_run { offset + row as u64 } else { offset };
+                            LateRow { offset, time_us: times.us[row], bound_us }
+                        });
+                        begin = end;
                         let (requests, by_column) = ((us.len() * each) as u64, true);
                         pieces.push(Piece { end: at, requests, by_column, times: [span].into() });
                     }

@@ -432,7 +432,7 @@ impl Cluster {
             "input_ended": self.has_input_ended(),
             "requests_open": self.request_server.open_requests(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
-            "slow": slow(&self.program), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
+            "slow": slow(&self.program, self.functions.has_sole_owner()), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });

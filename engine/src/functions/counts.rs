@@ -84,6 +84,9 @@ impl Counting {
             abort(program, counts, only, why, None);
         }
         for ColumnOutput { stream, ordinals, batch, .. } in outputs {
+            if self.slides == Some(*stream) {
+                batch.rows().for_each(|row| self.emitted(program, *stream, &row, counts));
+            }
             let Some(&handler) = self.aborted.get(stream) else { continue };
             counts.reasons.count(&program.handlers[handler].name, batch);
             let reason = batch.schema().len() - 1;

@@ -278,7 +278,7 @@ impl AppFunctions {
                 && program.timers.iter().all(|timer| timer.stream != stream);
             if is_event && rounds.is_needed(&program, stream) {
                 let round = || vec![program.handlers.len() + stream.index()];
-                return sole.as_ref().filter(|sole| sole.takes(stream)).map(|_| round());
+                return sole.as_ref().map(|_| round());
             }
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             let has_columns = |handler: &usize| {
@@ -316,6 +316,11 @@ impl AppFunctions {
             by_column,
             sole,
         }))
+    }
+
+    /// Whether one worker owns all rows of the app.
+    pub fn has_sole_owner(&self) -> bool {
+        self.sole.is_some()
     }
 
     /// Creates a client's call of a procedure or an entity's function by its name, with a value for

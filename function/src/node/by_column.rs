@@ -4,8 +4,10 @@
 //! node first tells the others what it received. A node with anything else begins the epoch of calls
 //! at once, and all others follow when they hear from it. No row has been read before.
 
+use tidemill_core::Value;
 use tidemill_txn::execute::SoleOwner;
 use tidemill_txn::pool::SingleThread;
+use tidemill_txn::program::EventLimit;
 
 use super::sole::SoleEpoch;
 use super::{ColumnPlan, Event, Node, NodeId, Outbox};
@@ -13,6 +15,7 @@ use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, HandlerEvents};
 use crate::message::{Body, Message};
 use crate::order::Tid;
 use crate::program::{Call, Clock};
+use crate::size;
 
 /// An epoch that is executed by column, unless a node received anything else.
 pub(super) struct ByColumn {
@@ -179,8 +182,12 @@ impl Node {
         };
         if epoch.is_ready() {
             let program = self.program.sole().expect("the program has one");
-            let strategy = self.settings.strategy;
-            let sole = self.sole.get_or_insert_with(|| SoleOwner::new(program, strategy));
+            let (strategy, max) = (self.settings.strategy, self.settings.output_bytes_max);
+            let functions = self.program.clone();
+            let sole = self.sole.get_or_insert_with(|| {
+                let fits = move |row: &[Value]| size::fits(&*functions, "an event", row, max);
+                SoleOwner::new(program, strategy, EventLimit::new(fits))
+            });
             let (known, bytes_max) =
                 ((&mut self.answers, self.left), self.settings.output_bytes_max);
             let site = (sole, &mut self.rows, &*self.program);

@@ -7,8 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_core::{Error, Result};
-use tidemill_txn::execute::{SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms};
+use tidemill_core::encode::hash128;
+use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
+use tidemill_core::{Error, Result, SourceId};
+use tidemill_txn::execute::{Overdue, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms};
 use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{Answers as AnswersOf, Asker, QuestionId};
 
@@ -21,8 +23,8 @@ use crate::order::{Path, Tid};
 use crate::program::Functions;
 use crate::rows::Rows;
 
-/// The high half of the identity of a verdict. The low half is the number of the call.
-const VERDICT: u128 = 0x5601_e0b1_7ac3_11ef_0001 << 32;
+/// The high half of the identity of a verdict. The low half is a hash of the call.
+const VERDICT: u128 = 0x5601_e0b1_7ac3_11ef;
 
 /// The epoch.
 pub(super) struct SoleEpoch {
@@ -106,16 +108,13 @@ impl SoleEpoch {
             events.push(SoleEvents { takers, tids, batch });
         }
         let (mut overdue, mut told) = (Vec::new(), BTreeMap::new());
-        for ((tid, asked), answer) in answers.range((Tid(first), 0)..=(Tid(last), QuestionId::MAX))
-        {
-            match asked.checked_sub(VERDICT).map(u32::try_from) {
-                Some(Ok(call)) => {
-                    overdue.push((tid.0, call, String::from_utf8_lossy(answer).into_owned()));
-                }
-                _ => drop(told.insert(*asked, answer.clone())),
+        for ((_, asked), answer) in answers.range((Tid(first), 0)..=(Tid(last), QuestionId::MAX)) {
+            match verdict(*asked, answer) {
+                Some(known) => overdue.push(known),
+                None => drop(told.insert(*asked, answer.clone())),
             }
         }
-        let known: BTreeSet<(u64, u32)> = overdue.iter().map(|of| (of.0, of.1)).collect();
+        let known: Vec<_> = overdue.iter().map(|of| (of.event, of.call)).collect();
         let (tables, after) = rows.tables_mut();
         let asked = AnswersOf::of(told.clone()).with_bytes_max(answer_bytes_max);
         let asked = Arc::new(asked);
@@ -127,9 +126,9 @@ impl SoleEpoch {
         // The questions of these transactions can't be asked again.
         *answers = answers.split_off(&(Tid(last + 1), 0));
         let SoleOutcome { outputs, refused, faults, overdue, transactions, .. } = done;
-        for (tid, call, reason) in overdue.into_iter().filter(|of| !known.contains(&(of.0, of.1))) {
-            let asked = VERDICT + u128::from(call);
-            self.record((Tid(tid), asked), reason.into_bytes().into(), out);
+        for of in overdue.into_iter().filter(|of| !known.contains(&(of.event, of.call))) {
+            let (asked, answer) = recorded(&of);
+            self.record((Tid(first), asked), answer, out);
         }
         for (asked, answer) in asked.all() {
             if !told.contains_key(&asked) {
@@ -169,5 +168,43 @@ impl SoleEpoch {
     /// Returns the outcome, once the epoch has been executed and all of them are recorded.
     pub fn outcome(&mut self) -> Option<ColumnOutcome> {
         self.outcome.take_if(|_| self.unrecorded.is_empty())
+    }
+}
+
+/// Returns the identity of a verdict and its record.
+fn recorded(
+    Overdue { event: (source, offset), call, reason }: &Overdue,
+) -> (QuestionId, Arc<[u8]>) {
+    let mut bytes = Vec::with_capacity(16 + reason.len());
+    put_u32(source.0, &mut bytes);
+    put_u64(*offset, &mut bytes);
+    put_u32(*call, &mut bytes);
+    let asked = VERDICT << 64 | hash128(&bytes) >> 64;
+    bytes.extend_from_slice(reason.as_bytes());
+    (asked, bytes.into())
+}
+
+/// Returns the verdict of a record, if it is one.
+fn verdict(asked: QuestionId, mut record: &[u8]) -> Option<Overdue> {
+    if asked >> 64 != VERDICT {
+        return None;
+    }
+    let event = (SourceId(take_u32(&mut record)?), take_u64(&mut record)?);
+    let call = take_u32(&mut record)?;
+    Some(Overdue { event, call, reason: String::from_utf8_lossy(record).into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_come_back() {
+        let of = |call| Overdue { event: (SourceId(7), 1 << 40), call, reason: "slow".into() };
+        let (asked, record) = recorded(&of(3));
+        assert_eq!(verdict(asked, &record), Some(of(3)));
+        assert_ne!(recorded(&of(4)).0, asked);
+        assert_eq!(verdict(hash128(b"a question"), &record), None);
+        assert_eq!(verdict(asked, &record[..5]), None);
     }
 }

@@ -64,8 +64,7 @@ pub use output::{Origins, Output};
 pub use remote::{
     transact, ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable, Mentioned,
     OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, SoleEvents, SoleOutcome,
-    SoleOutput, SoleOverdue, SoleOwner, SoleProgram, SoleTakers, SoleTerms, StoredVersions,
-    ABORTED,
+    SoleOutput, SoleOwner, SoleProgram, SoleTakers, SoleTerms, StoredVersions, ABORTED,
 };
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};

@@ -67,7 +67,7 @@ impl Origin {
                 DerivedEvent::Emitted(before) => {
                     before.event(epoch, derived).derived(before.handler() as u16, before.ordinal())
                 }
-                DerivedEvent::Fired(window, edge) => firing::stamp(window, edge),
+                DerivedEvent::Fired(window, edge, _) => firing::stamp(window, edge),
             },
         }
     }
@@ -99,6 +99,22 @@ impl Origins {
         self.of.iter().map(|origin| (origin.root() as usize, origin.ordinal()))
     }
 
+    /// Returns the index in the epoch's order of the transaction of the output at `index`. For a window
+    /// that was ended by time, it is that of the next transaction, or the number of transactions.
+    pub(crate) fn root_or_next(&self, index: usize, derived: &[DerivedEvent]) -> usize {
+        let origin = self.of[index];
+        if origin.root() != NO_ROOT {
+            return origin.root() as usize;
+        }
+        let mut cause = origin.cause();
+        loop {
+            match derived[cause as usize - 1] {
+                DerivedEvent::Emitted(before) => cause = before.cause(),
+                DerivedEvent::Fired(.., next) => return next as usize,
+            }
+        }
+    }
+
     /// Returns the stamp of the output at `index`.
     pub fn stamp(&self, index: usize, epoch: &Epoch, derived: &[DerivedEvent]) -> Stamp {
         let origin = self.of[index];
@@ -118,8 +134,8 @@ pub(crate) const NO_ROOT: u32 = u32::MAX;
 pub enum DerivedEvent {
     /// An event that a transaction emitted.
     Emitted(Origin),
-    /// A window that ended at a time.
-    Fired(WindowId, i64),
+    /// A window that ended at a time, before the transaction with this index in the epoch's order.
+    Fired(WindowId, i64, u32),
 }
 
 /// The output events of one stream in one epoch.

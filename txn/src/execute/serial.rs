@@ -87,6 +87,8 @@ pub struct AbortedSlide {
     pub ends_us: i64,
     /// The abort.
     pub abort: Abort,
+    /// The index in the epoch's order of the next transaction, or the number of transactions.
+    pub before: usize,
 }
 
 /// The outcome of an epoch.
@@ -225,6 +227,7 @@ impl Serial {
             true => command::follow(self, tables, epoch, out),
             false => self.stretch(tables, &epoch.whole(), out),
         }
+        out.next = epoch.order.len() as u32;
         let until = epoch.slides.iter().enumerate();
         until.for_each(|(group, until)| self.slide(tables, epoch, out, group, *until));
         if let Some(what) = self.commands.differs.take() {
@@ -255,6 +258,7 @@ impl Serial {
             round: 0,
             agenda: Agenda::default(),
             fired: None,
+            next: 0,
         }
     }
 
@@ -380,6 +384,7 @@ impl Serial {
                         let stream =
                             epoch.runs[epoch.lanes[ranked.lane as usize].run as usize].stream;
                         let (group, time) = (self.groups.of[stream.index()], epoch.time_us(ranked));
+                        out.next = at as u32;
                         self.slide(tables, epoch, out, group, Until::Time(time));
                     }
                     out.round = out.derived.len() as u32;
@@ -644,6 +649,8 @@ pub(crate) struct Sink {
     /// The window whose slide is being executed with everything that it triggers, the end of the
     /// window, and its index among the causes of transactions.
     pub(crate) fired: Option<(WindowId, i64, u32)>,
+    /// The index in the epoch's order of the next transaction.
+    pub(crate) next: u32,
 }
 
 impl Sink {

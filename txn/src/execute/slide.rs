@@ -23,7 +23,7 @@ pub(super) fn run(
     let program = serial.codes.program.clone();
     let owner = program.windows[window.index()].owner.index();
     out.round = out.derived.len() as u32;
-    out.derived.push(DerivedEvent::Fired(window, edge));
+    out.derived.push(DerivedEvent::Fired(window, edge, out.next));
     let cause = out.derived.len() as u32;
     out.fired = Some((window, edge, cause));
     let (event, stamp) = (firing::event_of_slide(window, edge), firing::stamp(window, edge));
@@ -65,7 +65,8 @@ pub(super) fn run(
         Err(abort) => {
             out.counts[owner].aborted += 1;
             out.note_fault(epoch, Origin::new(NO_ROOT, cause, owner), &abort);
-            out.aborted_slides.push(AbortedSlide { window, ends_us: edge, abort });
+            let before = out.next as usize;
+            out.aborted_slides.push(AbortedSlide { window, ends_us: edge, abort, before });
             perform(&&*tables, true).expect("a slide without triggers can't abort")
         }
     };

@@ -79,6 +79,7 @@ impl Builder {
             natives: Vec::new(),
             window_reads: Vec::new(),
             opaques: Vec::new(),
+            event_limit: None,
         };
         Builder { program, first_error: None }
     }

@@ -160,6 +160,9 @@ pub trait Transaction<'a>: Tx + WindowStore + Sized {
     /// Emits an event whose values fit the stream's columns.
     fn emit_stored(&mut self, stream: StreamId, row: Vec<Value>) -> Result<(), Abort> {
         let inside = self.inside();
+        if let Some(limit) = &inside.program.event_limit {
+            limit.0(&row).inspect_err(|abort| inside.fail(abort))?;
+        }
         let triggers = &inside.program.hooks().emitted[stream.index()];
         if triggers.is_empty() {
             inside.emitted.push((stream, row));

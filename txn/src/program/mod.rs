@@ -98,6 +98,24 @@ pub struct Program {
     /// The functions of opaque handlers.
     #[serde(skip)]
     pub opaques: Vec<Arc<dyn Opaque>>,
+    /// The limit of emitted events, where they leave in messages.
+    #[serde(skip)]
+    pub event_limit: Option<EventLimit>,
+}
+
+/// A limit of emitted events. It returns why an event is refused. Streams whose columns are all words
+/// have short events, and are not asked.
+#[derive(Clone)]
+pub struct EventLimit(Arc<Fits>);
+
+/// Returns why an event is refused.
+type Fits = dyn Fn(&[Value]) -> Result<(), Abort> + Send + Sync;
+
+impl EventLimit {
+    /// Wraps a function.
+    pub fn new(of: impl Fn(&[Value]) -> Result<(), Abort> + Send + Sync + 'static) -> EventLimit {
+        EventLimit(Arc::new(of))
+    }
 }
 
 fn is_zero(seed: &u64) -> bool {

@@ -30,9 +30,26 @@ pub(super) struct TimedEvents {
     rows: Vec<u64>,
 }
 
+/// Events that are late by earlier events of their event source, in the order of their rows.
+pub(super) struct LateEvents {
+    events: TimedEvents,
+    /// The bound that the time of each is below.
+    bounds_us: Vec<i64>,
+}
+
+impl LateEvents {
+    /// Returns the events as tasks that have been read.
+    pub fn reads(self, event_time: &EventTime, functions: &dyn Functions) -> Vec<Read> {
+        let LateEvents { events, bounds_us } = self;
+        let reads = events.rows_read(event_time, functions).into_iter();
+        let late = |(row, read)| Read { late_us: Some(bounds_us[row]), ..read };
+        reads.map(late).collect()
+    }
+}
+
 impl TimedEvents {
-    /// Puts events in order. None of them is late by earlier events of its event source.
-    pub fn new(events: ManyEvents) -> TimedEvents {
+    /// Puts events in order, apart from those that are late by earlier events of their source.
+    pub fn new(events: ManyEvents) -> (TimedEvents, Option<LateEvents>) {
         let ManyEvents { at, is_run, stream, from, each, batch, times } = events;
         let times = times.expect("they are in event time");
         let len = batch.len() as u64;
@@ -47,9 +64,8 @@ impl TimedEvents {
         let before_us: Vec<Option<i64>> = times.us.iter().map(&mut before).collect();
         let offsets = (0..len).map(|row| if is_run { at + row } else { at }).collect();
         let (event_source, rows) = (times.event_source, (0..len).collect());
-        let times_us = times.us;
-        let sorted = times_us.is_sorted();
-        let mut all = TimedEvents {
+        let (times_us, late) = (times.us, times.late);
+        let all = TimedEvents {
             event_source,
             stream,
             from,
@@ -61,16 +77,30 @@ impl TimedEvents {
             before_us,
             rows,
         };
-        if !sorted {
-            let mut order: Vec<u32> = (0..len as u32).collect();
-            order.sort_by_key(|row| all.times_us[*row as usize]);
-            all.batch = all.batch.take(&order);
-            all.times_us = order.iter().map(|row| all.times_us[*row as usize]).collect();
-            all.offsets = order.iter().map(|row| all.offsets[*row as usize]).collect();
-            all.before_us = order.iter().map(|row| all.before_us[*row as usize]).collect();
-            all.rows = order.iter().map(|row| u64::from(*row)).collect();
+        if late.is_empty() && all.times_us.is_sorted() {
+            return (all, None);
         }
-        all
+        let mut order: Vec<u32> = Vec::with_capacity(len as usize);
+        let mut next = late.iter().map(|(row, _)| *row).peekable();
+        order.extend((0..len as u32).filter(|row| next.next_if_eq(row).is_none()));
+        order.sort_by_key(|row| all.times_us[*row as usize]);
+        let (rows, bounds_us): (Vec<u32>, Vec<i64>) = late.into_iter().unzip();
+        let late = (!rows.is_empty()).then(|| LateEvents { events: all.at(&rows), bounds_us });
+        (all.at(&order), late)
+    }
+
+    /// Returns the events at these rows.
+    fn at(&self, rows: &[u32]) -> TimedEvents {
+        let rows_of = || rows.iter().map(|row| *row as usize);
+        TimedEvents {
+            from: self.from.clone(),
+            batch: self.batch.take(rows),
+            times_us: rows_of().map(|row| self.times_us[row]).collect(),
+            offsets: rows_of().map(|row| self.offsets[row]).collect(),
+            before_us: rows_of().map(|row| self.before_us[row]).collect(),
+            rows: rows_of().map(|row| self.rows[row]).collect(),
+            ..*self
+        }
     }
 
     /// Returns the number of events.
@@ -139,6 +169,11 @@ impl TimedEvents {
 
     /// Returns the events as tasks that have been read, each with its place in its record.
     pub fn reads(self, event_time: &EventTime, functions: &dyn Functions) -> Vec<Read> {
+        self.rows_read(event_time, functions).into_iter().map(|(_, read)| read).collect()
+    }
+
+    /// Returns such tasks, each with the number of its event.
+    fn rows_read(self, event_time: &EventTime, functions: &dyn Functions) -> Vec<(usize, Read)> {
         let source = event_time.sources()[self.event_source as usize].source;
         let mut reads = Vec::with_capacity(self.len());
         for row in 0..self.len() {
@@ -151,7 +186,7 @@ impl TimedEvents {
                 let at = (self.offsets[row], nth as u32);
                 let mut read = Read::new(at, task, source, event_time, functions);
                 read.before_us = self.before_us[row];
-                reads.push(read);
+                reads.push((row, read));
                 is_first = false;
             }
         }

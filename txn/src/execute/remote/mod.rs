@@ -28,8 +28,7 @@ pub use open_batches::OpenBatches;
 pub use rounds::RemoteRounds;
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
 pub use sole::{
-    SoleEvents, SoleOutcome, SoleOutput, SoleOverdue, SoleOwner, SoleProgram, SoleTakers,
-    SoleTerms, ABORTED,
+    SoleEvents, SoleOutcome, SoleOutput, SoleOwner, SoleProgram, SoleTakers, SoleTerms, ABORTED,
 };
 pub use store::RemoteStore;
 pub use stored_versions::StoredVersions;

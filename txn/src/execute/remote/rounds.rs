@@ -107,6 +107,11 @@ impl RemoteRounds {
         self.passed_on.contains(&stream)
     }
 
+    /// Returns the stream of windows that have slid without their triggers.
+    pub(super) fn aborted_slides(&self) -> Option<StreamId> {
+        self.aborted_slides
+    }
+
     /// Returns the buffered events of incomplete batches.
     pub(super) fn open(&self) -> &OpenBatches {
         &self.open

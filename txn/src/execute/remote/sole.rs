@@ -11,14 +11,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Batch, Error, Result, Row, SourceId, StreamId, StreamTime};
+use tidemill_core::{Batch, Error, Result, Row, SourceId, StreamId, StreamTime, Value};
 use tidemill_table::{Seq, Table};
 
 use super::RemoteRounds;
-use crate::execute::{Executor, Overdue};
+use crate::execute::{AbortedSlide, Executor, Output, Overdue};
 use crate::order::{Epoch, Lane, Ranked, Run};
 use crate::pool::Pool;
-use crate::program::{Abort, Answers, Batching, Body, ColumnStage, Handler, Origin, Program};
+use crate::program::{
+    Abort, Answers, Batching, Body, ColumnStage, EventLimit, Handler, Origin, Program,
+};
 use crate::schedule::Strategy;
 
 /// The place in its transaction of an event that reports the transaction's abort.
@@ -80,22 +82,19 @@ pub struct SoleOutcome {
     /// Transactions whose functions failed: the handler and the abort.
     pub faults: Vec<(usize, Abort)>,
     /// Functions that a clock has ended.
-    pub overdue: Vec<SoleOverdue>,
+    pub overdue: Vec<Overdue>,
     /// The number of transactions.
     pub transactions: u64,
     /// The number of the last version.
     pub seq: Seq,
 }
 
-/// A function that a clock has ended: the place of its event, the number of the call there, and why.
-pub type SoleOverdue = (u64, u32, String);
-
 /// The conditions of an epoch, beside its events.
 pub struct SoleTerms {
     /// The clock of its cut, in microseconds since 1970.
     pub now_us: i64,
     /// The functions that a clock has ended in an earlier execution.
-    pub overdue: Vec<SoleOverdue>,
+    pub overdue: Vec<Overdue>,
     /// Whether a clock may end others.
     pub has_deadlines: bool,
     /// The answers from outside. Those of an earlier execution are known.
@@ -134,23 +133,6 @@ impl SoleProgram {
         };
         !program.handlers.iter().any(is_shared)
             && program.tables.iter().all(|table| table.history.is_none())
-            && program.streams.iter().all(|stream| stream.spec.time == StreamTime::Arrival)
-    }
-
-    /// Whether the events of an input stream can be executed here by column, with all that they
-    /// trigger. Events that leave must be short, because none is refused for its size.
-    pub fn takes(&self, input: StreamId) -> bool {
-        let Program { streams, handlers, .. } = &*self.program;
-        let is_short = |stream: StreamId| {
-            let columns = &streams[stream.index()].spec.schema.columns;
-            columns.iter().all(|column| column.ty.is_word() && !column.nullable)
-        };
-        let aborted = |stream: StreamId| {
-            handlers.iter().any(|of| of.inputs().any(|input| input.aborted == stream))
-        };
-        let mut emits = (0..handlers.len()).flat_map(|handler| self.program.emits(handler));
-        self.rounds.timed(input).is_empty()
-            && emits.all(|stream| aborted(stream) || is_short(stream))
     }
 }
 
@@ -171,23 +153,32 @@ struct Preparing {
     entries: Vec<Entry>,
     outcome: SoleOutcome,
     /// The events of streams in batches.
-    batched: BTreeMap<StreamId, Vec<(Vec<u64>, Batch)>>,
+    batched: BTreeMap<StreamId, Vec<Timed>>,
     /// Streams of aborts that are the result of an event.
     results: Vec<StreamId>,
 }
 
-/// The events of an input stream on it or on a stream that is derived from it, each with its place.
-type View = (StreamId, (Vec<u64>, Batch));
+/// Events, each with its place and its time.
+#[derive(Clone)]
+struct Timed {
+    tids: Vec<u64>,
+    times: Vec<i64>,
+    batch: Batch,
+}
+
+/// The events of an input stream on it or on a stream that is derived from it.
+type View = (StreamId, Timed);
 
 /// Changes of the buffered events of a stream: how many are removed, the number of the first new
 /// one, the new ones, and the time since which the first one waits.
 type Buffered = (StreamId, (i64, i64), Vec<Row>, i64);
 
 impl SoleOwner {
-    /// Creates the executor.
-    pub fn new(of: Arc<SoleProgram>, strategy: Strategy) -> SoleOwner {
-        let executor = Executor::new(of.program.clone(), strategy, 0);
-        SoleOwner { of, executor }
+    /// Creates the executor. No larger event leaves than the limit says.
+    pub fn new(of: Arc<SoleProgram>, strategy: Strategy, limit: EventLimit) -> SoleOwner {
+        let mut program = (*of.program).clone();
+        program.event_limit = Some(limit);
+        SoleOwner { of, executor: Executor::new(program.into(), strategy, 0) }
     }
 
     /// Executes the events of an epoch. `after` is the number of the last version.
@@ -217,8 +208,7 @@ impl SoleOwner {
         // The events of each run are in order, which this sort makes use of.
         entries.sort_by_key(|(tid, handler, _)| (*tid, *handler));
         epoch.order = entries.iter().map(|(.., ranked)| *ranked).collect();
-        let again = |(tid, call, reason)| Overdue { event: (EVENTS, tid), call, reason };
-        self.executor.obey(overdue.into_iter().map(again).collect());
+        self.executor.obey(overdue);
         self.executor.skip_to(after);
         let done = self.executor.run(pool, tables, &epoch)?;
         outcome.seq = done.seq + 1;
@@ -226,15 +216,21 @@ impl SoleOwner {
             let to = (&mut *tables, outcome.seq);
             of.rounds.open().change_in(&of.program, stream, places, (&events, since_us), to);
         }
+        // The place of an event. Where a window slides before a buffered one, it is that of the next.
+        let tid_from = |root: usize| {
+            let place = |ranked: &Ranked| {
+                let run = &epoch.runs[epoch.lanes[ranked.lane as usize].run as usize];
+                (run.source == EVENTS).then(|| run.offsets[ranked.row as usize])
+            };
+            epoch.order[root..].iter().find_map(place).expect("windows slide before events")
+        };
         let streams = of.program.streams.len() as u64;
         for output in done.outputs {
             let is_result = results.contains(&output.stream);
             let (mut tids, mut ordinals) = (Vec::new(), Vec::new());
             let mut nth = 0;
-            for (root, _) in output.origins.places() {
-                let ranked = epoch.order[root];
-                let run = epoch.lanes[ranked.lane as usize].run as usize;
-                let tid = epoch.runs[run].offsets[ranked.row as usize];
+            for row in 0..output.batch.len() {
+                let tid = tid_from(output.origins.root_or_next(row, &done.derived));
                 nth = if tids.last() == Some(&tid) { nth + 1 } else { 0 };
                 tids.push(tid);
                 let ordinal = nth * streams + u64::from(output.stream.0);
@@ -243,13 +239,13 @@ impl SoleOwner {
                     false => u32::try_from(ordinal).expect("an event has fewer outputs"),
                 });
             }
-            let SoleOutcome { outputs, .. } = &mut outcome;
-            outputs.push(SoleOutput { stream: output.stream, tids, ordinals, batch: output.batch });
+            let (stream, batch) = (output.stream, with_short_reasons(&of.program, &output));
+            outcome.outputs.push(SoleOutput { stream, tids, ordinals, batch });
         }
+        outcome.add_slides(&of, done.aborted_slides, tid_from);
         outcome.transactions = done.counts.iter().map(|of| of.committed + of.aborted).sum();
         outcome.faults = done.faults.into_iter().map(|of| (of.handler, of.abort)).collect();
-        let overdue = done.overdue.into_iter();
-        outcome.overdue = overdue.map(|of| (of.event.1, of.call, of.reason)).collect();
+        outcome.overdue = done.overdue;
         Ok(outcome)
     }
 }
@@ -270,72 +266,70 @@ impl Preparing {
         if tids.len() != batch.len() || !tids.is_sorted_by(|a, b| a < b) {
             return Err(wrong("their places do not rise, or are others".into()));
         }
+        // The time of an event is not below the watermark at the cut before. That of an event without
+        // a time of its own is the clock.
+        let times = match program.streams[stream.index()].spec.time {
+            StreamTime::Arrival => vec![now_us; tids.len()],
+            StreamTime::Event { column } => {
+                let times =
+                    batch.ints(column).ok_or_else(|| wrong("their times are none".into()))?;
+                times.to_vec()
+            }
+        };
+        let events = Timed { tids, times, batch };
         match takers {
             SoleTakers::Handler(handler) => {
                 self.results.push(program.handlers[handler].aborted);
-                self.run(stream, (tids, batch), now_us, &[handler]);
+                self.run(stream, events, &[handler]);
             }
-            SoleTakers::Round(input) => self.round(of, input, (tids, batch), now_us),
+            SoleTakers::Round(input) => self.round(of, input, events),
         }
         Ok(())
     }
 
     /// Adds events of an input stream for all of its handlers.
-    fn round(
-        &mut self,
-        of: &SoleProgram,
-        input: StreamId,
-        (tids, batch): (Vec<u64>, Batch),
-        now_us: i64,
-    ) {
+    fn round(&mut self, of: &SoleProgram, input: StreamId, events: Timed) {
         let (program, rounds) = (&of.program, &of.rounds);
         let only = rounds.only(program, input);
         self.results.extend(only.map(|only| program.handlers[only].aborted));
-        let (tids, batch, views) = match of.views(input, &tids, &batch) {
-            Ok(views) => (tids, batch, views),
+        let (events, views) = match of.views(input, &events) {
+            Ok(views) => (events, views),
             // Others than these have all views.
             Err(failed) => {
                 let mut good = Vec::new();
                 let mut failed = failed.into_iter().peekable();
-                for (row, tid) in tids.iter().enumerate() {
+                for (row, tid) in events.tids.iter().enumerate() {
                     match failed.next_if(|(of, _)| *of == row) {
                         Some((_, abort)) => self.outcome.refused.push((*tid, input, abort)),
                         None => good.push(row as u32),
                     }
                 }
-                let tids: Vec<u64> = good.iter().map(|row| tids[*row as usize]).collect();
-                let batch = batch.take(&good);
-                let views = of.views(input, &tids, &batch).expect("the others have all views");
-                (tids, batch, views)
+                let events = events.take(&good, None);
+                let views = of.views(input, &events).expect("the others have all views");
+                (events, views)
             }
         };
-        for (stream, (tids, batch)) in [(input, (tids, batch))].into_iter().chain(views) {
-            if rounds.is_passed(stream) && !tids.is_empty() {
-                let ordinals = vec![u32::from(stream.0); tids.len()];
-                let (tids, batch) = (tids.clone(), batch.clone());
+        for (stream, events) in [(input, events)].into_iter().chain(views) {
+            if rounds.is_passed(stream) && !events.tids.is_empty() {
+                let ordinals = vec![u32::from(stream.0); events.tids.len()];
+                let (tids, batch) = (events.tids.clone(), events.batch.clone());
                 self.outcome.outputs.push(SoleOutput { stream, tids, ordinals, batch });
             }
             if rounds.open().has(stream) {
-                self.batched.entry(stream).or_default().push((tids, batch));
+                self.batched.entry(stream).or_default().push(events);
                 continue;
             }
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
-            self.run(stream, (tids, batch), now_us, &handlers);
+            self.run(stream, events, &handlers);
         }
     }
 
     /// Adds a run of events that each of these handlers takes.
-    fn run(
-        &mut self,
-        stream: StreamId,
-        (tids, batch): (Vec<u64>, Batch),
-        now_us: i64,
-        handlers: &[usize],
-    ) {
-        if tids.is_empty() || handlers.is_empty() {
+    fn run(&mut self, stream: StreamId, events: Timed, handlers: &[usize]) {
+        if events.tids.is_empty() || handlers.is_empty() {
             return;
         }
-        let run = self.add_run(stream, EVENTS, (tids, batch), now_us);
+        let run = self.add_run(stream, EVENTS, events);
         for handler in handlers {
             let lane = self.add_lane(run, *handler);
             let tids = &self.epoch.runs[run as usize].offsets;
@@ -344,14 +338,8 @@ impl Preparing {
         }
     }
 
-    fn add_run(
-        &mut self,
-        stream: StreamId,
-        source: SourceId,
-        (offsets, batch): (Vec<u64>, Batch),
-        now_us: i64,
-    ) -> u32 {
-        let times = vec![now_us; offsets.len()];
+    fn add_run(&mut self, stream: StreamId, source: SourceId, events: Timed) -> u32 {
+        let Timed { tids: offsets, times, batch } = events;
         self.epoch.runs.push(Run { stream, source, batch, offsets, times, admitted: None });
         self.epoch.runs.len() as u32 - 1
     }
@@ -365,15 +353,15 @@ impl Preparing {
     fn batch(
         &mut self,
         of: &SoleProgram,
-        (stream, parts): (StreamId, Vec<(Vec<u64>, Batch)>),
+        (stream, parts): (StreamId, Vec<Timed>),
         tables: &[Table],
         now_us: i64,
     ) -> Buffered {
         let (program, open) = (&of.program, of.rounds.open());
         let (count, since_us) = open.count_in(program, stream, tables).unwrap_or((0, now_us));
         let mut events: Vec<(u64, usize, u32)> = Vec::new();
-        for (part, (tids, _)) in parts.iter().enumerate() {
-            events.extend((0..).zip(tids).map(|(row, tid)| (*tid, part, row)));
+        for (part, of) in parts.iter().enumerate() {
+            events.extend((0..).zip(&of.tids).map(|(row, tid)| (*tid, part, row)));
         }
         events.sort_by_key(|(tid, ..)| *tid);
         let ends: Vec<usize> = match program.streams[stream.index()].batch {
@@ -393,7 +381,8 @@ impl Preparing {
         let closes = |nth: &usize| (stream, EVENTS, events[*nth].0);
         self.epoch.closings.extend(ends.iter().map(closes));
         let handlers: Vec<usize> = program.handlers_on(stream).collect();
-        let left = events[whole..].iter().map(|(_, part, row)| parts[*part].1.row(*row as usize));
+        let left =
+            events[whole..].iter().map(|(_, part, row)| parts[*part].batch.row(*row as usize));
         let left: Vec<Row> = left.collect();
         let (removed, from) = match whole {
             0 => (0, count),
@@ -404,8 +393,10 @@ impl Preparing {
             let before = open.events_in(program, stream, count, tables);
             let schema = program.streams[stream.index()].spec.schema.clone();
             let batch = Batch::from_rows(schema, before.iter().map(|row| &row[..]));
-            let offsets = (0..count as u64).collect();
-            let run = self.add_run(stream, BUFFERED, (offsets, batch), now_us);
+            // No window slides before them, because that happened when they arrived.
+            let times = vec![i64::MIN; batch.len()];
+            let events = Timed { tids: (0..count as u64).collect(), times, batch };
+            let run = self.add_run(stream, BUFFERED, events);
             for handler in &handlers {
                 let lane = self.add_lane(run, *handler);
                 let entry = |row: u32| (0, *handler as u32, Ranked { lane, row });
@@ -415,9 +406,11 @@ impl Preparing {
         // Where each part's whole batches end.
         let mut rows = vec![0; parts.len()];
         events[..whole].iter().for_each(|(_, part, _)| rows[*part] += 1);
-        for ((mut tids, batch), rows) in parts.into_iter().zip(rows) {
-            tids.truncate(rows);
-            self.run(stream, (tids, batch.slice(0, rows)), now_us, &handlers);
+        for (mut part, rows) in parts.into_iter().zip(rows) {
+            part.tids.truncate(rows);
+            part.times.truncate(rows);
+            part.batch = part.batch.slice(0, rows);
+            self.run(stream, part, &handlers);
         }
         (stream, (removed, from), left, since_us)
     }
@@ -429,12 +422,7 @@ impl SoleProgram {
     ///
     /// # Errors
     /// The rows for which a stream can't be computed, in order, and why.
-    fn views(
-        &self,
-        input: StreamId,
-        tids: &[u64],
-        batch: &Batch,
-    ) -> Result<Vec<View>, Vec<(usize, Abort)>> {
+    fn views(&self, input: StreamId, events: &Timed) -> Result<Vec<View>, Vec<(usize, Abort)>> {
         let mut views: Vec<View> = Vec::new();
         let mut failed = false;
         for (number, stage) in self.stages.iter().enumerate() {
@@ -442,12 +430,12 @@ impl SoleProgram {
             let Origin::Derived { from, .. } = &self.program.streams[number].origin else {
                 continue;
             };
-            let (tids, batch) = match views.iter().find(|(on, _)| on == from) {
-                Some((_, (tids, batch))) => (&tids[..], batch),
-                None if *from == input => (tids, batch),
+            let before = match views.iter().find(|(on, _)| on == from) {
+                Some((_, events)) => events,
+                None if *from == input => events,
                 None => continue,
             };
-            let Some(view) = view(stage, tids, batch) else {
+            let Some(view) = before.view(stage) else {
                 failed = true;
                 break;
             };
@@ -458,34 +446,102 @@ impl SoleProgram {
         }
         let why =
             |(row, event): (usize, Row)| Some((row, self.program.views(input, &event).err()?));
-        Err(batch.rows().enumerate().filter_map(why).collect())
+        Err(events.batch.rows().enumerate().filter_map(why).collect())
     }
 }
 
-/// Applies a stage. Returns `None` if it can't be computed for a row.
-fn view(stage: &ColumnStage, tids: &[u64], batch: &Batch) -> Option<(Vec<u64>, Batch)> {
-    let Some(applied) = stage.apply(batch) else {
-        // Its columns would be too large.
-        let (mut kept, mut rows) = (Vec::new(), Vec::new());
-        for (tid, event) in tids.iter().zip(batch.rows()) {
-            if let Some(row) = stage.stage().apply(stage.schema(), &event).ok()? {
-                kept.push(*tid);
-                rows.push(row);
+/// The longest reason of an abort in an output, in bytes.
+const REASON_BYTES_MAX: usize = 4096;
+
+/// Returns the events of an output. Reasons of aborts may have data that a client has sent, so long
+/// ones are cut off.
+fn with_short_reasons(program: &Program, output: &Output) -> Batch {
+    let is_aborts = |of: &Handler| of.inputs().any(|input| input.aborted == output.stream);
+    let reason = output.batch.schema().len().saturating_sub(1);
+    let len = |row: usize| match output.batch.value(reason, row) {
+        Value::Str(why) => why.len(),
+        _ => 0,
+    };
+    let is_long = || (0..output.batch.len()).any(|row| len(row) > REASON_BYTES_MAX);
+    if !program.handlers.iter().any(is_aborts) || !is_long() {
+        return output.batch.clone();
+    }
+    let cut = |row: Row| {
+        let mut row = row.into_vec();
+        if let Some(Value::Str(why)) = row.last_mut() {
+            if why.len() > REASON_BYTES_MAX {
+                let end = (0..=REASON_BYTES_MAX).rfind(|at| why.is_char_boundary(*at));
+                *why = format!("{} ...", &why[..end.unwrap_or(0)]).as_str().into();
             }
         }
-        let rows = rows.iter().map(|row| &row[..]);
-        return Some((kept, Batch::from_rows(stage.schema().clone(), rows)));
+        row
     };
-    if !applied.failed.is_empty() {
-        return None;
+    let rows: Vec<Vec<Value>> = output.batch.rows().map(cut).collect();
+    Batch::from_rows(output.batch.schema().clone(), rows.iter().map(|row| &row[..]))
+}
+
+impl Timed {
+    /// Returns the events at these rows, or with these columns instead of their own.
+    fn take(&self, rows: &[u32], columns: Option<Batch>) -> Timed {
+        let tids = rows.iter().map(|row| self.tids[*row as usize]).collect();
+        let times = rows.iter().map(|row| self.times[*row as usize]).collect();
+        let batch = columns.unwrap_or_else(|| self.batch.take(rows));
+        Timed { tids, times, batch }
     }
-    let made = applied.mapped.as_ref().unwrap_or(batch).with_schema(stage.schema()).ok()?;
-    if applied.keep.false_count() == 0 {
-        return Some((tids.to_vec(), made));
+
+    /// Applies a stage. Returns `None` if it can't be computed for a row.
+    fn view(&self, stage: &ColumnStage) -> Option<Timed> {
+        let Some(applied) = stage.apply(&self.batch) else {
+            // Its columns would be too large.
+            let (mut kept, mut rows) = (Vec::new(), Vec::new());
+            for (nth, event) in (0..).zip(self.batch.rows()) {
+                if let Some(row) = stage.stage().apply(stage.schema(), &event).ok()? {
+                    kept.push(nth);
+                    rows.push(row);
+                }
+            }
+            let rows = rows.iter().map(|row| &row[..]);
+            let batch = Batch::from_rows(stage.schema().clone(), rows);
+            return Some(self.take(&kept, Some(batch)));
+        };
+        if !applied.failed.is_empty() {
+            return None;
+        }
+        let made = applied.mapped.as_ref().unwrap_or(&self.batch);
+        let made = made.with_schema(stage.schema()).ok()?;
+        if applied.keep.false_count() == 0 {
+            return Some(Timed { batch: made, ..self.clone() });
+        }
+        let rows: Vec<u32> = applied.keep.values().set_indices().map(|row| row as u32).collect();
+        Some(self.take(&rows, Some(made.take(&rows))))
     }
-    let rows: Vec<u32> = applied.keep.values().set_indices().map(|row| row as u32).collect();
-    let kept = rows.iter().map(|row| tids[*row as usize]).collect();
-    Some((kept, made.take(&rows)))
+}
+
+impl SoleOutcome {
+    /// Adds the windows that have slid without their triggers, with the place of the next event.
+    fn add_slides(
+        &mut self,
+        of: &SoleProgram,
+        slides: Vec<AbortedSlide>,
+        tid_from: impl Fn(usize) -> u64,
+    ) {
+        let Some(stream) = of.rounds.aborted_slides().filter(|_| !slides.is_empty()) else {
+            return;
+        };
+        let mut rows: Vec<[Value; 3]> = Vec::new();
+        let (mut tids, mut ordinals) = (Vec::new(), Vec::new());
+        for AbortedSlide { window, ends_us, abort, before } in slides {
+            let name = Value::str(&of.program.windows[window.index()].name);
+            rows.push([name, Value::Int(ends_us), Value::str(&abort.public_reason())]);
+            let tid = tid_from(before);
+            let nth = tids.iter().rev().take_while(|of| **of == tid).count();
+            tids.push(tid);
+            ordinals.push((nth * of.program.streams.len()) as u32 + u32::from(stream.0));
+        }
+        let schema = of.program.streams[stream.index()].spec.schema.clone();
+        let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
+        self.outputs.push(SoleOutput { stream, tids, ordinals, batch });
+    }
 }
 
 impl std::fmt::Debug for SoleProgram {
