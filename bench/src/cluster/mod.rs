@@ -24,6 +24,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tidemill_connect::values;
 use tidemill_core::digest::{streams_hash, RowsHash};
+use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Batch, BatchBuilder, Error, Key, Result, Row, StreamId, TableId, Value};
 use tidemill_engine::{AppFunctions, Cluster};
 use tidemill_env::Env;
@@ -111,6 +112,8 @@ struct Report {
     unanswered: usize,
     /// The number of replies. Nobody waits for those of events that are sent in batches.
     replies: usize,
+    /// The bytes in the log for each byte of the events' columns, where they are sent in batches.
+    log_bytes_per_input_byte: Option<f64>,
     /// Repeated replies, which occur where two generations have appended them.
     seen_again: u64,
     rows_compared: usize,
@@ -215,11 +218,18 @@ impl Runner<'_> {
         let (rate, seconds, under_way) = (args.rate, offered.seconds, offered.under_way);
         let warm_up = offered.warm_up;
         let pace = Pace { rate, seconds, under_way, warm_up, ..plain.clone() };
-        let mut replied = match (cluster, events) {
+        let (mut replied, log_bytes_per_input_byte) = match (cluster, events) {
             (Some(cluster), Some(events)) => {
-                by_column::send(&self.env, &cluster, self.sources, &events, &pace)?
+                let before = cluster.log_bytes().unwrap_or(0);
+                let sent = by_column::send(&self.env, &cluster, self.sources, &events, &pace)?;
+                let log = cluster.log_bytes().unwrap_or(0) - before;
+                let columns = |events: &SentEvents| columns_bytes(&events.batch) as f64;
+                let input = events.iter().map(columns).sum::<f64>();
+                // A run that ends early has sent a part of the events.
+                let share = sent.sent as f64 / count.max(1) as f64;
+                (sent, Some(log as f64 / (input * share).max(1.0)))
             }
-            _ => all(&calls, &pace)?,
+            _ => (all(&calls, &pace)?, None),
         };
         drop(calls);
         let ended = self.load.end(&replied.order());
@@ -260,6 +270,7 @@ impl Runner<'_> {
             why_aborted: replied.reason,
             unanswered: replied.unanswered,
             replies: if has_replies { replied.sent - replied.unanswered } else { 0 },
+            log_bytes_per_input_byte,
             seen_again: replied.seen_again,
             rows_compared: ended.wanted.len() - found.unanswered,
             rows_wrong,

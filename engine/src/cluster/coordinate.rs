@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
@@ -95,6 +95,8 @@ pub struct Cluster {
     has_ended: AtomicBool,
     event_time: Arc<EventTime>,
     log: Dispatch,
+    /// The log of the cluster, if the coordinator serves it.
+    served: Option<Weak<FileLog>>,
     /// The lock of the directory, unless the log in the directory holds it.
     _held: Option<Box<dyn Lock>>,
 }
@@ -186,6 +188,7 @@ impl Cluster {
                 (own.clone(), Some(own), None)
             }
         };
+        let appended = served.as_ref().map(Arc::downgrade);
         let rows: Arc<dyn Log> = Arc::new(Rows { feeds: feeds.clone(), env: env.clone() });
         let log: Arc<dyn Log> = match of_files {
             0 => log,
@@ -273,6 +276,7 @@ impl Cluster {
             dir: dir.clone(),
             upgraded,
             log: get_default(Dispatch::clone),
+            served: appended,
             _held: held,
         })
     }
@@ -430,7 +434,7 @@ impl Cluster {
             "late": buffered.late, "outside": outside,
             "aborted_slides": slides, "aborted_slide": counts.slide,
             "input_ended": self.has_input_ended(),
-            "requests_open": self.request_server.open_requests(),
+            "requests_open": self.request_server.open_requests(), "log_bytes": self.log_bytes(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "slow": slow(&self.program, self.functions.has_sole_owner()), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
@@ -485,6 +489,12 @@ impl Cluster {
     ) {
         let events = Events { stream, from: None, is_run: false, batch };
         self.request_server.send(source, events, then);
+    }
+
+    /// Returns the bytes of the records that have been appended since the start, if the coordinator
+    /// serves the log.
+    pub fn log_bytes(&self) -> Option<u64> {
+        self.served.as_ref()?.upgrade().map(|log| log.appended_bytes())
     }
 
     /// Returns the log of the cluster.

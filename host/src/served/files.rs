@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,6 +113,8 @@ struct Shared {
     /// Whether a full disk is waited for. `trouble` has the reason.
     waits: AtomicBool,
     trouble: Trouble,
+    /// The bytes of all records that have been appended since the start.
+    appended: AtomicU64,
 }
 
 #[derive(Default)]
@@ -212,6 +214,13 @@ impl FileLog {
                 Job::Trim { .. } => {}
             }
         }
+    }
+}
+
+impl FileLog {
+    /// Returns the bytes of all records that have been appended since the start.
+    pub fn appended_bytes(&self) -> u64 {
+        self.shared.appended.load(Ordering::Relaxed)
     }
 }
 
@@ -563,6 +572,7 @@ impl Files {
                 put_u64(offset, &mut record);
                 put_u64(generation, &mut record);
                 record.extend_from_slice(bytes);
+                shared.appended.fetch_add(record.len() as u64, Ordering::Relaxed);
                 numbers.push(self.log.append(RECORD, &record)?);
             }
         }

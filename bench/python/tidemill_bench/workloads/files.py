@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -103,13 +104,13 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
     ]
     wanted = "\n".join(["id,n", *come(kind, batch, rows)]) + "\n"
     folder = Path(tempfile.mkdtemp(prefix="tidemill-bench-"))
-    line = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--fresh"]
+    line = [sys.executable, "-m", "tidemill.cli", "run", "app.py", "--fresh", "--json"]
     if "processes" in given:
         line += ["--processes", str(given["processes"])]
     if "epoch" in given:
         name = "cluster_epoch_rows_max" if "processes" in given else "epoch_rows_max"
         line += ["--set", f"{name}={given['epoch']}"]
-    seconds, valid = [], True
+    seconds, valid, log_share = [], True, None
     try:
         (folder / "app.py").write_text(
             f"from tidemill_bench.workloads import files\n\napp = files.app({kind!r}, {batch})\n"
@@ -128,6 +129,9 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
             if done.returncode != 0:
                 raise ResourceError(f"the run failed: {done.stderr.strip()}", "mend that")
             valid = valid and (folder / "out.csv").read_text() == wanted
+            log_bytes = json.loads(done.stdout.splitlines()[-1]).get("log_bytes")
+            if log_bytes is not None:
+                log_share = log_bytes / (folder / "events.csv").stat().st_size
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     took = statistics.median(seconds)
@@ -142,6 +146,8 @@ def run(given: Mapping[str, Any], progress: Callable[[str], None]) -> dict[str, 
         "events_per_s_min": count / max(seconds),
         "events_per_s_max": count / min(seconds),
         "rates": {kind: [count / each for each in seconds]},
+        "log_bytes_per_input_byte": log_share,
+        "replies": 0,
         "output_hash": hashlib.sha256(wanted.encode()).hexdigest()[:32],
         "valid": valid,
     }
