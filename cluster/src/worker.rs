@@ -33,6 +33,8 @@ const AHEAD_EPOCHS_MAX: u64 = 8;
 const AHEAD_COLUMNS_MAX: u64 = 3;
 /// The maximum bytes of these requests, for each source.
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
+/// The most bytes that all sources of a worker read ahead together, approximately.
+const AHEAD_ALL_BYTES_MAX: u64 = 96 << 20;
 
 /// The purpose of a request, by which its answer is handled.
 enum Pending {
@@ -359,9 +361,11 @@ impl Worker {
         let ahead_max = self.ahead_max();
         let Stage::Running(running) = &mut self.stage else { return };
         let mut reads = Vec::new();
+        // All events of an epoch may go to one worker in one message.
+        let bytes_max =
+            AHEAD_BYTES_MAX.min(AHEAD_ALL_BYTES_MAX / running.inputs.len().max(1) as u64);
         for (&source, input) in &mut running.inputs {
-            let has_room =
-                input.items.tasks < ahead_max as u64 && input.items.bytes < AHEAD_BYTES_MAX;
+            let has_room = input.items.tasks < ahead_max as u64 && input.items.bytes < bytes_max;
             if !input.is_asked && has_room {
                 input.is_asked = true;
                 reads.push((source, input.upto));

@@ -42,6 +42,9 @@ pub struct AppSpec {
     /// Facts about procedures and functions that clients may call, by name.
     #[serde(default)]
     pub procedures: BTreeMap<String, ProcedureDecl>,
+    /// Whether a function mentions `lookup`, and so may ask outside.
+    #[serde(default)]
+    pub asks_outside: bool,
     /// The app's own version, if it has one. Only people read it.
     #[serde(default)]
     pub version: Option<String>,
@@ -54,7 +57,7 @@ impl AppSpec {
     /// Creates an app of a program and its sources, without any sink.
     pub fn new(program: Program, sources: Vec<SourceDecl>, settings: Settings) -> AppSpec {
         let (sinks, keep, externals, functions, codes) = Default::default();
-        let (procedures, version) = Default::default();
+        let (procedures, version, asks_outside) = Default::default();
         AppSpec {
             program,
             sources,
@@ -64,6 +67,7 @@ impl AppSpec {
             functions,
             codes,
             procedures,
+            asks_outside,
             version,
             settings,
         }

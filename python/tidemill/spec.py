@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,7 @@ def spec(
             for handler in app.handlers
             if handler.called
         },
+        "asks_outside": asks_outside(app),
         "version": app.version,
         "settings": with_roles(app, settings) if served else dict(settings),
     }
@@ -115,6 +117,19 @@ def codes(app: App) -> dict[str, str]:
     opaque = [handler for handler in app.handlers if handler.recorder is None]
     callers: list[Handler | Trigger] = [*opaque, *app.triggers]
     return {caller.name: code_hash(caller.function) for caller in callers}
+
+
+def asks_outside(app: App) -> bool:
+    """Returns whether a function or trigger mentions ``lookup``, and so may ask outside."""
+
+    def mentions(code: types.CodeType) -> bool:
+        inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+        return "lookup" in code.co_names or any(map(mentions, inner))
+
+    opaque = [handler for handler in app.handlers if handler.recorder is None]
+    callers: list[Handler | Trigger] = [*opaque, *app.triggers]
+    codes = (getattr(inspect.unwrap(of.function), "__code__", None) for of in callers)
+    return any(code is not None and mentions(code) for code in codes)
 
 
 def share_emits(app: App) -> None:

@@ -78,13 +78,24 @@ impl Available {
         Some((self.upto, self.pieces.front()?))
     }
 
-    /// Returns the kind of the first requests.
-    pub fn first_kind(&self) -> Option<Kind> {
-        self.pieces.iter().find_map(Kind::of)
+    /// Whether calls are among the first `few` requests, and whether all of these can be executed by
+    /// column.
+    pub fn first_kinds(&self, few: u64) -> (bool, bool) {
+        let mut seen = 0;
+        for piece in self.pieces.iter().filter(|piece| piece.requests > 0) {
+            if !piece.by_column {
+                return (true, false);
+            }
+            seen += piece.requests;
+            if seen >= few {
+                return (false, true);
+            }
+        }
+        (false, false)
     }
 
-    /// Takes at most `max` requests of one kind, but at least one record if there is one. Returns the
-    /// number of requests taken. If `is_paused`, it takes no events in event time. The times of taken
+    /// Takes at most `max` requests, but at least one record if there is one. For an epoch by column,
+    /// it stops before calls. Returns the number of requests taken. If `is_paused`, it takes no events in event time. The times of taken
     /// events are added to `times`. It stops before a piece that `is_refused`, given the offset where
     /// the piece begins.
     pub fn take(
@@ -96,7 +107,8 @@ impl Available {
     ) -> u64 {
         let mut taken = 0;
         while let Some(first) = self.pieces.front_mut() {
-            if is_refused(self.upto, first) || Kind::of(first).is_some_and(|of| of != kind) {
+            let stops = kind == Kind::Columns && first.requests > 0 && !first.by_column;
+            if is_refused(self.upto, first) || stops {
                 break;
             }
             let room = max - taken.min(max);
@@ -132,22 +144,13 @@ impl Available {
     }
 }
 
-/// A kind of requests. An epoch has requests of one kind, because events are executed by column only
-/// if nothing else is in their epoch.
+/// A kind of epochs. Events are executed by column only if nothing else is in their epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Those that are executed by themselves.
+    /// Calls, and the events between them.
     Calls,
     /// Events that can be executed by column.
     Columns,
-}
-
-impl Kind {
-    /// Returns the kind of a piece, if it has requests.
-    fn of(piece: &Piece) -> Option<Kind> {
-        let kind = if piece.by_column { Kind::Columns } else { Kind::Calls };
-        (piece.requests > 0).then_some(kind)
-    }
 }
 
 #[cfg(test)]

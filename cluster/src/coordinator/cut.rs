@@ -207,26 +207,23 @@ impl Running {
     /// Whether an epoch may be cut before the one before has been executed, so that members need not
     /// wait for it: it would be a full one. Watermarks depend on what was executed.
     fn is_full(&self, epoch_max: u64, columns_max: u64) -> bool {
-        let (kind, calls_wait) = self.next_kind(|_| false);
+        let (kind, calls_wait) = self.next_kind(epoch_max, |_| false);
         let most = most(kind, calls_wait, (epoch_max, columns_max));
         self.event_time.is_empty() && self.available.iter().any(|of| of.requests() >= most)
     }
 
-    /// Returns the kind of requests for the next epoch, and whether calls wait. Kinds alternate if
-    /// both wait. `is_paused` says of which sources no events in event time are taken.
-    fn next_kind(&self, is_paused: impl Fn(usize) -> bool) -> (Kind, bool) {
-        let (mut calls, mut columns) = (false, false);
+    /// Returns the kind of the next epoch, and whether calls wait. If a source has calls, and one has
+    /// many events by column first, the kinds take turns. Few events go with the calls. `is_paused`
+    /// says of which sources no events in event time are taken.
+    fn next_kind(&self, few: u64, is_paused: impl Fn(usize) -> bool) -> (Kind, bool) {
+        let (mut calls, mut many) = (false, false);
         for (source, available) in self.available.iter().enumerate() {
-            if !available.has_some(is_paused(source)) {
-                continue;
-            }
-            match available.first_kind() {
-                Some(Kind::Calls) => calls = true,
-                Some(Kind::Columns) => columns = true,
-                None => {}
+            if available.has_some(is_paused(source)) {
+                let (has_calls, has_many) = available.first_kinds(few);
+                (calls, many) = (calls || has_calls, many || has_many);
             }
         }
-        let kind = match (calls, columns) {
+        let kind = match (calls, many) {
             (true, true) if self.last_kind == Kind::Calls => Kind::Columns,
             (true, _) => Kind::Calls,
             (false, _) => Kind::Columns,
@@ -402,7 +399,7 @@ impl Coordinator {
         let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
         let from = ends(&running.available);
         let mut given = Vec::new();
-        let (kind, calls_wait) = running.next_kind(|source| paused[source]);
+        let (kind, calls_wait) = running.next_kind(epoch_max, |source| paused[source]);
         let Running { event_time, times, available, .. } = &mut **running;
         let most = most(kind, calls_wait, (epoch_max, columns_max));
         let mut counts = Vec::new();

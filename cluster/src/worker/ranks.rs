@@ -19,7 +19,7 @@ use tidemill_txn::order::Newest;
 
 use self::timed::TimedEvents;
 use super::read::{Before, EventTimes, Item, ManyEvents, Read, Task};
-use super::run::{EventRun, PartWork};
+use super::run::PartWork;
 use crate::event_time::{EventTime, Rank, RankReport, Ranked};
 use crate::records::{Buffered, CutRecord, Manifest, Waiting};
 
@@ -354,14 +354,14 @@ impl Ranks {
 
     /// Returns the requests of the next epoch, each with its place, and the number of places of all
     /// workers together. Returns `None` until this many others have reported. If a watermark
-    /// advances far at once, the epoch is long. Then it is executed in parts of `part_max`, the
-    /// same at all workers, unless all of it is executed by column.
+    /// advances far at once, the epoch is long. Then it is executed in parts of `part_max`, or of
+    /// `columns_max` by column, the same at all workers.
     pub fn places(
         &mut self,
         epoch: u64,
         order: Sequencing,
         others: usize,
-        part_max: u64,
+        (part_max, columns_max): (u64, u64),
         functions: &dyn Functions,
     ) -> Option<(Vec<PartWork>, u64)> {
         let reported = self.reported.get(&epoch).map_or(0, BTreeMap::len);
@@ -379,7 +379,8 @@ impl Ranks {
             Own::ByColumn(early, due) if by_column => {
                 let on_time = due.iter().map(TimedEvents::tasks).sum::<u64>();
                 let total = early.len() as u64 + on_time + of_others;
-                return Some((self.by_column(early, due, before, order), total));
+                let most = (part_max, columns_max);
+                return Some((self.by_column(early, due, before, order, most), total));
             }
             Own::ByColumn(early, due) => self.each(due, early, functions),
             Own::Each(placed) => placed,
@@ -401,56 +402,60 @@ impl Ranks {
     }
 
     /// Returns the parts of an epoch whose events in event time are executed by column, given the ranks
-    /// of other workers' requests. A part with all others comes first, if any worker has some.
+    /// of other workers' requests. Parts with all others come first, of `early_max` at most. All
+    /// workers have the same parts.
     fn by_column(
         &self,
         early: Vec<Placed>,
         due: Vec<TimedEvents>,
         before: Vec<Ranked>,
         order: Sequencing,
+        (early_max, columns_max): (u64, u64),
     ) -> Vec<PartWork> {
+        let of = |is: bool| {
+            let others = before.iter().filter(move |other| is_early(other.rank) == is);
+            others.map(|other| u64::from(other.count)).sum::<u64>()
+        };
+        let first = early.len() as u64 + of(true);
+        let on_time = due.iter().map(TimedEvents::tasks).sum::<u64>() + of(false);
+        let early_parts = first.div_ceil(early_max) as usize;
+        let column_parts = on_time.div_ceil(columns_max).max(u64::from(early_parts == 0)) as usize;
         let mut parts = Vec::new();
-        let (mut others, mut place) = (before.iter().peekable(), 0);
-        let has_early = !early.is_empty() || before.iter().any(|other| is_early(other.rank));
-        let own = early.len() as u64;
-        let mut tasks = Vec::with_capacity(early.len());
+        parts.resize_with(early_parts + column_parts, PartWork::default);
+        let (mut others, mut place) = (before.into_iter().peekable(), 0);
         for Placed { rank, source, task, .. } in early {
             while let Some(other) = others.next_if(|other| other.rank < rank) {
                 place += u64::from(other.count);
             }
-            tasks.push((order.tid(source, place), task));
+            parts[(place / early_max) as usize].tasks.push((order.tid(source, place), task));
             place += 1;
         }
-        parts.extend(has_early.then_some(PartWork { tasks, runs: Vec::new() }));
-        let runs = self.runs(due, own, before, order);
-        parts.push(PartWork { tasks: Vec::new(), runs });
-        parts
-    }
-
-    /// Returns events by column with their places, after so many other own requests and given the
-    /// ranks of other workers' requests.
-    fn runs(
-        &self,
-        due: Vec<TimedEvents>,
-        early: u64,
-        before: Vec<Ranked>,
-        order: Sequencing,
-    ) -> Vec<EventRun> {
         let source =
             |events: &TimedEvents| self.event_time.sources()[events.event_source as usize].source;
         let sources: Vec<u32> = due.iter().map(source).collect();
-        let mut tids: Vec<Vec<u64>> =
+        let mut places: Vec<Vec<u64>> =
             due.iter().map(|events| Vec::with_capacity(events.len())).collect();
-        let (mut before, mut place) = (before.into_iter().peekable(), early);
         for (nth, row) in in_order(&due) {
-            while let Some(other) = before.next_if(|other| other.rank < due[nth].rank(row)) {
+            while let Some(other) = others.next_if(|other| other.rank < due[nth].rank(row)) {
                 place += u64::from(other.count);
             }
-            tids[nth].push(order.tid(sources[nth], place).0);
+            places[nth].push(place);
             place += due[nth].each();
         }
         let step = u64::from(order.sources);
-        due.into_iter().zip(tids).map(|(events, tids)| events.run(tids, step)).collect()
+        for ((mut events, places), source) in due.into_iter().zip(places).zip(sources) {
+            let mut left = &places[..];
+            while let Some(at) = left.first() {
+                let part = (at - first) / columns_max;
+                let count = left.partition_point(|place| (place - first) / columns_max == part);
+                let (now, rest) = left.split_at(count);
+                let tids = now.iter().map(|place| order.tid(source, *place).0).collect();
+                let run = events.take_first(count).run(tids, step);
+                parts[early_parts + part as usize].runs.push(run);
+                left = rest;
+            }
+        }
+        parts
     }
 
     /// Marks the events that end intervals, given the ranks of other workers' events.

@@ -254,9 +254,9 @@ impl Read {
                 StreamTime::Arrival => event_time.is_empty().then_some((handlers, None)),
                 StreamTime::Event { column } => {
                     let event_source = event_time.of(source, events.stream)?;
-                    let us = events.batch.ints(column)?.to_vec();
-                    let is_usual =
-                        !event_time.has_intervals() && us.iter().all(|us| *us < ENDED_US);
+                    // Others may have written the time that is reserved for the end of a source.
+                    let us = events.batch.ints(column)?.iter().map(|us| (*us).min(ENDED_US - 1));
+                    let (us, is_usual) = (us.collect(), !event_time.has_intervals());
                     let times = EventTimes { event_source, us, before_us: None, late: Vec::new() };
                     is_usual.then_some((handlers, Some(times)))
                 }

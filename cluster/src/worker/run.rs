@@ -511,8 +511,8 @@ impl Running {
                     *tells = Some(ranks.take(cut, read, is_alone, functions));
                 }
                 let others = form.assignment.members.len() - 1;
-                let part_max = settings.epoch_max * u64::from(sources);
-                match ranks.places(cut.epoch, order, others, part_max, functions) {
+                let most = (settings.epoch_max * u64::from(sources), settings.columns_max);
+                match ranks.places(cut.epoch, order, others, most, functions) {
                     None => return Coming::Later,
                     Some((_, places)) if places > cut.count => return Coming::TooMany,
                     Some((parts, _)) => parts,

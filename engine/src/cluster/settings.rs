@@ -222,7 +222,9 @@ impl ClusterSettings {
                 beat_us: self.beat_us,
                 form_us: self.form_us,
                 epoch_max: self.epoch_rows_max.unwrap_or_else(|| epoch_rows(spec)),
-                columns_max: self.epoch_rows_max.unwrap_or(EPOCH_ROWS_COLUMNS),
+                columns_max: self
+                    .epoch_rows_max
+                    .unwrap_or_else(|| within_slides(spec, EPOCH_ROWS_COLUMNS)),
                 has_sole_owner: has_sole_owner(spec),
                 alternates: false,
                 // Only processes of the cluster read a log that the coordinator serves.
@@ -306,12 +308,17 @@ fn epoch_rows(spec: &AppSpec) -> u64 {
     if knows_rows(spec) {
         return EPOCH_ROWS_KNOWN;
     }
+    within_slides(spec, EPOCH_ROWS)
+}
+
+/// Limits a number of requests, so that they slide windows by time a limited number of times.
+fn within_slides(spec: &AppSpec, rows_max: u64) -> u64 {
     let slides = spec.program.windows.iter().filter_map(|window| match window.extent {
         Extent::Time { size_us, slide_us } => Some((size_us - 1) / slide_us + 1),
         Extent::Rows { .. } => None,
     });
     let rows = |slides: i64| u64::try_from(EPOCH_SLIDES / slides).unwrap_or(0).max(1);
-    slides.map(rows).fold(EPOCH_ROWS, u64::min)
+    slides.map(rows).fold(rows_max, u64::min)
 }
 
 #[cfg(test)]

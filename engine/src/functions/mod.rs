@@ -131,19 +131,32 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
 }
 
 /// Whether one worker owns all rows of an app, and executes its events as one process does. Such an
-/// app has events that trigger more than their own transaction, and no functions, whose work
-/// workers share. Functions that ask outside are procedures of apps whose workers share the rows.
+/// app has no functions beside procedures, whose work workers share, and each of its streams of events
+/// triggers more than the events' own transactions. Intervals of event time, lookups and work outside
+/// have their own ways.
 pub fn has_sole_owner(spec: &AppSpec) -> bool {
     let program = &spec.program;
-    let is_triggering = |(number, handler): (usize, &Handler)| {
+    let triggers = |number: usize| {
+        let handler = &program.handlers[number];
         handler.is_procedure()
             || program.streams[handler.input.index()].origin != Origin::Input
             || program.emits(number).iter().any(|of| program.handlers_on(*of).next().is_some())
             || !program.triggers_of(number).is_empty()
     };
+    let is_event = |stream: &StreamId| {
+        program.streams[stream.index()].origin == Origin::Input
+            && !program.calls.contains(stream)
+            && program.timers.iter().all(|timer| timer.stream != *stream)
+            && program.takers(*stream).next().is_some()
+    };
+    let inputs = (0..program.streams.len() as u16).map(StreamId).filter(is_event);
+    let mut inputs = inputs.peekable();
     SoleProgram::suits(program)
         && spec.externals.is_empty()
-        && program.handlers.iter().enumerate().any(is_triggering)
+        && !spec.asks_outside
+        && program.batches_by_event_time().next().is_none()
+        && inputs.peek().is_some()
+        && inputs.all(|input| program.takers(input).any(|(handler, _)| triggers(handler)))
 }
 
 /// The target of requests that can't be read. No function has it.

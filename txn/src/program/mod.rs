@@ -116,6 +116,11 @@ impl EventLimit {
     pub fn new(of: impl Fn(&[Value]) -> Result<(), Abort> + Send + Sync + 'static) -> EventLimit {
         EventLimit(Arc::new(of))
     }
+
+    /// Returns why an event is refused, if it is.
+    pub fn refuses(&self, event: &[Value]) -> Option<Abort> {
+        (self.0)(event).err()
+    }
 }
 
 fn is_zero(seed: &u64) -> bool {

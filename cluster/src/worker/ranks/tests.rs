@@ -158,8 +158,9 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             }
             let order = Sequencing { sources: SOURCES, base };
             let others = usize::from(workers) - 1;
-            let (parts, _) =
-                ranks.places(epoch, order, others, u64::MAX, &functions).expect("all reported");
+            let (parts, _) = ranks
+                .places(epoch, order, others, (u64::MAX, u64::MAX), &functions)
+                .expect("all reported");
             let tasks = parts.into_iter().flat_map(|part| part.tasks);
             calls.extend(tasks.map(|(tid, task)| (tid, task.call)));
         }

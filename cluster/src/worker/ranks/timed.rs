@@ -150,9 +150,11 @@ impl TimedEvents {
                 Ordering::Equal => offsets.partition_point(|at| *at < watermark.offset),
                 Ordering::Greater => 0,
             };
-        if count == 0 {
-            return None;
-        }
+        (count > 0).then(|| self.take_first(count))
+    }
+
+    /// Takes the first `count` events.
+    pub fn take_first(&mut self, count: usize) -> TimedEvents {
         let rest = TimedEvents {
             from: self.from.clone(),
             batch: self.batch.slice(count, self.len() - count),
@@ -164,7 +166,7 @@ impl TimedEvents {
         };
         let mut taken = std::mem::replace(self, rest);
         taken.batch = taken.batch.slice(0, count);
-        Some(taken)
+        taken
     }
 
     /// Returns the events as tasks that have been read, each with its place in its record.

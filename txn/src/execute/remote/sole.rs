@@ -140,6 +140,7 @@ impl SoleProgram {
 pub struct SoleOwner {
     of: Arc<SoleProgram>,
     executor: Executor,
+    limit: EventLimit,
 }
 
 /// A transaction of an epoch that is being prepared: the place of its event, its handler, and the
@@ -177,8 +178,8 @@ impl SoleOwner {
     /// Creates the executor. No larger event leaves than the limit says.
     pub fn new(of: Arc<SoleProgram>, strategy: Strategy, limit: EventLimit) -> SoleOwner {
         let mut program = (*of.program).clone();
-        program.event_limit = Some(limit);
-        SoleOwner { of, executor: Executor::new(program.into(), strategy, 0) }
+        program.event_limit = Some(limit.clone());
+        SoleOwner { of, executor: Executor::new(program.into(), strategy, 0), limit }
     }
 
     /// Executes the events of an epoch. `after` is the number of the last version.
@@ -198,7 +199,7 @@ impl SoleOwner {
         (epoch.clock_us, epoch.ignores_deadlines, epoch.answers) =
             (now_us, !has_deadlines, answers);
         for events in events {
-            preparing.add(&of, events, now_us)?;
+            preparing.add(&of, events, now_us, &self.limit)?;
         }
         let mut buffered = Vec::new();
         for (stream, events) in std::mem::take(&mut preparing.batched) {
@@ -240,7 +241,8 @@ impl SoleOwner {
                 });
             }
             let (stream, batch) = (output.stream, with_short_reasons(&of.program, &output));
-            outcome.outputs.push(SoleOutput { stream, tids, ordinals, batch });
+            let output = SoleOutput { stream, tids, ordinals, batch };
+            outcome.add_within(&of.program, output, &self.limit);
         }
         outcome.add_slides(&of, done.aborted_slides, tid_from);
         outcome.transactions = done.counts.iter().map(|of| of.committed + of.aborted).sum();
@@ -252,7 +254,13 @@ impl SoleOwner {
 
 impl Preparing {
     /// Adds events.
-    fn add(&mut self, of: &SoleProgram, events: SoleEvents, now_us: i64) -> Result<()> {
+    fn add(
+        &mut self,
+        of: &SoleProgram,
+        events: SoleEvents,
+        now_us: i64,
+        limit: &EventLimit,
+    ) -> Result<()> {
         let SoleEvents { takers, tids, batch } = events;
         let program = &of.program;
         let wrong = |what: String| Error::internal(format!("events for {takers:?}: {what}"));
@@ -282,13 +290,13 @@ impl Preparing {
                 self.results.push(program.handlers[handler].aborted);
                 self.run(stream, events, &[handler]);
             }
-            SoleTakers::Round(input) => self.round(of, input, events),
+            SoleTakers::Round(input) => self.round(of, input, events, limit),
         }
         Ok(())
     }
 
     /// Adds events of an input stream for all of its handlers.
-    fn round(&mut self, of: &SoleProgram, input: StreamId, events: Timed) {
+    fn round(&mut self, of: &SoleProgram, input: StreamId, events: Timed, limit: &EventLimit) {
         let (program, rounds) = (&of.program, &of.rounds);
         let only = rounds.only(program, input);
         self.results.extend(only.map(|only| program.handlers[only].aborted));
@@ -309,7 +317,24 @@ impl Preparing {
                 (events, views)
             }
         };
-        for (stream, events) in [(input, events)].into_iter().chain(views) {
+        let views: Vec<View> = [(input, events)].into_iter().chain(views).collect();
+        // Events that leave as they are have a limit, too.
+        let mut long: BTreeMap<u64, Abort> = BTreeMap::new();
+        for (stream, events) in views.iter().filter(|(stream, _)| rounds.is_passed(*stream)) {
+            if !has_words(program, *stream) {
+                let refused = |(tid, row): (&u64, Row)| Some((*tid, limit.refuses(&row)?));
+                long.extend(events.tids.iter().zip(events.batch.rows()).filter_map(refused));
+            }
+        }
+        if !long.is_empty() {
+            let (_, events) = &views[0];
+            let is_good = |(_, tid): &(u32, &u64)| !long.contains_key(tid);
+            let good: Vec<u32> = (0..).zip(&events.tids).filter(is_good).map(|of| of.0).collect();
+            let events = events.take(&good, None);
+            self.outcome.refused.extend(long.into_iter().map(|(tid, why)| (tid, input, why)));
+            return self.round(of, input, events, limit);
+        }
+        for (stream, events) in views {
             if rounds.is_passed(stream) && !events.tids.is_empty() {
                 let ordinals = vec![u32::from(stream.0); events.tids.len()];
                 let (tids, batch) = (events.tids.clone(), events.batch.clone());
@@ -517,7 +542,46 @@ impl Timed {
     }
 }
 
+/// Whether all columns of a stream are words that are never null. Its events are short.
+fn has_words(program: &Program, stream: StreamId) -> bool {
+    let columns = &program.streams[stream.index()].spec.schema.columns;
+    columns.iter().all(|column| column.ty.is_word() && !column.nullable)
+}
+
 impl SoleOutcome {
+    /// Adds an output. Events of aborts that are too long don't leave. Others have been refused.
+    fn add_within(&mut self, program: &Program, mut output: SoleOutput, limit: &EventLimit) {
+        let is_aborts = |of: &Handler| of.inputs().any(|input| input.aborted == output.stream);
+        if let Some(handler) = program.handlers.iter().find(|of| is_aborts(of)) {
+            let long = |(nth, row): (u32, Row)| Some((nth, limit.refuses(&row)?));
+            let long: Vec<(u32, Abort)> = match has_words(program, handler.input) {
+                true => Vec::new(),
+                false => (0..).zip(output.batch.rows()).filter_map(long).collect(),
+            };
+            let mut long = long.into_iter().peekable();
+            let mut good = Vec::new();
+            for nth in 0..output.tids.len() as u32 {
+                match long.next_if(|(of, _)| *of == nth) {
+                    Some((_, why)) => {
+                        self.refused.push((output.tids[nth as usize], handler.input, why));
+                    }
+                    None => good.push(nth),
+                }
+            }
+            if good.len() < output.tids.len() {
+                output = SoleOutput {
+                    stream: output.stream,
+                    tids: good.iter().map(|nth| output.tids[*nth as usize]).collect(),
+                    ordinals: good.iter().map(|nth| output.ordinals[*nth as usize]).collect(),
+                    batch: output.batch.take(&good),
+                };
+            }
+        }
+        if !output.tids.is_empty() {
+            self.outputs.push(output);
+        }
+    }
+
     /// Adds the windows that have slid without their triggers, with the place of the next event.
     fn add_slides(
         &mut self,
