@@ -5,14 +5,12 @@
 //! size depends on the values alone, and not on a log's encoding.
 
 use tidemill_core::Value;
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{reasons, Abort};
 
 use crate::program::Functions;
 
 /// The fixed bytes of any value: its tag, its length, a number or a time in digits, a comma.
 const FIXED: usize = 48;
-/// The maximum length of a reported reason, in bytes.
-const REASON_BYTES_MAX: usize = 4096;
 
 /// Returns a bound that is cheap to compute: the most bytes that these values take in Tidemill's
 /// encoding and as JSON together, without the names of columns.
@@ -64,16 +62,8 @@ pub(crate) fn fits(
 }
 
 /// Shortens the reason of an abort, which may contain data that a client has sent.
-pub(crate) fn shortened(mut abort: Abort) -> Abort {
-    if abort.reason.len() > REASON_BYTES_MAX {
-        let mut end = REASON_BYTES_MAX;
-        while !abort.reason.is_char_boundary(end) {
-            end -= 1;
-        }
-        abort.reason.truncate(end);
-        abort.reason.push_str(" ...");
-    }
-    abort
+pub(crate) fn shortened(abort: Abort) -> Abort {
+    Abort { reason: reasons::shortened(abort.reason), ..abort }
 }
 
 #[cfg(test)]

@@ -136,13 +136,6 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
 /// have their own ways.
 pub fn has_sole_owner(spec: &AppSpec) -> bool {
     let program = &spec.program;
-    let triggers = |number: usize| {
-        let handler = &program.handlers[number];
-        handler.is_procedure()
-            || program.streams[handler.input.index()].origin != Origin::Input
-            || program.emits(number).iter().any(|of| program.handlers_on(*of).next().is_some())
-            || !program.triggers_of(number).is_empty()
-    };
     let is_event = |stream: &StreamId| {
         program.streams[stream.index()].origin == Origin::Input
             && !program.calls.contains(stream)
@@ -156,7 +149,10 @@ pub fn has_sole_owner(spec: &AppSpec) -> bool {
         && !spec.asks_outside
         && program.batches_by_event_time().next().is_none()
         && inputs.peek().is_some()
-        && inputs.all(|input| program.takers(input).any(|(handler, _)| triggers(handler)))
+        && inputs.all(|input| {
+            let mut takers = program.takers(input);
+            takers.any(|(handler, _)| RemoteRounds::triggers_more(program, handler))
+        })
 }
 
 /// The target of requests that can't be read. No function has it.

@@ -163,21 +163,7 @@ pub enum ColumnMessage {
 /// Messages to other nodes, in the order in which they must be sent.
 pub type ColumnOutbox = Vec<(NodeId, ColumnMessage)>;
 
-/// Outputs of an epoch on a stream, of the transactions that a node reports.
-#[derive(Clone, Debug)]
-pub struct ColumnOutput {
-    /// The stream.
-    pub stream: StreamId,
-    /// The transaction of each event, ascending.
-    pub tids: Vec<u64>,
-    /// The place of each event among those of its transaction. It is [`ABORTED`] for the event of
-    /// an aborted transaction.
-    pub ordinals: Vec<u32>,
-    /// The events.
-    pub batch: Batch,
-}
-
-pub use tidemill_txn::execute::ABORTED;
+pub use tidemill_txn::execute::{ColumnOutput, ABORTED};
 
 /// The outcome of an epoch on one node. Each transaction is reported by one node: the owner of the
 /// first row that it mentions, or the one that received it if it mentions none.

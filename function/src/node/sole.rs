@@ -16,9 +16,7 @@ use tidemill_txn::program::{Answers as AnswersOf, Asker, QuestionId};
 
 use super::questions::{Answers, Question};
 use super::{Event, NodeId, Outbox};
-use crate::columns::{
-    ColumnMessage, ColumnOutbox, ColumnOutcome, ColumnOutput, HandlerEvents, SoleResults,
-};
+use crate::columns::{ColumnMessage, ColumnOutbox, ColumnOutcome, HandlerEvents, SoleResults};
 use crate::order::{Path, Tid};
 use crate::program::Functions;
 use crate::rows::Rows;
@@ -135,16 +133,10 @@ impl SoleEpoch {
                 self.record((Tid(first), asked), answer, out);
             }
         }
-        let output = |of: tidemill_txn::execute::SoleOutput| ColumnOutput {
-            stream: of.stream,
-            tids: of.tids,
-            ordinals: of.ordinals,
-            batch: of.batch,
-        };
         results.refused = refused.into_iter().map(|(_, stream, abort)| (stream, abort)).collect();
         results.faults = faults;
         self.outcome = Some(ColumnOutcome {
-            outputs: outputs.into_iter().map(output).collect(),
+            outputs,
             results,
             transactions: transactions as usize,
             ..ColumnOutcome::default()

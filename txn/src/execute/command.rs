@@ -12,7 +12,8 @@ use tidemill_table::{Seq, Table};
 
 use super::general::Effects;
 use super::output::Origin;
-use super::serial::{transact, Serial, Sink};
+use super::serial::{transact, Serial};
+use super::sink::Sink;
 use super::slide;
 use super::turn;
 use crate::order::{Epoch, ADMITTED};

@@ -44,6 +44,7 @@ mod rounds;
 mod sample;
 mod segment;
 mod serial;
+mod sink;
 mod slide;
 mod spans;
 mod tables;
@@ -62,9 +63,9 @@ pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub use remote::{
-    transact, ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable, Mentioned,
-    OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, SoleEvents, SoleOutcome,
-    SoleOutput, SoleOwner, SoleProgram, SoleTakers, SoleTerms, StoredVersions, ABORTED,
+    transact, ColumnHandler, ColumnOutput, ColumnProgram, ColumnRow, ColumnStream, ColumnTable,
+    Mentioned, OpenBatches, RemoteOutcome, RemoteRounds, RemoteRows, RemoteStore, SoleEvents,
+    SoleOutcome, SoleOwner, SoleProgram, SoleTakers, SoleTerms, StoredVersions, ABORTED,
 };
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};

@@ -253,7 +253,7 @@ impl Program {
 
     /// Returns the triggers that a handler's transactions may fire, directly or through other
     /// triggers.
-    pub fn triggers_of(&self, handler: usize) -> BTreeSet<usize> {
+    pub(crate) fn triggers_of(&self, handler: usize) -> BTreeSet<usize> {
         let (hooks, mut found) = (self.hooks(), BTreeSet::new());
         if self.triggers.is_empty() {
             return found;

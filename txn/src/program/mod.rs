@@ -103,8 +103,8 @@ pub struct Program {
     pub event_limit: Option<EventLimit>,
 }
 
-/// A limit of emitted events. It returns why an event is refused. Streams whose columns are all words
-/// have short events, and are not asked.
+/// A limit of emitted events. It returns why an event is refused. Compiled handlers, whose events are
+/// short, do not ask.
 #[derive(Clone)]
 pub struct EventLimit(Arc<Fits>);
 

@@ -96,6 +96,22 @@ pub fn count(operations: &mut usize, more: usize) -> Result<(), Abort> {
     }
 }
 
+/// The longest reason of an abort that leaves, in bytes.
+pub const REASON_BYTES_MAX: usize = 4096;
+
+/// Shortens the reason of an abort, which may contain data that a client has sent.
+pub fn shortened(mut reason: String) -> String {
+    if reason.len() > REASON_BYTES_MAX {
+        let mut end = REASON_BYTES_MAX;
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        reason.truncate(end);
+        reason.push_str(" ...");
+    }
+    reason
+}
+
 /// An answer from outside that is too long.
 pub fn long_answer(bytes_max: usize) -> Abort {
     Abort::refused(format!("an answer from outside has more than {bytes_max} bytes"))

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::walk::Own;
 use crate::execute::in_place::{put_together, Part};
-use crate::execute::serial::Sink;
+use crate::execute::sink::Sink;
 use crate::execute::spans::{append, Span};
 use crate::pool::Pool;
 

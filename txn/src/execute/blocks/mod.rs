@@ -26,7 +26,7 @@ use self::done::{Done, Meeting, Next};
 use self::walk::{Noted, Own, Shared};
 use super::codes::Codes;
 use super::in_place::{on_seats, Halt, InPlace, Task};
-use super::serial::Sink;
+use super::sink::Sink;
 use super::timing::Timing;
 use crate::plan::blocks::{Links, USES_MAX};
 

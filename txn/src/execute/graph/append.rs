@@ -11,7 +11,8 @@ use super::view::{Extra, View};
 use super::work::Work;
 use crate::execute::output::{DerivedEvent, Origin};
 use crate::execute::segment::Reason;
-use crate::execute::serial::{Serial, Sink, Unstable};
+use crate::execute::serial::{Serial, Unstable};
+use crate::execute::sink::Sink;
 use crate::program::Body;
 
 /// The destination of a graph's outcome.

@@ -7,7 +7,8 @@ use crate::execute::codes::{Code, Codes};
 use crate::execute::lane::{Lane, WordColumns};
 use crate::execute::output::{Origin, OutputBuilder, Placed, RawRows};
 use crate::execute::segment::{run_words, End, Turns};
-use crate::execute::serial::{HandlerCounts, Sink};
+use crate::execute::serial::HandlerCounts;
+use crate::execute::sink::Sink;
 use crate::execute::words::Frame;
 use crate::order::Epoch;
 

@@ -20,7 +20,7 @@ use self::member::Start;
 pub(super) use self::member::{put_together, Member, Part};
 use self::places::{Placements, Prediction};
 use super::codes::{moved, Code, Codes};
-use super::serial::Sink;
+use super::sink::Sink;
 use crate::order::{Epoch, Section};
 use crate::pool::Pool;
 

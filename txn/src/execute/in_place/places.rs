@@ -8,7 +8,7 @@ use super::member::Part;
 use super::Events;
 use crate::execute::codes::Codes;
 use crate::execute::output::Places;
-use crate::execute::serial::Sink;
+use crate::execute::sink::Sink;
 use crate::order::{Lane, Section};
 use crate::pool::Pool;
 

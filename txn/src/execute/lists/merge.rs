@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::execute::in_place::{put_together, Part};
 use crate::execute::output::{Origin, OutputBuilder, RawRows};
-use crate::execute::serial::Sink;
+use crate::execute::sink::Sink;
 use crate::pool::Pool;
 
 /// Moves the outputs of all threads, from transactions with these ranks, to a sink.

@@ -24,7 +24,7 @@ use super::codes::Codes;
 use super::in_place::{on_seats, Halt, InPlace, Member, Task};
 use super::lane::Lane;
 use super::segment::Turns;
-use super::serial::Sink;
+use super::sink::Sink;
 use super::timing::Timing;
 use crate::order::Ranked;
 use crate::plan::lists::{Planner, Use, LISTS_MAX};

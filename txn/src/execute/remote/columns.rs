@@ -28,6 +28,23 @@ use crate::program::{
     Program, RowId, RowRef, RowUse, Step, Stream, Takes, VarId,
 };
 
+/// Outputs of an epoch on a stream.
+#[derive(Clone, Debug)]
+pub struct ColumnOutput {
+    /// The stream.
+    pub stream: StreamId,
+    /// The place of each event's transaction, or of the event that caused it, ascending.
+    pub tids: Vec<u64>,
+    /// The place of each event among the outputs there, ascending. It is [`ABORTED`] for the event of
+    /// an aborted transaction.
+    pub ordinals: Vec<u32>,
+    /// The events.
+    pub batch: Batch,
+}
+
+/// The ordinal of the event of an aborted transaction.
+pub const ABORTED: u32 = u32::MAX;
+
 /// The program.
 pub struct ColumnProgram {
     program: Arc<Program>,

@@ -23,13 +23,13 @@ mod store;
 mod stored_versions;
 mod transact;
 
-pub use columns::{ColumnHandler, ColumnProgram, ColumnRow, ColumnStream, ColumnTable};
+pub use columns::{
+    ColumnHandler, ColumnOutput, ColumnProgram, ColumnRow, ColumnStream, ColumnTable, ABORTED,
+};
 pub use open_batches::OpenBatches;
 pub use rounds::RemoteRounds;
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
-pub use sole::{
-    SoleEvents, SoleOutcome, SoleOutput, SoleOwner, SoleProgram, SoleTakers, SoleTerms, ABORTED,
-};
+pub use sole::{SoleEvents, SoleOutcome, SoleOwner, SoleProgram, SoleTakers, SoleTerms};
 pub use store::RemoteStore;
 pub use stored_versions::StoredVersions;
 pub use transact::transact;

@@ -51,7 +51,6 @@ impl RemoteRounds {
         passed_on: BTreeSet<StreamId>,
     ) -> tidemill_core::Result<RemoteRounds> {
         let turns = Turns::of(program)?;
-        let feeds = |stream: &StreamId| program.handlers_on(*stream).next().is_some();
         let groups = Groups::of(program)?;
         let of_group = program.timed_windows(&groups);
         let timed: Vec<_> = groups.of.iter().map(|group| of_group[*group].clone()).collect();
@@ -60,11 +59,7 @@ impl RemoteRounds {
             let keeps_versions = program.tables.iter().any(|table| table.history.is_some());
             keeps_versions
                 || !timed[handler.input.index()].is_empty()
-                || handler.is_procedure()
-                || program.streams[handler.input.index()].origin != Origin::Input
-                || program.windows.iter().any(|window| window.owner.index() == number)
-                || !program.triggers_of(number).is_empty()
-                || program.emits(number).iter().any(feeds)
+                || RemoteRounds::triggers_more(program, number)
         };
         let mut are_needed: Vec<bool> = (0..program.handlers.len()).map(is_needed).collect();
         if called.iter().any(|function| are_needed[*function]) {
@@ -81,6 +76,16 @@ impl RemoteRounds {
             passed_on,
             aborted_slides: None,
         })
+    }
+
+    /// Whether a handler is a part of more than a transaction with its own steps.
+    pub fn triggers_more(program: &Program, number: usize) -> bool {
+        let handler = &program.handlers[number];
+        handler.is_procedure()
+            || program.streams[handler.input.index()].origin != Origin::Input
+            || program.windows.iter().any(|window| window.owner.index() == number)
+            || !program.triggers_of(number).is_empty()
+            || program.emits(number).iter().any(|of| program.handlers_on(*of).next().is_some())
     }
 
     /// Reports slides whose triggers abort on this stream.

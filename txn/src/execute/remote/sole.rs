@@ -14,17 +14,15 @@ use std::sync::Arc;
 use tidemill_core::{Batch, Error, Result, Row, SourceId, StreamId, StreamTime, Value};
 use tidemill_table::{Seq, Table};
 
-use super::RemoteRounds;
-use crate::execute::{AbortedSlide, Executor, Output, Overdue};
+use super::{ColumnOutput, RemoteRounds, ABORTED};
+use crate::execute::{AbortedSlide, Executor, Overdue};
 use crate::order::{Epoch, Lane, Ranked, Run};
 use crate::pool::Pool;
+use crate::program::reasons::{shortened, REASON_BYTES_MAX};
 use crate::program::{
     Abort, Answers, Batching, Body, ColumnStage, EventLimit, Handler, Origin, Program,
 };
 use crate::schedule::Strategy;
-
-/// The place in its transaction of an event that reports the transaction's abort.
-pub const ABORTED: u32 = u32::MAX;
 
 /// The source of all events, and that of events that were buffered before.
 const EVENTS: SourceId = SourceId(0);
@@ -58,25 +56,11 @@ pub enum SoleTakers {
     Round(StreamId),
 }
 
-/// Output events of an epoch on a stream.
-#[derive(Clone, Debug)]
-pub struct SoleOutput {
-    /// The stream.
-    pub stream: StreamId,
-    /// The place of the event that caused each, ascending.
-    pub tids: Vec<u64>,
-    /// The place among the outputs of that event, or [`ABORTED`]. No two outputs of an event have
-    /// the same, and they ascend.
-    pub ordinals: Vec<u32>,
-    /// The events.
-    pub batch: Batch,
-}
-
 /// The outcome of an epoch.
 #[derive(Debug, Default)]
 pub struct SoleOutcome {
     /// The outputs, by stream.
-    pub outputs: Vec<SoleOutput>,
+    pub outputs: Vec<ColumnOutput>,
     /// The events that a `map` or `filter` can't compute: the place, the input stream, and why.
     pub refused: Vec<(u64, StreamId, Abort)>,
     /// Transactions whose functions failed: the handler and the abort.
@@ -117,11 +101,6 @@ impl SoleProgram {
         };
         let stages = (0..program.streams.len()).map(stage).collect::<Result<_>>()?;
         Ok(SoleProgram { program, rounds, stages })
-    }
-
-    /// Returns the program.
-    pub fn program(&self) -> &Arc<Program> {
-        &self.program
     }
 
     /// Whether one owner of all rows suits a program: its work is declared, or is that of
@@ -240,8 +219,8 @@ impl SoleOwner {
                     false => u32::try_from(ordinal).expect("an event has fewer outputs"),
                 });
             }
-            let (stream, batch) = (output.stream, with_short_reasons(&of.program, &output));
-            let output = SoleOutput { stream, tids, ordinals, batch };
+            let (stream, batch) = (output.stream, output.batch);
+            let output = ColumnOutput { stream, tids, ordinals, batch };
             outcome.add_within(&of.program, output, &self.limit);
         }
         outcome.add_slides(&of, done.aborted_slides, tid_from);
@@ -338,7 +317,7 @@ impl Preparing {
             if rounds.is_passed(stream) && !events.tids.is_empty() {
                 let ordinals = vec![u32::from(stream.0); events.tids.len()];
                 let (tids, batch) = (events.tids.clone(), events.batch.clone());
-                self.outcome.outputs.push(SoleOutput { stream, tids, ordinals, batch });
+                self.outcome.outputs.push(ColumnOutput { stream, tids, ordinals, batch });
             }
             if rounds.open().has(stream) {
                 self.batched.entry(stream).or_default().push(events);
@@ -475,36 +454,6 @@ impl SoleProgram {
     }
 }
 
-/// The longest reason of an abort in an output, in bytes.
-const REASON_BYTES_MAX: usize = 4096;
-
-/// Returns the events of an output. Reasons of aborts may have data that a client has sent, so long
-/// ones are cut off.
-fn with_short_reasons(program: &Program, output: &Output) -> Batch {
-    let is_aborts = |of: &Handler| of.inputs().any(|input| input.aborted == output.stream);
-    let reason = output.batch.schema().len().saturating_sub(1);
-    let len = |row: usize| match output.batch.value(reason, row) {
-        Value::Str(why) => why.len(),
-        _ => 0,
-    };
-    let is_long = || (0..output.batch.len()).any(|row| len(row) > REASON_BYTES_MAX);
-    if !program.handlers.iter().any(is_aborts) || !is_long() {
-        return output.batch.clone();
-    }
-    let cut = |row: Row| {
-        let mut row = row.into_vec();
-        if let Some(Value::Str(why)) = row.last_mut() {
-            if why.len() > REASON_BYTES_MAX {
-                let end = (0..=REASON_BYTES_MAX).rfind(|at| why.is_char_boundary(*at));
-                *why = format!("{} ...", &why[..end.unwrap_or(0)]).as_str().into();
-            }
-        }
-        row
-    };
-    let rows: Vec<Vec<Value>> = output.batch.rows().map(cut).collect();
-    Batch::from_rows(output.batch.schema().clone(), rows.iter().map(|row| &row[..]))
-}
-
 impl Timed {
     /// Returns the events at these rows, or with these columns instead of their own.
     fn take(&self, rows: &[u32], columns: Option<Batch>) -> Timed {
@@ -549,36 +498,41 @@ fn has_words(program: &Program, stream: StreamId) -> bool {
 }
 
 impl SoleOutcome {
-    /// Adds an output. Events of aborts that are too long don't leave. Others have been refused.
-    fn add_within(&mut self, program: &Program, mut output: SoleOutput, limit: &EventLimit) {
-        let is_aborts = |of: &Handler| of.inputs().any(|input| input.aborted == output.stream);
-        if let Some(handler) = program.handlers.iter().find(|of| is_aborts(of)) {
-            let long = |(nth, row): (u32, Row)| Some((nth, limit.refuses(&row)?));
-            let long: Vec<(u32, Abort)> = match has_words(program, handler.input) {
-                true => Vec::new(),
-                false => (0..).zip(output.batch.rows()).filter_map(long).collect(),
-            };
-            let mut long = long.into_iter().peekable();
-            let mut good = Vec::new();
-            for nth in 0..output.tids.len() as u32 {
-                match long.next_if(|(of, _)| *of == nth) {
-                    Some((_, why)) => {
-                        self.refused.push((output.tids[nth as usize], handler.input, why));
-                    }
-                    None => good.push(nth),
+    /// Adds an output. Reasons of aborts may have data that a client has sent, so long ones are cut
+    /// off. If the event is too long even then, it does not leave, and is refused.
+    fn add_within(&mut self, program: &Program, output: ColumnOutput, limit: &EventLimit) {
+        let is_aborts = |of: &&Handler| of.inputs().any(|input| input.aborted == output.stream);
+        let Some(handler) = program.handlers.iter().find(is_aborts) else {
+            return self.outputs.push(output);
+        };
+        let reason = output.batch.schema().len() - 1;
+        let is_long = |row: usize| match output.batch.value(reason, row) {
+            Value::Str(why) => why.len() > REASON_BYTES_MAX,
+            _ => false,
+        };
+        if has_words(program, handler.input) && !(0..output.batch.len()).any(is_long) {
+            return self.outputs.push(output);
+        }
+        let ColumnOutput { stream, tids, ordinals, batch } = output;
+        let mut kept = ColumnOutput { stream, tids: Vec::new(), ordinals: Vec::new(), batch };
+        let mut rows: Vec<Row> = Vec::new();
+        for ((tid, ordinal), mut row) in tids.into_iter().zip(ordinals).zip(kept.batch.rows()) {
+            if let Some(Value::Str(why)) = row.last_mut() {
+                *why = shortened(why.to_string()).as_str().into();
+            }
+            match limit.refuses(&row) {
+                Some(why) => self.refused.push((tid, handler.input, why)),
+                None => {
+                    kept.tids.push(tid);
+                    kept.ordinals.push(ordinal);
+                    rows.push(row);
                 }
             }
-            if good.len() < output.tids.len() {
-                output = SoleOutput {
-                    stream: output.stream,
-                    tids: good.iter().map(|nth| output.tids[*nth as usize]).collect(),
-                    ordinals: good.iter().map(|nth| output.ordinals[*nth as usize]).collect(),
-                    batch: output.batch.take(&good),
-                };
-            }
         }
-        if !output.tids.is_empty() {
-            self.outputs.push(output);
+        if !rows.is_empty() {
+            let schema = kept.batch.schema().clone();
+            kept.batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
+            self.outputs.push(kept);
         }
     }
 
@@ -604,12 +558,6 @@ impl SoleOutcome {
         }
         let schema = of.program.streams[stream.index()].spec.schema.clone();
         let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
-        self.outputs.push(SoleOutput { stream, tids, ordinals, batch });
-    }
-}
-
-impl std::fmt::Debug for SoleProgram {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("SoleProgram").field(&self.program).finish()
+        self.outputs.push(ColumnOutput { stream, tids, ordinals, batch });
     }
 }

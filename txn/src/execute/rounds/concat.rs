@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::share::{Own, PARTS};
 use crate::execute::in_place::{put_together, Part};
 use crate::execute::output::Origin;
-use crate::execute::serial::Sink;
+use crate::execute::sink::Sink;
 use crate::execute::spans::{append, Span};
 use crate::pool::Pool;
 

@@ -32,7 +32,7 @@ use self::reserve::Marks;
 use self::share::{Own, Round, Shared};
 use super::codes::Codes;
 use super::in_place::{on_seats, Halt, InPlace, Task};
-use super::serial::Sink;
+use super::sink::Sink;
 use super::timing::Timing;
 use crate::order::Epoch;
 
