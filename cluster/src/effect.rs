@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId, TableSpec};
-use tidemill_function::{Counts, Message, NodeId, Stored};
+use tidemill_function::{Counts, Message, NodeId, Stored, TakenRows};
 use tidemill_place::PartitionSet;
 use tidemill_snapshot::{DataObject, Work};
-use tidemill_table::Changed;
 use tidemill_txn::program::Asker;
 
 use crate::event_time::RankReport;
@@ -151,8 +150,8 @@ pub enum Effect {
         of: (u128, u64),
         /// The object's name, which was not used before.
         name: String,
-        /// The rows by table.
-        rows: Arc<Vec<Changed>>,
+        /// The rows.
+        rows: Arc<TakenRows>,
     },
     /// Merges objects of a snapshot into a new one: [`merge`](tidemill_snapshot::merge). The answer
     /// is as of `PutPart`.

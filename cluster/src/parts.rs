@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use tidemill_core::{Error, Key, Result, TableId, TableSpec};
 use tidemill_durable::Store;
-use tidemill_function::Rows;
+use tidemill_function::{Rows, TakenRows};
 use tidemill_place::PartitionSet;
-use tidemill_snapshot::{put_rows, shards, DataObject, Delta, LoadedChange, Loader};
-use tidemill_table::{Changed, Loading};
+use tidemill_snapshot::{put_rows, shards, DataObject, Delta, LoadedChange, Loader, Part};
+use tidemill_table::Loading;
 
 /// Rows of a snapshot.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ pub struct LoadedRows {
     pub removed: Vec<(TableId, Key)>,
 }
 
-/// Puts the changed rows of a node, by table, as an object of a program and an epoch. Returns
+/// Puts the changed rows and versions of a node as an object of a program and an epoch. Returns
 /// `None` if there are none.
 ///
 /// # Errors
@@ -31,11 +31,16 @@ pub fn put_part(
     store: &dyn Store,
     of: (u128, u64),
     name: &str,
-    tables: &[Changed],
+    TakenRows { tables, changes }: &TakenRows,
 ) -> Result<Option<DataObject>> {
     let mut delta = Delta::new();
-    for (number, changed) in (0..).zip(tables) {
-        changed.for_each(|partition, key, row| delta.push(TableId(number), partition, key, row));
+    for (number, changed) in changes {
+        let of = |part: Part| part.number(*tables);
+        let (rows, versions) = (of(Part::Row(number.index())), of(Part::Version(number.index())));
+        changed.for_each(|partition, key, row| delta.push(rows, partition, key, row));
+        changed.for_each_version(|partition, key, version| {
+            delta.push(versions, partition, key, version);
+        });
     }
     put_rows(store, of, name, &delta)
 }
@@ -55,13 +60,18 @@ pub fn load_rows(
     let mut loaded = LoadedRows { rows: Rows::new(tables), removed: Vec::new() };
     let mut loading = loaded.rows.loading();
     loader.changes(shards(partitions), |LoadedChange { table, partition, key, row }| {
+        let part = Part::of(table, tables.len());
+        let (Part::Row(number) | Part::Version(number)) = part;
         let of = loading
-            .get_mut(table.index())
+            .get_mut(number)
             .ok_or_else(|| Error::internal("a snapshot has a table that the program has not"))?;
-        match row {
+        match (part, row) {
             _ if !partitions.contains(partition) => {}
-            Some(row) => of.row(key, row)?,
-            None => loaded.removed.push((table, Key(key.into()))),
+            (Part::Row(_), Some(row)) => of.row(key, row)?,
+            (Part::Row(_), None) => loaded.removed.push((table, Key(key.into()))),
+            // Versions are loaded from all objects together. So a removed one is just not there.
+            (Part::Version(_), None) => {}
+            (Part::Version(_), Some(version)) => of.version(key, version)?,
         }
         Ok(())
     })?;

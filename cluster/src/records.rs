@@ -237,9 +237,9 @@ pub struct CutRecord {
     pub upto: Vec<u64>,
     /// The progress of event time.
     pub times: Times,
-    /// Whether a sole owner of all rows executes events by column
-    /// ([`by_owner`](tidemill_function::ColumnPlan::by_owner)). Outputs have other numbers then. Earlier
-    /// versions executed such events as calls.
+    /// Whether a [sole owner](tidemill_function::Functions::sole) of all rows, if there is one, executes
+    /// all of the epoch, calls and events alike. In earlier versions it did not, and outputs had other
+    /// places.
     pub by_owner: bool,
 }
 

@@ -13,7 +13,7 @@ use tidemill_core::error::nearest;
 use tidemill_core::{Batch, Error, Result, Row, Schema, SourceId, StreamId, Value};
 use tidemill_txn::execute::Outcome;
 use tidemill_txn::order::Epoch;
-use tidemill_txn::program::{Abort, Handler, Program, FAULT};
+use tidemill_txn::program::{Abort, Handler, Program};
 
 use crate::requests::{self, Known, Request};
 use crate::spec::ProcedureDecl;
@@ -46,14 +46,6 @@ impl Reply {
                 Reply::Faulted { what: what.to_owned(), at: at.map(str::to_owned) }
             }
             false => Reply::Aborted(abort.reason.clone()),
-        }
-    }
-
-    /// The reply of a transaction whose abort event has this reason.
-    pub(crate) fn aborted(reason: String) -> Reply {
-        match reason.strip_prefix(FAULT) {
-            Some(what) => Reply::Faulted { what: what.to_owned(), at: None },
-            None => Reply::Aborted(reason),
         }
     }
 }

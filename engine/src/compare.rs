@@ -9,7 +9,7 @@ use tidemill_core::{encode, EngineUse, Error, Kind, Result, Row, TableId, TableS
 use tidemill_durable::Store;
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
-use tidemill_snapshot::{load, Manifest};
+use tidemill_snapshot::{load, Manifest, Part};
 use tidemill_table::StoredVersion;
 use tidemill_txn::program::{Handler, OwnedWindow, Program};
 
@@ -19,7 +19,6 @@ use crate::convert::{names_of, Columns, Owner};
 use crate::fingerprint::forget_lines;
 use crate::histories::{is_shorter, shown, RowVersions};
 use crate::internal::Internal;
-use crate::objects::Part;
 use crate::renames::Renames;
 use crate::schema::Left;
 use crate::stored::Stored;
@@ -381,13 +380,13 @@ impl TablePlan<'_> {
 }
 
 /// Decodes a row of a snapshot.
-fn decode(spec: &TableSpec, mut bytes: &[u8]) -> Result<Row> {
+pub(crate) fn decode(spec: &TableSpec, mut bytes: &[u8]) -> Result<Row> {
     let columns = spec.schema.columns.iter();
     let row: Option<Row> = columns.map(|c| encode::decode(&c.ty, &mut bytes)).collect();
     row.filter(|_| bytes.is_empty()).ok_or_else(|| damaged(spec))
 }
 
-fn damaged(spec: &TableSpec) -> Error {
+pub(crate) fn damaged(spec: &TableSpec) -> Error {
     Error::new(Kind::Io, format!("table {}: a stored row is damaged", spec.name))
         .help("restore a backup: tidemill restore")
 }

@@ -9,7 +9,7 @@ use tidemill_core::{Error, Result, Schema, SourceId};
 use tidemill_durable::Store;
 use tidemill_env::Disk;
 use tidemill_log::{is_begun, Log, LogKind, LogSpec, Record};
-use tidemill_snapshot::{newest, Loader, Manifest};
+use tidemill_snapshot::{newest, Loader, Manifest, Part};
 use tidemill_table::{Loading, Table};
 use tidemill_txn::program::Program;
 use tracing::{info, warn};
@@ -18,7 +18,6 @@ use crate::data_dir::DataDir;
 use crate::fingerprint::{is_of_this_engine, is_same, is_same_program};
 use crate::internal::Internal;
 use crate::needed::{self, Needed};
-use crate::objects::Part;
 use crate::records::{self, CutRecord, Verdict};
 use crate::spec::SourceDecl;
 

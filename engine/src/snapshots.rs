@@ -7,12 +7,11 @@ use crossbeam_channel::Sender;
 use tidemill_core::{Error, Kind, Result};
 use tidemill_durable::Store;
 use tidemill_env::{Clock, Env, Handle};
-use tidemill_snapshot::{Delta, Head, Snapshots};
+use tidemill_snapshot::{Delta, Head, Part, Snapshots};
 use tidemill_table::Changed;
 use tracing::{debug, info, warn};
 
 use crate::internal::Internal;
-use crate::objects::Part;
 use crate::shared::Shared;
 
 /// The number of retained snapshots.

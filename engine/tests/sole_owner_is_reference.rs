@@ -1,6 +1,7 @@
 //! Nodes of which one owns all rows equal the reference, bit for bit: tables and outputs of random
-//! programs with cascades, procedures, batches, windows, triggers and indexes, in event time or not.
-//! Events come by column or as calls, at any nodes, and the owner goes back to snapshots.
+//! programs with functions, cascades, procedures, batches, windows, histories, triggers and indexes,
+//! in event time or not. Events come by column or as calls, at any nodes, and the owner goes back to
+//! snapshots.
 
 #[path = "../../txn/tests/random/mod.rs"]
 mod random;
@@ -11,35 +12,34 @@ use std::sync::Arc;
 
 use random::functions::IS_PLACELESS;
 use random::{Dice, Shape};
+use tidemill_cluster::{load_rows, put_part};
 use tidemill_core::{Batch, Key, Row, SourceId, SourceSpec, Stamp, StreamId, StreamTime, Value};
-use tidemill_engine::{AppFunctions, AppSpec, Settings, StartFunction};
+use tidemill_durable::{MemoryStore, Store};
+use tidemill_engine::{has_sole_owner, AppFunctions, AppSpec, Settings, StartFunction};
 use tidemill_function::{
     Activation, Call, Clock, ColumnPlan, Event, Functions, HandlerEvents, Message, Node, NodeId,
     Outbox, Owners, Rows, Tid,
 };
+use tidemill_place::{Partition, PartitionSet, PARTITIONS};
 use tidemill_reference::{CutAt, InputRow};
-use tidemill_txn::execute::SoleProgram;
 use tidemill_txn::order::{CutInput, Run, Sequencer};
 use tidemill_txn::pool::SingleThread;
-use tidemill_txn::program::{Abort, Batching, Origin, Program, Takes};
+use tidemill_txn::program::{Abort, Batching, Body, Origin, Program};
 
 struct Nobody;
 
 impl StartFunction for Nobody {
     fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
-        unreachable!("procedures are executed with their rounds")
+        unreachable!("the executor of epochs runs all functions")
     }
 }
 
-/// Returns a random program that suits a sole owner, if the seed gives one.
+/// Returns a random program with a sole owner, if the seed gives one.
 fn program(dice: &mut Dice) -> Option<Program> {
-    let shape = Shape { plain: dice.chance(50), orderly: false, histories: false, words: false };
-    let mut program = random::program(dice, shape);
+    let (plain, histories) = (dice.chance(50), dice.chance(50));
+    let mut program =
+        random::program(dice, Shape { plain, orderly: false, histories, words: false });
     let is_timed = dice.chance(50);
-    for handler in program.handlers.iter_mut().filter(|of| *of.name == *"gatherer") {
-        // Only procedures own windows here.
-        handler.takes = Takes::Batch;
-    }
     for stream in &mut program.streams {
         if !is_timed {
             stream.spec.time = StreamTime::Arrival;
@@ -55,7 +55,9 @@ fn program(dice: &mut Dice) -> Option<Program> {
     let is_wrong = |of: &usize| program.streams[*of].batch.is_some() && has_two(*of);
     let is_wrong = (0..program.streams.len()).any(|of| is_wrong(&of));
     program.forget();
-    (SoleProgram::suits(&program) && !is_wrong).then_some(program)
+    let is_native = program.handlers.iter().any(|of| matches!(of.body, Body::Native(_)));
+    let spec = AppSpec::new(program.clone(), Vec::new(), Settings::default());
+    (!is_native && !is_wrong && has_sole_owner(&spec)).then_some(program)
 }
 
 /// An event with the place of its first transaction.
@@ -150,6 +152,8 @@ struct Nodes {
     functions: Arc<AppFunctions>,
     wires: BTreeMap<(u16, u16), VecDeque<Message>>,
     outputs: BTreeMap<StreamId, Vec<(u64, u32, Row)>>,
+    /// The results of calls, by place.
+    results: BTreeMap<u64, Result<Value, Abort>>,
 }
 
 impl Nodes {
@@ -162,12 +166,14 @@ impl Nodes {
             functions.by_column(*stream).is_some()
                 && (clock.marks_us.is_empty() || spec.time != StreamTime::Arrival)
         };
-        let by_column = work.iter().all(is_by_column) && dice.chance(70);
+        // Most come by column, or all, or none.
+        let share = *dice.pick(&[0, 80, 100]);
         for node in 0..self.nodes.len() {
-            let own = work.iter().filter(|(of, _)| *of == node).map(|(_, placed)| placed);
+            let own = work.iter().filter(|(of, _)| *of == node);
             let (mut calls, mut events) = (Vec::new(), Vec::new());
-            for (tid, stream, row) in own {
-                if !by_column {
+            for placed in own {
+                let (_, (tid, stream, row)) = placed;
+                if !(is_by_column(placed) && dice.chance(share)) {
                     calls.extend((*tid..).map(Tid).zip(Functions::event(
                         &*functions,
                         *stream,
@@ -192,9 +198,9 @@ impl Nodes {
                 }
             }
             let mut out = Outbox::default();
-            let plan = ColumnPlan { executes: None, by_owner: true };
+            let plan = ColumnPlan::default();
             self.nodes[node].begin(number, clock.clone(), calls, (events, plan), &mut out);
-            self.take(node, out, work);
+            self.take(node, out);
         }
         while let Some(at) = {
             let busy: Vec<_> = self.wires.iter().filter(|(_, wire)| !wire.is_empty()).collect();
@@ -203,12 +209,12 @@ impl Nodes {
             let message = self.wires.get_mut(&at).unwrap().pop_front().unwrap();
             let mut out = Outbox::default();
             self.nodes[usize::from(at.1)].receive(NodeId(at.0), message, &mut out);
-            self.take(at.1.into(), out, work);
+            self.take(at.1.into(), out);
         }
         assert!(self.nodes.iter().all(|node| !node.is_running()), "epoch {number} ends");
     }
 
-    fn take(&mut self, node: usize, out: Outbox, work: &[(usize, Placed)]) {
+    fn take(&mut self, node: usize, out: Outbox) {
         for (to, message) in out.messages {
             self.wires.entry((node as u16, to.0)).or_default().push_back(message);
         }
@@ -226,21 +232,9 @@ impl Nodes {
                         );
                     }
                 }
-                // The driver of nodes makes an event of the reason.
-                Event::Replied { tid, outcome: Err(abort) } => {
-                    let find = |(_, (first, stream, row)): &(usize, Placed)| {
-                        let nth = tid.0.checked_sub(*first)? as usize;
-                        Functions::event(&*self.functions, *stream, row).into_iter().nth(nth)
-                    };
-                    // Each event's places are before those of the next one.
-                    let is_it = |of: &&(usize, Placed)| of.1 .0 <= tid.0;
-                    let call = work.iter().rfind(is_it).and_then(find);
-                    let call = call.expect("it is one of them");
-                    let (_, event) = self.functions.replied(&call, Err(abort));
-                    let (stream, row) = event.expect("an abort has an event");
-                    self.outputs.entry(stream).or_default().push((tid.0, u32::MAX, row));
-                }
-                Event::Replied { .. } | Event::Committed { .. } => {}
+                // An abort is among the outputs, too.
+                Event::Replied { tid, outcome } => drop(self.results.insert(tid.0, outcome)),
+                Event::Committed { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -282,13 +276,15 @@ fn check(seed: u64) -> bool {
         node(number, rows)
     };
     let nodes: Vec<Node> = (0..number).map(empty).collect();
-    let (wires, outputs) = (BTreeMap::new(), BTreeMap::new());
-    let mut all = Nodes { nodes, functions: functions.clone(), wires, outputs };
+    let (wires, outputs, results) = Default::default();
+    let mut all = Nodes { nodes, functions: functions.clone(), wires, outputs, results };
     let looks = functions.timers().iter().map(|timer| timer.stream);
     let is_slide =
         |of: &StreamId| functions.program().streams[of.index()].spec.name.ends_with(".slides");
     let looks: Vec<StreamId> = looks.filter(is_slide).collect();
     let (mut cutter, mut tid, mut epoch) = (Cutter::new(&program, &sources), 1u64, 0);
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let (mut objects, mut snapshot) = (Vec::new(), 0);
     for cut in &cuts {
         epoch += 1;
         let (mut work, mut look) = (Vec::new(), Vec::new());
@@ -297,24 +293,46 @@ fn check(seed: u64) -> bool {
             tid += 1 + program.handlers.len() as u64 + dice.below(3);
         };
         let clock = Clock { now_us: cut.clock_us, marks_us: cutter.marks_us() };
-        cutter.cut(cut).into_iter().for_each(|event| add(event, &mut work));
-        // Windows that no event ends are looked at.
-        let at = Value::Timestamp(cut.clock_us);
-        looks.iter().for_each(|of| add((*of, [at.clone()].into()), &mut look));
+        // Windows that no event ends are looked at. Before the end of the epoch none is due.
+        let at: Row = [Value::Timestamp(cut.clock_us)].into();
+        for (nth, event) in cutter.cut(cut).into_iter().enumerate() {
+            if nth % 5 == 3 {
+                looks.iter().for_each(|of| add((*of, at.clone()), &mut work));
+            }
+            add(event, &mut work);
+        }
+        looks.iter().for_each(|of| add((*of, at.clone()), &mut look));
         let before = all.outputs.clone();
         all.run(epoch, &clock, &work, &mut dice);
         // A snapshot, or back to the last one and the epoch again.
         if dice.chance(20) {
-            for of in &mut all.nodes {
+            let counts = dice.chance(80);
+            for (number, of) in (0..).zip(&mut all.nodes) {
                 let rows = of.rows_mut();
-                drop(rows.take((1, epoch)));
+                let taken = rows.take((1, epoch));
+                if !counts {
+                    rows.give_up((1, epoch));
+                    continue;
+                }
+                let name = format!("part-{epoch}-{number}");
+                objects.extend(put_part(&*store, (1, epoch), &name, &taken).unwrap());
                 rows.counts((1, epoch));
+                snapshot = epoch;
             }
-        } else if dice.chance(20) && all.nodes[0].rows().leads_to((1, epoch - 1)) {
+        } else if dice.chance(20) && snapshot == epoch - 1 {
             all.outputs = before;
             for (number, of) in (0..).zip(&mut all.nodes) {
                 let mut rows = of.take_rows();
-                rows.go_back_to((1, epoch - 1));
+                match rows.leads_to((1, epoch - 1)) {
+                    true => rows.go_back_to((1, epoch - 1)),
+                    false if NodeId(number) == owner => {
+                        let tables = &functions.program().tables;
+                        let all: PartitionSet = (0..PARTITIONS).map(Partition).collect();
+                        let loaded = load_rows(&store, 1, &objects, &all, tables).unwrap();
+                        rows = loaded.rows;
+                    }
+                    false => rows = Rows::new(&functions.program().tables),
+                }
                 rows.begin((1, epoch - 1));
                 *of = node(number, rows);
             }
@@ -335,6 +353,13 @@ fn check(seed: u64) -> bool {
         let found = shown(own.map(|(_, key, row)| (key, row[..].into())));
         let wanted = shown(table.iter().map(|(key, row)| (key.clone(), row.clone())));
         assert_eq!(found, wanted, "table {}", program.tables[number].name);
+    }
+    // The sender of a call learns of an abort, if that is the only transaction of the event.
+    let aborts = all.outputs.values().flatten().filter(|(_, at, _)| *at == u32::MAX);
+    for (tid, _, event) in aborts {
+        let Some(result) = all.results.get(tid) else { continue };
+        let why = result.as_ref().expect_err("it has aborted").public_reason();
+        assert_eq!(event.last(), Some(&Value::str(&why)));
     }
     for rows in all.outputs.values_mut() {
         rows.sort_by_key(|(tid, at, _)| (*tid, *at));

@@ -42,8 +42,8 @@
 //! events, nodes can exchange events and rows by column, and run the transactions through the
 //! executor of one process ([`ColumnEpoch`]). The module `columns` explains how.
 //!
-//! **A sole owner.** If one node owns all rows, events go there by column, and it executes them with
-//! all that they trigger, as one process does ([`Functions::sole`]).
+//! **A sole owner.** If one node owns all rows, all events and calls go there, and it executes them
+//! with all that they trigger, as one process does ([`Functions::sole`]).
 //!
 //! This crate must not know sockets, Python, threads or clocks: a [`Node`] takes messages
 //! and gives messages. Threads of a process, a simulated cluster and processes drive the same state
@@ -73,6 +73,6 @@ pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
-pub use rows::{Rows, SnapshotId, Stored};
+pub use rows::{Rows, SnapshotId, Stored, TakenRows};
 pub use share::Sum;
 pub use size::output_bytes;

@@ -74,6 +74,15 @@ pub enum Body {
         /// Whether it has received anything else.
         others: bool,
     },
+    /// The events and calls that the sender has received, for the sole owner of all rows.
+    Work {
+        /// The events.
+        events: Vec<HandlerEvents>,
+        /// The calls.
+        calls: Vec<(Tid, Call)>,
+    },
+    /// The results of these calls.
+    Results(Vec<(Tid, Result<Value, Abort>)>),
     /// Rows of the sender, for an epoch that is executed by column.
     Rows {
         /// The rows.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_txn::execute::{HandlerCounts, SoleProgram};
+use tidemill_table::{Seq, Table};
+use tidemill_txn::execute::{HandlerCounts, SoleProgram, SoleWork};
 use tidemill_txn::program::{Abort, Asker, Take};
 use tidemill_txn::Program;
 
@@ -188,11 +189,49 @@ pub trait Functions: Send + Sync {
         None
     }
 
-    /// Returns the program by which a sole owner of all rows executes such events with all that
-    /// they trigger, if the app suits one. A number beyond those of handlers then means all handlers
-    /// of a stream: `handlers + stream`.
+    /// Returns the program by which a sole owner of all rows executes all events and calls with all
+    /// that they trigger, if the app needs one. A number beyond those of handlers then means all
+    /// handlers of a stream: `handlers + stream`.
     fn sole(&self) -> Option<Arc<SoleProgram>> {
         None
+    }
+
+    /// Returns the work of a call at a sole owner.
+    ///
+    /// # Errors
+    /// The result, if the call is refused.
+    fn sole_work(&self, call: &Call) -> Result<SoleWork, Abort> {
+        let _ = call;
+        unreachable!("a program has a sole owner")
+    }
+
+    /// Returns the identity of a request that is executed once, however often it comes.
+    fn request_id(&self, call: &Call) -> Option<Key> {
+        let _ = call;
+        None
+    }
+
+    /// Returns the result of such a request, if it is known, from the tables of a sole owner.
+    fn known_result(
+        &self,
+        call: &Call,
+        tables: &[Table],
+        now_us: i64,
+    ) -> Option<Result<Value, Abort>> {
+        let _ = (call, tables, now_us);
+        None
+    }
+
+    /// Stores the result of such a request in the tables of a sole owner. `seq` is the number of the
+    /// new versions.
+    fn remember(
+        &self,
+        call: &Call,
+        result: &Result<Value, Abort>,
+        (tables, seq): (&mut [Table], Seq),
+        now_us: i64,
+    ) {
+        let _ = (call, result, tables, seq, now_us);
     }
 
     /// Whether the program has such a stream.
@@ -266,13 +305,6 @@ pub trait Functions: Send + Sync {
     fn closes(&self, call: Call, streams: u64) -> Call {
         let _ = streams;
         call
-    }
-
-    /// Whether requests like this one with the same key all use and write the same rows. Then each
-    /// waits for the one before it, which it would conflict with. The answer affects only speed.
-    fn takes_turns(&self, call: &Call) -> bool {
-        let _ = call;
-        false
     }
 
     /// Returns the tables whose rows ask for work outside. The driver of the nodes has the work

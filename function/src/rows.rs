@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tidemill_core::{Key, TableId, TableSpec, Value};
 use tidemill_table::{Before, Loading, Seq, Table};
 
-use self::undo::{Undo, UndoLayer};
+use self::undo::{Kept, Undo, UndoLayer};
 use crate::order::Tid;
 
-pub use self::undo::SnapshotId;
+pub use self::undo::{SnapshotId, TakenRows};
 
 /// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
@@ -25,20 +25,20 @@ pub struct Rows {
     /// The least difference of a version's number to its transaction's place.
     ahead: u64,
     undo: Undo,
+    /// Changes of tables with a history. Rows with versions do not go back to a snapshot.
+    kept: Kept,
 }
 
 impl Rows {
     /// Creates empty tables.
     pub fn new(tables: &[TableSpec]) -> Rows {
         let table = |spec: &TableSpec| {
-            // Versions that outlive an epoch are rows of another table.
-            let spec = TableSpec { history: None, ..spec.clone() };
-            let mut table = Table::new(spec.into(), 0);
+            let mut table = Table::new(spec.clone().into(), 0);
             table.track();
             table
         };
         let tables = tables.iter().map(table).collect();
-        Rows { tables, last: 0, ahead: 0, undo: Undo::default() }
+        Rows { tables, last: 0, ahead: 0, undo: Undo::default(), kept: Kept::default() }
     }
 
     /// Returns the tables, for an executor that continues after the number of the last version. It
@@ -51,6 +51,11 @@ impl Rows {
     pub(crate) fn has_executed(&mut self, last: Seq, tid: Tid) {
         self.last = self.last.max(last);
         self.ahead = self.ahead.max(self.last.saturating_sub(tid.0));
+    }
+
+    /// Returns the tables.
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
     }
 
     /// Retains the rows for which `keeps` returns `true`.
@@ -149,7 +154,10 @@ impl Rows {
             Some(UndoLayer { before, .. }) => {
                 before.resize_with(self.tables.len(), Before::default);
                 for (table, before) in self.tables.iter_mut().zip(before) {
-                    table.commit_keeping(self.last, before);
+                    match table.spec().history {
+                        None => table.commit_keeping(self.last, before),
+                        Some(_) => table.commit(self.last),
+                    }
                 }
             }
         }

@@ -138,7 +138,7 @@ impl Nodes {
     /// Takes a snapshot. Each change is of a row of the node.
     fn take(&mut self, id: (u64, u64)) {
         for (node, rows) in (0..).zip(&mut self.rows) {
-            for changed in rows.take(id) {
+            for (_, changed) in rows.take(id).changes {
                 changed.for_each(|partition, _, _| {
                     assert_eq!(self.owners.of(partition), NodeId(node), "a guest has changed");
                 });
@@ -174,6 +174,9 @@ fn from_wire(message: ColumnMessage) -> ColumnMessage {
         Batch::new(schema, batch.columns().to_vec(), batch.len())
     };
     match message {
+        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results(_)) => {
+            unreachable!("{other:?} is for a sole owner")
+        }
         ColumnMessage::Events(all) => ColumnMessage::Events(
             all.into_iter()
                 .map(|events| HandlerEvents { batch: retyped(events.batch), ..events })
@@ -642,6 +645,9 @@ fn damaged(dice: &mut Dice, message: ColumnMessage) -> ColumnMessage {
         }
     };
     match message {
+        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results(_)) => {
+            unreachable!("{other:?} is for a sole owner")
+        }
         ColumnMessage::Events(mut all) => {
             for events in &mut all {
                 match dice.below(3) {

@@ -52,8 +52,16 @@ impl Net {
                     self.emitted.push((tid, path, stream, row));
                 }
                 Event::Asked(question) => self.questions.push((from, question)),
-                // There are calls only.
-                Event::Columns(_) | Event::Outbox { .. } | Event::Committed { .. } => {}
+                Event::Columns(outcome) => {
+                    for of in outcome.outputs {
+                        let places = of.tids.into_iter().zip(of.ordinals);
+                        for ((tid, ordinal), row) in places.zip(of.batch.rows()) {
+                            let path = [ordinal].into_iter().collect();
+                            self.emitted.push((Tid(tid), path, of.stream, row));
+                        }
+                    }
+                }
+                Event::Outbox { .. } | Event::Committed { .. } => {}
                 Event::Failed => unreachable!("all nodes have one program"),
                 Event::NotDeterministic { .. } => self.not_deterministic += 1,
             }
@@ -169,7 +177,10 @@ pub fn run_nodes<'py>(
     let (_, functions) = app_functions(py, spec, opaques)?;
     let program = functions.program();
     let requests = requests(&functions, calls)?;
-    let owners = Owners::equal(nodes);
+    let owners = match functions.has_sole_owner() {
+        true => Owners::all_of(nodes, NodeId(0)),
+        false => Owners::equal(nodes),
+    };
     let node = |n| {
         let rows = Rows::new(&program.tables);
         Node::new(NodeId(n), functions.clone(), owners.clone(), Settings::default(), rows)
@@ -223,6 +234,8 @@ pub fn run_nodes<'py>(
     for (tid, nth, call) in &all {
         let outcome = net.replies.remove(tid).expect("all have ended");
         let (reply, event) = functions.replied(call, outcome);
+        // A sole owner has emitted it.
+        let event = event.filter(|_| !functions.has_sole_owner());
         let last = [u32::MAX].into_iter().collect();
         net.emitted.extend(event.map(|(stream, row)| (*tid, last, stream, row)));
         let reply = match reply {

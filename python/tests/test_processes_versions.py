@@ -98,13 +98,10 @@ def test_every_version_is_there_once(tmp_path: Path) -> None:
                 assert parent.stop() == 0
 
 
-def test_a_history_is_told_to_be_slow(tmp_path: Path) -> None:
+def test_one_worker_owns_the_rows_of_an_app_with_a_history(tmp_path: Path) -> None:
     (tmp_path / "versions.py").write_text(CODE)
     flags = ["--processes", "1", "--data-dir", str(tmp_path / "data"), *settings()]
     app = str(tmp_path / "versions.py")
     with Process(tmp_path / "parent", "run", app, "--http", "0", *flags) as parent:
-        told = parent.find(r"slow +(.*)")
-        assert told.startswith("table rows has a history"), told
         url = parent.find(r"http +(http://\S+)")
-        (slow,) = health(url)["slow"]
-        assert slow == told
+        assert health(url)["sole_owner"] is True

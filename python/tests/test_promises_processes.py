@@ -328,7 +328,7 @@ def test_a_file_that_is_there_is_written_over_where_that_is_said(tmp_path: Path)
 # -- what it says of itself
 
 
-def test_a_window_of_a_procedure_is_told_to_be_slow(tmp_path: Path) -> None:
+def test_one_worker_owns_the_rows_of_an_app_with_windows(tmp_path: Path) -> None:
     def windowed(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
         recent = app.window("recent", rows=4, slide=2, id=int)
 
@@ -338,11 +338,8 @@ def test_a_window_of_a_procedure_is_told_to_be_slow(tmp_path: Path) -> None:
             return len(list(recent.rows()))
 
     with Cluster(bank(windowed), tmp_path) as cluster:
-        [slow] = cluster.status()["slow"]
-        assert slow.startswith("window recent ")
-        assert "run the app in one process, or make the window shorter" in slow
-        health = httpx.get(f"{cluster.url}/health").json()
-        assert health["slow"] == [slow]
+        assert cluster.status()["sole_owner"] is True
+        assert httpx.get(f"{cluster.url}/health").json()["sole_owner"] is True
         assert [call(cluster, "look", id=n).json()["reply"] for n in range(6)] == [0, 0, 0, 4, 4, 4]
 
 

@@ -62,15 +62,41 @@ pub(super) fn take_message(input: &mut &[u8]) -> Option<Message> {
     Some(Message { epoch: take_u64(input)?, round: take_u32(input)?, body: take_body(input)? })
 }
 
+fn put_events(events: &[HandlerEvents], out: &mut Vec<u8>) {
+    put_list(events, out, |HandlerEvents { handler, tids, batch }, out| {
+        put_u32(*handler as u32, out);
+        put_batch(batch, out);
+        put_places(tids, out);
+    });
+}
+
+fn take_events(input: &mut &[u8]) -> Option<Vec<HandlerEvents>> {
+    take_list(input, |input| {
+        let (handler, batch) = (take_u32(input)? as usize, take_rows(input)?);
+        Some(HandlerEvents { handler, tids: take_places(batch.len(), input)?, batch })
+    })
+}
+
 fn put_body(body: &Body, out: &mut Vec<u8>) {
     match body {
         Body::Events { events, others } => {
             out.push(20);
             put_bool(*others, out);
-            put_list(events, out, |HandlerEvents { handler, tids, batch }, out| {
-                put_u32(*handler as u32, out);
-                put_batch(batch, out);
-                put_places(tids, out);
+            put_events(events, out);
+        }
+        Body::Work { events, calls } => {
+            out.push(24);
+            put_events(events, out);
+            put_list(calls, out, |(tid, call), out| {
+                put_tid(*tid, out);
+                put_call(call, out);
+            });
+        }
+        Body::Results(results) => {
+            out.push(25);
+            put_list(results, out, |(tid, outcome), out| {
+                put_tid(*tid, out);
+                put_outcome(outcome, out);
             });
         }
         Body::Rows { rows } => {
@@ -204,13 +230,14 @@ fn take_row(input: &mut &[u8]) -> Option<(TableId, Key)> {
 
 fn take_body(input: &mut &[u8]) -> Option<Body> {
     Some(match take_u8(input)? {
-        20 => Body::Events {
-            others: take_bool(input)?,
-            events: take_list(input, |input| {
-                let (handler, batch) = (take_u32(input)? as usize, take_rows(input)?);
-                Some(HandlerEvents { handler, tids: take_places(batch.len(), input)?, batch })
-            })?,
+        20 => Body::Events { others: take_bool(input)?, events: take_events(input)? },
+        24 => Body::Work {
+            events: take_events(input)?,
+            calls: take_list(input, |input| Some((take_tid(input)?, take_call(input)?)))?,
         },
+        25 => {
+            Body::Results(take_list(input, |input| Some((take_tid(input)?, take_outcome(input)?)))?)
+        }
         21 => Body::Rows {
             rows: take_list(input, |input| {
                 let (table, batch) = (TableId(take_u16(input)?), take_rows(input)?);

@@ -213,7 +213,13 @@ pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
     Some(CutRecord { by_owner: take_bool(input)?, ..cut })
 }
 
-/// Takes a cut of a version that executed all events of a sole owner as calls.
+/// Takes a cut of a version in which a sole owner executed events by column, and calls in another way.
+fn take_mixed_cut(input: &mut &[u8]) -> Option<CutRecord> {
+    let cut = take_cut(input)?;
+    Some(CutRecord { by_owner: false, ..cut })
+}
+
+/// Takes a cut of a version without sole owners.
 fn take_first_cut(input: &mut &[u8]) -> Option<CutRecord> {
     Some(CutRecord {
         epoch: take_u64(input)?,
@@ -408,7 +414,7 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
         }
         Record::End => out.push(13),
         Record::Cut(cut) => {
-            out.push(19);
+            out.push(20);
             put_cut(cut, out);
         }
         Record::Snapshot(manifest) => {
@@ -556,7 +562,8 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         })?),
         13 => Record::End,
         10 => Record::Cut(take_first_cut(input)?),
-        19 => Record::Cut(take_cut(input)?),
+        19 => Record::Cut(take_mixed_cut(input)?),
+        20 => Record::Cut(take_cut(input)?),
         11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
         14 => Record::Snapshot(Arc::new(take_second_manifest(input)?)),
         15 => Record::Snapshot(Arc::new(take_third_manifest(input)?)),

@@ -22,10 +22,14 @@ pub(super) struct Prepared {
 
 impl Prepared {
     /// Returns how many objects of another snapshot the rows are from, if they are loaded and that
-    /// snapshot begins with the same objects.
+    /// snapshot begins with the same objects. Versions are loaded from all objects together.
     pub fn leads_to(&self, manifest: &Manifest) -> Option<usize> {
         let has = &self.manifest.objects;
-        let is_it = self.rows.is_some() && manifest.objects.starts_with(has);
+        let Some(rows) = &self.rows else { return None };
+        let is_it = match rows.have_versions() {
+            true => manifest.objects == *has,
+            false => manifest.objects.starts_with(has),
+        };
         is_it.then_some(has.len())
     }
 }

@@ -620,10 +620,7 @@ impl Worker {
         running.runs = runs;
         let now_us = running.current.as_ref().map_or(0, |(cut, _)| cut.clock_us);
         let current = running.current.as_ref();
-        let plan = current.map_or_else(ColumnPlan::default, |(cut, plan)| ColumnPlan {
-            executes: plan.executes,
-            by_owner: cut.by_owner,
-        });
+        let plan = ColumnPlan { executes: current.and_then(|(_, plan)| plan.executes) };
         let marks_us = running.ranks.as_ref().map_or_else(|| [].into(), Ranks::marks_us);
         let mut out = Outbox::default();
         running.node.begin(number, Clock { now_us, marks_us }, requests, (events, plan), &mut out);

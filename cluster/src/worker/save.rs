@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tidemill_function::TakenRows;
 use tidemill_snapshot::Work;
-use tidemill_table::Changed;
 
 use super::ranks::Ranks;
 use super::{Pending, Stage, Worker};
@@ -17,7 +17,7 @@ const TRIES_MAX: u32 = 4;
 pub(super) struct Saving {
     epoch: u64,
     name: String,
-    rows: Arc<Vec<Changed>>,
+    rows: Arc<TakenRows>,
     tries: u32,
     is_asked: bool,
     /// The part, once it is stored.

@@ -38,7 +38,6 @@ use super::feeds::{self, About, Feeds, Rows};
 use super::format::Json;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
-use super::slow::slow;
 use super::timers::Timers;
 use super::topics::{sources, Topics};
 use super::upgrade::Starting;
@@ -218,6 +217,7 @@ impl Cluster {
             feeds: of_files,
             ways: &ways,
             has_own_requests: served.is_some(),
+            has_sole_owner: functions.has_sole_owner(),
         };
         let upgraded = starting.agree()?;
         upgraded.iter().for_each(upgrade::report);
@@ -436,7 +436,7 @@ impl Cluster {
             "input_ended": self.has_input_ended(),
             "requests_open": self.request_server.open_requests(), "log_bytes": self.log_bytes(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
-            "slow": slow(&self.program, self.functions.has_sole_owner()), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
+            "sole_owner": self.functions.has_sole_owner(), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });

@@ -35,7 +35,6 @@ mod outboxes;
 mod panics;
 mod settings;
 mod sinks;
-mod slow;
 mod timers;
 mod times;
 mod topics;

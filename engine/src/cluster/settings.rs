@@ -303,12 +303,13 @@ pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
     })
 }
 
-/// The default of requests of a source in an epoch.
+/// The default of requests of a source in an epoch. Where one worker executes them in their order,
+/// none runs again.
 fn epoch_rows(spec: &AppSpec) -> u64 {
-    if knows_rows(spec) {
-        return EPOCH_ROWS_KNOWN;
+    match knows_rows(spec) || has_sole_owner(spec) {
+        true => within_slides(spec, EPOCH_ROWS_KNOWN),
+        false => EPOCH_ROWS,
     }
-    within_slides(spec, EPOCH_ROWS)
 }
 
 /// Limits a number of requests, so that they slide windows by time a limited number of times.
@@ -442,7 +443,7 @@ mod tests {
         };
         let found = [(60, 60), (40, 1), (41, 1), (82, 2), (3_600, 1), (100_000, 1)];
         let found = found.map(|(size_us, slide_us)| rows(size_us, slide_us));
-        assert_eq!(found, [250, 250, 243, 243, 2, 1]);
+        assert_eq!(found, [2_500, 250, 243, 243, 2, 1]);
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //!
 //! A snapshot whose parts are in the format of earlier versions is stored again, of the same epoch.
 
+mod versions;
+
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -23,7 +25,7 @@ use tidemill_core::{encode, Error, Kind, Position, Result, StreamTime, TableId};
 use tidemill_durable::{name_taken, MemoryStore, Store};
 use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
-use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head};
+use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
 use super::sinks::DeclaredSinks;
@@ -87,8 +89,10 @@ struct Found {
     generation: u64,
     /// The newest snapshot that counts.
     manifest: Option<Arc<Manifest>>,
-    /// The number of cuts after it.
+    /// The number of cuts after it, and of those of an earlier version of Tidemill, in which one worker
+    /// did not execute the whole epoch.
     cuts: usize,
+    cuts_of_before: usize,
     /// For each source, the number of its records in the cuts or the snapshot.
     needed: Vec<u64>,
 }
@@ -123,6 +127,8 @@ pub(super) struct Starting<'a> {
     /// Whether requests in the log are in this program's encoding. Requests of people have names,
     /// and any version reads them.
     pub has_own_requests: bool,
+    /// Whether one worker owns all rows.
+    pub has_sole_owner: bool,
 }
 
 impl Starting<'_> {
@@ -140,6 +146,7 @@ impl Starting<'_> {
         let now = Version { fingerprint, topics, event_sources, app };
         let found = self.newest()?;
         self.check_inputs(&found.needed)?;
+        self.check_cuts(&found)?;
         let Some(written) = self.written()? else {
             self.begin(found)?;
             return self.write(&Written { is: now, becomes: None }).map(|()| None);
@@ -215,19 +222,20 @@ impl Starting<'_> {
         self.check_later_records(&manifest, cuts)?;
         check_topics(&is.topics, &now.topics)?;
         let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
-        let left = left(&self.store, &is.app, &manifest)?;
+        let (app, objects) = self.with_versions(is, now, &manifest)?;
+        let read = Manifest { objects: objects.clone(), ..(*manifest).clone() };
+        let left = left(&self.store, &app, &read)?;
         let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
-        let tables = &now.app.program.tables;
         let before = Some((&is.app.program, self.log));
         let mut places = self.ways.begin(self.program, &manifest, before)?;
         let (generation, epoch) = (generation + 1, manifest.epoch + 1);
         let mut converted = self.converted(generation, epoch, self.fingerprint);
         comparison.convert(&self.store, &left.manifest, |table, partition, key, row| {
-            // Other state of an engine in one process does not exist here.
-            if table.index() < tables.len() {
-                converted.push(table, partition, key, row);
-            }
+            converted.push(table, partition, key, row);
         })?;
+        if objects != manifest.objects {
+            discard(&*self.store, &objects);
+        }
         let found = comparison.found();
         check(&found, self.settings.upgrade).inspect_err(|_| converted.discard())?;
         let (rows, objects) = converted.end()?;
@@ -253,6 +261,26 @@ impl Starting<'_> {
         self.publish(manifest)?;
         self.write(&Written { is: now.clone(), becomes: None })?;
         Ok(said)
+    }
+
+    /// Returns the version of the state and the objects of the newest snapshot. If an earlier version
+    /// of Tidemill has stored versions of rows as rows, it stores them again as versions.
+    fn with_versions(
+        &self,
+        is: &Version,
+        now: &Version,
+        manifest: &Manifest,
+    ) -> Result<(Stored, Vec<DataObject>)> {
+        let was = &is.app.program;
+        let Some(program) = versions::without(was, &now.app.program) else {
+            return Ok((is.app.clone(), manifest.objects.clone()));
+        };
+        let mut converted =
+            self.converted(manifest.generation + 1, manifest.epoch, manifest.program);
+        let objects = (manifest.program, &manifest.objects[..]);
+        versions::convert(&self.store, objects, (was, &program), &mut converted)?;
+        let (_, objects) = converted.end()?;
+        Ok((Stored { program, ..is.app.clone() }, objects))
     }
 
     /// Stores the newest snapshot again, of the same epoch, in the format of this version.
@@ -353,7 +381,7 @@ impl Starting<'_> {
             match record {
                 Record::Generation { generation: begun } => generation = generation.max(begun),
                 Record::Cut(cut) => {
-                    cuts.push(cut.epoch);
+                    cuts.push((cut.epoch, cut.by_owner));
                     at_least(&mut needed, &cut.upto);
                 }
                 // Of equal snapshots the first counts.
@@ -368,8 +396,26 @@ impl Starting<'_> {
             }
         }
         let last = newest.as_ref().map_or(0, |manifest| manifest.epoch);
-        let cuts = cuts.into_iter().filter(|epoch| *epoch > last).count();
-        Ok(Found { generation, manifest: newest, cuts, needed })
+        cuts.retain(|(epoch, _)| *epoch > last);
+        let cuts_of_before = cuts.iter().filter(|(_, by_owner)| !by_owner).count();
+        Ok(Found { generation, manifest: newest, cuts: cuts.len(), cuts_of_before, needed })
+    }
+
+    /// Refuses cuts that this version would execute with other places of outputs.
+    fn check_cuts(&self, found: &Found) -> Result<()> {
+        if !self.has_sole_owner || found.cuts_of_before == 0 {
+            return Ok(());
+        }
+        let many = counted(found.cuts_of_before as u64, "recorded cut");
+        let what = format!(
+            "{many} of the cluster {} after its newest snapshot can be executed only by the version of Tidemill \
+             that made them",
+            self.name
+        );
+        Err(Error::setting(what).help(
+            "start the app with that version once more, and stop it cleanly (Ctrl-C or SIGTERM): this version \
+             goes on from the snapshot that it leaves",
+        ))
     }
 
     /// Refuses a log that has fewer requests than cuts include. A cut is recorded after the
@@ -629,11 +675,16 @@ impl Converted {
         Ok((self.rows, self.objects?))
     }
 
-    /// Removes the objects. If one is left, a later snapshot removes it.
+    /// Removes the objects.
     fn discard(&self) {
-        for object in self.objects.iter().flatten() {
-            let _ = self.store.delete(&object.name);
-        }
+        self.objects.iter().for_each(|objects| discard(&*self.store, objects));
+    }
+}
+
+/// Removes objects. If one is left, a later snapshot removes it.
+fn discard(store: &dyn Store, objects: &[DataObject]) {
+    for object in objects {
+        let _ = store.delete(&object.name);
     }
 }
 
@@ -647,8 +698,11 @@ fn left(store: &Arc<dyn Store>, app: &Stored, manifest: &Manifest) -> Result<Lef
     let manifest =
         tidemill_snapshot::Manifest { app: *program, head, writer: 0, objects, internal };
     let mut counts = vec![0; app.program.tables.len()];
+    let tables = counts.len();
     load(store, &manifest, |row| {
-        counts[row.table.index()] += 1;
+        if let Part::Row(table) = Part::of(row.table, tables) {
+            counts[table] += 1;
+        }
         Ok(())
     })?;
     // The cluster's manifest has the progress of event time, by the cluster's sources.

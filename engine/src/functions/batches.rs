@@ -1,13 +1,19 @@
-//! Batches of procedures: the place of waiting events, and the clock that completes batches in
-//! arrival time.
+//! Batches of procedures: the clock that completes batches in arrival time, and the calls that end
+//! batches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_core::{Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, Value};
+use tidemill_core::{
+    Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, TableId, Value,
+};
 use tidemill_function::{Call, Target};
-use tidemill_txn::execute::RemoteRounds;
 use tidemill_txn::program::{Origin, Program, Stream, Timer};
+
+/// Creates a call of the engine itself. A sole owner executes it, so it has no place among the rows.
+pub(super) fn call(target: Target, args: Arc<[Value]>) -> Call {
+    Call { target, table: TableId(0), key: [].into(), args }
+}
 
 /// The end of a source.
 pub(super) struct Last {
@@ -64,11 +70,9 @@ impl Batches {
     }
 
     /// Returns the check that a firing stands for, if it is a firing of these timers.
-    pub fn look(&self, program: &Program, rounds: &RemoteRounds, firing: StreamId) -> Option<Call> {
-        let of = self.0.get(&firing)?;
-        let (table, key) = rounds.waits(program, program.root_stream(*of))?;
-        let args = [Value::Int(of.0.into())].into();
-        Some(Call { target: Batches::TARGET, table, key: key.into(), args })
+    pub fn look(&self, firing: StreamId) -> Option<Call> {
+        let args = [Value::Int(self.0.get(&firing)?.0.into())].into();
+        Some(call(Batches::TARGET, args))
     }
 
     /// Returns the calls at the end of one of `sources` sources of an input stream, whose newest
@@ -76,7 +80,6 @@ impl Batches {
     /// except those with intervals of event time. Each call comes after all events of that source.
     pub fn last(
         program: &Program,
-        rounds: &RemoteRounds,
         input: StreamId,
         (sources, newest_us): (usize, Option<i64>),
     ) -> Vec<Call> {
@@ -87,13 +90,12 @@ impl Batches {
                 && !by_event_time
         };
         let all = (0..program.streams.len() as u16).map(StreamId).filter(comes_so);
-        let call = |of: StreamId| {
-            let (table, key) = rounds.waits(program, input)?;
+        let end = |of: StreamId| {
             let newest = newest_us.map_or(Value::Null, Value::Timestamp);
             let args = [Value::Int(of.0.into()), Value::Int(sources as i64), newest].into();
-            Some(Call { target: Batches::LAST, table, key: key.into(), args })
+            call(Batches::LAST, args)
         };
-        all.filter_map(call).collect()
+        all.map(end).collect()
     }
 
     /// Parses the arguments of a `LAST` call. Any client may have written them into the log.

@@ -83,11 +83,20 @@ impl Counting {
             let only = takers.next().filter(|_| takers.next().is_none());
             abort(program, counts, only, why, None);
         }
-        for ColumnOutput { stream, ordinals, batch, .. } in outputs {
-            if self.slides == Some(*stream) {
+        for ColumnOutput { stream, tids, ordinals, batch } in outputs {
+            let is_side = self.dead.contains(stream) || self.late.contains(stream);
+            if self.slides == Some(*stream) || is_side {
                 batch.rows().for_each(|row| self.emitted(program, *stream, &row, counts));
             }
             let Some(&handler) = self.aborted.get(stream) else { continue };
+            // The aborts of calls are counted with their results.
+            let is_own = |row: &u32| {
+                let at = *row as usize;
+                ordinals[at] != ABORTED_EVENT || results.calls.binary_search(&tids[at]).is_err()
+            };
+            let own: Vec<u32> = (0..batch.len() as u32).filter(is_own).collect();
+            let batch = &if own.len() == batch.len() { batch.clone() } else { batch.take(&own) };
+            let ordinals = own.iter().map(|row| &ordinals[*row as usize]);
             counts.reasons.count(&program.handlers[handler].name, batch);
             let reason = batch.schema().len() - 1;
             let is_fault = |row: &usize| match batch.value(reason, *row) {
@@ -97,7 +106,7 @@ impl Counting {
             let faults = (0..batch.len()).filter(is_fault).count() as u64;
             counts.faults += faults;
             counts.refused += batch.len() as u64 - faults;
-            failed += ordinals.iter().filter(|ordinal| **ordinal == ABORTED_EVENT).count() as u64;
+            failed += ordinals.filter(|ordinal| **ordinal == ABORTED_EVENT).count() as u64;
         }
         counts.ended += results.events.saturating_sub(failed);
         for (handler, abort) in &results.faults {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use tidemill_connect::BadRow;
 use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
-use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
+use tidemill_function::{Call, Target};
 use tidemill_txn::program::{Abort, Origin, Program, Stream};
 
 use crate::outlets::dead_schema;
@@ -60,25 +60,16 @@ impl Letters {
         ])
     }
 
-    /// Begins the call of a dead letter. Any client may have written it into the log.
-    pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+    /// Returns the event of a dead letter's call. Any client may have written it into the log.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn event(&self, program: &Program, call: &Call) -> Result<(StreamId, Row), Abort> {
         let dead = match call.args.first() {
             Some(Value::Int(dead)) => self.0.values().find(|id| i64::from(id.0) == *dead),
             _ => None,
         };
-        let columns = |dead: &StreamId| program.streams[dead.index()].spec.schema.len();
-        match dead.filter(|dead| columns(dead) + 1 == call.args.len()) {
-            Some(dead) => Ok(Box::new(Letter(*dead, call.args[1..].into()))),
-            None => Err(Abort::refused("there is no such function")),
-        }
-    }
-}
-
-struct Letter(StreamId, Row);
-
-impl Activation for Letter {
-    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        context.emit(self.0, &self.1)?;
-        Ok(Step::Done(Value::Null))
+        let dead = *dead.ok_or_else(|| Abort::refused("there is no such function"))?;
+        Ok((dead, program.stored_output(dead, &call.args[1..])?.into()))
     }
 }

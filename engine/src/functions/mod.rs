@@ -3,22 +3,22 @@
 //! entity lives. A call without an entity runs at a node that a hash of its arguments picks, which
 //! is the same everywhere.
 //!
-//! Some events cause more than a transaction with its own steps: further handlers, procedures,
-//! triggers, or windows of the handler. They run whole at one node: see `whole.rs`.
+//! In some apps more than a transaction with its own steps follows from an event or a call. One node
+//! owns all rows of such an app ([`has_sole_owner`]). There `sole.rs` says what each call is.
 
 mod batches;
 mod counts;
 mod dead;
+mod declared;
 mod likely;
 mod of_nodes;
 mod once;
 mod results;
-mod rows;
 pub(crate) mod slides;
+mod sole;
 #[cfg(test)]
 pub(crate) mod tests;
 mod times;
-mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tidemill_core::{
     encode, rules, DataType, Error, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
 };
 use tidemill_function::{Activation, Call, Exchange, Target};
-use tidemill_txn::execute::{OpenBatches, RemoteRounds, RemoteRows, SoleProgram, StoredVersions};
+use tidemill_txn::execute::{OpenBatches, RemoteRows, SoleProgram};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Body, Footprint, Handler, Origin, Program, Stream, Timer};
 
@@ -39,8 +39,8 @@ use self::dead::Letters;
 use self::likely::Likely;
 use self::once::Requests;
 use self::slides::Slides;
+pub use self::sole::has_sole_owner;
 use self::times::Times;
-use self::whole::{What, Whole};
 use crate::calls::Reply;
 use crate::requests::Request;
 use crate::settings::OnFault;
@@ -69,17 +69,10 @@ pub trait StartFunction: Send + Sync {
 pub struct AppFunctions {
     /// The program as nodes hold its rows: the rows of windows are ordinary rows.
     program: Arc<Program>,
-    /// The program as it is in one process.
-    whole: Arc<Program>,
-    rounds: Arc<RemoteRounds>,
-    /// The tables of events that wait for their batch.
-    waiting: BTreeSet<TableId>,
     /// For each handler, the table of its entity, if it is a function of one.
     entities: Vec<Option<TableId>>,
     /// For each handler, how its transactions run if their rows are known from the event.
     alone: Vec<Option<RemoteRows>>,
-    /// For each handler, whether a handler takes the calls of it that abort.
-    takes_aborts: Vec<bool>,
     /// The handlers that clients call, by name.
     called: BTreeMap<String, usize>,
     /// The columns of calls that have the caller, by the handler's name.
@@ -103,7 +96,7 @@ pub struct AppFunctions {
     /// For each stream, the handlers of its events, if they can be executed by column. A number
     /// beyond those of handlers means all handlers of a stream ([`Functions::sole`]).
     by_column: Vec<Option<Vec<usize>>>,
-    /// The program of a node that owns all rows, if the app suits one.
+    /// The program of a node that owns all rows, if the app needs one.
     sole: Option<Arc<SoleProgram>>,
 }
 
@@ -128,31 +121,6 @@ pub fn knows_rows(spec: &AppSpec) -> bool {
     };
     results::passed_on(program, &spec.sinks).is_empty()
         && program.handlers.iter().enumerate().all(is_one)
-}
-
-/// Whether one worker owns all rows of an app, and executes its events as one process does. Such an
-/// app has no functions beside procedures, whose work workers share, and each of its streams of events
-/// triggers more than the events' own transactions. Intervals of event time, lookups and work outside
-/// have their own ways.
-pub fn has_sole_owner(spec: &AppSpec) -> bool {
-    let program = &spec.program;
-    let is_event = |stream: &StreamId| {
-        program.streams[stream.index()].origin == Origin::Input
-            && !program.calls.contains(stream)
-            && program.timers.iter().all(|timer| timer.stream != *stream)
-            && program.takers(*stream).next().is_some()
-    };
-    let inputs = (0..program.streams.len() as u16).map(StreamId).filter(is_event);
-    let mut inputs = inputs.peekable();
-    SoleProgram::suits(program)
-        && spec.externals.is_empty()
-        && !spec.asks_outside
-        && program.batches_by_event_time().next().is_none()
-        && inputs.peek().is_some()
-        && inputs.all(|input| {
-            let mut takers = program.takers(input);
-            takers.any(|(handler, _)| RemoteRounds::triggers_more(program, handler))
-        })
 }
 
 /// The target of requests that can't be read. No function has it.
@@ -219,14 +187,10 @@ impl AppFunctions {
         });
         let callers = callers.collect();
         let called = program.handlers.iter().enumerate().filter_map(called).collect();
-        let functions = (0..entities.len()).filter(|handler| entities[*handler].is_some());
-        let functions: Vec<usize> = functions.collect();
         let mut program = program.clone();
-        let (open, versions) = (OpenBatches::add(&mut program), StoredVersions::add(&mut program));
+        let open = OpenBatches::add(&mut program);
         let passed_on = results::passed_on(&spec.program, &spec.sinks);
         let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
-        let rounds = RemoteRounds::of(&spec.program, &functions, open, versions, passed_on)?;
-        let rounds = Arc::new(rounds.report_slides_on(slides.aborted));
         let batches = Batches::add(&mut program);
         let intervals = program.batches_by_event_time().map(|(stream, _)| stream).collect();
         let letters = Letters::add(&mut program, &spec.sources);
@@ -234,16 +198,20 @@ impl AppFunctions {
         let times = Arc::new(Times::add(&mut program, &groups));
         results::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program);
-        let whole = Arc::new(program.clone());
-        for window in &whole.windows {
+        let sole = match has_sole_owner(spec) {
+            true => {
+                let whole = Arc::new(program.clone());
+                Some(Arc::new(SoleProgram::new(whole, open, passed_on, slides.aborted)?))
+            }
+            false => None,
+        };
+        for window in program.windows.clone() {
             for table in window.table_ids() {
                 program.tables[table.index()].keeps = None;
             }
             // The groups of a window are read together.
             program.tables[window.groups.index()].partition_prefix = Some(0);
         }
-        // On nodes the versions of histories are rows.
-        program.tables.iter_mut().for_each(|table| table.history = None);
         program.forget();
         let written = spec.sinks.iter().filter_map(|decl| results::stream(&program, &decl.stream));
         let written = written.collect();
@@ -257,44 +225,33 @@ impl AppFunctions {
         let is_outbox = |name: &str| spec.externals.iter().any(|decl| *decl.outbox == *name);
         let outboxes = (0..).zip(&program.tables).filter(|(_, table)| is_outbox(&table.name));
         let outboxes: Vec<TableId> = outboxes.map(|(number, _)| TableId(number)).collect();
-        let of = |(number, handler): (usize, &Handler)| match rounds
-            .is_needed(&program, handler.input)
-        {
-            true => None,
+        let of = |number: usize| {
             // Entries of indexes change with the rows that transactions of functions write.
-            false
-                if Footprint::of(&program, number)
-                    .tables()
-                    .any(|of| program.tables[of.index()].keeps.is_some()) =>
-            {
-                None
-            }
-            false => RemoteRows::of(&program, number),
+            let mut touched =
+                Footprint::of(&program, number).tables().collect::<Vec<_>>().into_iter();
+            let is_kept = touched.any(|of| program.tables[of.index()].keeps.is_some());
+            (!is_kept && sole.is_none()).then(|| RemoteRows::of(&program, number)).flatten()
         };
-        let alone = program.handlers.iter().enumerate().map(of).collect();
-        let handlers = 0..program.handlers.len();
-        let takes_aborts = handlers.map(|number| results::takes_aborts(&program, number));
-        let takes_aborts: Vec<bool> = takes_aborts.collect();
+        let alone = (0..program.handlers.len()).map(of).collect();
         let program = Arc::new(program);
-        let sole = match has_sole_owner(spec) {
-            true => Some(Arc::new(SoleProgram::new(whole.clone(), rounds.clone())?)),
-            false => None,
-        };
         let counting = Counting::of(&program);
         let by_column = (0..program.streams.len() as u16).map(StreamId).map(|stream| {
             let is_event = program.streams[stream.index()].origin == Origin::Input
                 && !program.calls.contains(&stream)
                 && program.timers.iter().all(|timer| timer.stream != stream);
-            if is_event && rounds.is_needed(&program, stream) {
-                let round = || vec![program.handlers.len() + stream.index()];
-                return sole.as_ref().map(|_| round());
+            if let Some(sole) = sole.as_ref().filter(|_| is_event) {
+                // The last events of intervals are known one by one.
+                let is_of = |(of, _): (StreamId, i64)| program.root_stream(of) == stream;
+                let is_taken = program.takers(stream).next().is_some() || sole.is_passed_on(stream);
+                let is_by_column = is_taken && !program.batches_by_event_time().any(is_of);
+                return is_by_column.then(|| vec![program.handlers.len() + stream.index()]);
             }
             let handlers: Vec<usize> = program.handlers_on(stream).collect();
             let has_columns = |handler: &usize| {
                 let writes_outbox = Footprint::of(&program, *handler)
                     .tables()
                     .any(|table| outboxes.contains(&table));
-                Exchange::takes(&program, *handler) && !takes_aborts[*handler] && !writes_outbox
+                Exchange::takes(&program, *handler) && !writes_outbox
             };
             let is_by_column = is_event && !handlers.is_empty() && handlers.iter().all(has_columns);
             is_by_column.then_some(handlers)
@@ -302,12 +259,8 @@ impl AppFunctions {
         let by_column = by_column.collect();
         Ok(Arc::new(AppFunctions {
             program,
-            whole,
-            waiting: rounds.waiting().collect(),
-            rounds,
             entities,
             alone,
-            takes_aborts,
             called,
             callers,
             begins,
@@ -350,32 +303,23 @@ impl AppFunctions {
         Ok(self.requests.call(self.call(name, row)?, request))
     }
 
-    /// Creates the transactions of an event, in the order of the handlers on its stream. It is a
-    /// single one where its round is executed as a whole, or where several handlers take a stream
-    /// with event time.
+    /// Creates the transactions of an event, in the order of the handlers on its stream. A sole owner
+    /// of all rows executes all that follows from an event as one.
     ///
     /// # Errors
     /// When the row has other columns than the stream.
     pub fn event(&self, stream: StreamId, row: &[Value]) -> Result<Vec<Call>> {
-        if let Some(look) = self.batches.look(&self.program, &self.rounds, stream) {
-            return Ok(vec![look]);
-        }
-        if let Some(look) = self.slides.look(&self.program, stream) {
-            return Ok(vec![look]);
-        }
-        let is_timed_alike = self.times.has(stream) && self.program.handlers_on(stream).count() > 1;
-        if !self.rounds.is_needed(&self.program, stream) && !is_timed_alike {
+        if self.sole.is_none() {
             return self.program.handlers_on(stream).map(|h| self.made(h, row)).collect();
+        }
+        if let Some(look) = self.batches.look(stream).or_else(|| self.slides.look(stream)) {
+            return Ok(vec![look]);
         }
         self.check_columns(stream, row)?;
         let number = self.program.handlers.len() + stream.index();
         let target = Target::Function(2 * number as u32);
-        // An event that waits for its batch is executed where the batch is.
-        let (table, key) = match self.rounds.waits(&self.program, stream) {
-            Some((table, key)) => (table, key.into()),
-            None => (TableId(0), placed(&self.program.tables[0], number, row).into()),
-        };
-        Ok(vec![Call { target, table, key, args: row.into() }])
+        let key = placed(&self.program.tables[0], number, row).into();
+        Ok(vec![Call { target, table: TableId(0), key, args: row.into() }])
     }
 
     /// The handler whose transaction a call is, if it is of one handler.
@@ -425,9 +369,9 @@ impl AppFunctions {
         sources: usize,
         newest_us: Option<i64>,
     ) -> Vec<Call> {
-        let mut last = Batches::last(&self.program, &self.rounds, stream, (sources, newest_us));
+        let mut last = Batches::last(&self.program, stream, (sources, newest_us));
         // They come last, because the last batch may put rows into windows.
-        last.extend(self.slides.last(&self.program, stream, newest_us));
+        last.extend(self.slides.last(stream, newest_us));
         last
     }
 
@@ -526,7 +470,7 @@ impl AppFunctions {
     pub fn taken(&self, name: &str) -> Result<StreamId> {
         let stream = self.input(name)?;
         let has_taker = self.program.takers(stream).next().is_some();
-        match has_taker || self.rounds.is_passed_on(&self.program, stream) {
+        match has_taker || self.sole.as_ref().is_some_and(|sole| sole.is_passed_on(stream)) {
             true => Ok(stream),
             false => {
                 Err(Error::program(format!("no handler or sink takes the events of stream {name}"))
@@ -560,6 +504,14 @@ impl AppFunctions {
                 let key = placed(&self.program.tables[0], 0, &args).into();
                 Call { target: Letters::TARGET, table: TableId(0), key, args: args.into() }
             }
+        }
+    }
+
+    /// Returns the abort of such a call. Any client may have written it into the log.
+    fn why_unreadable(&self, call: &Call) -> Option<Abort> {
+        match call.args.first() {
+            Some(Value::Str(why)) => Some(Abort::refused(&**why)),
+            _ => None,
         }
     }
 
@@ -609,11 +561,6 @@ impl AppFunctions {
         values.len() == columns.len() && values.iter().zip(columns).all(fits)
     }
 
-    fn begin_whole(&self, what: What, call: &Call, is_keyed: bool) -> Box<dyn Activation> {
-        let shared = (&self.whole, &self.rounds, &self.times, &self.likely);
-        Box::new(Whole::new(shared, what, call, is_keyed))
-    }
-
     /// Rebuilds the row of the stream that a request came in by.
     fn row(&self, handler: usize, call: &Call) -> Vec<Value> {
         let key = match self.entities[handler] {
@@ -655,7 +602,8 @@ impl AppFunctions {
         }
         if let Some(stream) = self.round_of(call.target) {
             let Err(abort) = outcome else { return (Reply::Returned(None), None) };
-            let event = self.rounds.only(&self.program, stream).map(|only| {
+            let only = self.sole.as_ref().and_then(|sole| sole.only(stream));
+            let event = only.map(|only| {
                 let event = self.program.abort_event(only, &call.args, &abort.public_reason());
                 (self.program.handlers[only].aborted, event.into())
             });
@@ -665,17 +613,6 @@ impl AppFunctions {
             unreachable!("requests are made here")
         };
         let handler = &self.program.handlers[number];
-        let is_taken = self.takes_aborts[number];
-        let outcome = match outcome {
-            // The call aborted, and the events of its abort have left with it.
-            Ok(value) if is_taken => match results::settled(value) {
-                Ok(value) => Ok(value),
-                Err(reason) => return (Reply::aborted(reason), None),
-            },
-            // The abort was not taken by a handler, because nothing of the call was executed.
-            Err(abort) if is_taken => return (Reply::of(&abort), None),
-            outcome => outcome,
-        };
         match outcome {
             Err(abort) => {
                 let row = self.row(number, call);

@@ -4,19 +4,21 @@ use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
 use tidemill_connect::values;
-use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{
-    Activation, Call, Changes, ColumnOutput, Counts, EventPlace, Functions, RowAt, SoleResults,
+    Activation, Call, Changes, ColumnOutput, Context, Counts, EventPlace, Functions, RowAt,
+    SoleResults, Step, Stop,
 };
-use tidemill_txn::execute::{HandlerCounts, SoleProgram};
+use tidemill_table::{Seq, Table};
+use tidemill_txn::execute::{HandlerCounts, SoleProgram, SoleWork};
 use tidemill_txn::program::{Abort, Body, Origin, Program, Stream};
 
 use super::batches::{Batches, Last};
 use super::dead::Letters;
+use super::declared::Declared;
 use super::once::Requests;
 use super::slides::Slides;
 use super::times::Times;
-use super::whole::What;
 use super::{counts, handler_of, AppFunctions, UNREADABLE};
 
 impl Functions for AppFunctions {
@@ -29,76 +31,35 @@ impl Functions for AppFunctions {
     }
 
     fn begin(&self, call: &Call) -> std::result::Result<Box<dyn Activation>, Abort> {
-        if let (UNREADABLE, Some(Value::Str(why))) = (call.target, call.args.first()) {
-            return Err(Abort::refused(&**why));
-        }
-        if call.target == Requests::TARGET {
-            return self.requests.begin(call, |inner| self.wanted(inner));
-        }
-        if call.target == Letters::TARGET {
-            return self.letters.begin(&self.program, call);
-        }
-        if call.target == Times::LATE {
-            return self.times.begin(&self.program, call);
-        }
         let unknown = || Abort::refused("there is no such function");
-        if call.target == Batches::TARGET {
-            let stream = self.batches.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Due(stream), call, false));
-        }
-        if call.target == Batches::LAST {
-            let last = Batches::last_of(&self.program, call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Last(last), call, false));
-        }
-        if call.target == Slides::TARGET {
-            let stream = self.slides.of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Slides(stream), call, false));
-        }
-        if call.target == Slides::LAST {
-            let (stream, last) = self.slides.last_of(call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::LastSlides(stream, last), call, false));
-        }
-        if call.target == Batches::ENDING {
-            let (stream, ends, event) = Batches::ending(&self.program, call).ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Ending(stream, ends), &event, false));
-        }
-        if call.target == Times::ADMITTED {
-            let found = Batches::admitted(&self.program, call);
-            let (stream, ends, time_us, event) = found.ok_or_else(unknown)?;
-            return Ok(self.begin_whole(What::Admitted(stream, ends, time_us), &event, false));
+        match call.target {
+            UNREADABLE => return Err(self.why_unreadable(call).unwrap_or_else(unknown)),
+            Requests::TARGET => return self.requests.begin(call, |inner| self.returned(inner)),
+            Letters::TARGET => {
+                let letter = self.letters.event(&self.program, call)?;
+                return Ok(Box::new(Emits(vec![letter])));
+            }
+            Times::LATE => {
+                return Ok(Box::new(Emits(self.times.passed_on(&self.program, call)?)));
+            }
+            _ => {}
         }
         // Any client may have written the event into the log. Without a time it has no place in the
         // order.
         if self.in_time(call).is_some() && self.timed(call).is_none() {
             return Err(Abort::refused("the event has no time"));
         }
-        if let Some(stream) = self.round_of(call.target) {
-            let columns = self.program.streams[stream.index()].spec.schema.len();
-            return match call.args.len() == columns {
-                true => Ok(self.begin_whole(What::Round(stream), call, false)),
-                false => Err(unknown()),
-            };
-        }
         let (number, is_request) = handler_of(call.target).ok_or_else(unknown)?;
         let handler = self.program.handlers.get(number).ok_or_else(unknown)?;
-        let is_event = self.is_event(number, call);
         match handler.body {
-            _ if is_request && self.rounds.is_needed(&self.program, handler.input) => {
-                if !is_event {
-                    return Err(unknown());
-                }
-                let what = match self.program.calls.contains(&handler.input) {
-                    true => {
-                        What::Replies { handler: number, takes_aborts: self.takes_aborts[number] }
-                    }
-                    false => What::Round(handler.input),
-                };
-                Ok(self.begin_whole(what, call, self.entities[number].is_some()))
-            }
             Body::Opaque(function) => self.begins.begin(function, call, is_request),
-            Body::Declared(_) if is_event => {
-                Ok(self.begin_whole(What::Handler(number), call, false))
-            }
+            Body::Declared(_) if self.is_event(number, call) => Ok(Box::new(Declared {
+                program: self.program.clone(),
+                times: self.times.clone(),
+                likely: self.likely.clone(),
+                handler: number,
+                event: call.args.clone(),
+            })),
             Body::Declared(_) | Body::Native(_) => Err(unknown()),
         }
     }
@@ -143,7 +104,34 @@ impl Functions for AppFunctions {
     }
 
     fn sole(&self) -> Option<Arc<SoleProgram>> {
-        self.sole.clone()
+        self.sole_program()
+    }
+
+    fn sole_work(&self, call: &Call) -> std::result::Result<SoleWork, Abort> {
+        self.work(call)
+    }
+
+    fn request_id(&self, call: &Call) -> Option<Key> {
+        Requests::id(call)
+    }
+
+    fn known_result(
+        &self,
+        call: &Call,
+        tables: &[Table],
+        now_us: i64,
+    ) -> Option<std::result::Result<Value, Abort>> {
+        self.requests.known(call, tables, now_us)
+    }
+
+    fn remember(
+        &self,
+        call: &Call,
+        result: &std::result::Result<Value, Abort>,
+        to: (&mut [Table], Seq),
+        now_us: i64,
+    ) {
+        self.requests.remember(call, result, |inner| self.takes_aborts(inner), to, now_us);
     }
 
     fn handler_call(&self, handler: usize, row: &[Value]) -> Call {
@@ -231,10 +219,6 @@ impl Functions for AppFunctions {
         }
     }
 
-    fn takes_turns(&self, call: &Call) -> bool {
-        self.waiting.contains(&call.table)
-    }
-
     fn outboxes(&self) -> &[TableId] {
         &self.outboxes
     }
@@ -254,7 +238,8 @@ impl Functions for AppFunctions {
         call: &Call,
         outcome: &std::result::Result<Value, Abort>,
     ) -> Option<(StreamId, Row)> {
-        if self.written.is_empty() {
+        // A sole owner has emitted it.
+        if self.written.is_empty() || self.sole.is_some() {
             return None;
         }
         let (stream, row) = self.last(call, outcome)?;
@@ -291,5 +276,17 @@ impl Functions for AppFunctions {
         let keys = rows.iter().map(|row| (row.table, &row.key));
         let (rows, events) = alone.run(&self.program, &call.args, keys, are)?;
         Ok(Changes { rows, value: None, events })
+    }
+}
+
+/// A call that only emits events.
+struct Emits(Vec<(StreamId, Row)>);
+
+impl Activation for Emits {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        for (stream, row) in &self.0 {
+            context.emit(*stream, row)?;
+        }
+        Ok(Step::Done(Value::Null))
     }
 }

@@ -2,22 +2,26 @@
 //!
 //! A request with an id is a call of its own, on a row of a table that the engine adds. It checks
 //! whether the id is known, calls the function, and stores the reply, all in one transaction. Ids
-//! are in buckets, so that new ids find the expired ones of their bucket.
+//! are in buckets, so that new ids find the expired ones of their bucket. A sole owner of all rows
+//! does the same in its tables, before and after it executes a request.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use tidemill_cluster::wire::{put_value, take_value};
-use tidemill_core::{encode, Column, DataType, Schema, StreamId, TableId, TableSpec, Value};
+use tidemill_core::{
+    encode, Column, DataType, Key, Row, Schema, StreamId, TableId, TableSpec, Value,
+};
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
+use tidemill_table::{Seq, Table};
 use tidemill_txn::program::{Abort, AbortKind, Program, Take};
 
-use super::results;
 use crate::requests::{Request, EXPIRIES, REQUESTS};
 
 /// The number of buckets of ids. It must never change in the life of a log.
 const BUCKETS: u128 = 1024;
 /// The most expired ids that a new one removes.
-const SWEPT: Take = Take::First(4);
+const SWEPT: u32 = 4;
 /// The first byte of a stored reply that is the reason of an abort which a handler has taken. No
 /// encoded value begins with it.
 const ABORTED: u8 = 0xff;
@@ -85,26 +89,108 @@ impl Requests {
             [_, Value::Int(number), Value::Int(table), Value::List(key), Value::List(args)] => {
                 let target = Target::Function(u32::try_from(*number).ok()?);
                 let table = TableId(u16::try_from(*table).ok()?);
-                Some(Call { target, table, key: key.clone(), args: args.clone() })
+                let is_request = target == Requests::TARGET;
+                (!is_request).then(|| Call { target, table, key: key.clone(), args: args.clone() })
             }
             _ => None,
         }
     }
 
-    /// Begins a request. `wanted` says how the program uses the result of its inner call.
+    /// Begins a request. `returned` is the stream of the inner call's return value, where that is
+    /// written to a sink.
     pub fn begin(
         &self,
         call: &Call,
-        wanted: impl Fn(&Call) -> Wanted,
+        returned: impl Fn(&Call) -> Option<StreamId>,
     ) -> Result<Box<dyn Activation>, Abort> {
-        let refused = || Abort::refused("this is no request");
-        let inner = Requests::inner(call).ok_or_else(refused)?;
-        let [Value::Int(kept_us), ..] = call.args[..] else { return Err(refused()) };
-        if inner.target == Requests::TARGET {
-            return Err(refused());
+        let of = RequestCall::read(call).ok_or_else(not_a_request)?;
+        let (requests, called, returned) = (*self, None, returned(&of.inner));
+        Ok(Box::new(Once { requests, of, called, returned }))
+    }
+
+    /// Returns the identity of a request.
+    pub fn id(call: &Call) -> Option<Key> {
+        RequestCall::read(call).map(|of| Key::of(&of.key[..]))
+    }
+
+    /// Returns the result of a request from tables that have all rows, if it is known.
+    pub fn known(
+        &self,
+        call: &Call,
+        tables: &[Table],
+        now_us: i64,
+    ) -> Option<Result<Value, Abort>> {
+        let of = RequestCall::read(call)?;
+        let row = tables[self.requests.index()].get_by_key::<Row>(&Key::of(&of.key[..]));
+        of.known(row.as_deref(), now_us)
+    }
+
+    /// Stores the result of a request in such tables. `is_kept` says whether the reason of an abort is
+    /// stored, too.
+    pub fn remember(
+        &self,
+        call: &Call,
+        result: &Result<Value, Abort>,
+        is_kept: impl Fn(&Call) -> bool,
+        (tables, seq): (&mut [Table], Seq),
+        now_us: i64,
+    ) {
+        let Some(of) = RequestCall::read(call) else { return };
+        let result = match result {
+            Ok(value) => Ok(value),
+            Err(abort) if is_kept(&of.inner) => Err(abort),
+            Err(_) => return,
+        };
+        let mut rows = InTables { tables, seq };
+        let before = rows.tables[self.requests.index()].get_by_key::<Row>(&Key::of(&of.key[..]));
+        let Ok(()) = self.forget(&of, before.as_deref(), now_us, &mut rows);
+        let Ok(()) = self.store(&of, result, now_us, &mut rows);
+    }
+
+    /// Removes what is stored of an expired request with the same id, and some other expired ones.
+    fn forget<E>(
+        &self,
+        of: &RequestCall,
+        before: Option<&[Value]>,
+        now_us: i64,
+        rows: &mut dyn Stored<E>,
+    ) -> Result<(), E> {
+        let Requests { requests, expiries } = *self;
+        let [bucket, id] = &of.key[..] else { unreachable!("the key has two columns") };
+        if let Some([.., until]) = before {
+            rows.remove(expiries, &[bucket.clone(), until.clone(), id.clone()])?;
         }
-        let (of, key, called, wanted) = (*self, call.key.clone(), None, wanted(&inner));
-        Ok(Box::new(Once { of, key, inner, kept_us, called, wanted }))
+        for row in rows.first(expiries, bucket, SWEPT)? {
+            if matches!(row[1], Value::Timestamp(until_us) if until_us <= now_us) {
+                rows.remove(expiries, &row)?;
+                rows.remove(requests, &[bucket.clone(), row[2].clone()])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the result of a request.
+    fn store<E>(
+        &self,
+        of: &RequestCall,
+        result: Result<&Value, &Abort>,
+        now_us: i64,
+        rows: &mut dyn Stored<E>,
+    ) -> Result<(), E> {
+        let mut bytes = Vec::new();
+        match result {
+            Ok(value) => put_value(value, &mut bytes),
+            Err(abort) => {
+                bytes.push(ABORTED);
+                bytes.extend_from_slice(abort.public_reason().as_bytes());
+            }
+        }
+        let until = Value::Timestamp(now_us.saturating_add(of.kept_us));
+        let [bucket, id] = &of.key[..] else { unreachable!("the key has two columns") };
+        let row =
+            [bucket.clone(), id.clone(), of.hash(), Value::Bytes(bytes.into()), until.clone()];
+        rows.write(self.requests, &row)?;
+        rows.write(self.expiries, &[bucket.clone(), until, id.clone()])
     }
 
     /// Whether a request was refused because its id belongs to a different call.
@@ -113,26 +199,85 @@ impl Requests {
     }
 }
 
-/// The uses of a call's result beside its reply.
-#[derive(Clone, Copy)]
-pub(super) struct Wanted {
-    /// The stream of its return value, where that is written to a sink.
-    pub returned: Option<StreamId>,
-    /// Whether a handler takes its aborts.
-    pub takes_aborts: bool,
+/// Returns the abort of a call that is no request.
+pub(super) fn not_a_request() -> Abort {
+    Abort::refused("this is no request")
 }
 
-struct Once {
-    of: Requests,
+/// The rows of requests, which keys begin.
+trait Stored<E> {
+    fn first(&mut self, table: TableId, bucket: &Value, most: u32) -> Result<Vec<Row>, E>;
+    fn write(&mut self, table: TableId, row: &[Value]) -> Result<(), E>;
+    fn remove(&mut self, table: TableId, key: &[Value]) -> Result<(), E>;
+}
+
+impl Stored<Stop> for &mut dyn Context {
+    fn first(&mut self, table: TableId, bucket: &Value, most: u32) -> Result<Vec<Row>, Stop> {
+        let rows = self.find(table, std::slice::from_ref(bucket), Take::First(most))?;
+        Ok(rows.iter().map(|row| row[..].into()).collect())
+    }
+
+    fn write(&mut self, table: TableId, row: &[Value]) -> Result<(), Stop> {
+        self.put(table, row)
+    }
+
+    fn remove(&mut self, table: TableId, key: &[Value]) -> Result<(), Stop> {
+        self.delete(table, key)
+    }
+}
+
+/// Tables that have all rows.
+struct InTables<'t> {
+    tables: &'t mut [Table],
+    /// The number of the new versions.
+    seq: Seq,
+}
+
+impl Stored<Infallible> for InTables<'_> {
+    fn first(&mut self, table: TableId, bucket: &Value, most: u32) -> Result<Vec<Row>, Infallible> {
+        let table = &self.tables[table.index()];
+        let from = Key::of([bucket]);
+        let to = from.prefix_end();
+        let row = |key: &Key| table.get_by_key(key).expect("it is in the order of keys");
+        Ok(table.keys(&from, &to).take(most as usize).map(row).collect())
+    }
+
+    fn write(&mut self, table: TableId, row: &[Value]) -> Result<(), Infallible> {
+        let table = &mut self.tables[table.index()];
+        let key = Key::of(&row[..table.spec().key.len()]);
+        table.put_by_key(&key, Some(row), self.seq);
+        Ok(())
+    }
+
+    fn remove(&mut self, table: TableId, key: &[Value]) -> Result<(), Infallible> {
+        self.tables[table.index()].put_by_key(&Key::of(key), None, self.seq);
+        Ok(())
+    }
+}
+
+/// A request.
+struct RequestCall {
     /// Bucket and id.
     key: Arc<[Value]>,
     inner: Call,
     kept_us: i64,
-    called: Option<Handle>,
-    wanted: Wanted,
 }
 
-impl Once {
+impl RequestCall {
+    /// Reads a request from its call. Any client may have written it into the log.
+    fn read(call: &Call) -> Option<RequestCall> {
+        if call.target != Requests::TARGET {
+            return None;
+        }
+        let (inner, key) = (Requests::inner(call)?, call.key.clone());
+        match (&key[..], &call.args[..]) {
+            ([Value::Int(_), Value::Str(_)], [Value::Int(kept_us), ..]) => {
+                Some(RequestCall { key, inner, kept_us: *kept_us })
+            }
+            _ => None,
+        }
+    }
+
     /// A hash that distinguishes this call from others with its id.
     fn hash(&self) -> Value {
         let Call { target, table, key, args } = &self.inner;
@@ -141,73 +286,52 @@ impl Once {
         Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
     }
 
-    /// Returns the stored reply. An earlier version of the program may have stored it.
-    fn remembered(&self, mut reply: &[u8]) -> Result<Step, Stop> {
-        if let [ABORTED, reason @ ..] = reply {
-            let reason = String::from_utf8_lossy(reason);
-            return match self.wanted.takes_aborts {
-                true => Ok(Step::Done(results::aborted(Value::str(&reason)))),
-                false => Err(Abort::refused(reason).into()),
-            };
+    /// Returns the stored result, if it has not expired. An earlier version of the program may have
+    /// stored it.
+    fn known(&self, row: Option<&[Value]>, now_us: i64) -> Option<Result<Value, Abort>> {
+        let [_, _, hash, Value::Bytes(reply), Value::Timestamp(until_us)] = row? else {
+            unreachable!("it has five columns")
+        };
+        if *until_us <= now_us {
+            return None;
         }
-        let value = take_value(&mut reply).unwrap_or(Value::Null);
-        Ok(Step::Done(if self.wanted.takes_aborts { results::returned(value) } else { value }))
-    }
-
-    /// Checks whether the request is known, and calls the function if it is not.
-    fn ask(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        let Requests { requests, expiries } = self.of;
-        let now_us = context.now_us();
-        let [bucket, id] = &self.key[..] else { unreachable!("the key has two columns") };
-        if let Some(row) = context.get(requests, &self.key)? {
-            let [_, _, hash, reply, until] = &row[..] else { unreachable!("it has five columns") };
-            let Value::Timestamp(until_us) = *until else { unreachable!("it is a time") };
-            if until_us > now_us {
-                let Value::Bytes(reply) = reply else { unreachable!("they are bytes") };
-                return match *hash == self.hash() {
-                    true => self.remembered(reply),
-                    false => Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }.into()),
-                };
-            }
-            context.delete(expiries, &[bucket.clone(), until.clone(), id.clone()])?;
+        if *hash != self.hash() {
+            return Some(Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }));
         }
-        for row in context.find(expiries, std::slice::from_ref(bucket), SWEPT)? {
-            if matches!(row[1], Value::Timestamp(until_us) if until_us <= now_us) {
-                context.delete(expiries, &row)?;
-                context.delete(requests, &[bucket.clone(), row[2].clone()])?;
-            }
-        }
-        let handle = context.call(self.inner.clone(), true)?;
-        self.called = Some(handle);
-        Ok(Step::Wait(vec![handle]))
+        Some(match &reply[..] {
+            [ABORTED, reason @ ..] => Err(Abort::refused(String::from_utf8_lossy(reason))),
+            mut reply => Ok(take_value(&mut reply).unwrap_or(Value::Null)),
+        })
     }
 }
 
+/// A request as a function.
+struct Once {
+    requests: Requests,
+    of: RequestCall,
+    called: Option<Handle>,
+    /// The stream of the return value, where that is written to a sink.
+    returned: Option<StreamId>,
+}
+
 impl Activation for Once {
-    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        let Some(handle) = self.called else { return self.ask(context) };
-        let reply = context.settled(handle)?.clone();
-        let Wanted { returned, takes_aborts } = self.wanted;
-        let outcome =
-            if takes_aborts { results::settled(reply.clone()) } else { Ok(reply.clone()) };
-        let mut bytes = Vec::new();
-        match &outcome {
-            Ok(value) => put_value(value, &mut bytes),
-            Err(reason) => {
-                bytes.push(ABORTED);
-                bytes.extend_from_slice(reason.as_bytes());
+    fn resume(&mut self, mut context: &mut dyn Context) -> Result<Step, Stop> {
+        let now_us = context.now_us();
+        let Some(handle) = self.called else {
+            let row = context.get(self.requests.requests, &self.of.key)?;
+            if let Some(known) = self.of.known(row.as_deref(), now_us) {
+                return Ok(Step::Done(known?));
             }
-        }
-        let until = Value::Timestamp(context.now_us().saturating_add(self.kept_us));
-        let [bucket, id] = &self.key[..] else { unreachable!("the key has two columns") };
-        let row =
-            [bucket.clone(), id.clone(), self.hash(), Value::Bytes(bytes.into()), until.clone()];
-        context.put(self.of.requests, &row)?;
-        context.put(self.of.expiries, &[bucket.clone(), until, id.clone()])?;
+            self.requests.forget(&self.of, row.as_deref(), now_us, &mut context)?;
+            let handle = context.call(self.of.inner.clone(), true)?;
+            self.called = Some(handle);
+            return Ok(Step::Wait(vec![handle]));
+        };
+        let reply = context.settled(handle)?.clone();
+        self.requests.store(&self.of, Ok(&reply), now_us, &mut context)?;
         // A repeated request does not emit it again.
-        if let (Some(stream), Some(value)) = (returned, outcome.ok().filter(|v| *v != Value::Null))
-        {
-            context.emit(stream, &[value])?;
+        if let Some(stream) = self.returned.filter(|_| reply != Value::Null) {
+            context.emit(stream, std::slice::from_ref(&reply))?;
         }
         Ok(Step::Done(reply))
     }

@@ -7,7 +7,7 @@ use tidemill_core::{Error, Result, Row, StreamId, Value};
 use tidemill_function::Call;
 use tidemill_txn::program::{Abort, Program};
 
-use super::once::{Requests, Wanted};
+use super::once::Requests;
 use super::{handler_of, AppFunctions};
 use crate::spec::SinkDecl;
 
@@ -39,46 +39,12 @@ pub(super) fn check(program: &Program, sinks: &[SinkDecl]) -> Result<()> {
         .at(at.clone()))
 }
 
-/// Whether a handler takes the aborts of this handler's calls. For the protocol such an aborted
-/// call ends well, because the writes of that handler count.
-pub(super) fn takes_aborts(program: &Program, number: usize) -> bool {
-    let handler = &program.handlers[number];
-    program.calls.contains(&handler.input) && program.handlers_on(handler.aborted).next().is_some()
-}
-
-/// The return value of such a call that has aborted with this reason.
-pub(super) fn aborted(reason: Value) -> Value {
-    Value::List([Value::Bool(false), reason].into())
-}
-
-/// The return value of such a call that has not aborted.
-pub(super) fn returned(value: Value) -> Value {
-    Value::List([Value::Bool(true), value].into())
-}
-
-/// Splits the return value of such a call: the function's own value, or the reason of its abort.
-pub(super) fn settled(value: Value) -> std::result::Result<Value, String> {
-    match &value {
-        Value::List(of) => match &of[..] {
-            [Value::Bool(true), value] => Ok(value.clone()),
-            [Value::Bool(false), Value::Str(reason)] => Err(reason.to_string()),
-            _ => Ok(value),
-        },
-        _ => Ok(value),
-    }
-}
-
 impl AppFunctions {
-    /// Returns how the result of a call is used beside its reply.
-    pub(super) fn wanted(&self, call: &Call) -> Wanted {
-        let number = handler_of(call.target).filter(|(_, is_request)| *is_request);
-        let number = number.map(|(number, _)| number);
-        let number = number.filter(|number| *number < self.program.handlers.len());
-        let output = number.and_then(|number| self.program.handlers[number].output);
-        Wanted {
-            returned: output.filter(|output| self.written.contains(output)),
-            takes_aborts: number.is_some_and(|number| self.takes_aborts[number]),
-        }
+    /// Returns the stream of a call's return value, where that is written to a sink.
+    pub(super) fn returned(&self, call: &Call) -> Option<StreamId> {
+        let (number, _) = handler_of(call.target).filter(|(_, is_request)| *is_request)?;
+        let output = self.program.handlers.get(number)?.output;
+        output.filter(|output| self.written.contains(output))
     }
 
     /// Returns the last event of a request's transaction, which the function itself does not emit.
@@ -92,8 +58,7 @@ impl AppFunctions {
             let inner = Requests::inner(call)?;
             // The return value was emitted by the call's first execution.
             let has_run = outcome.as_ref().is_err_and(|abort| !Requests::is_other(abort));
-            let is_call = has_run && inner.target != Requests::TARGET;
-            return is_call.then(|| self.last(&inner, outcome)).flatten();
+            return has_run.then(|| self.last(&inner, outcome)).flatten();
         }
         let is_known = match self.round_of(call.target) {
             Some(stream) => {

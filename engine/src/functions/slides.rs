@@ -1,14 +1,13 @@
 //! Windows by time. A clock ends them where no event does, and they end with their input.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidemill_core::{Column, DataType, Late, Schema, StreamId, StreamSpec, StreamTime, Value};
 use tidemill_function::{Call, Target};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Extent, Origin, Program, Stream, Timer, WindowId};
 
-use super::batches::Last;
+use super::batches::{call, Last};
 use crate::spec::{AppSpec, SourceDecl};
 
 /// The windows by time of an app.
@@ -18,8 +17,8 @@ pub(super) struct Slides {
     /// By input stream whose files all end: a stream whose windows end with them, and the number of
     /// sources of all such input streams.
     ends: BTreeMap<StreamId, (StreamId, i64)>,
-    /// By stream whose windows end, the first of these windows.
-    windows: BTreeMap<StreamId, WindowId>,
+    /// The streams whose windows end.
+    windows: BTreeSet<StreamId>,
     /// The stream of slides whose triggers aborted.
     pub aborted: Option<StreamId>,
 }
@@ -46,7 +45,7 @@ impl Slides {
         let mut slides = Slides {
             timers: BTreeMap::new(),
             ends: BTreeMap::new(),
-            windows: BTreeMap::new(),
+            windows: BTreeSet::new(),
             aborted: None,
         };
         let timed = program.timed_windows(groups);
@@ -79,7 +78,7 @@ impl Slides {
             };
             let owner = program.windows[first.index()].owner;
             let of = program.handlers[owner.index()].input;
-            slides.windows.insert(of, *first);
+            slides.windows.insert(of);
             let (sources, inputs) =
                 ends(spec, program, |stream| groups.of[stream.index()] == group);
             slides.ends.extend(inputs.into_iter().map(|input| (input, (of, sources))));
@@ -101,19 +100,19 @@ impl Slides {
     }
 
     /// Returns the check that a firing stands for, if it is a firing of these timers.
-    pub fn look(&self, program: &Program, firing: StreamId) -> Option<Call> {
+    pub fn look(&self, firing: StreamId) -> Option<Call> {
         let of = *self.timers.get(&firing)?;
-        self.call(program, Slides::TARGET, of, [Value::Int(of.0.into())].into())
+        Some(call(Slides::TARGET, [Value::Int(of.0.into())].into()))
     }
 
     /// Returns the call at the end of a source of an input stream, whose newest event had the time
     /// `newest_us`. It comes after all events of that source.
-    pub fn last(&self, program: &Program, input: StreamId, newest_us: Option<i64>) -> Option<Call> {
+    pub fn last(&self, input: StreamId, newest_us: Option<i64>) -> Option<Call> {
         let (of, sources) = *self.ends.get(&input)?;
         let newest = newest_us.map_or(Value::Null, Value::Timestamp);
         let args = [of.0.into(), input.0.into(), sources].map(Value::Int);
         let args = args.into_iter().chain([newest]).collect();
-        self.call(program, Slides::LAST, of, args)
+        Some(call(Slides::LAST, args))
     }
 
     /// The input streams that end the same windows as this one.
@@ -123,22 +122,10 @@ impl Slides {
         self.ends.iter().filter(is_with).map(|(stream, _)| *stream)
     }
 
-    /// Creates a call, which is executed where the first window is.
-    fn call(
-        &self,
-        program: &Program,
-        target: Target,
-        of: StreamId,
-        args: Arc<[Value]>,
-    ) -> Option<Call> {
-        let window = &program.windows[self.windows.get(&of)?.index()];
-        Some(Call { target, table: window.state, key: [Value::Int(0)].into(), args })
-    }
-
     /// Returns the stream that a check is about. Any client may have written the call into the log.
     pub fn of(&self, call: &Call) -> Option<StreamId> {
         let [Value::Int(number)] = call.args[..] else { return None };
-        self.windows.keys().copied().find(|stream| i64::from(stream.0) == number)
+        self.windows.iter().copied().find(|stream| i64::from(stream.0) == number)
     }
 
     /// Parses a `LAST` call: the stream whose windows end, and the input that ends. Any client may
@@ -153,7 +140,7 @@ impl Slides {
             Value::Null => None,
             _ => return None,
         };
-        let stream = self.windows.keys().copied().find(|stream| i64::from(stream.0) == *of)?;
+        let stream = self.windows.iter().copied().find(|stream| i64::from(stream.0) == *of)?;
         let input = self.ends.keys().copied().find(|stream| i64::from(stream.0) == *input)?;
         Some((stream, Last { stream: input, sources: *sources, time_us }))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
-use tidemill_function::{Activation, Call, Context, Step, Stop, Target};
+use tidemill_function::{Call, Context, Target};
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::{Abort, Origin, Program, Stream};
 
@@ -120,8 +120,12 @@ impl Times {
         call
     }
 
-    /// Begins to pass on a late event. Any client may have written the call into the log.
-    pub fn begin(&self, program: &Program, call: &Call) -> Result<Box<dyn Activation>, Abort> {
+    /// Returns the events of a late event on the late streams of all streams that it is on. Any
+    /// client may have written the call into the log.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn passed_on(&self, program: &Program, call: &Call) -> Result<Vec<(StreamId, Row)>, Abort> {
         let unknown = || Abort::refused("there is no such function");
         let Some((Value::Int(number), event)) = call.args.split_first() else {
             return Err(unknown());
@@ -143,21 +147,10 @@ impl Times {
         }
         let side = |(stream, row): (StreamId, Vec<Value>)| {
             let (_, late) = sides.iter().find(|(of, _)| *of == stream)?;
-            Some((*late, row.into()))
+            let row = program.stored_output(*late, &row);
+            Some(row.map(|row| (*late, row.into())))
         };
-        Ok(Box::new(Reported(views.into_iter().filter_map(side).collect())))
-    }
-}
-
-/// Passes on a late event, to the late streams of all streams that it is on.
-struct Reported(Vec<(StreamId, Row)>);
-
-impl Activation for Reported {
-    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
-        for (stream, row) in &self.0 {
-            context.emit(*stream, row)?;
-        }
-        Ok(Step::Done(Value::Null))
+        views.into_iter().filter_map(side).collect()
     }
 }
 
@@ -195,8 +188,8 @@ mod tests {
         assert_eq!(times.late(admitted, call.clone()), call);
         let late = times.late(side, call);
         assert_eq!((late.target, late.args.len()), (Times::LATE, 3));
-        assert!(times.begin(&program, &late).is_ok());
+        assert!(times.passed_on(&program, &late).is_ok());
         let wrong = Call { args: late.args[..2].into(), ..late };
-        assert!(times.begin(&program, &wrong).is_err());
+        assert!(times.passed_on(&program, &wrong).is_err());
     }
 }

@@ -9,12 +9,11 @@ use tidemill_core::{Error, Result};
 use tidemill_durable::{name_taken, DirStore, Store};
 use tidemill_env::Disk;
 use tidemill_log::LogKind;
-use tidemill_snapshot::{epochs, load, newest, open_at, Manifest};
+use tidemill_snapshot::{epochs, load, newest, open_at, Manifest, Part};
 
 use crate::begins::StartPositions;
 use crate::data_dir::{taken, Site};
 use crate::needed;
-use crate::objects::Part;
 use crate::stored::Stored;
 use crate::view::View;
 

@@ -77,7 +77,7 @@ mod pass;
 mod uses;
 mod waiting;
 
-use tidemill_core::{Batch, Error, Result, StreamId, TableId};
+use tidemill_core::{Batch, Error, Result, StreamId, TableId, Value};
 use tidemill_table::Seq;
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::pool::Pool;
@@ -91,6 +91,7 @@ use self::uses::numbers;
 use self::waiting::{PutOff, Waiting};
 use crate::node::NodeId;
 use crate::order::Tid;
+use crate::program::Call;
 use crate::rows::Rows;
 
 pub use self::exchange::Exchange;
@@ -145,6 +146,16 @@ pub enum ColumnMessage {
     /// first message of an epoch, and there is exactly one for each pair of nodes. If one node
     /// executes the epoch, it gets all events, and the others none.
     Events(Vec<HandlerEvents>),
+    /// To the sole owner of all rows: the events and calls that the sender received. It is the only
+    /// message of an epoch, unless there are calls.
+    Work {
+        /// The events.
+        events: Vec<HandlerEvents>,
+        /// The calls.
+        calls: Vec<(Tid, Call)>,
+    },
+    /// From the sole owner: the results of these calls, in their order.
+    Results(Vec<(Tid, std::result::Result<Value, Abort>)>),
     /// Rows of the sender.
     Rows(Vec<GivenRows>),
     /// From the node that executes the epoch: keys of rows of the receiver.
@@ -184,11 +195,14 @@ pub struct ColumnOutcome {
 /// The results of events that a sole owner of all rows has executed, beside the outputs.
 #[derive(Clone, Debug, Default)]
 pub struct SoleResults {
-    /// The number of events, for each handler with transactions of its own.
+    /// The places of calls, ascending. The nodes that received them count their results.
+    pub calls: Vec<u64>,
+    /// The number of events by column.
     pub events: u64,
-    /// The events that a `map` or `filter` can't compute: the input stream, and why.
+    /// Those that a `map` or `filter` can't compute: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
-    /// The transactions whose functions failed: the handler, and the abort.
+    /// The transactions whose functions failed: the handler, and the abort. Results of calls are left
+    /// out.
     pub faults: Vec<(usize, Abort)>,
 }
 

@@ -9,7 +9,7 @@ use tidemill_txn::execute::SoleOwner;
 use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::EventLimit;
 
-use super::sole::SoleEpoch;
+use super::sole::{Site, SoleEpoch};
 use super::{ColumnPlan, Event, Node, NodeId, Outbox};
 use crate::columns::{ColumnEpoch, ColumnMessage, Exchange, HandlerEvents};
 use crate::message::{Body, Message};
@@ -31,7 +31,7 @@ pub(super) enum Way {
     /// By nodes that share the rows.
     Nodes(Box<ColumnEpoch>),
     /// By the sole owner of all rows.
-    Sole(SoleEpoch),
+    Sole(Box<SoleEpoch>),
 }
 
 impl ByColumn {
@@ -39,7 +39,12 @@ impl ByColumn {
     pub fn takes(&self, message: &Message) -> bool {
         let is_of_columns = matches!(
             message.body,
-            Body::Events { .. } | Body::Rows { .. } | Body::Wanted(_) | Body::Lent { .. }
+            Body::Events { .. }
+                | Body::Work { .. }
+                | Body::Results(_)
+                | Body::Rows { .. }
+                | Body::Wanted(_)
+                | Body::Lent { .. }
         );
         message.epoch == self.number && is_of_columns
     }
@@ -55,11 +60,8 @@ impl Node {
         (events, plan): (Vec<HandlerEvents>, ColumnPlan),
         out: &mut Outbox,
     ) {
-        let has_sole = self.program.sole().is_some();
-        let owner = self.owners.sole().filter(|_| has_sole && plan.by_owner);
-        if has_sole && owner.is_none() {
-            requests.extend(self.calls(&events));
-            return self.begin_calls(number, clock, requests, out);
+        if self.program.sole().is_some() {
+            return self.begin_sole(number, clock, (events, requests), out);
         }
         if !requests.is_empty() {
             for node in (0..self.owners.nodes).map(NodeId).filter(|node| *node != self.me) {
@@ -72,13 +74,6 @@ impl Node {
         }
         let mut messages = Vec::new();
         let own = events.clone();
-        if let Some(owner) = owner {
-            let nodes = (owner, self.owners.nodes());
-            let epoch = SoleEpoch::begin(self.me, nodes, events, &mut messages);
-            self.by_column = Some(ByColumn { number, clock, own, epoch: Way::Sole(epoch) });
-            self.send_columns(number, messages, out);
-            return self.go_on_sole(out);
-        }
         let (program, owners) = (self.program.program(), &self.owners);
         let made = || Exchange::new(program, owners.clone(), self.me, self.settings.strategy);
         let exchange = match self.exchange.take() {
@@ -94,6 +89,25 @@ impl Node {
         self.by_column = Some(ByColumn { number, clock, own, epoch: Way::Nodes(Box::new(epoch)) });
         self.send_columns(number, messages, out);
         self.end_columns(out);
+    }
+
+    /// Begins an epoch that the sole owner of all rows executes.
+    fn begin_sole(
+        &mut self,
+        number: u64,
+        clock: Clock,
+        (events, calls): (Vec<HandlerEvents>, Vec<(Tid, Call)>),
+        out: &mut Outbox,
+    ) {
+        let Some(owner) = self.owners.sole() else { return out.events.push(Event::Failed) };
+        let of_events = events.iter().map(|of| of.tids.len() as u64).sum::<u64>();
+        self.counters.transactions += of_events + calls.len() as u64;
+        let (nodes, mut messages) = ((owner, self.owners.nodes()), Vec::new());
+        let epoch = SoleEpoch::begin(self.me, nodes, (events, calls), &mut messages);
+        let (own, epoch) = (Vec::new(), Way::Sole(Box::new(epoch)));
+        self.by_column = Some(ByColumn { number, clock, own, epoch });
+        self.send_columns(number, messages, out);
+        self.go_on_sole(out);
     }
 
     /// Takes the events of another node.
@@ -147,6 +161,8 @@ impl Node {
         for (to, message) in messages {
             let body = match message {
                 ColumnMessage::Events(events) => Body::Events { events, others: false },
+                ColumnMessage::Work { events, calls } => Body::Work { events, calls },
+                ColumnMessage::Results(results) => Body::Results(results),
                 ColumnMessage::Rows(rows) => Body::Rows { rows },
                 ColumnMessage::Wanted(wanted) => Body::Wanted(wanted),
                 ColumnMessage::Lent { last, rows } => Body::Lent { last, rows },
@@ -172,14 +188,14 @@ impl Node {
         }
     }
 
-    /// Executes the epoch, if this node is the sole owner and all events are here. Ends it once its
-    /// verdicts and answers are recorded.
+    /// Executes the epoch, if this node is the sole owner and all work is here. Ends it once its
+    /// verdicts and answers are recorded, and the results of calls are here.
     pub(super) fn go_on_sole(&mut self, out: &mut Outbox) {
-        let Some(ByColumn { number, clock, epoch: Way::Sole(epoch), own, .. }) =
-            &mut self.by_column
+        let Some(ByColumn { number, clock, epoch: Way::Sole(epoch), .. }) = &mut self.by_column
         else {
             return;
         };
+        let number = *number;
         if epoch.is_ready() {
             let program = self.program.sole().expect("the program has one");
             let (strategy, max) = (self.settings.strategy, self.settings.output_bytes_max);
@@ -188,19 +204,21 @@ impl Node {
                 let fits = move |row: &[Value]| size::fits(&*functions, "an event", row, max);
                 SoleOwner::new(program, strategy, EventLimit::new(fits))
             });
-            let (known, bytes_max) =
-                ((&mut self.answers, self.left), self.settings.output_bytes_max);
-            let site = (sole, &mut self.rows, &*self.program);
-            if epoch.run(site, (clock.now_us, bytes_max), known, out).is_err() {
+            let (answers, left) = (&mut self.answers, self.left);
+            let (rows, functions) = (&mut self.rows, &*self.program);
+            let site = Site { sole, rows, functions, answers, left };
+            if epoch.run(site, clock, max, out).is_err() {
                 return out.events.push(Event::Failed);
             }
         }
-        let Some(outcome) = epoch.outcome() else { return };
-        let (number, outcome) = (*number, outcome);
-        self.counters.transactions += own.iter().map(|of| of.tids.len() as u64).sum::<u64>();
+        let mut messages = Vec::new();
+        let Some((outcome, results)) = epoch.outcome(&mut messages) else { return };
         self.counters.calls += outcome.transactions as u64;
         self.counters.rounds += 1;
         self.by_column = None;
+        self.send_columns(number, messages, out);
+        let replied = |(tid, outcome)| Event::Replied { tid, outcome };
+        out.events.extend(results.into_iter().map(replied));
         out.events.push(Event::Columns(outcome));
         out.events.push(Event::Committed { epoch: number });
     }

@@ -158,9 +158,6 @@ impl Default for Settings {
 pub struct ColumnPlan {
     /// The node that executes it on rows that the others lend it, if one does.
     pub executes: Option<NodeId>,
-    /// Whether a [sole owner](Functions::sole) of all rows executes it. Otherwise the events of such
-    /// a program are calls.
-    pub by_owner: bool,
 }
 
 /// An event of a node for its driver.
@@ -387,7 +384,7 @@ impl Node {
     ) {
         assert!(!self.is_running(), "an epoch begins when the one before has ended");
         self.counters.epochs += 1;
-        match self.program.has_columns() {
+        match self.program.has_columns() || self.program.sole().is_some() {
             true => self.begin_columns(number, clock, requests, (events, plan), out),
             false => self.begin_calls(number, clock, requests, out),
         }
@@ -523,6 +520,10 @@ impl Node {
     fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
         match body {
             Body::Events { events, others } => self.events(from, events, others, out),
+            Body::Work { events, calls } => {
+                self.columns(from, ColumnMessage::Work { events, calls }, out);
+            }
+            Body::Results(results) => self.columns(from, ColumnMessage::Results(results), out),
             Body::Rows { rows } => self.columns(from, ColumnMessage::Rows(rows), out),
             Body::Wanted(wanted) => self.columns(from, ColumnMessage::Wanted(wanted), out),
             Body::Lent { last, rows } => {

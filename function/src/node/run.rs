@@ -39,13 +39,7 @@ impl Node {
         mode: Mode,
         out: &mut Outbox,
     ) {
-        let takes_turns = path.is_empty() && self.program.takes_turns(&invocation.call);
-        let call = &invocation.call;
-        let turn = takes_turns.then(|| (call.table, stored_key(self.program.program(), call)));
         let epoch = running!(self);
-        if let Some((table, Ok(key))) = turn {
-            epoch.gate.expect(tid, table, Key::of(&key));
-        }
         let part = epoch.parts.entry(tid).or_insert_with(|| Part::new(home, mode));
         part.mode = mode;
         part.runs.insert(path.clone(), Box::new(invocation));

@@ -1,110 +1,156 @@
-//! An epoch of events that the sole owner of all rows executes by column, with all that they trigger.
+//! An epoch of a program with a sole owner of all rows, which executes all events and calls.
 //!
-//! Each node sends its events to the owner. It also tells all others that it has nothing else, because
-//! otherwise the epoch is one of calls. A clock's verdict on a function, and an answer from outside,
-//! are recorded before anything of the epoch leaves. So each later execution obeys them.
+//! Each node sends its events and calls to the owner. The owner executes them in their order, and
+//! sends the results of calls back. A clock's verdict on a function, and an answer from outside, are
+//! recorded before anything of the epoch leaves. So each later execution obeys them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
-use tidemill_core::{Error, Result, SourceId};
-use tidemill_txn::execute::{Overdue, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms};
+use tidemill_core::{Error, Key, Result, SourceId, Value};
+use tidemill_table::Seq;
+use tidemill_txn::execute::{
+    Overdue, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms, SoleWork,
+};
 use tidemill_txn::pool::SingleThread;
-use tidemill_txn::program::{Answers as AnswersOf, Asker, QuestionId};
+use tidemill_txn::program::{Abort, Answers as AnswersOf, Asker, QuestionId};
 
 use super::questions::{Answers, Question};
 use super::{Event, NodeId, Outbox};
-use crate::columns::{ColumnMessage, ColumnOutbox, ColumnOutcome, HandlerEvents, SoleResults};
+use crate::columns::{ColumnMessage, ColumnOutbox, ColumnOutcome, HandlerEvents};
 use crate::order::{Path, Tid};
-use crate::program::Functions;
+use crate::program::{Bounds, Call, Clock, Functions, Target};
 use crate::rows::Rows;
 
 /// The high half of the identity of a verdict. The low half is a hash of the call.
 const VERDICT: u128 = 0x5601_e0b1_7ac3_11ef;
 
+/// The result of a call.
+type CallResult = std::result::Result<Value, Abort>;
+
 /// The epoch.
 pub(super) struct SoleEpoch {
     me: NodeId,
     owner: NodeId,
-    /// Whether the events of each node are here.
+    /// Whether the work of each node is here. Other nodes than the owner wait for nobody.
     announced: Vec<bool>,
     events: Vec<HandlerEvents>,
+    /// The calls of all nodes, each with the node that received it.
+    calls: Vec<(Tid, Call, NodeId)>,
+    /// Whether results of calls are still to come.
+    awaits: bool,
     outcome: Option<ColumnOutcome>,
+    /// The results of calls, by node.
+    results: BTreeMap<NodeId, Vec<(Tid, CallResult)>>,
     /// Verdicts and answers that are not recorded yet.
     unrecorded: BTreeSet<(Tid, QuestionId)>,
 }
 
+/// The means of an execution.
+pub(super) struct Site<'s> {
+    pub sole: &'s mut SoleOwner,
+    pub rows: &'s mut Rows,
+    pub functions: &'s dyn Functions,
+    /// The known answers, and the last transaction whose output has left.
+    pub answers: &'s mut Answers,
+    pub left: Tid,
+}
+
 impl SoleEpoch {
-    /// Begins an epoch with the events that this node received.
+    /// Begins an epoch with the events and calls that this node received.
     pub fn begin(
         me: NodeId,
         (owner, nodes): (NodeId, u16),
-        events: Vec<HandlerEvents>,
+        (events, calls): (Vec<HandlerEvents>, Vec<(Tid, Call)>),
         out: &mut ColumnOutbox,
     ) -> SoleEpoch {
-        let announced = (0..nodes).map(|node| node == me.0).collect();
-        let (outcome, unrecorded) = (None, BTreeSet::new());
-        let mut epoch = SoleEpoch { me, owner, announced, events: Vec::new(), outcome, unrecorded };
-        let mut events = Some(events);
-        if owner == me {
-            epoch.events = events.take().unwrap_or_default();
-        }
-        for node in (0..nodes).map(NodeId).filter(|node| *node != me) {
-            let events = if node == owner { events.take() } else { None };
-            out.push((node, ColumnMessage::Events(events.unwrap_or_default())));
+        let is_owner = owner == me;
+        let announced = (0..nodes).map(|node| !is_owner || node == me.0).collect();
+        let mut epoch = SoleEpoch {
+            me,
+            owner,
+            announced,
+            events: Vec::new(),
+            calls: Vec::new(),
+            awaits: !is_owner && !calls.is_empty(),
+            outcome: None,
+            results: BTreeMap::new(),
+            unrecorded: BTreeSet::new(),
+        };
+        match is_owner {
+            true => epoch.add(me, events, calls),
+            false => {
+                epoch.outcome = Some(ColumnOutcome::default());
+                out.push((owner, ColumnMessage::Work { events, calls }));
+            }
         }
         epoch
     }
 
-    /// Takes a message. Returns whether it is one of such an epoch.
-    pub fn receive(&mut self, from: NodeId, message: ColumnMessage) -> bool {
-        let ColumnMessage::Events(events) = message else { return false };
-        let is_owner = self.owner == self.me;
-        let announced = self.announced.get_mut(usize::from(from.0));
-        let is_new = announced.is_some_and(|announced| !std::mem::replace(announced, true));
-        let fits = is_new && (is_owner || events.is_empty());
+    fn add(&mut self, from: NodeId, events: Vec<HandlerEvents>, calls: Vec<(Tid, Call)>) {
         self.events.extend(events);
-        fits
+        self.calls.extend(calls.into_iter().map(|(tid, call)| (tid, call, from)));
     }
 
-    /// Whether it can be executed here, or ended.
+    /// Takes a message. Returns whether it is one of such an epoch.
+    pub fn receive(&mut self, from: NodeId, message: ColumnMessage) -> bool {
+        match message {
+            ColumnMessage::Work { events, calls } => {
+                let announced = self.announced.get_mut(usize::from(from.0));
+                let is_new = announced.is_some_and(|announced| !std::mem::replace(announced, true));
+                self.add(from, events, calls);
+                is_new
+            }
+            ColumnMessage::Results(results) => {
+                self.results.insert(self.me, results);
+                from == self.owner && std::mem::take(&mut self.awaits)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it can be executed here.
     pub fn is_ready(&self) -> bool {
         self.outcome.is_none() && self.announced.iter().all(|announced| *announced)
     }
 
-    /// Executes it, if this node is the owner. Asks the driver to record verdicts and answers.
+    /// Executes it. Asks the driver to record verdicts and answers.
     ///
     /// # Errors
     /// If events do not fit the program.
     pub fn run(
         &mut self,
-        (sole, rows, functions): (&mut SoleOwner, &mut Rows, &dyn Functions),
-        (now_us, answer_bytes_max): (i64, usize),
-        (answers, left): (&mut Answers, Tid),
+        site: Site<'_>,
+        clock: &Clock,
+        answer_bytes_max: usize,
         out: &mut Outbox,
     ) -> Result<()> {
-        let tids = || self.events.iter().flat_map(|of| [of.tids.first(), of.tids.last()]);
-        let (first, last) = (tids().flatten().min(), tids().flatten().max());
-        let (Some(&first), Some(&last)) = (first, last) else {
-            rows.end_epoch();
-            self.outcome = Some(ColumnOutcome::default());
-            return Ok(());
-        };
+        let Site { sole, rows, functions, answers, left } = site;
         let handlers = functions.program().handlers.len();
+        let mut outcome = ColumnOutcome::default();
         let mut events = Vec::with_capacity(self.events.len());
-        let mut results = SoleResults::default();
         for HandlerEvents { handler, tids, batch } in std::mem::take(&mut self.events) {
             let stream = handler.checked_sub(handlers).map(u16::try_from);
-            let takers = match stream {
-                None => SoleTakers::Handler(handler),
-                Some(Ok(stream)) => SoleTakers::Round(tidemill_core::StreamId(stream)),
-                Some(Err(_)) => return Err(Error::internal("there is no such stream")),
+            let Some(Ok(stream)) = stream else {
+                return Err(Error::internal("there is no such stream"));
             };
-            results.events += tids.len() as u64;
+            let takers = SoleTakers::Round(tidemill_core::StreamId(stream));
+            outcome.results.events += tids.len() as u64;
             events.push(SoleEvents { takers, tids, batch });
         }
+        let mut calls = std::mem::take(&mut self.calls);
+        calls.sort_by_key(|(tid, ..)| *tid);
+        let tids = || {
+            let of_events = events.iter().flat_map(|of| [of.tids.first(), of.tids.last()]);
+            of_events.flatten().copied().chain(calls.iter().map(|(tid, ..)| tid.0))
+        };
+        let (Some(first), Some(last)) = (tids().min(), tids().max()) else {
+            rows.end_epoch();
+            self.outcome = Some(outcome);
+            return Ok(());
+        };
         let (mut overdue, mut told) = (Vec::new(), BTreeMap::new());
         for ((_, asked), answer) in answers.range((Tid(first), 0)..=(Tid(last), QuestionId::MAX)) {
             match verdict(*asked, answer) {
@@ -113,17 +159,65 @@ impl SoleEpoch {
             }
         }
         let known: Vec<_> = overdue.iter().map(|of| (of.event, of.call)).collect();
-        let (tables, after) = rows.tables_mut();
         let asked = AnswersOf::of(told.clone()).with_bytes_max(answer_bytes_max);
         let asked = Arc::new(asked);
-        let terms =
-            SoleTerms { now_us, overdue, has_deadlines: first > left.0, answers: asked.clone() };
-        let done = sole.run(&SingleThread, (tables, after), events, terms)?;
-        rows.has_executed(done.seq, Tid(last));
+        let terms = SoleTerms {
+            now_us: clock.now_us,
+            marks_us: clock.marks_us.clone(),
+            overdue,
+            has_deadlines: first > left.0,
+            answers: asked.clone(),
+        };
+        let seq = rows.tables_mut().1;
+        let mut step = Step { sole, functions, terms: &terms, seq, outcome: &mut outcome };
+        let mut overdue = Vec::new();
+        let (mut work, mut requests) = (Vec::new(), BTreeMap::new());
+        let mut results: BTreeMap<u64, CallResult> = BTreeMap::new();
+        for (tid, call, _) in &calls {
+            let id = functions.request_id(call);
+            let reads = matches!(call.target, Target::Get | Target::Find(..) | Target::Gather(..));
+            // A request with the same id comes after what the first one has stored.
+            if reads || id.as_ref().is_some_and(|id| requests.contains_key(id)) {
+                let now = (std::mem::take(&mut work), std::mem::take(&mut requests));
+                let tables = rows.tables_mut().0;
+                overdue.extend(step.run(tables, (&mut events, tid.0), now, &mut results)?);
+            }
+            if reads {
+                results.insert(tid.0, read(functions, rows, call));
+                continue;
+            }
+            let known = functions.known_result(call, rows.tables_mut().0, clock.now_us);
+            let one = match known {
+                Some(known) => Err(known),
+                None => functions.sole_work(call).map_err(Err),
+            };
+            match one {
+                Ok(one) => {
+                    work.push((tid.0, one));
+                    requests.extend(id.map(|id| (id, (tid.0, call))));
+                }
+                Err(result) => drop(results.insert(tid.0, result)),
+            }
+        }
+        let (tables, _) = rows.tables_mut();
+        overdue.extend(step.run(
+            tables,
+            (&mut events, u64::MAX),
+            (work, requests),
+            &mut results,
+        )?);
+        let seq = step.seq;
+        sole.end(tables, &terms);
+        for table in functions.outboxes() {
+            for change in tables[table.index()].changes() {
+                let row = change.row.map(Into::into);
+                out.events.push(Event::Outbox { table: *table, key: change.key, row });
+            }
+        }
+        rows.has_executed(seq, Tid(last));
         rows.end_epoch();
         // The questions of these transactions can't be asked again.
         *answers = answers.split_off(&(Tid(last + 1), 0));
-        let SoleOutcome { outputs, refused, faults, overdue, transactions, .. } = done;
         for of in overdue.into_iter().filter(|of| !known.contains(&(of.event, of.call))) {
             let (asked, answer) = recorded(&of);
             self.record((Tid(first), asked), answer, out);
@@ -133,14 +227,12 @@ impl SoleEpoch {
                 self.record((Tid(first), asked), answer, out);
             }
         }
-        results.refused = refused.into_iter().map(|(_, stream, abort)| (stream, abort)).collect();
-        results.faults = faults;
-        self.outcome = Some(ColumnOutcome {
-            outputs,
-            results,
-            transactions: transactions as usize,
-            ..ColumnOutcome::default()
-        });
+        for (tid, _, node) in calls {
+            let result = results.remove(&tid.0).unwrap_or(Ok(Value::Null));
+            self.results.entry(node).or_default().push((tid, result));
+            outcome.results.calls.push(tid.0);
+        }
+        self.outcome = Some(outcome);
         Ok(())
     }
 
@@ -157,9 +249,90 @@ impl SoleEpoch {
         self.unrecorded.remove(&(tid, asked));
     }
 
-    /// Returns the outcome, once the epoch has been executed and all of them are recorded.
-    pub fn outcome(&mut self) -> Option<ColumnOutcome> {
-        self.outcome.take_if(|_| self.unrecorded.is_empty())
+    /// Returns the outcome, once the epoch has been executed and all of them are recorded. Returns
+    /// the results of the calls that this node received, too, and adds messages with those of others.
+    pub fn outcome(
+        &mut self,
+        out: &mut ColumnOutbox,
+    ) -> Option<(ColumnOutcome, Vec<(Tid, CallResult)>)> {
+        let outcome = self.outcome.take_if(|_| self.unrecorded.is_empty() && !self.awaits)?;
+        let own = self.results.remove(&self.me).unwrap_or_default();
+        let others = std::mem::take(&mut self.results);
+        out.extend(others.into_iter().map(|(node, of)| (node, ColumnMessage::Results(of))));
+        Some((outcome, own))
+    }
+}
+
+/// Returns what a call reads that is no function.
+fn read(functions: &dyn Functions, rows: &Rows, call: &Call) -> CallResult {
+    let (program, table) = (functions.program(), call.table);
+    let listed = |row: &Arc<[Value]>| Value::List(row.clone());
+    if table.index() >= program.tables.len() {
+        return Err(Abort::refused(format!("there is no table {}", table.0)));
+    }
+    let (bounds, take) = match call.target {
+        Target::Find(bounds, take) | Target::Gather(bounds, take) => (bounds, take),
+        _ => {
+            program.check_visible(table)?;
+            let key = program.stored_key(table, &call.key)?;
+            let row = rows.get(table, &Key::of(&key));
+            return Ok(row.as_ref().map_or(Value::Null, listed));
+        }
+    };
+    program.check_ranges(table)?;
+    let from = Key::of(&program.stored_bound(table, &call.key)?);
+    let to = match bounds {
+        Bounds::Leading => from.prefix_end(),
+        Bounds::Between if call.args.is_empty() => Key::of(&[] as &[Value]).prefix_end(),
+        Bounds::Between => Key::of(&program.stored_bound(table, &call.args)?),
+    };
+    let mut found = Vec::new();
+    rows.range(table, &from, &to, take.is_reverse(), &mut |_, row| {
+        found.extend((found.len() < take.limit()).then(|| listed(row)));
+        found.len() < take.limit()
+    });
+    Ok(Value::List(found.into()))
+}
+
+/// Requests whose results are to be stored, by their identity.
+type Requests<'c> = BTreeMap<Key, (u64, &'c Call)>;
+
+/// The execution of a part of an epoch.
+struct Step<'s> {
+    sole: &'s mut SoleOwner,
+    functions: &'s dyn Functions,
+    terms: &'s SoleTerms,
+    /// The number of the last version.
+    seq: Seq,
+    outcome: &'s mut ColumnOutcome,
+}
+
+impl Step<'_> {
+    /// Executes the events before a place, and work. Returns the functions that a clock has ended.
+    fn run(
+        &mut self,
+        tables: &mut [tidemill_table::Table],
+        events: (&mut Vec<SoleEvents>, u64),
+        (work, requests): (Vec<(u64, SoleWork)>, Requests<'_>),
+        results: &mut BTreeMap<u64, CallResult>,
+    ) -> Result<Vec<Overdue>> {
+        let Step { sole, functions, terms, seq, outcome } = self;
+        let done = sole.run(&SingleThread, (tables, *seq), events, work, terms)?;
+        let SoleOutcome { outputs, results: own, refused, faults, overdue, transactions, .. } =
+            done;
+        *seq = done.seq;
+        for (tid, call) in requests.into_values() {
+            if let Some(result) = own.get(&tid) {
+                *seq += 1;
+                functions.remember(call, result, (tables, *seq), terms.now_us);
+            }
+        }
+        results.extend(own);
+        outcome.outputs.extend(outputs);
+        outcome.results.refused.extend(refused);
+        outcome.results.faults.extend(faults);
+        outcome.transactions += transactions as usize;
+        Ok(overdue)
     }
 }
 

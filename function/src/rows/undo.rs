@@ -1,5 +1,8 @@
 //! Going back to snapshots: a node retains what has changed since them.
 
+use std::sync::Arc;
+
+use tidemill_core::TableId;
 use tidemill_table::{Before, Changed};
 
 use super::Rows;
@@ -23,6 +26,27 @@ pub(super) struct Undo {
     pub layers: Vec<UndoLayer>,
 }
 
+/// Changes of tables.
+type Changes = Vec<(TableId, Arc<Changed>)>;
+
+/// The rows that a snapshot takes, and the versions of those with a history.
+#[derive(Clone, Debug, Default)]
+pub struct TakenRows {
+    /// The number of tables.
+    pub tables: usize,
+    /// The changes of tables. Of several of a table, later ones count.
+    pub changes: Changes,
+}
+
+/// The changes of tables with a history, which are taken only once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kept {
+    /// Those that belong to the next snapshot, because an earlier one did not count.
+    left: Changes,
+    /// Those that a snapshot took of which it is unknown whether it counts.
+    taken: Vec<(SnapshotId, Changes)>,
+}
+
 impl Undo {
     fn position(&self, of: SnapshotId) -> Option<usize> {
         self.layers.iter().position(|layer| layer.since == of)
@@ -38,18 +62,31 @@ impl Rows {
 
     /// Takes the rows that have changed since the last snapshot, for the next one. The last epoch
     /// has ended.
-    pub fn take(&mut self, of: SnapshotId) -> Vec<Changed> {
+    pub fn take(&mut self, of: SnapshotId) -> TakenRows {
         let before = self.undo.layers.last().map_or(&[][..], |layer| &layer.before);
-        let changes = self.tables.iter_mut().zip(before);
-        let taken = changes.map(|(table, before)| table.take_changes_since(before)).collect();
+        let nothing = Before::default();
+        let before = before.iter().chain(std::iter::repeat(&nothing));
+        let (mut changes, mut kept) = (Vec::new(), std::mem::take(&mut self.kept.left));
+        for (number, (table, before)) in (0..).map(TableId).zip(self.tables.iter_mut().zip(before))
+        {
+            match table.spec().history {
+                None => changes.push((number, Arc::new(table.take_changes_since(before)))),
+                Some(_) => kept.push((number, Arc::new(table.take_changes()))),
+            }
+        }
         self.undo.layers.push(UndoLayer { since: of, ..UndoLayer::default() });
-        taken
+        changes.extend(kept.iter().cloned());
+        self.kept.taken.push((of, kept));
+        TakenRows { tables: self.tables.len(), changes }
     }
 
     /// Notes that a snapshot counts: nothing goes back beyond it any more.
     pub fn counts(&mut self, of: SnapshotId) {
         if let Some(at) = self.undo.position(of) {
             self.undo.layers.drain(..at);
+        }
+        if let Some(at) = self.kept.taken.iter().position(|(taken, _)| *taken == of) {
+            self.kept.taken.drain(..=at);
         }
     }
 
@@ -61,11 +98,20 @@ impl Rows {
             earlier.resize_with(earlier.len().max(later.len()), Before::default);
             earlier.iter_mut().zip(later).for_each(|(earlier, later)| earlier.append(later));
         }
+        if let Some(at) = self.kept.taken.iter().position(|(taken, _)| *taken == of) {
+            let (_, taken) = self.kept.taken.remove(at);
+            self.kept.left.extend(taken);
+        }
     }
 
-    /// Whether the rows can go back to a snapshot.
+    /// Whether the rows can go back to a snapshot. Rows with versions can't.
     pub fn leads_to(&self, of: SnapshotId) -> bool {
-        self.undo.position(of).is_some()
+        self.undo.position(of).is_some() && !self.have_versions()
+    }
+
+    /// Whether a table has a history.
+    pub fn have_versions(&self) -> bool {
+        self.tables.iter().any(|table| table.spec().history.is_some())
     }
 
     /// Restores the rows as they were at a snapshot. They must be able to go back to it.
@@ -81,9 +127,7 @@ impl Rows {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use tidemill_core::{Column, DataType, Key, Schema, TableId, TableSpec, Value};
+    use tidemill_core::{Column, DataType, Key, Schema, TableSpec, Value};
 
     use super::*;
     use crate::order::Tid;
@@ -127,10 +171,10 @@ mod tests {
     }
 
     /// Returns the numbers of the rows, which must be the same in both tables.
-    fn numbers(taken: &[Changed]) -> Vec<i64> {
+    fn numbers(taken: &TakenRows) -> Vec<i64> {
         let of = |table: u16| {
             let mut found = Vec::new();
-            taken[usize::from(table)].for_each(|_, key, _| {
+            taken.changes[usize::from(table)].1.for_each(|_, key, _| {
                 found.extend((0..10).find(|n| *Key::of([&id(table, *n)]).0 == *key));
             });
             found.sort_unstable();

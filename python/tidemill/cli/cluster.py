@@ -151,8 +151,6 @@ def _say(args: argparse.Namespace, coordinator: Coordinator, what: str) -> None:
     print(f"cluster  {what} {coordinator.address}", file=to, flush=True)
     if coordinator.url is not None:
         print(f"http     {coordinator.url}", file=to, flush=True)
-    for slow in coordinator.status()["slow"]:
-        print(f"slow     {slow}", file=sys.stderr, flush=True)
 
 
 class Troubles:
@@ -329,7 +327,8 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"  {member['worker']}  {member['address']}  process {member['process'] or 'unknown'}"
         for member in members
     ]
-    lines = [*fields(head), f"workers ({len(members)})", *workers]
+    owner = ", the first of which owns all rows" if found["sole_owner"] and members else ""
+    lines = [*fields(head), f"workers ({len(members)}){owner}", *workers]
     if found.get("reasons"):
         lines += fields({"reasons": found["reasons"]})
     if found["sources"]:
@@ -361,8 +360,6 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     if found["troubles"]:
         lines.append("waiting for a log, store or broker")
         lines += [f"  {trouble['process']}  {trouble['what']}" for trouble in found["troubles"]]
-    if found.get("slow"):
-        lines += ["slow on several processes", *(f"  {what}" for what in found["slow"])]
     if found["turned_away"]:
         lines += ["turned away", *(f"  {why}" for why in found["turned_away"])]
     return lines

@@ -508,7 +508,7 @@ fn sum_of_ints(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Optio
 fn window_in_slot(versions: Versions<'_>, read: &WindowRead, time_us: i64) -> Result<Value, Abort> {
     let spec = versions.spec();
     let versions = Some(versions);
-    let seen = Seen { listed: &[], versions, graph: None, before: &[], own: None, time_us };
+    let seen = Seen { versions, graph: None, before: &[], own: None, time_us };
     let numbers = seen.window(&read.window, spec.history);
     seen.made_of(numbers, spec, read.column, &read.aggregate, &Cell::new(0))
 }

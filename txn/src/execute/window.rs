@@ -8,45 +8,9 @@ use tidemill_table::Versions;
 
 use crate::program::{evaluate, Abort, Aggregate, Fold, Scope, VarId, Window};
 
-/// A version of a row: its number among the row's versions, its time, and the row.
-pub type Version = (u64, i64, Row);
-
-/// Whether neither a version nor those before it are needed, given its number, its time, and the
-/// number of the next version.
-pub(crate) type IsUnneeded<'b> = &'b dyn Fn(u64, i64, u64) -> bool;
-
-/// Returns what a window at a time doesn't need. `has_own` says whether the transaction has written
-/// the row.
-pub(super) fn is_unneeded(
-    window: &Window,
-    history: Option<History>,
-    now_us: i64,
-    has_own: bool,
-) -> impl Fn(u64, i64, u64) -> bool + '_ {
-    let (wide, now) = (i128::from, i128::from(now_us));
-    let floor = move |size_us: i64| now.div_euclid(wide(size_us)) * wide(size_us);
-    // A session can't go further back than the history.
-    let retained = history.and_then(|history| history.retained_from(now_us)).unwrap_or(now_us);
-    move |number, time_us, next| {
-        let (time, end) = (wide(time_us), next + u64::from(has_own));
-        match *window {
-            Window::Sliding { size_us } => time <= now - wide(size_us),
-            Window::Tumbling { size_us } => time < floor(size_us),
-            Window::Hopping { size_us, slide_us } => time < floor(slide_us) - wide(size_us),
-            Window::Session { .. } => time_us < retained,
-            Window::Last { versions } => number + versions < end,
-            Window::TumblingVersions { versions } => {
-                number / versions < end.saturating_sub(1) / versions
-            }
-        }
-    }
-}
-
 /// The versions of a row as a transaction sees them, in order: those of the table, those of a graph
 /// after these, and its own.
 pub(super) struct Seen<'a> {
-    /// The first versions, if a store without tables lists them.
-    pub(super) listed: &'a [Version],
     pub(super) versions: Option<Versions<'a>>,
     /// The versions of a graph, and how many of them count.
     pub(super) graph: Option<(Versions<'a>, u64)>,
@@ -60,8 +24,6 @@ pub(super) struct Seen<'a> {
 
 /// The place of a version.
 enum Place<'a> {
-    /// A listed version.
-    Listed(&'a Version),
     /// A version of the table or the graph, by its number there.
     Held(Versions<'a>, u64),
     /// A row that is not written yet.
@@ -71,18 +33,12 @@ enum Place<'a> {
 impl<'a> Seen<'a> {
     /// Returns the numbers after the table's newest version, and after the graph's.
     fn ends(&self) -> (u64, u64) {
-        let held = match self.listed.last() {
-            Some((number, ..)) => number + 1,
-            None => self.versions.map_or(0, |versions| versions.end()),
-        };
+        let held = self.versions.map_or(0, |versions| versions.end());
         (held, held + self.graph.map_or(0, |(_, count)| count))
     }
 
     fn first(&self) -> u64 {
-        match self.listed.first() {
-            Some((number, ..)) => *number,
-            None => self.versions.map_or(0, |versions| versions.first()),
-        }
+        self.versions.map_or(0, |versions| versions.first())
     }
 
     /// Returns the rows that are not written yet.
@@ -101,10 +57,6 @@ impl<'a> Seen<'a> {
 
     fn place(&self, number: u64) -> Option<Place<'a>> {
         let (held, graph) = self.ends();
-        if let Some((first, ..)) = self.listed.first().filter(|_| number < held) {
-            let nth = number.checked_sub(*first)?;
-            return self.listed.get(nth as usize).map(Place::Listed);
-        }
         match (self.versions, self.graph) {
             (Some(versions), _) if number < held => Some(Place::Held(versions, number)),
             (_, Some((versions, _))) if number < graph => {
@@ -117,7 +69,6 @@ impl<'a> Seen<'a> {
     fn time_us(&self, number: u64) -> i64 {
         match self.place(number) {
             Some(Place::Held(versions, number)) => versions.time_us(number),
-            Some(Place::Listed((_, time_us, _))) => *time_us,
             _ => self.time_us,
         }
     }
@@ -125,13 +76,7 @@ impl<'a> Seen<'a> {
     /// Returns the number of the first version that is not older than `time_us`.
     fn since(&self, time_us: i64) -> u64 {
         let (held, graph) = self.ends();
-        let mut since = match self.listed {
-            [] => self.versions.map_or(0, |versions| versions.since(time_us)),
-            listed => {
-                let later = listed.partition_point(|(_, of_us, _)| *of_us < time_us);
-                listed.get(later).map_or(held, |(number, ..)| *number)
-            }
-        };
+        let mut since = self.versions.map_or(0, |versions| versions.since(time_us));
         if let (true, Some((versions, count))) = (since == held, self.graph) {
             since += versions.since(time_us).min(count);
         }
@@ -146,7 +91,6 @@ impl<'a> Seen<'a> {
     fn value(&self, number: u64, column: usize) -> Value {
         match self.place(number) {
             Some(Place::Held(versions, number)) => versions.value(number, column),
-            Some(Place::Listed((.., row))) => row[column].clone(),
             Some(Place::Own(own)) => own[column].clone(),
             None => Value::Null,
         }
@@ -155,7 +99,6 @@ impl<'a> Seen<'a> {
     fn row(&self, number: u64) -> Row {
         match self.place(number) {
             Some(Place::Held(versions, number)) => versions.row(number),
-            Some(Place::Listed((.., row))) => row.clone(),
             Some(Place::Own(own)) => own.into(),
             None => Row::default(),
         }
@@ -250,10 +193,6 @@ impl<'a> Seen<'a> {
         let own_to = numbers.end.max(graph) - graph;
         let own = || self.own().take(own_to as usize).skip(own_from as usize);
         let count = numbers.end.saturating_sub(numbers.start);
-        let reads_all = !matches!(aggregate, Aggregate::Count | Aggregate::First | Aggregate::Last);
-        if reads_all && !self.listed.is_empty() {
-            return Ok(None);
-        }
         Ok(match aggregate {
             Aggregate::Count if !nullable => Some(Value::Int(count as i64)),
             Aggregate::First if count > 0 => Some(self.value(numbers.start, column)),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_core::{StreamId, TableId, Value};
 use tidemill_txn::program::{Abort, Aggregate, EventBatch, Opaque, Take, Tx, Window};
 
-/// Whether procedures leave out random numbers and times, which differ where places of events do.
+/// Whether functions leave out random numbers and times, which differ where places of events do.
 pub static IS_PLACELESS: AtomicBool = AtomicBool::new(false);
 
 /// A function that moves and counts. Its accesses depend on its reads.
@@ -43,7 +43,7 @@ impl Opaque for Wanderer {
                 a = (a * 3 + i64::from(row[4] == Value::Bool(true))) % 1000;
             }
         }
-        if x % 5 == 1 {
+        if x % 5 == 1 && !IS_PLACELESS.load(Ordering::Relaxed) {
             a = (a + (tx.random() % 7) as i64 + (tx.random() % 3) as i64) % 1000;
         }
         if a % 7 == 6 {

@@ -333,11 +333,6 @@ impl OnNodes {
 }
 
 impl Functions for OnNodes {
-    fn takes_turns(&self, call: &Call) -> bool {
-        // Some functions take turns, even if they do not conflict.
-        matches!(call.target, Target::Function(function) if function % 4 == 1)
-    }
-
     fn program(&self) -> &Program {
         &self.script.program
     }

@@ -3,7 +3,8 @@
 use std::io::ErrorKind;
 use std::path::PathBuf;
 
-use tidemill_core::{Column, DataType, Key, Value};
+use tidemill_cluster::load_rows;
+use tidemill_core::{Column, DataType, History, Key, Schema, TableSpec, Value};
 use tidemill_durable::{DirStore, Within};
 use tidemill_host::{hold, FileLog};
 use tidemill_sim::SimEnv;
@@ -114,6 +115,7 @@ impl Site {
             feeds: 0,
             ways: &self.ways,
             has_own_requests: true,
+            has_sole_owner: false,
         }
     }
 
@@ -216,6 +218,35 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
     assert_eq!(site.start(false, Upgrade::Off).unwrap(), wanted(false));
 }
 
+#[test]
+fn cuts_that_the_owner_of_all_rows_did_not_execute_as_a_whole_are_in_the_way() {
+    let sim = SimEnv::new(1);
+    let site = Site::open(&sim).unwrap();
+    site.fill().unwrap();
+    let (program, settings) = (program(false), Settings::default());
+    let starting = |has_sole_owner: bool| Starting {
+        has_sole_owner,
+        ..site.starting(&program, &settings, false)
+    };
+    let cut = |epoch: u64, by_owner: bool| tidemill_cluster::CutRecord {
+        epoch,
+        clock_us: 1,
+        base: 0,
+        count: 0,
+        from: vec![0; 2],
+        upto: vec![0; 2],
+        times: Times::default(),
+        by_owner,
+    };
+    starting(true).append(1, Record::Cut(cut(3, true))).unwrap();
+    starting(true).agree().unwrap();
+    starting(true).append(1, Record::Cut(cut(4, false))).unwrap();
+    let error = starting(true).agree().unwrap_err();
+    assert!(error.what.contains("1 recorded cut of the cluster bank"), "{error}");
+    assert!(error.help.contains("start the app with that version once more"));
+    starting(false).agree().unwrap();
+}
+
 /// Returns the error of a start that is refused.
 fn refused(site: &Site, is_second: bool) -> String {
     site.start(is_second, Upgrade::Lossless).unwrap_err().to_string()
@@ -315,4 +346,87 @@ fn event_time_goes_on_where_sources_are_others_and_nothing_waits() {
     assert_eq!(carried(&was, &was, &manifest).unwrap(), times);
     let error = carried(&was, &now, &manifest).unwrap_err().to_string();
     assert!(error.contains("events wait for their watermark"), "{error}");
+}
+
+/// The program of a table with a history, and as earlier versions of Tidemill stored it.
+fn with_history() -> (Program, Program) {
+    let mut b = Builder::new("bank");
+    let int = |name: &str| Column::new(name, DataType::Int);
+    let table = b.table("account", &["id"], vec![int("id"), int("balance")]);
+    b.table("other", &["id"], vec![int("id")]);
+    let opened = b.stream("opened", vec![int("id")]);
+    let mut h = b.handler("open", opened);
+    let id = h.column("id");
+    h.output(&[("id", id)]);
+    h.done();
+    b.history(table, History { time_us: Some(1_000), versions: None });
+    let now = b.finish().unwrap();
+    let mut was = now.clone();
+    was.tables[0].history = None;
+    let names = ["0.id", "1.n", "2.at", "3.id", "4.balance"];
+    let types = [DataType::Int, DataType::Int, DataType::Timestamp, DataType::Int, DataType::Int];
+    let columns = names.into_iter().zip(types);
+    let columns = columns.enumerate().map(|(nth, (name, ty))| {
+        let column = Column::new(name, ty);
+        if nth < 3 {
+            column
+        } else {
+            column.nullable()
+        }
+    });
+    let schema = Schema::new(columns.collect()).into();
+    let mut versions = TableSpec::new("tidemill.versions.account", vec![0, 1], schema);
+    (versions.ordered, versions.partition_prefix) = (true, Some(1));
+    was.tables.insert(1, versions);
+    was.forget();
+    (was, now)
+}
+
+#[test]
+fn versions_that_were_rows_become_versions() {
+    let sim = SimEnv::new(1);
+    let site = Site::open(&sim).unwrap();
+    let (was, now) = with_history();
+    let settings = Settings { upgrade: Upgrade::Lossless, ..Settings::default() };
+    let starting = site.starting(&was, &settings, false);
+    starting.agree().unwrap();
+    starting.append(1, Record::Generation { generation: 1 }).unwrap();
+    let mut delta = Delta::new();
+    let mut push = |table: usize, row: &[Value]| {
+        let (spec, mut bytes) = (&was.tables[table], Vec::new());
+        let key = Key::of(spec.key.iter().map(|column| &row[*column]));
+        row.iter().for_each(|value| encode::value(value, &mut bytes));
+        delta.push(TableId(table as u16), partition_of_bytes(spec, &key.0), &key.0, Some(&bytes));
+    };
+    let (int, at) = (Value::Int, Value::Timestamp);
+    push(0, &[int(7), int(30)]);
+    push(1, &[int(7), int(-1), at(6), Value::Null, Value::Null]);
+    for (n, balance) in [(3, 10), (4, 20), (5, 30)] {
+        push(1, &[int(7), int(n), at(100 * n), int(7), int(balance)]);
+    }
+    push(2, &[int(9)]);
+    let objects = vec![put_rows(&*site.store, (1, 2), "part-1-1-5-1", &delta).unwrap().unwrap()];
+    let (inputs, outputs) = (vec![0; 2], vec![0; 2]);
+    let (program, generation, epoch) = (1, 1, 2);
+    let manifest =
+        Manifest { program, generation, epoch, objects, inputs, outputs, ..Manifest::default() };
+    starting.append(1, Record::Snapshot(manifest.into())).unwrap();
+
+    let off = Settings::default();
+    let refused = site.starting(&now, &off, true).agree().unwrap_err();
+    assert!(refused.what.contains("another version of the program"), "{refused}");
+    let starting = site.starting(&now, &settings, true);
+    starting.agree().unwrap();
+    let manifest = starting.newest().unwrap().manifest.unwrap();
+    let all = (0..tidemill_place::PARTITIONS).map(Partition).collect();
+    let loaded = load_rows(&site.store, 2, &manifest.objects, &all, &now.tables).unwrap();
+    let mut tables = loaded.rows;
+    let found: Vec<_> = tables.tables()[0].newest().histories().collect();
+    let version = |n: i64, balance: i64| {
+        let row: tidemill_core::Row = [int(7), int(balance)].into();
+        (n.cast_unsigned() - 3, 100 * n, row)
+    };
+    assert_eq!(found, [(key(7), vec![version(3, 10), version(4, 20), version(5, 30)])]);
+    assert_eq!(tables.get(TableId(1), &key(9)).as_deref(), Some(&[int(9)][..]));
+    tables.end_epoch();
 }

@@ -23,7 +23,7 @@ use self::effects::Touched;
 use self::plain::PlainRows;
 pub(crate) use self::rows::{ordered, Bounds, Holder, Keys, Rows, Unsettled};
 use super::native;
-use super::window::{is_unneeded, Seen};
+use super::window::Seen;
 use super::work;
 use crate::program::inside::{Inside, Transaction};
 use crate::program::{
@@ -170,8 +170,6 @@ impl<'a> General<'a> {
     ) -> Result<Value, Abort> {
         let spec = &self.inside.program.tables[table.index()];
         let time_us = self.inside.moment.time_us();
-        let is_unneeded = is_unneeded(window, spec.history, time_us, own.is_some());
-        let listed = self.tables.listed(table, key, &is_unneeded)?;
         let holder = self.tables.holder(table, &Key::of(key), key)?;
         let branch = holder
             .graph
@@ -180,7 +178,6 @@ impl<'a> General<'a> {
         let graph =
             branch.as_ref().and_then(|(branch, count)| Some((branch.versions(key)?, *count)));
         let seen = Seen {
-            listed: &listed,
             versions: holder.table.and_then(|table| table.versions(key)),
             graph,
             before: &holder.before,

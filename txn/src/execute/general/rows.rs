@@ -7,8 +7,7 @@ use tidemill_core::{Key, Row, TableId, Value};
 use tidemill_table::Table;
 
 use crate::execute::graph::Branch;
-use crate::execute::window::{IsUnneeded, Version};
-use crate::program::{Abort, AbortKind, Asker, Take};
+use crate::program::{Abort, AbortKind, Take};
 
 /// A row that is not known yet. A run that has asked for it does not count.
 #[derive(Clone, Copy, Debug)]
@@ -103,27 +102,6 @@ pub(crate) trait Rows {
     /// Returns the first or last rows within bounds, from a store that doesn't list its keys.
     fn found(&self, _: TableId, _: Bounds<'_>, _: Take) -> Result<Option<Vec<Row>>, Unsettled> {
         Ok(None)
-    }
-
-    /// Returns the versions of a row, oldest first, from a store without tables. Unneeded ones may
-    /// be left out.
-    fn listed(
-        &self,
-        _: TableId,
-        _: &[Value],
-        _: IsUnneeded<'_>,
-    ) -> Result<Vec<Version>, Unsettled> {
-        Ok(Vec::new())
-    }
-
-    /// Returns the answer from outside to a question, if the store has the answers, too.
-    fn lookup(&self, _: &[u8], _: &Asker) -> Result<Option<Arc<[u8]>>, Unsettled> {
-        Ok(None)
-    }
-
-    /// Whether a deadline may end the transaction.
-    fn has_deadline(&self) -> bool {
-        true
     }
 
     /// Returns the table itself, if transactions use it in place.

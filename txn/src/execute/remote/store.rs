@@ -2,14 +2,11 @@
 //! sees it.
 
 use std::cell::RefCell;
-use std::sync::Arc;
 
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 
-use super::StoredVersions;
 use crate::execute::general::{Bounds, Effects, Holder, Keys, Rows, Unsettled};
-use crate::execute::window::{IsUnneeded, Version};
-use crate::program::{Abort, Asker, Take};
+use crate::program::{Abort, Take};
 
 /// Rows that other owners hold, as earlier transactions have left them. Keys have a value for each
 /// column.
@@ -39,35 +36,18 @@ pub trait RemoteStore {
 
     /// Announces events that will be executed, so that their rows can be requested together.
     fn prefetch(&mut self, events: &[(StreamId, &[Value])]) -> Result<(), Abort>;
-
-    /// Returns the answer from outside to a question.
-    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort>;
-
-    /// Whether a deadline may end a transaction.
-    fn has_deadline(&self) -> bool;
-
-    /// Returns the reason why the next transaction took too long in its first run.
-    fn verdict(&mut self) -> Result<Option<String>, Abort>;
-
-    /// Reports that the running transaction takes too long, with the reason. Rows are unavailable
-    /// until that is recorded.
-    fn overdue(&mut self, reason: &str);
-
-    /// Whether rows are unavailable now, so that the work must begin again.
-    fn are_unavailable(&self) -> bool;
 }
 
 /// Such a store as a source of rows for one transaction.
 pub(super) struct View<'r, S> {
-    versions: &'r StoredVersions,
     store: RefCell<&'r mut S>,
     /// The first error of the store. It ends the transaction, even if a function ignores it.
     failed: RefCell<Option<Abort>>,
 }
 
 impl<'r, S: RemoteStore> View<'r, S> {
-    pub(super) fn new(versions: &'r StoredVersions, store: &'r mut S) -> View<'r, S> {
-        View { versions, store: RefCell::new(store), failed: RefCell::new(None) }
+    pub(super) fn new(store: &'r mut S) -> View<'r, S> {
+        View { store: RefCell::new(store), failed: RefCell::new(None) }
     }
 
     /// Uses the store, unless that has failed before.
@@ -119,22 +99,5 @@ impl<S: RemoteStore> Rows for View<'_, S> {
             Bounds::Leading(leading) => store.leading(table, leading, take),
         });
         found.map(Some)
-    }
-
-    fn listed(
-        &self,
-        table: TableId,
-        key: &[Value],
-        is_unneeded: IsUnneeded<'_>,
-    ) -> Result<Vec<Version>, Unsettled> {
-        self.uses(|store| self.versions.versions(table, key, is_unneeded, store))
-    }
-
-    fn lookup(&self, question: &[u8], ask: &Asker) -> Result<Option<Arc<[u8]>>, Unsettled> {
-        self.uses(|store| store.lookup(question, ask)).map(Some)
-    }
-
-    fn has_deadline(&self) -> bool {
-        self.store.borrow().has_deadline()
     }
 }

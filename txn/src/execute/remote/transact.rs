@@ -2,9 +2,8 @@
 
 use tidemill_core::{Row, StreamId, Value};
 
-use super::rounds::commit;
 use super::store::View;
-use super::{RemoteStore, StoredVersions};
+use super::RemoteStore;
 use crate::execute::serial::call;
 use crate::program::{Abort, Answers, Program, When};
 
@@ -20,12 +19,15 @@ pub fn transact(
     when: When,
     rows: &mut impl RemoteStore,
 ) -> Result<Vec<(StreamId, Row)>, Abort> {
-    let (answers, versions) = (Answers::default(), StoredVersions::default());
+    let answers = Answers::default();
     let moment = when.moment(handler, &answers);
     rows.prefetch(&[(program.handlers[handler].input, event)])?;
-    let view = View::new(&versions, rows);
+    let view = View::new(rows);
     let result = call(program, &view, handler, event, &moment, &mut 0);
-    let effects = view.settled(result)?;
-    let emitted = commit(program, effects, (&versions, when.time_us), rows)?;
+    let mut effects = view.settled(result)?;
+    let emitted = std::mem::take(&mut effects.emitted);
+    for (table, key, row) in effects.into_written() {
+        rows.write(table, &key, row.as_deref())?;
+    }
     Ok(emitted.into_iter().map(|(stream, row)| (stream, row.into())).collect())
 }

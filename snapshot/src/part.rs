@@ -3,9 +3,9 @@
 
 use tidemill_core::TableId;
 
-/// The kind of an object of a snapshot.
+/// The kind of an entry of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub enum Part {
     /// A row of a table.
     Row(usize),
     /// A version of a row of a table.
@@ -13,16 +13,16 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// The kind behind a number, in a program with so many tables.
-    pub(crate) fn of(number: TableId, tables: usize) -> Part {
+    /// Returns the kind behind a number, in a program with so many tables.
+    pub fn of(number: TableId, tables: usize) -> Part {
         match number.index().checked_sub(tables) {
             None => Part::Row(number.index()),
             Some(table) => Part::Version(table),
         }
     }
 
-    /// Its number.
-    pub(crate) fn number(self, tables: usize) -> TableId {
+    /// Returns its number.
+    pub fn number(self, tables: usize) -> TableId {
         match self {
             Part::Row(table) => TableId(table as u16),
             Part::Version(table) => TableId((tables + table) as u16),

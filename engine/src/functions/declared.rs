@@ -1,39 +1,56 @@
-//! The rows of nodes, for transactions that run as they would in one process.
+//! Declared transactions whose rows are not known from the event. They run at one node, with rows
+//! fetched from their owners.
 
 use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, TableId, Value};
-use tidemill_function::{Context, Stop};
-use tidemill_txn::execute::RemoteStore;
-use tidemill_txn::program::{Abort, AbortKind, Asker, Take};
+use tidemill_function::{Activation, Context, Step, Stop};
+use tidemill_txn::execute::{transact, RemoteStore};
+use tidemill_txn::program::{Abort, AbortKind, Program, Take, When};
 
 use super::likely::{Likely, EVENTS};
+use super::times::Times;
+
+/// A transaction of a handler.
+pub(super) struct Declared {
+    pub program: Arc<Program>,
+    pub times: Arc<Times>,
+    pub likely: Arc<Likely>,
+    pub handler: usize,
+    pub event: Arc<[Value]>,
+}
+
+impl Activation for Declared {
+    fn resume(&mut self, context: &mut dyn Context) -> Result<Step, Stop> {
+        let Declared { program, times, likely, handler, event } = self;
+        let input = program.handlers[*handler].input;
+        let time_us = times.stands(input, times.of(input, event), context);
+        let when = When { now_us: context.now_us(), time_us, chance: context.random() };
+        let (learns, is_unwound) = (Vec::new(), false);
+        let mut rows = OnNodes { context, likely, learns, is_unwound };
+        let done = transact(program, *handler, event, when, &mut rows);
+        let events = done.map_err(|abort| match rows.is_unwound {
+            true => Stop::Unwind,
+            false => abort.into(),
+        })?;
+        for (stream, row) in events {
+            context.emit(stream, &row)?;
+        }
+        Ok(Step::Done(Value::Null))
+    }
+}
 
 /// The rows that a function on a node reaches.
-pub(super) struct OnNodes<'c> {
+struct OnNodes<'c> {
     context: &'c mut dyn Context,
     likely: &'c Likely,
     /// The executed events, of streams whose uses of rows are still observed.
     learns: Vec<(StreamId, Vec<Row>)>,
-    /// How many transactions have begun.
-    begun: u32,
     /// Whether everything runs again, because a row has not arrived yet.
     is_unwound: bool,
 }
 
-impl<'c> OnNodes<'c> {
-    pub(super) fn new(context: &'c mut dyn Context, likely: &'c Likely) -> OnNodes<'c> {
-        OnNodes { context, likely, learns: Vec::new(), begun: 0, is_unwound: false }
-    }
-
-    /// Returns why a transaction has ended that aborted with `abort`.
-    pub(super) fn why(&self, abort: Abort) -> Stop {
-        match self.is_unwound {
-            true => Stop::Unwind,
-            false => abort.into(),
-        }
-    }
-
+impl OnNodes<'_> {
     fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
         result.map_err(|stop| match stop {
             Stop::Abort(abort) => abort,
@@ -102,30 +119,5 @@ impl RemoteStore for OnNodes<'_> {
     ) -> Result<Vec<Row>, Abort> {
         let rows = self.context.find(table, leading, take);
         Ok(self.done(rows)?.iter().map(|row| row.as_ref().into()).collect())
-    }
-
-    fn lookup(&mut self, question: &[u8], ask: &Asker) -> Result<Arc<[u8]>, Abort> {
-        let answer = self.context.lookup(question, ask);
-        self.done(answer)
-    }
-
-    fn has_deadline(&self) -> bool {
-        self.context.has_deadline()
-    }
-
-    fn verdict(&mut self) -> Result<Option<String>, Abort> {
-        self.begun += 1;
-        let verdict = self.context.verdict(self.begun, None);
-        self.done(verdict)
-    }
-
-    fn overdue(&mut self, reason: &str) {
-        let verdict = self.context.verdict(self.begun, Some(reason));
-        // The transaction runs again, and then finds the verdict.
-        let _ = self.done(verdict);
-    }
-
-    fn are_unavailable(&self) -> bool {
-        self.is_unwound
     }
 }

@@ -1,14 +1,12 @@
-//! Incomplete batches on several processes. Each event is stored as a row by the event's own
-//! transaction, in its place in the order. So crashes, replays, snapshots and moves to another
-//! owner need no rules for it.
+//! Incomplete batches. Between epochs their events are rows. So crashes, replays, snapshots and moves
+//! to another owner need no rules for them.
 
 use std::collections::BTreeMap;
 
 use tidemill_core::{Column, DataType, Key, Row, Schema, StreamId, TableId, TableSpec, Value};
 use tidemill_table::{Seq, Table};
 
-use super::{numbered, RemoteStore};
-use crate::program::{Abort, Batching, Extent, OwnedWindow, Program, Take};
+use crate::program::{Extent, OwnedWindow, Program};
 
 /// Prefixes of stream names in keys that count ended sources: for the stream's batches, and for the
 /// windows that end then.
@@ -56,16 +54,6 @@ impl OpenBatches {
         }
         program.forget();
         OpenBatches { marks, waiting }
-    }
-
-    /// Returns the place of a stream's buffered events: their table, and a key in it.
-    pub fn place(&self, program: &Program, stream: StreamId) -> Option<(TableId, [Value; 2])> {
-        Some((*self.waiting.get(&stream)?, [root(program, stream), Value::Int(0)]))
-    }
-
-    /// Returns the tables of buffered events.
-    pub(super) fn tables(&self) -> impl Iterator<Item = TableId> + '_ {
-        self.waiting.values().copied()
     }
 
     /// Whether a stream comes in batches.
@@ -128,141 +116,60 @@ impl OpenBatches {
         tables[self.marks.index()].put_by_key(&Key::of(&mark[..2]), row, seq);
     }
 
-    /// Buffers an event. Returns the whole batch if the event ends one, or ends its interval.
-    pub(super) fn buffer(
+    /// Counts an ended source of a stream's batches. Returns whether all `sources` have ended. `seq` is
+    /// the number of the new version.
+    pub(super) fn ends(
         &self,
         program: &Program,
-        stream: StreamId,
-        event: &[Value],
-        now_us: i64,
-        ends_interval: bool,
-        rows: &mut impl RemoteStore,
-    ) -> Result<Vec<Row>, Abort> {
-        let (mut count, since_us) = self.mark(&key(program, stream), rows)?.unwrap_or((0, now_us));
-        let root = root(program, stream);
-        let row: Row = [root, Value::Int(count)].into_iter().chain(event.iter().cloned()).collect();
-        rows.write(self.waiting[&stream], &row[..2], Some(&row))?;
-        count += 1;
-        let is_whole = match program.streams[stream.index()].batch {
-            Some(Batching::Count(of)) => count >= i64::try_from(of).unwrap_or(i64::MAX),
-            Some(Batching::TimeUs(us)) if program.batch_by_arrival(stream).is_some() => {
-                now_us.saturating_sub(since_us) >= us
-            }
-            Some(Batching::TimeUs(_)) => ends_interval,
-            None => true,
-        };
-        if is_whole {
-            return self.take(program, stream, rows);
-        }
-        let [root, name] = key(program, stream);
-        let mark = [root, name, Value::Int(count), Value::Timestamp(since_us)];
-        rows.write(self.marks, &mark[..2], Some(&mark))?;
-        Ok(Vec::new())
-    }
-
-    /// Removes and returns the buffered events of a stream in arrival time, if they are due.
-    pub(super) fn due(
-        &self,
-        program: &Program,
-        stream: StreamId,
-        now_us: i64,
-        rows: &mut impl RemoteStore,
-    ) -> Result<Vec<Row>, Abort> {
-        let is_due = |since_us: i64| {
-            program.batch_by_arrival(stream).is_some_and(|us| now_us.saturating_sub(since_us) >= us)
-        };
-        if !self.has(stream) {
-            return Ok(Vec::new());
-        }
-        match self.mark(&key(program, stream), rows)? {
-            Some((_, since_us)) if is_due(since_us) => self.take(program, stream, rows),
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    /// Counts an ended source of a stream. Removes and returns the buffered events if all `sources`
-    /// have ended.
-    pub(super) fn end(
-        &self,
-        program: &Program,
-        stream: StreamId,
-        sources: i64,
-        rows: &mut impl RemoteStore,
-    ) -> Result<Vec<Row>, Abort> {
-        if !self.has(stream) {
-            return Ok(Vec::new());
-        }
+        (stream, sources): (StreamId, i64),
+        (tables, seq): (&mut [Table], Seq),
+    ) -> bool {
         let [root, name] = key(program, stream);
         let Value::Str(name) = name else { unreachable!("it is a name") };
         // No stream has such a name.
         let at = [root, Value::str(&format!("{ENDED}{name}"))];
-        if !self.have_ended(at, sources, rows)? {
-            return Ok(Vec::new());
-        }
-        match self.mark(&key(program, stream), rows)? {
-            Some(_) => self.take(program, stream, rows),
-            None => Ok(Vec::new()),
-        }
+        self.have_ended(at, sources, (tables, seq))
     }
 
-    /// Counts an ended source of a stream's group. Returns whether all `sources` of the group have
-    /// ended.
+    /// Counts an ended source of a group of streams, by the stream that stands for the group. Returns
+    /// whether all `sources` have ended.
     pub(super) fn ends_windows(
         &self,
         program: &Program,
-        stream: StreamId,
-        sources: i64,
-        rows: &mut impl RemoteStore,
-    ) -> Result<bool, Abort> {
+        (stream, sources): (StreamId, i64),
+        (tables, seq): (&mut [Table], Seq),
+    ) -> bool {
         let name = &program.streams[stream.index()].spec.name;
         let at = Value::str(&format!("{ENDED_WINDOWS}{name}"));
-        self.have_ended([at.clone(), at], sources, rows)
+        self.have_ended([at.clone(), at], sources, (tables, seq))
     }
 
-    /// Counts an ended source. Returns whether all `sources` have ended.
-    fn have_ended(
-        &self,
-        at: [Value; 2],
-        sources: i64,
-        rows: &mut impl RemoteStore,
-    ) -> Result<bool, Abort> {
-        let ended = 1 + self.mark(&at, rows)?.map_or(0, |(ended, _)| ended);
+    fn have_ended(&self, at: [Value; 2], sources: i64, (tables, seq): (&mut [Table], Seq)) -> bool {
+        let (marks, place) = (&mut tables[self.marks.index()], Key::of(&at));
+        let known = marks.get_by_key::<Row>(&place);
+        let ended = 1 + mark_of(known.as_deref()).map_or(0, |(ended, _)| ended);
         if ended < sources {
-            let [root, name] = at.clone();
+            let [root, name] = at;
             let row = [root, name, Value::Int(ended), Value::Timestamp(0)];
-            rows.write(self.marks, &at, Some(&row))?;
-            return Ok(false);
+            marks.put_by_key(&place, Some(&row), seq);
+            return false;
         }
         if sources > 1 {
-            rows.write(self.marks, &at, None)?;
+            marks.put_by_key(&place, None, seq);
         }
-        Ok(true)
+        true
     }
+}
 
-    /// Returns the number of buffered events and the time of the first; `None` without any.
-    fn mark(
-        &self,
-        key: &[Value; 2],
-        rows: &mut impl RemoteStore,
-    ) -> Result<Option<(i64, i64)>, Abort> {
-        Ok(mark_of(rows.row(self.marks, key)?.as_deref()))
-    }
-
-    /// Removes and returns all buffered events of a stream.
-    fn take(
-        &self,
-        program: &Program,
-        stream: StreamId,
-        rows: &mut impl RemoteStore,
-    ) -> Result<Vec<Row>, Abort> {
-        let waiting = self.waiting[&stream];
-        let events = rows.leading(waiting, &[root(program, stream)], Take::ALL)?;
-        for event in &events {
-            rows.write(waiting, &event[..2], None)?;
-        }
-        rows.write(self.marks, &key(program, stream), None)?;
-        Ok(events.into_iter().map(|event| event[2..].into()).collect())
-    }
+/// Returns the schema of a table that stores events. It makes the columns' names unique and drops
+/// their defaults.
+fn numbered(columns: impl Iterator<Item = Column>) -> Schema {
+    let named = |(nth, column): (usize, Column)| Column {
+        name: format!("{nth}.{}", column.name).into(),
+        default: None,
+        ..column
+    };
+    Schema::new(columns.enumerate().map(named).collect())
 }
 
 /// Returns the number of buffered events and the time of the first from the row that has them.
