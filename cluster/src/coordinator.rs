@@ -133,6 +133,8 @@ pub struct Coordinator {
     is_ending: bool,
     /// The late event that is the reason for ending, if there is one.
     late_event: Option<LateEvent>,
+    /// The bytes of memory for which it ends, because they are too many.
+    over_memory: Option<u64>,
     /// The content of the log: how far it was read, the last generation, the last snapshot, and the
     /// cuts after it.
     read: u64,
@@ -173,6 +175,7 @@ impl Coordinator {
             leaving: BTreeSet::new(),
             is_ending: false,
             late_event: None,
+            over_memory: None,
             read: 0,
             has_read: false,
             last_generation: 0,
@@ -200,6 +203,11 @@ impl Coordinator {
             Stage::Running(running) => running.left(),
             _ => None,
         }
+    }
+
+    /// Returns the bytes of memory of all workers for which it ends, because they are too many.
+    pub fn over_memory(&self) -> Option<u64> {
+        self.over_memory
     }
 
     /// Returns the late event for which it ends, if late events of that stream are errors.

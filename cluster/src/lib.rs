@@ -104,6 +104,9 @@ pub struct Settings {
     /// The maximum bytes of buffered events of all workers together. Above it, no more events are
     /// taken from sources that are ahead of others.
     pub buffered_bytes_max: u64,
+    /// The maximum bytes of memory of tables and buffered events, of all workers together. Beyond it
+    /// the coordinator ends.
+    pub memory_bytes_max: u64,
     /// The maximum jump of the clock ahead of the last cut's, in microseconds, beyond the time that
     /// has passed since. A larger jump means that the clock is wrong.
     pub clock_jump_us_max: i64,

@@ -272,7 +272,7 @@ pub struct Waiting {
     pub newest_us: Option<i64>,
 }
 
-/// Events that are buffered until the watermark passes them.
+/// Events that are buffered until the watermark passes them, and the memory of tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Buffered {
     /// The number of events.
@@ -281,6 +281,8 @@ pub struct Buffered {
     pub bytes: u64,
     /// The number of late events in the epoch that was executed last.
     pub late: u64,
+    /// The bytes of memory that the worker's tables take.
+    pub tables: u64,
 }
 
 impl std::iter::Sum for Buffered {
@@ -289,6 +291,7 @@ impl std::iter::Sum for Buffered {
             events: sum.events + of.events,
             bytes: sum.bytes + of.bytes,
             late: sum.late + of.late,
+            tables: sum.tables + of.tables,
         })
     }
 }

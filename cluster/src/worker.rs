@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use tidemill_function::{Call, Functions, Question, Rows};
+use tidemill_txn::pool::{Pool, SingleThread};
 
 use self::load::{Loading, Survivor};
 use self::prepare::Prepared;
@@ -93,6 +94,7 @@ pub struct Worker {
     beaten_us: Option<u64>,
     /// Calls of functions that were not deterministic.
     not_deterministic: Vec<Call>,
+    pool: Arc<dyn Pool>,
 }
 
 impl Worker {
@@ -114,7 +116,14 @@ impl Worker {
             now_us: 0,
             beaten_us: None,
             not_deterministic: Vec::new(),
+            pool: Arc::new(SingleThread),
         }
+    }
+
+    /// Executes epochs by column on these threads.
+    #[must_use]
+    pub fn on(self, pool: Arc<dyn Pool>) -> Worker {
+        Worker { pool, ..self }
     }
 
     /// Returns the rows that it owns, if it executes cuts, and the last epoch in them.

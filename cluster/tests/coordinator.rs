@@ -33,6 +33,7 @@ fn settings() -> Settings {
         event_time: Arc::new(EventTime::default()),
         resumed: [].into(),
         buffered_bytes_max: u64::MAX,
+        memory_bytes_max: u64::MAX,
         clock_jump_us_max: i64::MAX,
         function: tidemill_function::Settings::default(),
     }

@@ -15,7 +15,8 @@ use random::{Dice, Shape};
 use tidemill_cluster::{load_rows, put_part};
 use tidemill_core::{Batch, Key, Row, SourceId, SourceSpec, Stamp, StreamId, StreamTime, Value};
 use tidemill_durable::{MemoryStore, Store};
-use tidemill_engine::{has_sole_owner, AppFunctions, AppSpec, Settings, StartFunction};
+use tidemill_engine::{has_sole_owner, AppFunctions, AppSpec, Settings, StartFunction, Workers};
+use tidemill_env::Env;
 use tidemill_function::{
     Activation, Call, Clock, ColumnPlan, Event, Functions, HandlerEvents, Message, Node, NodeId,
     Outbox, Owners, Rows, Tid,
@@ -23,7 +24,7 @@ use tidemill_function::{
 use tidemill_place::{Partition, PartitionSet, PARTITIONS};
 use tidemill_reference::{CutAt, InputRow};
 use tidemill_txn::order::{CutInput, Run, Sequencer};
-use tidemill_txn::pool::SingleThread;
+use tidemill_txn::pool::{Pool, SingleThread};
 use tidemill_txn::program::{Abort, Batching, Body, Origin, Program};
 
 struct Nobody;
@@ -248,7 +249,7 @@ fn shown(rows: impl Iterator<Item = (Key, Row)>) -> Vec<String> {
 }
 
 /// Compares nodes with the reference. Returns whether the seed gave a program.
-fn check(seed: u64) -> bool {
+fn check(seed: u64, pools: &[Arc<dyn Pool>]) -> bool {
     IS_PLACELESS.store(true, Ordering::Relaxed);
     let mut dice = Dice(seed);
     let Some(program) = program(&mut dice) else { return false };
@@ -266,9 +267,12 @@ fn check(seed: u64) -> bool {
     let number = 1 + dice.below(4) as u16;
     let owner = NodeId(dice.below(number.into()) as u16);
     let owners = Owners::all_of(number, owner);
+    let strategy = dice.pick(&["adaptive", "serial", "rounds", "blocks", "lists"]).parse().unwrap();
+    let pool = pools[dice.below(pools.len() as u64) as usize].clone();
     let node = |number: u16, rows: Rows| {
         let functions: Arc<dyn Functions> = functions.clone();
-        Node::new(NodeId(number), functions, owners.clone(), Default::default(), rows)
+        let settings = tidemill_function::Settings { strategy, ..Default::default() };
+        Node::new(NodeId(number), functions, owners.clone(), settings, rows).on(pool.clone())
     };
     let empty = |number: u16| {
         let mut rows = Rows::new(&functions.program().tables);
@@ -383,6 +387,9 @@ fn check(seed: u64) -> bool {
 fn any_program_any_nodes() {
     let cases = std::env::var("TIDEMILL_CASES").ok().and_then(|n| n.parse().ok());
     let cases: u64 = cases.unwrap_or(600);
-    let tried = (0..cases).filter(|seed| check(*seed)).count() as u64;
+    let pool =
+        |threads| -> Arc<dyn Pool> { Arc::new(Workers::start(&Env::real(), threads).unwrap()) };
+    let pools = [1, 2, 3].map(pool);
+    let tried = (0..cases).filter(|seed| check(*seed, &pools)).count() as u64;
     assert!(4 * tried > cases, "{tried} of {cases} have a program");
 }

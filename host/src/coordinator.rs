@@ -64,6 +64,9 @@ pub struct Status {
     /// The late event for which it ends, if late events of that stream are errors. It ends as soon
     /// as it has a snapshot.
     pub late_event: Option<LateEvent>,
+    /// The bytes of memory of all workers for which it ends, because they are too many. It ends as
+    /// soon as it has a snapshot.
+    pub over_memory: Option<u64>,
     /// The fault of its clock, and the clock's time.
     pub wrong_clock: Option<(WrongClock, i64)>,
     /// Whether it has ended cleanly, with everything executed in a snapshot.
@@ -150,6 +153,7 @@ impl CoordinatorProcess {
             (status.epoch, status.snapshot) =
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             status.late_event = machine.late_event().cloned();
+            status.over_memory = machine.over_memory();
             status.is_whole = why.is_none() && status.ended.is_none() && machine.is_whole();
             let is_asked = why.is_none() && status.ended.is_none();
             let why = &**status.ended.get_or_insert_with(|| why.unwrap_or_else(|| ENDED.into()));

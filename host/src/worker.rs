@@ -11,6 +11,7 @@ use tidemill_durable::{Store, Trouble};
 use tidemill_env::{Addr, Clock, Env, Handle};
 use tidemill_function::Functions;
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
+use tidemill_txn::pool::Pool;
 use tracing::{debug, error, info, warn};
 
 use crate::drive::{address, drive, Busy, Resources, Seen};
@@ -77,7 +78,7 @@ impl WorkerProcess {
         env: &Env,
         settings: Settings,
         coordinator: Addr,
-        functions: Arc<dyn Functions>,
+        (functions, pool): (Arc<dyn Functions>, Arc<dyn Pool>),
         (log, inputs_served): (Option<Arc<dyn Log>>, Option<u32>),
         store: Arc<dyn Store>,
         outboxes: Option<Arc<dyn Outboxes>>,
@@ -122,7 +123,7 @@ impl WorkerProcess {
         let joined = coordinator.clone();
         let own = state.clone();
         let body = move || {
-            let mut machine = Worker::new(Member(me.0), functions, settings.machine);
+            let mut machine = Worker::new(Member(me.0), functions, settings.machine).on(pool);
             let mut reported_at_ns = 0;
             let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
                 if let Seen::Tick = seen {

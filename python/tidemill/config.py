@@ -93,7 +93,13 @@ def _int(
 
 #: The engine's settings.
 SETTINGS: Final[dict[str, Setting]] = {
-    "workers": _int(0, 256, _ONE, default="0", help="Worker threads. 0: one a core."),
+    "workers": _int(
+        0,
+        256,
+        (*_ONE, PROCESSES, WORKER),
+        default="0",
+        help="Threads of each process. 0: one a core, all processes of one machine together.",
+    ),
     "epoch_idle": Setting(
         bool,
         _ONE,
@@ -126,11 +132,11 @@ SETTINGS: Final[dict[str, Setting]] = {
     "memory_bytes_max": _int(
         1,
         _BYTES,
-        _ONE,
+        (*_ONE, *_SEVERAL),
         default="8 GiB",
         help=(
-            "Bytes of tables, buffered events and retained outputs together. Beyond it the run "
-            "ends with an error."
+            "Bytes of tables, buffered events and retained outputs together, on several processes "
+            "of tables and buffered events of all. Beyond it the run ends with an error."
         ),
     ),
     "buffered_bytes_max": _int(
@@ -145,7 +151,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "strategy": Setting(
         str,
-        _ONE,
+        (*_ONE, PROCESSES, WORKER),
         default="adaptive",
         help="How epochs execute. The outcome is the same for each strategy.",
     ),
@@ -786,9 +792,9 @@ def refuse_idle(layers: Layers, mode: str) -> None:
     A coordinator and its workers may be given the same file and environment; a flag is for the
     process that it is given to.
 
-    >>> refuse_idle([("--set", {"strategy": "blocks"})], PROCESSES)
+    >>> refuse_idle([("--set", {"epoch_idle": False})], PROCESSES)
     Traceback (most recent call last):
-    tidemill.errors.SettingError: --set: strategy means nothing for an app on several processes
+    tidemill.errors.SettingError: --set: epoch_idle means nothing for an app on several processes
       help: leave it out: it is for an app in one process
     """
     known = {name for _, found in layers for name in found}

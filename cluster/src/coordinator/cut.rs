@@ -368,6 +368,11 @@ impl Coordinator {
             self.late_event = running.late_event();
             self.is_ending |= self.late_event.is_some();
         }
+        let Buffered { bytes, tables, .. } = running.buffered();
+        if self.over_memory.is_none() && bytes + tables > self.settings.memory_bytes_max {
+            self.over_memory = Some(bytes + tables);
+            self.is_ending = true;
+        }
         let is_ending = self.is_ending;
         let is_ahead = running.wrong_clock(clock_us, now_us, clock_jump_us_max)
             == Some(WrongClock::Ahead { last_us: running.clock_us });

@@ -52,11 +52,12 @@ fn put_buffered(buffered: &Buffered, out: &mut Vec<u8>) {
     put_u64(buffered.events, out);
     put_u64(buffered.bytes, out);
     put_u64(buffered.late, out);
+    put_u64(buffered.tables, out);
 }
 
 fn take_buffered(input: &mut &[u8]) -> Option<Buffered> {
     let (events, bytes) = (take_u64(input)?, take_u64(input)?);
-    Some(Buffered { events, bytes, late: take_u64(input)? })
+    Some(Buffered { events, bytes, late: take_u64(input)?, tables: take_u64(input)? })
 }
 
 fn put_rank(rank: Rank, out: &mut Vec<u8>) {

@@ -257,7 +257,7 @@ fn packets() -> Vec<Packet> {
         message: Message { epoch: 3, round: 1, body },
     };
     let mut packets: Vec<Packet> = bodies.into_iter().map(message).collect();
-    let buffered = Buffered { events: 7, bytes: u64::MAX, late: 1 };
+    let buffered = Buffered { events: 7, bytes: u64::MAX, late: 1, tables: 9 };
     let ranks = vec![
         Ranked { rank: Rank::Arrival(1), count: 2, on: 0 },
         Ranked { rank: Rank::Late(3), count: 4, on: 5 },

@@ -255,6 +255,7 @@ impl Worker {
         let ends = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, node, rows, known, self.functions.clone(), &self.settings);
+        running.node = running.node.on(self.pool.clone());
         running.loaded_ends = ends;
         running.ranks = ranks;
         if let Some(left) = running.known.last() {

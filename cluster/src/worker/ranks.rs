@@ -191,7 +191,7 @@ impl Ranks {
         let columns = || self.columns.iter().flatten();
         let events = waiting + columns().map(TimedEvents::tasks).sum::<u64>();
         let bytes = self.bytes + columns().map(TimedEvents::bytes).sum::<u64>();
-        Buffered { events, bytes, late: self.late }
+        Buffered { events, bytes, late: self.late, tables: 0 }
     }
 
     /// Returns where the buffered events of each event source begin.

@@ -449,9 +449,11 @@ impl Running {
         waiting.map_or(self.executed, |(cut, _)| cut.epoch)
     }
 
-    /// Returns the buffered events.
+    /// Returns the buffered events, and the memory of tables.
     pub fn buffered(&self) -> Buffered {
-        self.ranks.as_ref().map_or_else(Buffered::default, Ranks::buffered)
+        let buffered = self.ranks.as_ref().map_or_else(Buffered::default, Ranks::buffered);
+        let tables = self.node.rows().tables().iter().map(|table| table.bytes() as u64).sum();
+        Buffered { tables, ..buffered }
     }
 
     /// Takes the requests of a cut that this worker received, each with its place. If there are

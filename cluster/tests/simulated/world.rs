@@ -210,6 +210,7 @@ impl World {
             event_time,
             resumed: [].into(),
             buffered_bytes_max,
+            memory_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,

@@ -351,6 +351,13 @@ impl Cluster {
         if let Some(error) = self.sinks.failed().or_else(|| self.timers.failed()) {
             status.ended.get_or_insert(error.to_string());
         }
+        if let Some(bytes) = status.over_memory.filter(|_| status.ended.is_some()) {
+            status.ended = Some(format!(
+                "memory_bytes_max is {}, but tables and events that wait for their watermark hold {bytes} bytes, of \
+                 all workers together: raise memory_bytes_max, delete rows that are no longer needed, or retain less",
+                self.settings.memory_bytes_max,
+            ));
+        }
         if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {
             status.ended = Some(self.late_message(late));
         }
@@ -431,6 +438,7 @@ impl Cluster {
             "left_out": left_out.into_iter().map(left).collect::<Vec<_>>(),
             "epoch": epoch, "snapshot_epoch": snapshot, "lag": lag, "sources": sources, "sinks": sinks,
             "event_time": event_time, "buffered": buffered.events, "buffered_bytes": buffered.bytes,
+            "memory_bytes": buffered.bytes + buffered.tables, "over_memory": status.over_memory.is_some(),
             "late": buffered.late, "outside": outside,
             "aborted_slides": slides, "aborted_slide": counts.slide,
             "input_ended": self.has_input_ended(),

@@ -19,6 +19,7 @@ use crate::functions::AppFunctions;
 use crate::logging;
 use crate::process_mode;
 use crate::spec::AppSpec;
+use crate::workers::Workers;
 
 /// Joins the cluster whose coordinator is at an address, and executes its part of the app from then
 /// on.
@@ -60,5 +61,11 @@ fn begin(
     // The coordinator reads the files.
     let log = (log, (feeds > 0).then_some(sources - feeds));
     let outboxes = OutboxWorkers::of(spec, &functions, settings.sources, env)?;
-    WorkerProcess::start(env, host, at, functions, log, store(settings, env)?, outboxes)
+    let threads = match spec.settings.workers {
+        0 => env.threads.cores(),
+        threads => threads,
+    };
+    let pool = Arc::new(Workers::start(env, threads)?);
+    let store = store(settings, env)?;
+    WorkerProcess::start(env, host, at, (functions, pool), log, store, outboxes)
 }

@@ -236,6 +236,7 @@ impl ClusterSettings {
                 event_time: event_time.into(),
                 resumed: [].into(),
                 buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
+                memory_bytes_max: spec.settings.memory_bytes_max as u64,
                 clock_jump_us_max: spec.settings.clock_jump_us_max,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,

@@ -6,7 +6,6 @@
 
 use tidemill_core::Value;
 use tidemill_txn::execute::SoleOwner;
-use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::EventLimit;
 
 use super::sole::{Site, SoleEpoch};
@@ -82,9 +81,9 @@ impl Node {
         };
         let Ok(exchange) = exchange else { return out.events.push(Event::Failed) };
         let exchange = self.exchange.insert(exchange);
-        let rows = &mut self.rows;
+        let (rows, pool) = (&mut self.rows, &*self.pool);
         let work = (events, plan.executes);
-        let begun = ColumnEpoch::begin(exchange, rows, &SingleThread, work, &mut messages);
+        let begun = ColumnEpoch::begin(exchange, rows, pool, work, &mut messages);
         let Ok(epoch) = begun else { return out.events.push(Event::Failed) };
         self.by_column = Some(ByColumn { number, clock, own, epoch: Way::Nodes(Box::new(epoch)) });
         self.send_columns(number, messages, out);
@@ -143,8 +142,8 @@ impl Node {
         };
         let exchange = self.exchange.as_mut().expect("the epoch has begun");
         let (number, mut messages) = (*number, Vec::new());
-        let rows = &mut self.rows;
-        let taken = epoch.receive(from, message, exchange, rows, &SingleThread, &mut messages);
+        let (rows, pool) = (&mut self.rows, &*self.pool);
+        let taken = epoch.receive(from, message, exchange, rows, pool, &mut messages);
         if taken.is_err() {
             return out.events.push(Event::Failed);
         }
@@ -205,8 +204,8 @@ impl Node {
                 SoleOwner::new(program, strategy, EventLimit::new(fits))
             });
             let (answers, left) = (&mut self.answers, self.left);
-            let (rows, functions) = (&mut self.rows, &*self.program);
-            let site = Site { sole, rows, functions, answers, left };
+            let (rows, functions, pool) = (&mut self.rows, &*self.program, &*self.pool);
+            let site = Site { sole, pool, rows, functions, answers, left };
             if epoch.run(site, clock, max, out).is_err() {
                 return out.events.push(Event::Failed);
             }

@@ -24,6 +24,7 @@ use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_place::PARTITIONS;
 use tidemill_txn::execute::SoleOwner;
+use tidemill_txn::pool::{Pool, SingleThread};
 use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
 use tidemill_txn::schedule::Strategy;
 
@@ -132,7 +133,7 @@ pub struct Settings {
     /// The maximum bytes that an event or the reply to a request takes in a log
     /// ([`crate::output_bytes`]).
     pub output_bytes_max: usize,
-    /// The strategy of epochs that run by column.
+    /// The strategy of epochs that run by column, or at a sole owner.
     pub strategy: Strategy,
 }
 
@@ -250,6 +251,8 @@ pub struct Node {
     program: Arc<dyn Functions>,
     owners: Owners,
     settings: Settings,
+    /// The threads on which epochs by column are executed.
+    pool: Arc<dyn Pool>,
     rows: Rows,
     /// Messages of epochs and rounds that this node has not reached yet.
     early: BTreeMap<(u64, u32), VecDeque<(NodeId, Message)>>,
@@ -323,6 +326,7 @@ impl Node {
             program,
             owners,
             settings,
+            pool: Arc::new(SingleThread),
             rows,
             early: BTreeMap::new(),
             own: VecDeque::new(),
@@ -336,6 +340,12 @@ impl Node {
             left: Tid(0),
             counters: Counters::default(),
         }
+    }
+
+    /// Executes epochs by column on these threads.
+    #[must_use]
+    pub fn on(self, pool: Arc<dyn Pool>) -> Node {
+        Node { pool, ..self }
     }
 
     /// Returns its rows, as the last epoch left them.

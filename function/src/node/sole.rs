@@ -14,7 +14,7 @@ use tidemill_table::Seq;
 use tidemill_txn::execute::{
     Overdue, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms, SoleWork,
 };
-use tidemill_txn::pool::SingleThread;
+use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Abort, Answers as AnswersOf, Asker, QuestionId};
 
 use super::questions::{Answers, Question};
@@ -51,6 +51,7 @@ pub(super) struct SoleEpoch {
 /// The means of an execution.
 pub(super) struct Site<'s> {
     pub sole: &'s mut SoleOwner,
+    pub pool: &'s dyn Pool,
     pub rows: &'s mut Rows,
     pub functions: &'s dyn Functions,
     /// The known answers, and the last transaction whose output has left.
@@ -127,7 +128,7 @@ impl SoleEpoch {
         answer_bytes_max: usize,
         out: &mut Outbox,
     ) -> Result<()> {
-        let Site { sole, rows, functions, answers, left } = site;
+        let Site { sole, pool, rows, functions, answers, left } = site;
         let handlers = functions.program().handlers.len();
         let mut outcome = ColumnOutcome::default();
         let mut events = Vec::with_capacity(self.events.len());
@@ -169,7 +170,8 @@ impl SoleEpoch {
             answers: asked.clone(),
         };
         let seq = rows.tables_mut().1;
-        let mut step = Step { sole, functions, terms: &terms, seq, outcome: &mut outcome };
+        let terms = &terms;
+        let mut step = Step { sole, pool, functions, terms, seq, outcome: &mut outcome };
         let mut overdue = Vec::new();
         let (mut work, mut requests) = (Vec::new(), BTreeMap::new());
         let mut results: BTreeMap<u64, CallResult> = BTreeMap::new();
@@ -207,7 +209,7 @@ impl SoleEpoch {
             &mut results,
         )?);
         let seq = step.seq;
-        sole.end(tables, &terms);
+        sole.end(tables, terms);
         for table in functions.outboxes() {
             for change in tables[table.index()].changes() {
                 let row = change.row.map(Into::into);
@@ -300,6 +302,7 @@ type Requests<'c> = BTreeMap<Key, (u64, &'c Call)>;
 /// The execution of a part of an epoch.
 struct Step<'s> {
     sole: &'s mut SoleOwner,
+    pool: &'s dyn Pool,
     functions: &'s dyn Functions,
     terms: &'s SoleTerms,
     /// The number of the last version.
@@ -316,8 +319,8 @@ impl Step<'_> {
         (work, requests): (Vec<(u64, SoleWork)>, Requests<'_>),
         results: &mut BTreeMap<u64, CallResult>,
     ) -> Result<Vec<Overdue>> {
-        let Step { sole, functions, terms, seq, outcome } = self;
-        let done = sole.run(&SingleThread, (tables, *seq), events, work, terms)?;
+        let Step { sole, pool, functions, terms, seq, outcome } = self;
+        let done = sole.run(*pool, (tables, *seq), events, work, terms)?;
         let SoleOutcome { outputs, results: own, refused, faults, overdue, transactions, .. } =
             done;
         *seq = done.seq;

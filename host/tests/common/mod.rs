@@ -15,6 +15,7 @@ use tidemill_host::{
     WorkerProcess, SEGMENT_BYTES,
 };
 use tidemill_mesh::Secret;
+use tidemill_txn::pool::SingleThread;
 use tidemill_txn::program::{Abort, Builder};
 use tidemill_txn::Program;
 
@@ -110,6 +111,7 @@ impl Site {
             event_time: Arc::default(),
             resumed: [].into(),
             buffered_bytes_max: u64::MAX,
+            memory_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
             function: tidemill_function::Settings::default(),
         };
@@ -160,8 +162,16 @@ impl Site {
         let mut settings = self.settings();
         settings.listen = "127.0.0.1:0".parse().expect("an address");
         let (at, store) = (self.listen.clone(), self.store());
-        WorkerProcess::start(&Env::real(), settings, at, Accounts::new(), (None, None), store, None)
-            .expect("a worker")
+        WorkerProcess::start(
+            &Env::real(),
+            settings,
+            at,
+            (Accounts::new(), Arc::new(SingleThread)),
+            (None, None),
+            store,
+            None,
+        )
+        .expect("a worker")
     }
 }
 

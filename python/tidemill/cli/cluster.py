@@ -212,8 +212,8 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         look()
         status = coordinator.status()
         if status["ended"] is not None:
-            if status["late_event"]:
-                coordinator.stop()  # Writes the output from before the late event.
+            if status["late_event"] or status["over_memory"]:
+                coordinator.stop()  # Writes the output that has left.
             return status
         if ends and status["input_ended"]:
             break
@@ -249,6 +249,9 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
             'give the source a larger out_of_orderness, or the stream late="side" or late="admit", '
             "and start with --upgrade: all before that event is in a snapshot",
         )
+    if status["ended"] is not None and status["over_memory"]:
+        what, help = status["ended"].split(": ", 1)
+        raise ResourceError(what, f"{help}; all before is in a snapshot")
     if status["ended"] is not None:
         raise ResourceError(f"the coordinator has ended: {status['ended']}", "start it again")
     if not args.json:
@@ -471,6 +474,9 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     joins = "joins" if args.processes == 1 else "join"
     _say(args, coordinator, f"{counted(args.processes, 'worker')} {joins} at")
     theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
+    # The workers share the cores of this machine.
+    share = max(1, (os.cpu_count() or 1) // args.processes)
+    theirs["workers"] = settings.get("workers") or share
     given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}
     line = json.dumps(given).encode() + b"\n"
     command = [sys.executable, "-m", "tidemill.cli", "worker", args.app, "--from-parent"]

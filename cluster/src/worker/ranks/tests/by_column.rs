@@ -97,6 +97,7 @@ fn settings(event_time: &Arc<EventTime>) -> Settings {
         event_time: event_time.clone(),
         resumed: [].into(),
         buffered_bytes_max: u64::MAX,
+        memory_bytes_max: u64::MAX,
         clock_jump_us_max: i64::MAX,
         function: tidemill_function::Settings::default(),
     }
