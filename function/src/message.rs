@@ -74,15 +74,22 @@ pub enum Body {
         /// Whether it has received anything else.
         others: bool,
     },
-    /// The events and calls that the sender has received, for the sole owner of all rows.
+    /// Events and calls that the sender has received, for the sole owner of all rows.
     Work {
         /// The events.
         events: Vec<HandlerEvents>,
         /// The calls.
         calls: Vec<(Tid, Call)>,
+        /// Whether no more follow.
+        is_last: bool,
     },
-    /// The results of these calls.
-    Results(Vec<(Tid, Result<Value, Abort>)>),
+    /// Results of these calls.
+    Results {
+        /// The results.
+        results: Vec<(Tid, Result<Value, Abort>)>,
+        /// Whether no more follow.
+        is_last: bool,
+    },
     /// Rows of the sender, for an epoch that is executed by column.
     Rows {
         /// The rows.

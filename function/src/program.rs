@@ -205,6 +205,12 @@ pub trait Functions: Send + Sync {
         unreachable!("a program has a sole owner")
     }
 
+    /// Whether functions ask outside. A sole owner then tries functions first, so that all questions
+    /// are asked together. The answer affects only speed.
+    fn asks_outside(&self) -> bool {
+        false
+    }
+
     /// Returns the identity of a request that is executed once, however often it comes.
     fn request_id(&self, call: &Call) -> Option<Key> {
         let _ = call;

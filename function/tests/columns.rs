@@ -174,7 +174,7 @@ fn from_wire(message: ColumnMessage) -> ColumnMessage {
         Batch::new(schema, batch.columns().to_vec(), batch.len())
     };
     match message {
-        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results(_)) => {
+        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results { .. }) => {
             unreachable!("{other:?} is for a sole owner")
         }
         ColumnMessage::Events(all) => ColumnMessage::Events(
@@ -645,7 +645,7 @@ fn damaged(dice: &mut Dice, message: ColumnMessage) -> ColumnMessage {
         }
     };
     match message {
-        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results(_)) => {
+        other @ (ColumnMessage::Work { .. } | ColumnMessage::Results { .. }) => {
             unreachable!("{other:?} is for a sole owner")
         }
         ColumnMessage::Events(mut all) => {

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 import tidemill as tm
@@ -124,3 +125,51 @@ def test_a_coordinator_that_starts_again_uses_no_number_twice(tmp_path: Path) ->
             assert rows == list(range(rows[0], rows[0] + count))
             last = rows[-1]
             parent.send(signal.SIGKILL)
+
+
+#: One worker owns the rows, because versions are retained.
+OWNED = """
+import tidemill as tm
+
+app = tm.App("owned")
+text = tm.column(str, default="")
+notes = app.table("notes", key="id", ordered=True, id=int, text=text, history=2)
+
+
+@app.procedure()
+def put(tx, id: int, length: int):
+    notes[id].text = "x" * length
+
+
+@app.procedure()
+def refuse(tx, length: int):
+    raise tm.Abort("y" * length)
+
+
+@app.procedure()
+def fail(tx, length: int):
+    raise ValueError("z" * length)
+"""
+
+
+def test_no_reply_of_one_owner_is_too_large_for_the_log(tmp_path: Path) -> None:
+    (app := tmp_path / "owned.py").write_text(OWNED)
+    more = settings("cluster_message_bytes_max=100000")
+    flags = ["--http", "0", "--processes", "2", "--data-dir", str(tmp_path / "data"), *more]
+    with (
+        Process(tmp_path / "parent", "run", str(app), *flags) as parent,
+        tm.Client(url_of(parent), retries=100) as client,
+    ):
+        for id in range(5):
+            client.call("put", id=id, length=11_000)
+        assert len(client.row("notes", 1)["text"]) == 11_000
+        rows = f"{url_of(parent)}/tables/notes/rows"
+        assert httpx.get(rows, params={"limit": 1}).json()["rows"][0]["id"] == 0
+        found = httpx.get(rows, params={"limit": 5})
+        assert found.status_code >= 400
+        assert "bytes in the log, and may take 100000" in found.text
+        with pytest.raises(tm.Abort, match=r"y{4096} \.\.\.") as refused:
+            client.call("refuse", length=50_000)
+        assert len(str(refused.value)) < 5_000
+        with pytest.raises(tm.Fault, match=r"z{4000,} \.\.\."):
+            client.call("fail", length=50_000)

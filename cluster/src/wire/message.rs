@@ -84,16 +84,18 @@ fn put_body(body: &Body, out: &mut Vec<u8>) {
             put_bool(*others, out);
             put_events(events, out);
         }
-        Body::Work { events, calls } => {
+        Body::Work { events, calls, is_last } => {
             out.push(24);
+            put_bool(*is_last, out);
             put_events(events, out);
             put_list(calls, out, |(tid, call), out| {
                 put_tid(*tid, out);
                 put_call(call, out);
             });
         }
-        Body::Results(results) => {
+        Body::Results { results, is_last } => {
             out.push(25);
+            put_bool(*is_last, out);
             put_list(results, out, |(tid, outcome), out| {
                 put_tid(*tid, out);
                 put_outcome(outcome, out);
@@ -232,12 +234,14 @@ fn take_body(input: &mut &[u8]) -> Option<Body> {
     Some(match take_u8(input)? {
         20 => Body::Events { others: take_bool(input)?, events: take_events(input)? },
         24 => Body::Work {
+            is_last: take_bool(input)?,
             events: take_events(input)?,
             calls: take_list(input, |input| Some((take_tid(input)?, take_call(input)?)))?,
         },
-        25 => {
-            Body::Results(take_list(input, |input| Some((take_tid(input)?, take_outcome(input)?)))?)
-        }
+        25 => Body::Results {
+            is_last: take_bool(input)?,
+            results: take_list(input, |input| Some((take_tid(input)?, take_outcome(input)?)))?,
+        },
         21 => Body::Rows {
             rows: take_list(input, |input| {
                 let (table, batch) = (TableId(take_u16(input)?), take_rows(input)?);

@@ -243,7 +243,13 @@ fn packets() -> Vec<Packet> {
     let events = vec![HandlerEvents { handler: 7, tids: tids.clone(), batch: batch.clone() }];
     let lent = LentRows { table: TableId(1), batch: batch.clone() };
     let rows = vec![GivenRows { table: TableId(2), tids, batch }];
+    let one = calls().remove(0);
+    let results = vec![(tid, Ok(Value::Null)), (Tid(1 << 40), Err(Abort::refused("no")))];
     bodies.extend([
+        Body::Work { events: events.clone(), calls: vec![(tid, one)], is_last: false },
+        Body::Work { events: Vec::new(), calls: Vec::new(), is_last: true },
+        Body::Results { results, is_last: false },
+        Body::Results { results: Vec::new(), is_last: true },
         Body::Events { events, others: false },
         Body::Events { events: Vec::new(), others: true },
         Body::Rows { rows },

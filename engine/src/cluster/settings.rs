@@ -305,9 +305,9 @@ pub(super) fn address(setting: &str, text: &str) -> Result<Addr> {
 }
 
 /// The default of requests of a source in an epoch. Where one worker executes them in their order,
-/// none runs again.
+/// none runs again. If functions ask outside, all of an epoch wait for the answers.
 fn epoch_rows(spec: &AppSpec) -> u64 {
-    match knows_rows(spec) || has_sole_owner(spec) {
+    match knows_rows(spec) || (has_sole_owner(spec) && !spec.asks_outside) {
         true => within_slides(spec, EPOCH_ROWS_KNOWN),
         false => EPOCH_ROWS,
     }

@@ -33,6 +33,7 @@ use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
 use crate::data_dir::replace;
 use crate::internal::{Facts, Internal};
+use crate::renames::Renames;
 use crate::schema::Left;
 use crate::settings::{Settings, Upgrade};
 use crate::stored::Stored;
@@ -272,7 +273,8 @@ impl Starting<'_> {
         manifest: &Manifest,
     ) -> Result<(Stored, Vec<DataObject>)> {
         let was = &is.app.program;
-        let Some(program) = versions::without(was, &now.app.program) else {
+        let renames = Renames::of(&self.settings.renames, was, &now.app.program)?;
+        let Some(program) = versions::without(was, &now.app.program, &renames) else {
             return Ok((is.app.clone(), manifest.objects.clone()));
         };
         let mut converted =

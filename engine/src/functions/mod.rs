@@ -92,6 +92,8 @@ pub struct AppFunctions {
     written: BTreeSet<StreamId>,
     /// The tables that ask for work outside.
     outboxes: Vec<TableId>,
+    /// Whether functions ask outside.
+    asks_outside: bool,
     counting: Counting,
     /// For each stream, the handlers of its events, if they can be executed by column. A number
     /// beyond those of handlers means all handlers of a stream ([`Functions::sole`]).
@@ -274,6 +276,7 @@ impl AppFunctions {
             from_sources,
             written,
             outboxes,
+            asks_outside: spec.asks_outside,
             counting,
             by_column,
             sole,

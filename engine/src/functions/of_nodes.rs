@@ -111,6 +111,10 @@ impl Functions for AppFunctions {
         self.work(call)
     }
 
+    fn asks_outside(&self) -> bool {
+        self.asks_outside
+    }
+
     fn request_id(&self, call: &Call) -> Option<Key> {
         Requests::id(call)
     }

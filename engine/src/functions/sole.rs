@@ -91,9 +91,13 @@ impl AppFunctions {
         {
             return Err(Abort::refused("the event has no time"));
         }
+        let is_input = |stream: &StreamId| {
+            self.program.streams[stream.index()].origin == Origin::Input
+                && !self.program.calls.contains(stream)
+        };
         if let Some(stream) = self.round_of(call.target) {
             let columns = self.program.streams[stream.index()].spec.schema.len();
-            return match call.args.len() == columns {
+            return match is_input(&stream) && call.args.len() == columns {
                 true => Ok(event(stream, row(call))),
                 false => Err(unknown()),
             };
@@ -105,7 +109,8 @@ impl AppFunctions {
         let row: Row = self.row(number, call).into();
         Ok(match self.program.calls.contains(&handler.input) {
             true => SoleWork::Call { handler: number, row },
-            false => event(handler.input, row),
+            false if is_input(&handler.input) => event(handler.input, row),
+            false => return Err(unknown()),
         })
     }
 

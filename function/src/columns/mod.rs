@@ -146,16 +146,23 @@ pub enum ColumnMessage {
     /// first message of an epoch, and there is exactly one for each pair of nodes. If one node
     /// executes the epoch, it gets all events, and the others none.
     Events(Vec<HandlerEvents>),
-    /// To the sole owner of all rows: the events and calls that the sender received. It is the only
-    /// message of an epoch, unless there are calls.
+    /// To the sole owner of all rows: events and calls that the sender received. Many calls are
+    /// several messages.
     Work {
         /// The events.
         events: Vec<HandlerEvents>,
         /// The calls.
         calls: Vec<(Tid, Call)>,
+        /// Whether no more follow.
+        is_last: bool,
     },
-    /// From the sole owner: the results of these calls, in their order.
-    Results(Vec<(Tid, std::result::Result<Value, Abort>)>),
+    /// From the sole owner: results of these calls, in their order.
+    Results {
+        /// The results.
+        results: Vec<(Tid, std::result::Result<Value, Abort>)>,
+        /// Whether no more follow.
+        is_last: bool,
+    },
     /// Rows of the sender.
     Rows(Vec<GivenRows>),
     /// From the node that executes the epoch: keys of rows of the receiver.

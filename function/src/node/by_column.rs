@@ -40,7 +40,7 @@ impl ByColumn {
             message.body,
             Body::Events { .. }
                 | Body::Work { .. }
-                | Body::Results(_)
+                | Body::Results { .. }
                 | Body::Rows { .. }
                 | Body::Wanted(_)
                 | Body::Lent { .. }
@@ -160,8 +160,10 @@ impl Node {
         for (to, message) in messages {
             let body = match message {
                 ColumnMessage::Events(events) => Body::Events { events, others: false },
-                ColumnMessage::Work { events, calls } => Body::Work { events, calls },
-                ColumnMessage::Results(results) => Body::Results(results),
+                ColumnMessage::Work { events, calls, is_last } => {
+                    Body::Work { events, calls, is_last }
+                }
+                ColumnMessage::Results { results, is_last } => Body::Results { results, is_last },
                 ColumnMessage::Rows(rows) => Body::Rows { rows },
                 ColumnMessage::Wanted(wanted) => Body::Wanted(wanted),
                 ColumnMessage::Lent { last, rows } => Body::Lent { last, rows },

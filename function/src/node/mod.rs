@@ -530,10 +530,12 @@ impl Node {
     fn handle(&mut self, from: NodeId, body: Body, out: &mut Outbox) {
         match body {
             Body::Events { events, others } => self.events(from, events, others, out),
-            Body::Work { events, calls } => {
-                self.columns(from, ColumnMessage::Work { events, calls }, out);
+            Body::Work { events, calls, is_last } => {
+                self.columns(from, ColumnMessage::Work { events, calls, is_last }, out);
             }
-            Body::Results(results) => self.columns(from, ColumnMessage::Results(results), out),
+            Body::Results { results, is_last } => {
+                self.columns(from, ColumnMessage::Results { results, is_last }, out);
+            }
             Body::Rows { rows } => self.columns(from, ColumnMessage::Rows(rows), out),
             Body::Wanted(wanted) => self.columns(from, ColumnMessage::Wanted(wanted), out),
             Body::Lent { last, rows } => {

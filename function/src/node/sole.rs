@@ -12,7 +12,7 @@ use tidemill_core::wire::{put_u32, put_u64, take_u32, take_u64};
 use tidemill_core::{Error, Key, Result, SourceId, Value};
 use tidemill_table::Seq;
 use tidemill_txn::execute::{
-    Overdue, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms, SoleWork,
+    Overdue, SoleAhead, SoleEvents, SoleOutcome, SoleOwner, SoleTakers, SoleTerms, SoleWork,
 };
 use tidemill_txn::pool::Pool;
 use tidemill_txn::program::{Abort, Answers as AnswersOf, Asker, QuestionId};
@@ -23,9 +23,15 @@ use crate::columns::{ColumnMessage, ColumnOutbox, ColumnOutcome, HandlerEvents};
 use crate::order::{Path, Tid};
 use crate::program::{Bounds, Call, Clock, Functions, Target};
 use crate::rows::Rows;
+use crate::size;
 
 /// The high half of the identity of a verdict. The low half is a hash of the call.
 const VERDICT: u128 = 0x5601_e0b1_7ac3_11ef;
+
+/// The approximate bytes of calls, or of their results, in one message.
+const MESSAGE_BYTES: usize = 4 << 20;
+/// How often functions are tried for questions to the outside before the epoch is executed.
+const TRIES_MAX: u32 = 16;
 
 /// The result of a call.
 type CallResult = std::result::Result<Value, Abort>;
@@ -46,6 +52,10 @@ pub(super) struct SoleEpoch {
     results: BTreeMap<NodeId, Vec<(Tid, CallResult)>>,
     /// Verdicts and answers that are not recorded yet.
     unrecorded: BTreeSet<(Tid, QuestionId)>,
+    /// Questions to the outside that are asked before the epoch is executed, and how often functions
+    /// have been tried for such questions.
+    asked: BTreeSet<(Tid, QuestionId)>,
+    tries: u32,
 }
 
 /// The means of an execution.
@@ -79,13 +89,21 @@ impl SoleEpoch {
             outcome: None,
             results: BTreeMap::new(),
             unrecorded: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            tries: 0,
         };
-        match is_owner {
-            true => epoch.add(me, events, calls),
-            false => {
-                epoch.outcome = Some(ColumnOutcome::default());
-                out.push((owner, ColumnMessage::Work { events, calls }));
-            }
+        if is_owner {
+            epoch.add(me, events, calls);
+            return epoch;
+        }
+        epoch.outcome = Some(ColumnOutcome::default());
+        let bytes = |(_, call): &(Tid, Call)| {
+            size::output_bytes(&call.key) + size::output_bytes(&call.args)
+        };
+        let mut events = Some(events);
+        for (calls, is_last) in pieces(calls, bytes) {
+            let events = events.take().unwrap_or_default();
+            out.push((owner, ColumnMessage::Work { events, calls, is_last }));
         }
         epoch
     }
@@ -98,15 +116,21 @@ impl SoleEpoch {
     /// Takes a message. Returns whether it is one of such an epoch.
     pub fn receive(&mut self, from: NodeId, message: ColumnMessage) -> bool {
         match message {
-            ColumnMessage::Work { events, calls } => {
+            ColumnMessage::Work { events, calls, is_last } => {
                 let announced = self.announced.get_mut(usize::from(from.0));
-                let is_new = announced.is_some_and(|announced| !std::mem::replace(announced, true));
+                let is_new = announced.is_some_and(|announced| {
+                    let is_new = !*announced;
+                    *announced |= is_last;
+                    is_new
+                });
                 self.add(from, events, calls);
                 is_new
             }
-            ColumnMessage::Results(results) => {
-                self.results.insert(self.me, results);
-                from == self.owner && std::mem::take(&mut self.awaits)
+            ColumnMessage::Results { results, is_last } => {
+                let is_awaited = from == self.owner && self.awaits;
+                self.results.entry(self.me).or_default().extend(results);
+                self.awaits &= !is_last;
+                is_awaited
             }
             _ => false,
         }
@@ -114,10 +138,13 @@ impl SoleEpoch {
 
     /// Whether it can be executed here.
     pub fn is_ready(&self) -> bool {
-        self.outcome.is_none() && self.announced.iter().all(|announced| *announced)
+        self.outcome.is_none()
+            && self.asked.is_empty()
+            && self.announced.iter().all(|announced| *announced)
     }
 
-    /// Executes it. Asks the driver to record verdicts and answers.
+    /// Executes it. Asks the driver to record verdicts and answers. If functions ask outside, the driver
+    /// asks all that they ask first, and the epoch is ready again when the answers are recorded.
     ///
     /// # Errors
     /// If events do not fit the program.
@@ -131,8 +158,13 @@ impl SoleEpoch {
         let Site { sole, pool, rows, functions, answers, left } = site;
         let handlers = functions.program().handlers.len();
         let mut outcome = ColumnOutcome::default();
+        let asks = functions.asks_outside() && self.tries < TRIES_MAX;
         let mut events = Vec::with_capacity(self.events.len());
-        for HandlerEvents { handler, tids, batch } in std::mem::take(&mut self.events) {
+        let all = match asks {
+            true => self.events.clone(),
+            false => std::mem::take(&mut self.events),
+        };
+        for HandlerEvents { handler, tids, batch } in all {
             let stream = handler.checked_sub(handlers).map(u16::try_from);
             let Some(Ok(stream)) = stream else {
                 return Err(Error::internal("there is no such stream"));
@@ -141,11 +173,10 @@ impl SoleEpoch {
             outcome.results.events += tids.len() as u64;
             events.push(SoleEvents { takers, tids, batch });
         }
-        let mut calls = std::mem::take(&mut self.calls);
-        calls.sort_by_key(|(tid, ..)| *tid);
+        self.calls.sort_by_key(|(tid, ..)| *tid);
         let tids = || {
             let of_events = events.iter().flat_map(|of| [of.tids.first(), of.tids.last()]);
-            of_events.flatten().copied().chain(calls.iter().map(|(tid, ..)| tid.0))
+            of_events.flatten().copied().chain(self.calls.iter().map(|(tid, ..)| tid.0))
         };
         let (Some(first), Some(last)) = (tids().min(), tids().max()) else {
             rows.end_epoch();
@@ -169,6 +200,27 @@ impl SoleEpoch {
             has_deadlines: first > left.0,
             answers: asked.clone(),
         };
+        if asks {
+            let of = |(tid, call, _): &(Tid, Call, NodeId)| {
+                let is_known = functions.known_result(call, rows.tables(), clock.now_us).is_some();
+                let work = functions.sole_work(call).ok().filter(|_| !is_known)?;
+                Some((tid.0, work))
+            };
+            let work: Vec<(u64, SoleWork)> = self.calls.iter().filter_map(of).collect();
+            let questions = sole.questions(rows.tables(), &events, &work, &terms)?;
+            self.tries += 1;
+            if !questions.is_empty() {
+                for (tid, asked, ask) in questions {
+                    let (tid, path) = (Tid(tid), Path::new());
+                    self.asked.insert((tid, asked));
+                    out.events.push(Event::Asked(Question { tid, path, asked, ask }));
+                }
+                return Ok(());
+            }
+            self.events.clear();
+        }
+        let calls = std::mem::take(&mut self.calls);
+        let mut events = SoleAhead::new(events);
         let seq = rows.tables_mut().1;
         let terms = &terms;
         let mut step = Step { sole, pool, functions, terms, seq, outcome: &mut outcome };
@@ -185,7 +237,7 @@ impl SoleEpoch {
                 overdue.extend(step.run(tables, (&mut events, tid.0), now, &mut results)?);
             }
             if reads {
-                results.insert(tid.0, read(functions, rows, call));
+                results.insert(tid.0, read(functions, rows, call, answer_bytes_max));
                 continue;
             }
             let known = functions.known_result(call, rows.tables_mut().0, clock.now_us);
@@ -249,6 +301,7 @@ impl SoleEpoch {
     /// Notes that a verdict or an answer is recorded.
     pub fn is_recorded(&mut self, tid: Tid, asked: QuestionId) {
         self.unrecorded.remove(&(tid, asked));
+        self.asked.remove(&(tid, asked));
     }
 
     /// Returns the outcome, once the epoch has been executed and all of them are recorded. Returns
@@ -259,14 +312,40 @@ impl SoleEpoch {
     ) -> Option<(ColumnOutcome, Vec<(Tid, CallResult)>)> {
         let outcome = self.outcome.take_if(|_| self.unrecorded.is_empty() && !self.awaits)?;
         let own = self.results.remove(&self.me).unwrap_or_default();
-        let others = std::mem::take(&mut self.results);
-        out.extend(others.into_iter().map(|(node, of)| (node, ColumnMessage::Results(of))));
+        let bytes = |(_, result): &(Tid, CallResult)| match result {
+            Ok(value) => size::output_bytes(std::slice::from_ref(value)),
+            Err(abort) => abort.reason.len(),
+        };
+        for (node, results) in std::mem::take(&mut self.results) {
+            let pieces = pieces(results, bytes).into_iter();
+            let message = |(results, is_last)| ColumnMessage::Results { results, is_last };
+            out.extend(pieces.map(|piece| (node, message(piece))));
+        }
         Some((outcome, own))
     }
 }
 
-/// Returns what a call reads that is no function.
-fn read(functions: &dyn Functions, rows: &Rows, call: &Call) -> CallResult {
+/// Divides what goes into messages. Returns each piece, and whether it is the last. There is one at
+/// least.
+fn pieces<T>(all: Vec<T>, bytes: impl Fn(&T) -> usize) -> Vec<(Vec<T>, bool)> {
+    let (mut pieces, mut piece, mut sum) = (Vec::new(), Vec::new(), 0);
+    for one in all {
+        if sum > MESSAGE_BYTES {
+            pieces.push((std::mem::take(&mut piece), false));
+            sum = 0;
+        }
+        sum += bytes(&one);
+        piece.push(one);
+    }
+    pieces.push((piece, true));
+    pieces
+}
+
+/// Returns what a call reads that is no function. A larger reply than this many bytes is refused.
+fn read(functions: &dyn Functions, rows: &Rows, call: &Call, bytes_max: usize) -> CallResult {
+    let fits = |reply: Value| {
+        size::fits(functions, "the reply", std::slice::from_ref(&reply), bytes_max).map(|()| reply)
+    };
     let (program, table) = (functions.program(), call.table);
     let listed = |row: &Arc<[Value]>| Value::List(row.clone());
     if table.index() >= program.tables.len() {
@@ -278,7 +357,7 @@ fn read(functions: &dyn Functions, rows: &Rows, call: &Call) -> CallResult {
             program.check_visible(table)?;
             let key = program.stored_key(table, &call.key)?;
             let row = rows.get(table, &Key::of(&key));
-            return Ok(row.as_ref().map_or(Value::Null, listed));
+            return fits(row.as_ref().map_or(Value::Null, listed));
         }
     };
     program.check_ranges(table)?;
@@ -288,12 +367,14 @@ fn read(functions: &dyn Functions, rows: &Rows, call: &Call) -> CallResult {
         Bounds::Between if call.args.is_empty() => Key::of(&[] as &[Value]).prefix_end(),
         Bounds::Between => Key::of(&program.stored_bound(table, &call.args)?),
     };
-    let mut found = Vec::new();
+    let (mut found, mut bytes) = (Vec::new(), 0);
     rows.range(table, &from, &to, take.is_reverse(), &mut |_, row| {
         found.extend((found.len() < take.limit()).then(|| listed(row)));
-        found.len() < take.limit()
+        bytes += size::output_bytes(row);
+        // The bound is coarse. With so many bytes the reply is too large for certain.
+        found.len() < take.limit() && bytes / 8 <= bytes_max
     });
-    Ok(Value::List(found.into()))
+    fits(Value::List(found.into()))
 }
 
 /// Requests whose results are to be stored, by their identity.
@@ -315,7 +396,7 @@ impl Step<'_> {
     fn run(
         &mut self,
         tables: &mut [tidemill_table::Table],
-        events: (&mut Vec<SoleEvents>, u64),
+        events: (&mut SoleAhead, u64),
         (work, requests): (Vec<(u64, SoleWork)>, Requests<'_>),
         results: &mut BTreeMap<u64, CallResult>,
     ) -> Result<Vec<Overdue>> {
@@ -324,6 +405,9 @@ impl Step<'_> {
         let SoleOutcome { outputs, results: own, refused, faults, overdue, transactions, .. } =
             done;
         *seq = done.seq;
+        let short = |(tid, result): (u64, CallResult)| (tid, result.map_err(size::shortened));
+        let own: BTreeMap<u64, CallResult> = own.into_iter().map(short).collect();
+        let faults = faults.into_iter().map(|(handler, abort)| (handler, size::shortened(abort)));
         for (tid, call) in requests.into_values() {
             if let Some(result) = own.get(&tid) {
                 *seq += 1;
@@ -365,6 +449,19 @@ fn verdict(asked: QuestionId, mut record: &[u8]) -> Option<Overdue> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_have_a_few_megabytes_each() {
+        let of = |sizes: &[usize]| {
+            let pieces = pieces(sizes.to_vec(), |size| *size);
+            pieces.into_iter().map(|(of, is_last)| (of.len(), is_last)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), [(0, true)]);
+        assert_eq!(of(&[1, 2]), [(2, true)]);
+        let half = MESSAGE_BYTES / 2 + 1;
+        assert_eq!(of(&[half; 5]), [(2, false), (2, false), (1, true)]);
+        assert_eq!(of(&[9 * half, 1]), [(1, false), (1, true)]);
+    }
 
     #[test]
     fn verdicts_come_back() {

@@ -64,8 +64,8 @@ pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
 pub use remote::{
     transact, ColumnHandler, ColumnOutput, ColumnProgram, ColumnRow, ColumnStream, ColumnTable,
-    Mentioned, OpenBatches, RemoteOutcome, RemoteRows, RemoteStore, SoleEvents, SoleOutcome,
-    SoleOwner, SoleProgram, SoleTakers, SoleTerms, SoleWork, ABORTED,
+    Mentioned, OpenBatches, RemoteOutcome, RemoteRows, RemoteStore, SoleAhead, SoleEvents,
+    SoleOutcome, SoleOwner, SoleProgram, SoleTakers, SoleTerms, SoleWork, ABORTED,
 };
 pub(crate) use segment::{run_native, End, Turns};
 pub use serial::{AbortedSlide, Faulted, HandlerCounts, Outcome, Overdue, Serial, Unstable};

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The identity of a question: a hash of the transaction, of how often it had asked before, and of
 /// the question.
@@ -40,6 +40,8 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 pub struct Answers {
     known: Mutex<BTreeMap<QuestionId, Arc<[u8]>>>,
     bytes_max: usize,
+    /// The questions without an answer, where nobody is asked now.
+    unknown: Option<Mutex<Vec<(QuestionId, Asker)>>>,
 }
 
 impl Default for Answers {
@@ -51,7 +53,20 @@ impl Default for Answers {
 impl Answers {
     /// Starts with the answers known from the epoch's first execution.
     pub fn of(known: impl IntoIterator<Item = (QuestionId, Arc<[u8]>)>) -> Answers {
-        Answers { known: Mutex::new(known.into_iter().collect()), bytes_max: ANSWER_BYTES_MAX }
+        let known = Mutex::new(known.into_iter().collect());
+        Answers { known, bytes_max: ANSWER_BYTES_MAX, unknown: None }
+    }
+
+    /// Asks nobody now, and retains the questions without an answer.
+    #[must_use]
+    pub fn asking_later(self) -> Answers {
+        Answers { unknown: Some(Mutex::default()), ..self }
+    }
+
+    /// Takes the questions without an answer.
+    pub fn take_unknown(&self) -> Vec<(QuestionId, Asker)> {
+        let unknown = self.unknown.as_ref();
+        unknown.map_or_else(Vec::new, |unknown| std::mem::take(&mut *locked(unknown)))
     }
 
     /// Sets another limit of the bytes of an answer.
@@ -69,10 +84,15 @@ impl Answers {
         self.lock().iter().map(|(asked, answer)| (*asked, answer.clone())).collect()
     }
 
-    /// Returns the answer to a question: the earlier one, or what `ask` returns now.
-    pub(crate) fn to(&self, asked: QuestionId, ask: &Asker) -> Arc<[u8]> {
+    /// Returns the answer to a question: the earlier one, or what `ask` returns now. Returns `None`
+    /// if it is asked later.
+    pub(crate) fn to(&self, asked: QuestionId, ask: &Asker) -> Option<Arc<[u8]>> {
         if let Some(answer) = self.lock().get(&asked) {
-            return answer.clone();
+            return Some(answer.clone());
+        }
+        if let Some(unknown) = &self.unknown {
+            locked(unknown).push((asked, ask.clone()));
+            return None;
         }
         // No lock is held, so that others can ask meanwhile. If two ask the same, the first answer
         // counts.
@@ -80,10 +100,14 @@ impl Answers {
         // The asker is refused then. Truncation bounds the log.
         answer.truncate(self.bytes_max + 1);
         let answer = answer.into();
-        self.lock().entry(asked).or_insert(answer).clone()
+        Some(self.lock().entry(asked).or_insert(answer).clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<QuestionId, Arc<[u8]>>> {
-        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<QuestionId, Arc<[u8]>>> {
+        locked(&self.known)
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -8,7 +8,7 @@ use tidemill_core::{Row, StreamId, StreamTime, TableId, Value};
 
 use super::answers::Asker;
 use super::groups;
-use super::handler::{Abort, Tx};
+use super::handler::{Abort, AbortKind, Tx};
 use super::hooks::{self, DEPTH_MAX};
 use super::moment::Moment;
 use super::owned::{self, Frame, OwnedWindow, Slid, WindowId, WindowStore};
@@ -84,7 +84,8 @@ impl<'a> Inside<'a> {
         self.count(1)?;
         let asked = self.moment.question_id(self.asked, question);
         self.asked += 1;
-        let answer = self.moment.answers.to(asked, ask);
+        let later = || Abort { kind: AbortKind::Raised, reason: "it is asked later".into() };
+        let answer = self.moment.answers.to(asked, ask).ok_or_else(later)?;
         let bytes_max = self.moment.answers.bytes_max();
         match answer.len() > bytes_max {
             true => Err(reasons::long_answer(bytes_max)),

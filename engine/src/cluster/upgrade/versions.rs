@@ -12,6 +12,7 @@ use tidemill_txn::Program;
 
 use super::Converted;
 use crate::compare::{damaged, decode};
+use crate::renames::Renames;
 
 /// The prefix of the names of these tables.
 const VERSIONS: &str = "tidemill.versions.";
@@ -28,15 +29,15 @@ fn tables(program: &Program) -> Vec<(usize, usize)> {
 
 /// Returns the program without these tables. Tables have the histories that they have in the next
 /// version of the program. Returns `None` if there are no such tables.
-pub(super) fn without(was: &Program, next: &Program) -> Option<Program> {
+pub(super) fn without(was: &Program, next: &Program, renames: &Renames) -> Option<Program> {
     let tables = tables(was);
     if tables.is_empty() {
         return None;
     }
     let mut program = was.clone();
     for (_, rows) in &tables {
-        let name = &program.tables[*rows].name;
-        let now = next.tables.iter().find(|table| table.name == *name);
+        let name = renames.table(&was.tables[*rows].name);
+        let now = next.tables.iter().find(|table| *table.name == *name);
         program.tables[*rows].history = now.and_then(|table| table.history);
     }
     let mut number = 0..;

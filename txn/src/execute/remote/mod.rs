@@ -22,7 +22,8 @@ pub use columns::{
 };
 pub use rows::{Mentioned, RemoteOutcome, RemoteRows};
 pub use sole::{
-    OpenBatches, SoleEvents, SoleOutcome, SoleOwner, SoleProgram, SoleTakers, SoleTerms, SoleWork,
+    OpenBatches, SoleAhead, SoleEvents, SoleOutcome, SoleOwner, SoleProgram, SoleTakers, SoleTerms,
+    SoleWork,
 };
 pub use store::RemoteStore;
 pub use transact::transact;

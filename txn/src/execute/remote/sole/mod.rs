@@ -29,11 +29,14 @@ use tidemill_table::{Seq, Table};
 pub use self::open_batches::OpenBatches;
 pub use self::outcome::SoleOutcome;
 pub use self::program::SoleProgram;
-use self::segment::{take_before, Moment, Segment, EVENTS};
+use self::segment::{take_before, Ahead, Moment, Segment, EVENTS};
 use super::{ColumnOutput, ABORTED};
+use crate::execute::serial::call;
 use crate::execute::{Executor, Overdue};
 use crate::pool::Pool;
-use crate::program::{Abort, Answers, EventLimit, Until};
+use crate::program::{
+    Abort, Answers, Asker, Body, EventLimit, Moment as Instant, QuestionId, Until,
+};
 use crate::schedule::Strategy;
 
 /// Events of a stream, each with its place.
@@ -45,6 +48,16 @@ pub struct SoleEvents {
     pub tids: Vec<u64>,
     /// The events.
     pub batch: Batch,
+}
+
+/// The events of an epoch, which are taken from the first place on.
+pub struct SoleAhead(Vec<Ahead>);
+
+impl SoleAhead {
+    /// Creates it from all events.
+    pub fn new(events: Vec<SoleEvents>) -> SoleAhead {
+        SoleAhead(events.into_iter().map(Ahead::of).collect())
+    }
 }
 
 /// The handlers that take events.
@@ -152,7 +165,7 @@ impl SoleOwner {
         &mut self,
         pool: &dyn Pool,
         (tables, after): (&mut [Table], Seq),
-        (events, until): (&mut Vec<SoleEvents>, u64),
+        (events, until): (&mut SoleAhead, u64),
         work: Vec<(u64, SoleWork)>,
         terms: &SoleTerms,
     ) -> Result<SoleOutcome> {
@@ -167,7 +180,7 @@ impl SoleOwner {
             }
             let alone = work.next();
             let until = alone.as_ref().map_or(until, |(tid, _)| *tid);
-            let events = take_before(events, until);
+            let events = take_before(&mut events.0, until);
             if !events.is_empty() || !together.is_empty() {
                 let limit = self.limit.clone();
                 let mut segment = Segment::new(&of, moment, &limit);
@@ -181,6 +194,47 @@ impl SoleOwner {
             let done = self.alone(pool, (tables, all.seq), (tid, work), terms)?;
             all.add(done);
         }
+    }
+
+    /// Returns the questions to the outside that functions would ask first, if each took its event or
+    /// call on the rows as they are now. It changes nothing. Other questions are asked in
+    /// [`SoleOwner::run`].
+    ///
+    /// # Errors
+    /// If the events do not fit the program.
+    pub fn questions(
+        &self,
+        tables: &[Table],
+        events: &[SoleEvents],
+        work: &[(u64, SoleWork)],
+        terms: &SoleTerms,
+    ) -> Result<Vec<(u64, QuestionId, Asker)>> {
+        let mut segment = Segment::new(&self.of, (terms.now_us, &terms.marks_us), &self.limit);
+        let together = work.iter().filter(|(_, work)| !work.is_alone());
+        segment.add_work(together.cloned().collect())?;
+        events.iter().try_for_each(|events| segment.add(events.clone()))?;
+        segment.rank();
+        let program = &*self.of.program;
+        let known = terms.answers.all();
+        // A function without end takes as long here as in its first run.
+        let mut epoch = segment.epoch;
+        epoch.answers = Arc::new(Answers::of(known).asking_later());
+        let mut found = Vec::new();
+        for ranked in &epoch.order {
+            let lane = epoch.lanes[ranked.lane as usize];
+            let handler = &program.handlers[lane.handler as usize];
+            let (_, tid) = epoch.event(*ranked);
+            if !matches!(handler.body, Body::Opaque(_)) || handler.is_procedure() {
+                continue;
+            }
+            let event = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
+            let moment = Instant::at(&epoch, epoch.stamp(*ranked), lane.handler as usize);
+            // Only what it asks counts.
+            let _ = call(program, &tables, lane.handler as usize, &event, &moment, &mut 0);
+            let asked = epoch.answers.take_unknown().into_iter();
+            found.extend(asked.map(|(asked, ask)| (tid, asked, ask)));
+        }
+        Ok(found)
     }
 
     /// Executes work by itself.

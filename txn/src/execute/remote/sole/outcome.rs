@@ -42,8 +42,8 @@ impl SoleOutcome {
         output: ColumnOutput,
         limit: &EventLimit,
     ) {
-        let is_aborts = |of: &&Handler| of.inputs().any(|input| input.aborted == output.stream);
-        let Some(handler) = program.handlers.iter().find(is_aborts) else {
+        let mut inputs = program.handlers.iter().flat_map(Handler::inputs);
+        let Some(input) = inputs.find(|input| input.aborted == output.stream) else {
             return self.outputs.push(output);
         };
         let reason = output.batch.schema().len() - 1;
@@ -51,7 +51,7 @@ impl SoleOutcome {
             Value::Str(why) => why.len() > REASON_BYTES_MAX,
             _ => false,
         };
-        if has_words(program, handler.input) && !(0..output.batch.len()).any(is_long) {
+        if has_words(program, input.stream) && !(0..output.batch.len()).any(is_long) {
             return self.outputs.push(output);
         }
         let ColumnOutput { stream, tids, ordinals, batch } = output;
@@ -62,7 +62,7 @@ impl SoleOutcome {
                 *why = shortened(why.to_string()).as_str().into();
             }
             match limit.refuses(&row) {
-                Some(why) => self.refuse(tid, handler.input, why),
+                Some(why) => self.refuse(tid, input.stream, why),
                 None => {
                     kept.tids.push(tid);
                     kept.ordinals.push(ordinal);

@@ -411,26 +411,34 @@ pub(super) fn has_words(program: &Program, stream: StreamId) -> bool {
     columns.iter().all(|column| column.ty.is_word() && !column.nullable)
 }
 
+/// Events that wait for their segment.
+pub(super) struct Ahead {
+    events: SoleEvents,
+    /// The number of those that have been taken.
+    taken: usize,
+}
+
+impl Ahead {
+    pub fn of(events: SoleEvents) -> Ahead {
+        Ahead { events, taken: 0 }
+    }
+
+    /// Takes the events before a place.
+    fn before(&mut self, until: u64) -> Option<SoleEvents> {
+        let SoleEvents { takers, tids, batch } = &self.events;
+        let from = self.taken;
+        self.taken += tids[from..].partition_point(|tid| *tid < until);
+        let tids = &tids[from..self.taken];
+        let batch = || batch.slice(from, tids.len());
+        (!tids.is_empty()).then(|| SoleEvents {
+            takers: *takers,
+            tids: tids.to_vec(),
+            batch: batch(),
+        })
+    }
+}
+
 /// Takes the events before a place.
-pub(super) fn take_before(events: &mut Vec<SoleEvents>, until: u64) -> Vec<SoleEvents> {
-    let mut taken = Vec::new();
-    events.retain_mut(|of| {
-        let count = of.tids.partition_point(|tid| *tid < until);
-        if count == of.tids.len() {
-            let batch = of.batch.slice(0, 0);
-            let all =
-                std::mem::replace(of, SoleEvents { takers: of.takers, tids: Vec::new(), batch });
-            taken.push(all);
-            return false;
-        }
-        if count > 0 {
-            let rest = of.tids.split_off(count);
-            let tids = std::mem::replace(&mut of.tids, rest);
-            let (takers, batch) = (of.takers, of.batch.slice(0, count));
-            of.batch = of.batch.slice(count, of.batch.len() - count);
-            taken.push(SoleEvents { takers, tids, batch });
-        }
-        true
-    });
-    taken
+pub(super) fn take_before(events: &mut [Ahead], until: u64) -> Vec<SoleEvents> {
+    events.iter_mut().filter_map(|of| of.before(until)).collect()
 }
