@@ -1,16 +1,17 @@
-//! Timers: events that the clock sends.
+//! Timers: events that a clock sends.
 //!
-//! A firing is a pushed event like any other. It is logged, has its place in the one order, and is
-//! replayed there after a crash. A timer fires at the multiples of its period, when the firing
-//! before has been executed and its cut is durable. So missed firings become one: the last. Nothing
-//! fires while nothing runs. None comes twice, whatever the clock does.
+//! A timer fires at the multiples of its period, when the firing before has been executed. So missed
+//! firings become one: the last. Nothing fires while nothing runs. None comes twice, whatever the
+//! clock does. In one process a firing is a pushed event like any other: it is logged, has its place
+//! in the one order, and is replayed there after a crash. On several processes it is a request with
+//! an id of its own (`cluster/firings.rs`).
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use tidemill_connect::push::TrySend;
-use tidemill_core::{Batch, Error, Result, Value};
-use tidemill_env::Handle;
+use tidemill_core::{Batch, Error, Result, Schema, Value};
+use tidemill_env::{Clock, Handle};
 
 use crate::view::{Pushed, View};
 
@@ -19,13 +20,96 @@ const SLEEP_US: u64 = 20_000;
 /// The pause between checks of a due timer that can't fire yet, in microseconds.
 const LOOK_US: u64 = 1_000;
 
+/// The way in which a timer sends its firings.
+pub(crate) trait Fire {
+    /// Whether all firings that were sent have been executed.
+    fn is_done(&mut self) -> bool;
+
+    /// Sends a firing.
+    fn send(&mut self, at_us: i64) -> Sent;
+}
+
+/// What became of a firing.
+pub(crate) enum Sent {
+    Sent,
+    /// There is no room. It is sent when there is.
+    Later,
+    /// The timer fires no more.
+    Never,
+}
+
 /// A running timer.
-struct Running<'v> {
-    pushed: &'v Pushed,
+pub(crate) struct Timer<F> {
     period_us: i64,
     /// The time of the next firing, in microseconds.
     due_us: i64,
-    schema: Arc<tidemill_core::Schema>,
+    pub(crate) fires: F,
+}
+
+impl<F: Fire> Timer<F> {
+    /// Creates a timer. `is_repeated` means that the last firing before now may not have been executed,
+    /// and is sent again.
+    pub(crate) fn new(now_us: i64, period_us: i64, is_repeated: bool, fires: F) -> Timer<F> {
+        let next_us = next(now_us, period_us);
+        let due_us = if is_repeated { next_us - period_us } else { next_us };
+        Timer { period_us, due_us, fires }
+    }
+
+    /// Fires if it is due, and the firing before has been executed. Returns whether it goes on.
+    fn look(&mut self, now_us: i64) -> bool {
+        if self.due_us > now_us || !self.fires.is_done() {
+            return true;
+        }
+        let at_us = next(now_us, self.period_us) - self.period_us;
+        match self.fires.send(at_us) {
+            Sent::Sent => self.due_us = at_us + self.period_us,
+            Sent::Later => {}
+            Sent::Never => return false,
+        }
+        true
+    }
+}
+
+/// Runs timers until `is_over` returns `true`, or none is left.
+pub(crate) fn run<F: Fire>(
+    clock: &dyn Clock,
+    mut timers: Vec<Timer<F>>,
+    mut is_over: impl FnMut(&mut [Timer<F>]) -> bool,
+) {
+    while !is_over(&mut timers) {
+        let now_us = clock.now_us();
+        timers.retain_mut(|timer| timer.look(now_us));
+        let Some(due_us) = timers.iter().map(|timer| timer.due_us).min() else { return };
+        let left_us = u64::try_from(due_us.saturating_sub(now_us)).ok().filter(|left| *left > 0);
+        clock.sleep_us(left_us.unwrap_or(LOOK_US).min(SLEEP_US));
+    }
+}
+
+/// A timer that pushes events.
+struct Pushing<'v> {
+    view: &'v View,
+    pushed: &'v Pushed,
+    schema: Arc<Schema>,
+}
+
+impl Fire for Pushing<'_> {
+    fn is_done(&mut self) -> bool {
+        let sent = self.pushed.sent.load(Ordering::Acquire);
+        self.view.shared.out.lock().offsets[self.pushed.source.index()] >= sent
+    }
+
+    fn send(&mut self, at_us: i64) -> Sent {
+        let row = [Value::Timestamp(at_us)];
+        match self.pushed.handle.try_send(Batch::from_rows(self.schema.clone(), [&row[..]])) {
+            Ok(TrySend::Sent(sent)) => {
+                self.pushed.sent.fetch_max(self.pushed.known + sent, Ordering::AcqRel);
+                self.view.gate.wake_source(self.pushed.source);
+                Sent::Sent
+            }
+            Ok(TrySend::Full(_)) => Sent::Later,
+            Err(_) => Sent::Never,
+        }
+    }
 }
 
 /// Starts the timers of an app, if it has any.
@@ -37,62 +121,30 @@ pub(crate) fn start(view: &Arc<View>) -> Result<Option<Handle>> {
         return Ok(None);
     }
     let of = view.clone();
-    let thread = view.env.threads.spawn("tidemill-timers", Box::new(move || run(&of)));
+    let thread = view.env.threads.spawn("tidemill-timers", Box::new(move || push(&of)));
     thread.map(Some).map_err(|e| Error::io("starting the thread of timers", &e))
 }
 
-fn run(view: &View) {
-    let now = view.env.clock.now_us();
+fn push(view: &View) {
+    let now_us = view.env.clock.now_us();
     let mut timers = Vec::new();
     for timer in &view.program.timers {
         let spec = &view.program.streams[timer.stream.index()].spec;
         let Ok(pushed) = view.pushed(&spec.name) else { continue };
         if !pushed.is_over {
-            let (period_us, schema) = (timer.period_us, spec.schema.clone());
-            timers.push(Running { pushed, period_us, due_us: next(now, period_us), schema });
+            let fires = Pushing { view, pushed, schema: spec.schema.clone() };
+            timers.push(Timer::new(now_us, timer.period_us, false, fires));
         }
     }
-    while !view.shared.stop_wanted() && !view.shared.is_over() {
+    run(&*view.env.clock, timers, |timers| {
         if view.shared.others_ended.load(Ordering::Acquire) {
             // No further events will come that the timers could be for.
-            timers.iter().for_each(|timer| timer.pushed.handle.close());
+            timers.iter().for_each(|timer| timer.fires.pushed.handle.close());
             view.gate.wake();
-            return;
-        }
-        let now = view.env.clock.now_us();
-        timers.retain_mut(|timer| timer.due_us > now || timer.fire(view, now));
-        let Some(due) = timers.iter().map(|timer| timer.due_us).min() else { return };
-        let left = u64::try_from(due.saturating_sub(now)).ok().filter(|left| *left > 0);
-        view.env.clock.sleep_us(left.unwrap_or(LOOK_US).min(SLEEP_US));
-    }
-}
-
-impl Running<'_> {
-    /// Whether all its firings have been taken.
-    fn is_taken(&self, view: &View) -> bool {
-        let sent = self.pushed.sent.load(Ordering::Acquire);
-        view.shared.out.lock().offsets[self.pushed.source.index()] >= sent
-    }
-
-    /// Fires, if the firing before was taken. Returns whether the timer may continue.
-    fn fire(&mut self, view: &View, now: i64) -> bool {
-        if !self.is_taken(view) {
             return true;
         }
-        let at = next(now, self.period_us) - self.period_us;
-        let row = [Value::Timestamp(at)];
-        match self.pushed.handle.try_send(Batch::from_rows(self.schema.clone(), [&row[..]])) {
-            Ok(TrySend::Sent(sent)) => {
-                self.pushed.sent.fetch_max(self.pushed.known + sent, Ordering::AcqRel);
-                view.gate.wake_source(self.pushed.source);
-                self.due_us = at + self.period_us;
-                true
-            }
-            // It fires when there is room.
-            Ok(TrySend::Full(_)) => true,
-            Err(_) => false,
-        }
-    }
+        view.shared.stop_wanted() || view.shared.is_over()
+    });
 }
 
 /// The first multiple of a period after a time.

@@ -12,11 +12,10 @@
 //! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
 //! | `times` | streams with event time, by their sources |
-//! | `timers` | transactions that the coordinator's clock requests |
+//! | `firings` | firings of timers, which the coordinator's clock requests |
 //! | `join` | a worker |
 //! | `outboxes` | work outside, which workers do |
 //! | `counts` | the counts of transactions, for the log and for a stopped cluster's status |
-//! | `slow` | features that are much slower than in one process |
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
 //! | `panics` | panics of threads as errors |
@@ -29,13 +28,13 @@ mod coordinate;
 mod counts;
 mod cuts;
 mod feeds;
+mod firings;
 mod format;
 mod join;
 mod outboxes;
 mod panics;
 mod settings;
 mod sinks;
-mod timers;
 mod times;
 mod topics;
 mod upgrade;
