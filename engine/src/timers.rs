@@ -26,11 +26,11 @@ pub(crate) trait Fire {
     fn is_done(&mut self) -> bool;
 
     /// Sends a firing.
-    fn send(&mut self, at_us: i64) -> Sent;
+    fn send(&mut self, at_us: i64) -> Firing;
 }
 
-/// What became of a firing.
-pub(crate) enum Sent {
+/// The result of sending a firing.
+pub(crate) enum Firing {
     Sent,
     /// There is no room. It is sent when there is.
     Later,
@@ -62,9 +62,9 @@ impl<F: Fire> Timer<F> {
         }
         let at_us = next(now_us, self.period_us) - self.period_us;
         match self.fires.send(at_us) {
-            Sent::Sent => self.due_us = at_us + self.period_us,
-            Sent::Later => {}
-            Sent::Never => return false,
+            Firing::Sent => self.due_us = at_us + self.period_us,
+            Firing::Later => {}
+            Firing::Never => return false,
         }
         true
     }
@@ -98,16 +98,16 @@ impl Fire for Pushing<'_> {
         self.view.shared.out.lock().offsets[self.pushed.source.index()] >= sent
     }
 
-    fn send(&mut self, at_us: i64) -> Sent {
+    fn send(&mut self, at_us: i64) -> Firing {
         let row = [Value::Timestamp(at_us)];
         match self.pushed.handle.try_send(Batch::from_rows(self.schema.clone(), [&row[..]])) {
             Ok(TrySend::Sent(sent)) => {
                 self.pushed.sent.fetch_max(self.pushed.known + sent, Ordering::AcqRel);
                 self.view.gate.wake_source(self.pushed.source);
-                Sent::Sent
+                Firing::Sent
             }
-            Ok(TrySend::Full(_)) => Sent::Later,
-            Err(_) => Sent::Never,
+            Ok(TrySend::Full(_)) => Firing::Later,
+            Err(_) => Firing::Never,
         }
     }
 }

@@ -17,7 +17,7 @@ use tidemill_host::{Answer, Placed, RequestServer};
 
 use super::panics::catch_panic;
 use crate::functions::AppFunctions;
-use crate::timers::{run, Fire, Sent, Timer};
+use crate::timers::{run, Fire, Firing, Timer};
 
 /// The looks before a firing of which nothing is known is requested again: about 20 ms.
 const PAUSE: u32 = 20;
@@ -98,16 +98,16 @@ impl Fire for Firings {
         true
     }
 
-    fn send(&mut self, at_us: i64) -> Sent {
+    fn send(&mut self, at_us: i64) -> Firing {
         if self.state.is_ending.load(Ordering::Acquire) {
-            return Sent::Later;
+            return Firing::Later;
         }
         let firing = self.functions.firing(self.stream, at_us, self.period_us);
         let firing = firing.unwrap_or_default();
         if !firing.is_empty() {
             self.request(firing);
         }
-        Sent::Sent
+        Firing::Sent
     }
 }
 
