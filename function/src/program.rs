@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute::{HandlerCounts, SoleProgram, SoleWork};
-use tidemill_txn::program::{Abort, Asker, Take};
+use tidemill_txn::program::{Abort, AbortKind, Asker, Take};
 use tidemill_txn::Program;
 
 use crate::columns::{ColumnOutput, SoleResults};
@@ -85,6 +85,21 @@ pub enum Stop {
     /// the function reads. So it is recorded, and then the transaction aborts, in this and every
     /// later run.
     Overdue(String),
+}
+
+impl Stop {
+    /// Returns the abort for code that knows only aborts. If it can't continue now, `is_unwound` is set,
+    /// and the abort is never seen.
+    pub fn abort(self, is_unwound: &mut bool) -> Abort {
+        match self {
+            Stop::Abort(abort) => abort,
+            Stop::Overdue(_) => unreachable!("a function says so, and no context"),
+            Stop::Unwind => {
+                *is_unwound = true;
+                Abort { kind: AbortKind::Raised, reason: String::new() }
+            }
+        }
+    }
 }
 
 impl From<Abort> for Stop {

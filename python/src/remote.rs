@@ -44,15 +44,7 @@ pub struct OnNode<'a> {
 
 impl OnNode<'_> {
     fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
-        result.map_err(|stop| match stop {
-            Stop::Abort(abort) => abort,
-            Stop::Overdue(_) => unreachable!("a function says so, and no context"),
-            Stop::Unwind => {
-                self.is_unwound = true;
-                // This abort is never reported.
-                Abort { kind: AbortKind::Raised, reason: String::new() }
-            }
-        })
+        result.map_err(|stop| stop.abort(&mut self.is_unwound))
     }
 }
 

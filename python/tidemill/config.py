@@ -98,7 +98,7 @@ SETTINGS: Final[dict[str, Setting]] = {
         256,
         (*_ONE, PROCESSES, WORKER),
         default="0",
-        help="Threads of each process. 0: one a core, all processes of one machine together.",
+        help="Threads of each process. 0: one a core; `--processes` shares the cores.",
     ),
     "epoch_idle": Setting(
         bool,

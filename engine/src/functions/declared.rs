@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_function::{Activation, Context, Step, Stop};
 use tidemill_txn::execute::{transact, RemoteStore};
-use tidemill_txn::program::{Abort, AbortKind, Program, Take, When};
+use tidemill_txn::program::{Abort, Program, Take, When};
 
-use super::likely::{Likely, EVENTS};
+use super::likely::Likely;
 use super::times::Times;
 
 /// A transaction of a handler.
@@ -26,8 +26,8 @@ impl Activation for Declared {
         let input = program.handlers[*handler].input;
         let time_us = times.stands(input, times.of(input, event), context);
         let when = When { now_us: context.now_us(), time_us, chance: context.random() };
-        let (learns, is_unwound) = (Vec::new(), false);
-        let mut rows = OnNodes { context, likely, learns, is_unwound };
+        let learns = likely.learns(input).then(|| (input, event[..].into()));
+        let mut rows = OnNodes { context, likely, learns, is_unwound: false };
         let done = transact(program, *handler, event, when, &mut rows);
         let events = done.map_err(|abort| match rows.is_unwound {
             true => Stop::Unwind,
@@ -44,53 +44,30 @@ impl Activation for Declared {
 struct OnNodes<'c> {
     context: &'c mut dyn Context,
     likely: &'c Likely,
-    /// The executed events, of streams whose uses of rows are still observed.
-    learns: Vec<(StreamId, Vec<Row>)>,
+    /// The event and its stream, if that stream's uses of rows are still observed.
+    learns: Option<(StreamId, Row)>,
     /// Whether everything runs again, because a row has not arrived yet.
     is_unwound: bool,
 }
 
 impl OnNodes<'_> {
     fn done<T>(&mut self, result: Result<T, Stop>) -> Result<T, Abort> {
-        result.map_err(|stop| match stop {
-            Stop::Abort(abort) => abort,
-            Stop::Overdue(_) => unreachable!("a function says so, and no context"),
-            Stop::Unwind => {
-                self.is_unwound = true;
-                // This abort is never seen.
-                Abort { kind: AbortKind::Raised, reason: String::new() }
-            }
-        })
+        result.map_err(|stop| stop.abort(&mut self.is_unwound))
     }
 }
 
 impl RemoteStore for OnNodes<'_> {
     fn row(&mut self, table: TableId, key: &[Value]) -> Result<Option<Row>, Abort> {
-        for (stream, events) in &self.learns {
-            self.likely.used(*stream, events, table, key);
+        if let Some((stream, event)) = &self.learns {
+            self.likely.used(*stream, event, table, key);
         }
         let row = self.context.get(table, key);
         Ok(self.done(row)?.map(|row| row.as_ref().into()))
     }
 
-    fn prefetch(&mut self, events: &[(StreamId, &[Value])]) -> Result<(), Abort> {
-        self.learns.clear();
-        for (stream, event) in events {
-            match self.learns.iter_mut().find(|(of, _)| of == stream) {
-                Some((_, events)) if events.len() < EVENTS => events.push((*event).into()),
-                Some(_) => {}
-                None if self.likely.learns(*stream) => {
-                    self.learns.push((*stream, vec![(*event).into()]));
-                }
-                None => {}
-            }
-        }
+    fn prefetch(&mut self, stream: StreamId, event: &[Value]) -> Result<(), Abort> {
         let likely = self.likely;
-        let expected = || {
-            let mut expected = Vec::new();
-            likely.expected(events, |table, key| expected.push((table, key)));
-            expected
-        };
+        let expected = || likely.expected(stream, event);
         let asked = self.context.expect(&mut std::iter::once_with(expected).flatten());
         self.done(asked)
     }

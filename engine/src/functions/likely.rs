@@ -6,14 +6,12 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use tidemill_core::{Row, StreamId, TableId, Value};
+use tidemill_core::{StreamId, TableId, Value};
 
 /// The uses that are observed before their common columns count as the rule, and the most that are
 /// observed at all.
 const ENOUGH: u32 = 8;
 const MOST: u32 = 256;
-/// The most events that are compared for a use.
-pub(super) const EVENTS: usize = 256;
 /// The most kinds of uses of one table by a stream's events.
 const KINDS: usize = 4;
 /// The most columns of events that are compared, because each is a bit.
@@ -43,26 +41,19 @@ impl Likely {
         self.0.lock().get(&stream).is_none_or(|uses| uses.seen < MOST)
     }
 
-    /// Observes that a row is used while these events of a stream are executed.
-    pub fn used(&self, stream: StreamId, events: &[Row], table: TableId, key: &[Value]) {
-        // For each column of the key, the equal columns of all events that match the whole key.
+    /// Observes that a row is used while this event of a stream is executed.
+    pub fn used(&self, stream: StreamId, event: &[Value], table: TableId, key: &[Value]) {
         if !self.learns(stream) {
             return;
         }
-        let columns = |event: &Row| -> Vec<u64> {
-            let bits = |value: &Value| {
-                let same = |(_, of): &(usize, &Value)| *of == value;
-                event
-                    .iter()
-                    .enumerate()
-                    .take(COLUMNS)
-                    .filter(same)
-                    .fold(0, |b, (at, _)| b | 1 << at)
-            };
-            key.iter().map(bits).collect()
+        // For each column of the key, the columns of the event that are equal to it.
+        let bits = |value: &Value| {
+            let same = |(_, of): &(usize, &Value)| *of == value;
+            let columns = event.iter().enumerate().take(COLUMNS).filter(same);
+            columns.fold(0, |bits, (at, _)| bits | 1 << at)
         };
-        let found = events.iter().map(columns).filter(|found| found.iter().all(|bits| *bits != 0));
-        let found = found.reduce(|all, one| all.iter().zip(&one).map(|(a, b)| a | b).collect());
+        let found: Vec<u64> = key.iter().map(bits).collect();
+        let found = Some(found).filter(|found| found.iter().all(|bits| *bits != 0));
         let mut known = self.0.lock();
         let uses = known.entry(stream).or_default();
         uses.seen += 1;
@@ -80,29 +71,23 @@ impl Likely {
         }
     }
 
-    /// Calls `each` with the keys that these events will probably use.
-    pub fn expected(
-        &self,
-        events: &[(StreamId, &[Value])],
-        mut each: impl FnMut(TableId, Vec<Value>),
-    ) {
+    /// Returns the keys that this event will probably use, each with its table.
+    pub fn expected(&self, stream: StreamId, event: &[Value]) -> Vec<(TableId, Vec<Value>)> {
         let known = self.0.lock();
-        for (stream, event) in events {
-            let Some(uses) = known.get(stream) else { continue };
-            let kinds =
-                uses.tables.iter().flat_map(|(table, of)| of.iter().map(move |k| (table, k)));
-            for (table, kind) in kinds.filter(|(_, kind)| kind.seen >= ENOUGH) {
-                let value = |bits: &u64| event.get(bits.trailing_zeros() as usize).cloned();
-                if let Some(key) = kind.columns.iter().map(value).collect() {
-                    each(*table, key);
-                }
-            }
-        }
+        let Some(uses) = known.get(&stream) else { return Vec::new() };
+        let kinds = uses.tables.iter().flat_map(|(table, of)| of.iter().map(move |k| (*table, k)));
+        let key = |(table, kind): (TableId, &Kind)| {
+            let value = |bits: &u64| event.get(bits.trailing_zeros() as usize).cloned();
+            Some((table, kind.columns.iter().map(value).collect::<Option<_>>()?))
+        };
+        kinds.filter(|(_, kind)| kind.seen >= ENOUGH).filter_map(key).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tidemill_core::Row;
+
     use super::*;
 
     const STREAM: StreamId = StreamId(3);
@@ -112,9 +97,8 @@ mod tests {
     }
 
     fn expected(likely: &Likely, event: &[i64]) -> Vec<(u16, Row)> {
-        let (mut found, event) = (Vec::new(), row(event));
-        likely.expected(&[(STREAM, &event)], |table, key| found.push((table.0, key.into())));
-        found
+        let found = likely.expected(STREAM, &row(event)).into_iter();
+        found.map(|(table, key)| (table.0, key.into())).collect()
     }
 
     #[test]
@@ -130,7 +114,7 @@ mod tests {
                 for (table, key) in
                     [(0, key(&[0])), (0, key(&[2])), (1, key(&[1, 0])), (2, row(&[-n]))]
                 {
-                    likely.used(STREAM, &events, TableId(table), &key);
+                    likely.used(STREAM, event, TableId(table), &key);
                 }
             }
         }

@@ -104,7 +104,7 @@ impl Functions for AppFunctions {
     }
 
     fn sole(&self) -> Option<Arc<SoleProgram>> {
-        self.sole_program()
+        self.sole.clone()
     }
 
     fn sole_work(&self, call: &Call) -> std::result::Result<SoleWork, Abort> {

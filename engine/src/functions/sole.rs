@@ -1,7 +1,5 @@
 //! The calls of an app whose rows have a sole owner, as work for it.
 
-use std::sync::Arc;
-
 use tidemill_core::{Row, StreamId, StreamTime};
 use tidemill_function::Call;
 use tidemill_txn::execute::{SoleProgram, SoleWork};
@@ -120,10 +118,5 @@ impl AppFunctions {
         let Some((number, true)) = handler_of(call.target) else { return false };
         let handler = self.program.handlers.get(number);
         handler.is_some_and(|of| self.program.handlers_on(of.aborted).next().is_some())
-    }
-
-    /// Returns the program of a sole owner.
-    pub(super) fn sole_program(&self) -> Option<Arc<SoleProgram>> {
-        self.sole.clone()
     }
 }

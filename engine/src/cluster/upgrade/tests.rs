@@ -195,6 +195,20 @@ fn whatever_a_crash_leaves_is_one_versions() {
     );
 }
 
+/// A cut without requests.
+fn cut(epoch: u64, by_owner: bool) -> tidemill_cluster::CutRecord {
+    tidemill_cluster::CutRecord {
+        epoch,
+        clock_us: 1,
+        base: 0,
+        count: 0,
+        from: vec![0; 2],
+        upto: vec![0; 2],
+        times: Times::default(),
+        by_owner,
+    }
+}
+
 #[test]
 fn what_only_the_other_version_can_execute_is_in_the_way() {
     let sim = SimEnv::new(1);
@@ -202,17 +216,7 @@ fn what_only_the_other_version_can_execute_is_in_the_way() {
     site.fill().unwrap();
     assert!(site.start(true, Upgrade::Off).unwrap_err().to_string().contains("another version"));
     let (program, settings) = (program(false), Settings::default());
-    let cut = tidemill_cluster::CutRecord {
-        epoch: 3,
-        clock_us: 1,
-        base: 0,
-        count: 0,
-        from: vec![0; 2],
-        upto: vec![0; 2],
-        times: Times::default(),
-        by_owner: true,
-    };
-    site.starting(&program, &settings, false).append(1, Record::Cut(cut)).unwrap();
+    site.starting(&program, &settings, false).append(1, Record::Cut(cut(3, true))).unwrap();
     let error = site.start(true, Upgrade::Lossless).unwrap_err().to_string();
     assert!(error.contains("1 recorded cut and 0 requests come after"), "{error}");
     assert_eq!(site.start(false, Upgrade::Off).unwrap(), wanted(false));
@@ -227,16 +231,6 @@ fn cuts_that_the_owner_of_all_rows_did_not_execute_as_a_whole_are_in_the_way() {
     let starting = |has_sole_owner: bool| Starting {
         has_sole_owner,
         ..site.starting(&program, &settings, false)
-    };
-    let cut = |epoch: u64, by_owner: bool| tidemill_cluster::CutRecord {
-        epoch,
-        clock_us: 1,
-        base: 0,
-        count: 0,
-        from: vec![0; 2],
-        upto: vec![0; 2],
-        times: Times::default(),
-        by_owner,
     };
     starting(true).append(1, Record::Cut(cut(3, true))).unwrap();
     starting(true).agree().unwrap();

@@ -34,8 +34,8 @@ pub trait RemoteStore {
     fn leading(&mut self, table: TableId, leading: &[Value], take: Take)
         -> Result<Vec<Row>, Abort>;
 
-    /// Announces events that will be executed, so that their rows can be requested together.
-    fn prefetch(&mut self, events: &[(StreamId, &[Value])]) -> Result<(), Abort>;
+    /// Announces the event that will be executed, so that its rows can be requested together.
+    fn prefetch(&mut self, stream: StreamId, event: &[Value]) -> Result<(), Abort>;
 }
 
 /// Such a store as a source of rows for one transaction.

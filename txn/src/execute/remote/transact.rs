@@ -21,7 +21,7 @@ pub fn transact(
 ) -> Result<Vec<(StreamId, Row)>, Abort> {
     let answers = Answers::default();
     let moment = when.moment(handler, &answers);
-    rows.prefetch(&[(program.handlers[handler].input, event)])?;
+    rows.prefetch(program.handlers[handler].input, event)?;
     let view = View::new(rows);
     let result = call(program, &view, handler, event, &moment, &mut 0);
     let mut effects = view.settled(result)?;
