@@ -20,6 +20,7 @@ use crate::fingerprint::forget_lines;
 use crate::histories::{is_shorter, shown, RowVersions};
 use crate::internal::Internal;
 use crate::renames::Renames;
+use crate::requests::{is_hidden, to_one, to_several, EXPIRIES, REQUESTS};
 use crate::schema::Left;
 use crate::stored::Stored;
 
@@ -34,9 +35,14 @@ pub(crate) struct Comparison<'a> {
     count: usize,
     /// The internal state of the new program.
     pub(crate) internal: Internal,
+    /// The conversion of requests, if the programs are of one app in different ways to run.
+    requests: Option<MovedRequests>,
     /// The differences beside the tables.
     rest: Found,
 }
+
+/// The conversion of a row of a request into its rows in the other way to run.
+type MovedRequests = fn(&[tidemill_core::Value]) -> Option<[Row; 2]>;
 
 /// A table of the old program, and the plan for its rows.
 struct TablePlan<'a> {
@@ -79,7 +85,7 @@ impl<'a> Comparison<'a> {
         let tables = from.program.tables.iter().enumerate().map(|(index, table)| {
             let rows = rows.get(index).copied().unwrap_or(0);
             let to = match is_kept(&from.program, index, &to.program) {
-                true => TableNow::of(table, &to.program, &renames),
+                true => TableNow::of(&from.program, index, &to.program, &renames),
                 false => None,
             };
             TablePlan { from: table, rows, frontier_us: facts.frontier_us(index), versions: 0, to }
@@ -101,8 +107,8 @@ impl<'a> Comparison<'a> {
         let kept = all.map(|(id, _)| old(id).map_or((0, i64::MIN), |p| (p.rows, p.frontier_us)));
         let (internal, mut rest) = carry(env, from, &left.internal, to, kept.unzip())?;
         handlers(&from.program, &to.program, &renames, &mut rest);
-        let count = to.program.tables.len();
-        Ok(Comparison { tables, added, to: &to.program, count, internal, rest })
+        let (count, requests) = (to.program.tables.len(), requests(&from.program, &to.program));
+        Ok(Comparison { tables, added, to: &to.program, count, internal, requests, rest })
     }
 
     /// Reads the rows whose values decide whether they can be converted.
@@ -140,9 +146,7 @@ impl<'a> Comparison<'a> {
                 let Ok(row) = decode(&to.tables[table.index()], row) else { return };
                 for (index, is_unique, entry) in to.index_entries(table, &row) {
                     let spec = &to.tables[index.index()];
-                    let (mut key, mut bytes) = (Vec::new(), Vec::new());
-                    spec.key.iter().for_each(|column| encode::key(&entry[*column], &mut key));
-                    entry.iter().for_each(|value| encode::value(value, &mut bytes));
+                    let (key, bytes) = encoded(spec, &entry);
                     if is_unique && !taken.entry(index).or_default().insert(key.clone()) {
                         let values: Vec<String> =
                             spec.key.iter().map(|column| entry[*column].to_string()).collect();
@@ -170,7 +174,9 @@ impl<'a> Comparison<'a> {
         mut take: impl FnMut(TableId, Partition, &[u8], &[u8]),
     ) -> Result<()> {
         let wanted: Vec<bool> = self.tables.iter().map(wanted).collect();
-        let (count, tables) = (self.count, &mut self.tables);
+        let (count, tables, program) = (self.count, &mut self.tables, self.to);
+        let named = |name: &str| program.tables.iter().position(|table| *table.name == *name);
+        let moved = (self.requests.zip(named(REQUESTS)), named(EXPIRIES));
         let (before, mut row) = (tables.len(), Encoded::default());
         let mut versions = RowVersions::default();
         load(store, manifest, |loaded| {
@@ -190,6 +196,19 @@ impl<'a> Comparison<'a> {
                 }
                 versions.push(index, &version);
                 return Ok(());
+            }
+            if let (Some((convert, requests)), Some(expiries)) = moved {
+                if *plan.from.name == *REQUESTS {
+                    let rows = convert(&decode(plan.from, loaded.row)?);
+                    for (table, of) in [requests, expiries].into_iter().zip(rows.iter().flatten()) {
+                        let spec = &program.tables[table];
+                        let (key, bytes) = encoded(spec, of);
+                        take(TableId(table as u16), partition_of_bytes(spec, &key), &key, &bytes);
+                    }
+                }
+                if is_hidden(&plan.from.name) {
+                    return Ok(());
+                }
             }
             let Some(to) = &mut plan.to else { return Ok(()) };
             if to.is_same {
@@ -225,6 +244,27 @@ impl<'a> Comparison<'a> {
     }
 }
 
+/// Returns the key and the bytes of a row.
+pub(crate) fn encoded(spec: &TableSpec, row: &[tidemill_core::Value]) -> (Vec<u8>, Vec<u8>) {
+    let (mut key, mut bytes) = (Vec::new(), Vec::new());
+    spec.key.iter().for_each(|column| encode::key(&row[*column], &mut key));
+    row.iter().for_each(|value| encode::value(value, &mut bytes));
+    (key, bytes)
+}
+
+/// Returns the conversion of requests between programs of one app in different ways to run.
+fn requests(from: &Program, to: &Program) -> Option<MovedRequests> {
+    let columns = |program: &Program| {
+        let table = program.tables.iter().find(|table| *table.name == *REQUESTS);
+        table.map(|table| table.key.len())
+    };
+    match (columns(from)?, columns(to)?) {
+        (1, 2) => Some(to_several),
+        (2, 1) => Some(to_one),
+        _ => None,
+    }
+}
+
 /// Whether the contents of a table are carried over. Indexes are built again, and a window with
 /// another shape starts empty.
 fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
@@ -247,10 +287,25 @@ fn is_kept(from: &Program, table: usize, to: &Program) -> bool {
 }
 
 impl<'a> TableNow<'a> {
-    fn of(from: &TableSpec, to: &'a Program, renames: &Renames) -> Option<TableNow<'a>> {
+    fn of(
+        program: &Program,
+        index: usize,
+        to: &'a Program,
+        renames: &Renames,
+    ) -> Option<TableNow<'a>> {
+        let (from, id) = (&program.tables[index], TableId(index as u16));
         let name = renames.table(&from.name);
-        let index =
-            to.tables.iter().position(|table| *table.name == *name && table.keeps == from.keeps)?;
+        // On several processes the tables of windows are ordinary ones.
+        let in_window = program.windows.iter().find_map(|window| {
+            let nth = window.table_ids().iter().position(|table| *table == id)?;
+            let now = to.windows.iter().find(|now| now.name == window.name)?;
+            now.table_ids().get(nth).map(|table| table.index())
+        });
+        let named = || {
+            let is_it = |table: &TableSpec| *table.name == *name && table.keeps == from.keeps;
+            to.tables.iter().position(is_it)
+        };
+        let index = in_window.or_else(named)?;
         let spec = &to.tables[index];
         let names = names_of(&from.schema);
         let names = names.iter().map(|c| renames.column(&from.name, c).to_owned());

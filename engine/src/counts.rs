@@ -19,6 +19,9 @@ pub(crate) struct Counts {
     pub(crate) buffered: u64,
     pub(crate) lag_us: i64,
     pub(crate) handlers: Vec<HandlerCounts>,
+    /// The transactions on several processes, which do not count by handler.
+    #[serde(default)]
+    pub(crate) on_several: HandlerCounts,
     /// By handler, the first event that showed hidden non-determinism, and how often it showed.
     pub(crate) unstable: BTreeMap<usize, (String, u64)>,
 }
@@ -28,6 +31,17 @@ impl Counts {
     pub(crate) fn none(program: &Program) -> Counts {
         let handlers = vec![HandlerCounts::default(); program.handlers.len()];
         Counts { handlers, ..Counts::default() }
+    }
+
+    /// Returns the counts of all handlers together.
+    pub(crate) fn of_all(&self) -> HandlerCounts {
+        let mut all = self.on_several;
+        for handler in &self.handlers {
+            all.committed += handler.committed;
+            all.aborted += handler.aborted;
+            all.faults += handler.faults;
+        }
+        all
     }
 
     /// Adds an epoch: its events and their results, late events, rows that could not be decoded

@@ -11,6 +11,7 @@ use tidemill_env::{hold, Addr, Closed, Disk, Env, Lock};
 use tidemill_log::{LogKind, LogSpec};
 
 use crate::emptied::{foreign, is_passing, Emptied, Purpose};
+use crate::moves::{self, Way};
 use crate::process_mode;
 
 /// The time for a running engine to accept a connection, in microseconds.
@@ -60,7 +61,9 @@ impl DataDir {
         let disk = env.disk.clone();
         let shown = path.display();
         let io = |e: std::io::Error| Error::io(format!("data directory {shown}"), &e);
-        process_mode::for_one(&*disk, path)?;
+        if fresh {
+            process_mode::check_fresh(&*disk, path, Way::One)?;
+        }
         disk.keep_private(path);
         disk.create_dir_all(path).map_err(io)?;
         // The lock comes first, so that a process that runs there is not disturbed.
@@ -68,6 +71,7 @@ impl DataDir {
         if is_answered(env, path) {
             return Err(taken(path));
         }
+        moves::settle(&*disk, path)?;
         let emptied = Emptied { disk: &*disk, path, purpose: Purpose::Data };
         let was_begun = emptied.is_begun()?;
         if fresh && !was_begun {
@@ -201,7 +205,7 @@ impl Site {
     }
 }
 
-fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpec {
+pub(crate) fn log_spec(path: &Path, app: u128, kind: LogKind, segment_bytes: u64) -> LogSpec {
     let dir = path.join(match kind {
         LogKind::Input => "input",
         LogKind::Cuts => "cuts",
@@ -255,7 +259,12 @@ fn identity(disk: &dyn Disk, path: &Path) -> Result<(u128, String)> {
     Ok((app, identity.name))
 }
 
-fn write_identity(disk: &dyn Disk, path: &Path, app: u128, name: &str) -> std::io::Result<()> {
+pub(crate) fn write_identity(
+    disk: &dyn Disk,
+    path: &Path,
+    app: u128,
+    name: &str,
+) -> std::io::Result<()> {
     let identity = Identity { format: FORMAT, app: format!("{app:032x}"), name: name.to_owned() };
     let text = serde_json::to_string_pretty(&identity).expect("it is JSON");
     replace(disk, path, "APP", &text)

@@ -13,13 +13,13 @@ use tidemill_env::{Disk, Env, Lock, NodeKind};
 
 use crate::crash_guard;
 use crate::data_dir::replace;
+use crate::moves::MOVE;
+use crate::process_mode::CLUSTER;
 
 /// The file that marks a start from scratch.
 const FRESH: &str = "FRESH";
 /// The file of an earlier version with the same purpose: the renamed file `APP`.
 const RENAMED: &str = "APP.old";
-/// The coordinator's directory, inside the directory of one process.
-const CLUSTER: &str = "cluster";
 
 /// Returns the names that `--fresh` would delete in a directory, sorted. It changes nothing.
 ///
@@ -40,13 +40,18 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
+    /// The names of the data of an app in one process.
+    pub(crate) const OF_ONE: [&'static str; 8] =
+        ["APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths"];
+
     /// The names in it, without temporary files that are to get these names, and without files that
     /// only show a running process.
     fn names(self) -> &'static [&'static str] {
         match self {
-            Purpose::Data => {
-                &["APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths", CLUSTER]
-            }
+            Purpose::Data => &[
+                "APP", RENAMED, "BEGINS", "cuts", "input", "store", "trial", "deaths", CLUSTER,
+                MOVE,
+            ],
             Purpose::Coordinator => &["program", "feeds", "log", "snapshots", "counts", "http"],
         }
     }

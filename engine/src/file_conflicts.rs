@@ -8,6 +8,7 @@ use tidemill_core::Result;
 use tidemill_env::Env;
 
 use crate::emptied::{Emptied, Purpose};
+use crate::moves::Way;
 use crate::process_mode;
 use crate::settings::Durable;
 use crate::spec::{AppSpec, Target};
@@ -22,7 +23,10 @@ use crate::spec::{AppSpec, Target};
 pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Result<()> {
     let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
     for path in own.clone() {
-        process_mode::for_one(&*env.disk, path)?;
+        match spec.settings.fresh {
+            true => process_mode::check_fresh(&*env.disk, path, Way::One)?,
+            false => drop(process_mode::held(&*env.disk, path)?),
+        }
         Emptied { disk: &*env.disk, path, purpose: Purpose::Data }.check_whose()?;
     }
     let mut written = Vec::new();

@@ -21,6 +21,7 @@ use tidemill_txn::program::{ColumnStage, Origin, Program, Stage};
 use tracing::info;
 
 use crate::begins::StartPositions;
+use crate::cluster::to_one;
 use crate::data_dir::DataDir;
 use crate::deliver::Item;
 use crate::differences;
@@ -110,11 +111,16 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     let partitions = partitions(&program, &spec.sources, env, &troubles)?;
     // The check comes before anything is emptied or opened for writing.
     file_conflicts::check(&spec, &[], env)?;
-    let AppSpec { sources, sinks, keep, codes, settings, .. } = spec;
     program.sources = partitions.iter().map(|p| p.spec.clone()).collect();
     program.check()?;
     let program = Arc::new(program);
-    let stored = Stored { program: (*program).clone(), sources, sinks: sinks.clone(), codes };
+    let (sources, sinks) = (spec.sources.clone(), spec.sinks.clone());
+    let stored = Stored { program: (*program).clone(), sources, sinks, codes: spec.codes.clone() };
+    let takes_over = spec.settings.durable != Durable::None && !spec.settings.fresh;
+    if let (Some(path), true) = (&spec.settings.data_dir, takes_over) {
+        to_one(&spec, &stored, path, env)?;
+    }
+    let AppSpec { sinks, keep, settings, .. } = spec;
     let durable = durable(&stored, &settings, env)?;
     let mut begins = match &durable {
         Some(opening) => StartPositions::read(&*env.disk, &opening.dir.path)?,

@@ -1,9 +1,9 @@
 //! The check whether a directory holds the state of an app in one process, or on several.
 //!
 //! In one process the state is in the directory itself, and the file `APP` has its owner. Several
-//! processes have theirs in its folder `cluster`. Neither continues with the other's state, so a
-//! start that would begin empty beside it is refused. Only a folder with nothing but `LOCK` holds
-//! no state.
+//! processes have theirs in its folder `cluster`. A start in the other way takes the state over
+//! (`moves`), so there is never one beside another. Only a folder with nothing but `LOCK` holds no
+//! state.
 
 use std::io::ErrorKind::{NotADirectory, NotFound};
 use std::path::{Path, PathBuf};
@@ -11,48 +11,72 @@ use std::path::{Path, PathBuf};
 use tidemill_core::{Error, Result};
 use tidemill_env::Disk;
 
+use crate::moves::{Move, Way};
+
 /// The folder of a data directory with the shared state of several processes.
-const CLUSTER: &str = "cluster";
+pub(crate) const CLUSTER: &str = "cluster";
 /// The files that show a state of one process. The second exists while the directory is emptied.
 const APP: [&str; 2] = ["APP", "APP.old"];
 
-/// Refuses a directory for an app in one process when it holds the state of several processes.
+/// Returns the way to run whose state a data directory holds, if it holds one.
 ///
 /// # Errors
-/// When it does, or when it can't be read.
-pub(crate) fn for_one(disk: &dyn Disk, dir: &Path) -> Result<()> {
+/// When it holds both, or when it can't be read.
+pub(crate) fn held(disk: &dyn Disk, dir: &Path) -> Result<Option<Way>> {
+    if let Some(of) = Move::read(disk, dir)? {
+        return Ok(Some(of.counts()));
+    }
     match (holds_one(disk, dir)?, holds_several(disk, dir)?) {
-        (_, false) => Ok(()),
         (true, true) => Err(both(dir)),
-        (false, true) => {
-            Err(several(dir).help("continue it with --processes N, or choose another --data-dir"))
-        }
+        (true, false) => Ok(Some(Way::One)),
+        (false, true) => Ok(Some(Way::Several)),
+        (false, false) => Ok(None),
     }
 }
 
-/// Refuses a directory of several processes when it is inside the state of an app in one process.
+/// Refuses a start from scratch that would delete the state of the other way to run.
 ///
 /// # Errors
-/// When it is, or when it can't be read.
-pub(crate) fn for_several(disk: &dyn Disk, dir: &Path) -> Result<()> {
-    let around = around(dir);
-    let found = [Some(dir), around.as_deref()].into_iter().flatten();
-    for dir in found {
-        if !holds_one(disk, dir)? {
-            continue;
-        }
-        return Err(match holds_several(disk, dir)? {
-            true => both(dir),
-            false => Error::setting(format!(
-                "{} holds the state of an app that ran in one process (there is {}), and several \
-                 processes can't continue it",
-                dir.display(),
-                dir.join(APP[0]).display()
-            ))
-            .help("run it without --processes, or choose another --data-dir"),
-        });
+/// When it would, or when the directory can't be read.
+pub(crate) fn check_fresh(disk: &dyn Disk, dir: &Path, way: Way) -> Result<()> {
+    let other = held(disk, dir)?.filter(|held| *held != way);
+    let Some(other) = other else { return Ok(()) };
+    let (state, help) = match other {
+        Way::One => ("in one process", "run it without --processes, and with --fresh"),
+        Way::Several => ("on several processes", "run it with --processes N --fresh"),
+    };
+    let what = format!(
+        "{} holds the state of the app {state}, which --fresh does not delete here",
+        dir.display()
+    );
+    Err(Error::setting(what).help(format!(
+        "{help}; leave --fresh out to continue that state; or choose another --data-dir"
+    )))
+}
+
+/// Returns the data directory that a coordinator's directory is in.
+///
+/// # Errors
+/// When the coordinator's directory is itself the data directory of an app in one process.
+pub(crate) fn of_coordinator(disk: &dyn Disk, dir: &Path) -> Result<Option<PathBuf>> {
+    match holds_one(disk, dir)? {
+        false => Ok(around(dir)),
+        true => Err(one(dir).help("choose another --data-dir")),
     }
-    Ok(())
+}
+
+/// Refuses a worker whose coordinator has not taken over the state of one process yet.
+///
+/// # Errors
+/// When that is so, or when the directory can't be read.
+pub(crate) fn for_worker(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let around = of_coordinator(disk, dir)?;
+    match around.map(|dir| Ok((held(disk, &dir)?, dir))).transpose()? {
+        Some((Some(Way::One), dir)) => {
+            Err(one(&dir).help("start the coordinator first: it takes that state over"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Returns the error for a directory that is no data directory because it holds the state of
@@ -71,6 +95,14 @@ pub(crate) fn of_several(disk: &dyn Disk, dir: &Path) -> Result<Option<Error>> {
         }
     }
     Ok(None)
+}
+
+fn one(dir: &Path) -> Error {
+    Error::setting(format!(
+        "{} holds the state of an app that ran in one process (there is {})",
+        dir.display(),
+        dir.join(APP[0]).display()
+    ))
 }
 
 fn several(dir: &Path) -> Error {
@@ -129,8 +161,9 @@ mod tests {
 
     use super::*;
 
-    /// Returns the errors of each kind of start, for a directory with these files.
-    fn names(files: &[&str]) -> [String; 3] {
+    /// Returns what a directory with these files holds, and the errors of a start from scratch in
+    /// one process, of a worker, and of a look at it.
+    fn holds(files: &[&str]) -> (Result<Option<Way>>, [String; 3]) {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("bank.tidemill");
         let disk = &*Env::real().disk;
@@ -143,12 +176,12 @@ mod tests {
         let before = listed(disk, &dir);
         let words = |found: Result<()>| found.err().map_or(String::new(), |e| e.to_string());
         let found = [
-            words(for_one(disk, &dir)),
-            words(for_several(disk, &dir.join(CLUSTER))),
+            words(check_fresh(disk, &dir, Way::One)),
+            words(for_worker(disk, &dir.join(CLUSTER))),
             words(of_several(disk, &dir).map(|found| found.map_or(Ok(()), Err)).and_then(|r| r)),
         ];
         assert_eq!(before, listed(disk, &dir), "nothing was written");
-        found
+        (held(disk, &dir), found)
     }
 
     fn listed(disk: &dyn Disk, dir: &Path) -> Vec<PathBuf> {
@@ -162,26 +195,27 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_gone_on_with_where_it_was_made() {
-        let none = ["", "", ""].map(String::from);
+    fn a_directory_holds_one_state() {
         for files in [&[][..], &["LOCK"], &["cluster/LOCK"]] {
-            assert_eq!(names(files), none, "{files:?}");
+            let (held, errors) = holds(files);
+            assert_eq!((held.unwrap(), errors), (None, ["", "", ""].map(String::from)));
         }
         for files in [&["APP", "cuts/1"][..], &["APP", "cluster/LOCK"], &["APP.old"]] {
-            let [one, several, looked] = names(files);
-            assert_eq!((&*one, &*looked), ("", ""), "{files:?}");
-            assert!(several.contains("ran in one process"), "{several}");
-            assert!(several.contains("without --processes"), "{several}");
+            let (held, [fresh, worker, looked]) = holds(files);
+            assert_eq!(held.unwrap(), Some(Way::One), "{files:?}");
+            assert_eq!((&*fresh, &*looked), ("", ""), "{files:?}");
+            assert!(worker.contains("start the coordinator first"), "{worker}");
         }
         for file in ["cluster/log/1", "cluster/program"] {
-            let [one, several, looked] = names(&[file]);
-            assert_eq!(several, "");
-            assert!(one.contains("on several processes") && one.contains("--processes N"), "{one}");
+            let (held, [fresh, worker, looked]) = holds(&[file]);
+            assert_eq!((held.unwrap(), &*worker), (Some(Way::Several), ""));
+            assert!(fresh.contains("--processes N --fresh"), "{fresh}");
             assert!(looked.contains("status --cluster URL"), "{looked}");
         }
-        let [one, several, looked] = names(&["APP", "cluster/log/1"]);
-        assert_eq!(one, several);
-        assert!(one.contains("two states") && one.contains("mv '"), "{one}");
+        let (held, [fresh, worker, looked]) = holds(&["APP", "cluster/log/1"]);
+        let both = held.unwrap_err().to_string();
+        assert_eq!((&fresh, &worker), (&both, &both));
+        assert!(both.contains("two states") && both.contains("mv '"), "{both}");
         assert!(looked.contains("on several processes"), "{looked}");
     }
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use arrow_array::new_null_array;
+use tidemill_cluster::wire::{put_value, take_value};
 use tidemill_core::batch::inner_type;
 use tidemill_core::wire::{put_columns, take_columns};
 use tidemill_core::{
@@ -26,6 +27,8 @@ use tidemill_core::{
 use tidemill_txn::program::{
     Abort, Aggregate, Asker, Body, Opaque, Origin, Program, Stream, Take, Tx, Window, WindowId,
 };
+
+use crate::functions::bucket_of;
 
 /// The prefix of all names that the engine adds to a program. No other names have it.
 const PREFIX: &str = "tidemill.";
@@ -44,6 +47,13 @@ const HOUR_US: i64 = 3_600_000_000;
 /// The number of expired requests that a new one removes. It is more than one, so that they do not
 /// accumulate.
 const SWEPT: Take = Take::First(4);
+
+/// First bytes of stored replies, which no encoded reply has. After the first one comes the reason of
+/// an abort that a handler has taken (`functions/once.rs`). The others are of replies that were
+/// stored in the other way to run: in one process as columns, on several as a value.
+pub(crate) const ABORTED: u8 = 0xff;
+pub(crate) const OF_ONE: u8 = 0xfe;
+const OF_SEVERAL: u8 = 0xfd;
 
 /// Whether a name is one of the engine's own.
 pub(crate) fn is_hidden(name: &str) -> bool {
@@ -224,13 +234,69 @@ pub(crate) fn answers(program: &Program) -> Option<StreamId> {
 /// Decodes an event of the stream of answers.
 pub(crate) fn answer(output: Option<&Arc<Schema>>, event: &[Value]) -> Known {
     match event {
-        [Value::Bool(true), Value::Bytes(reply)] => Known::Same(output.and_then(|schema| {
-            let batch = take_columns(schema, 1, &mut &reply[..])?;
-            Some(batch.row(0))
-        })),
+        [Value::Bool(true), Value::Bytes(reply)] => Known::Same(match &reply[..] {
+            [OF_SEVERAL, value @ ..] => {
+                let value = take_value(&mut &value[..]).filter(|value| *value != Value::Null);
+                value.map(|value| [value].into())
+            }
+            columns => row_of(output, columns),
+        }),
         [Value::Bool(true), _] => Known::Same(None),
         _ => Known::Other,
     }
+}
+
+/// Decodes a row that was returned, if any.
+pub(crate) fn row_of(output: Option<&Arc<Schema>>, mut columns: &[u8]) -> Option<Row> {
+    let batch = take_columns(output?, 1, &mut columns)?;
+    Some(batch.row(0))
+}
+
+/// Returns a hash that distinguishes a call from others with its id.
+pub(crate) fn call_hash<'v>(procedure: &str, arguments: impl Iterator<Item = &'v Value>) -> Value {
+    let mut bytes = Vec::with_capacity(64);
+    encode::str(procedure, &mut bytes);
+    arguments.for_each(|value| encode::value(value, &mut bytes));
+    Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
+}
+
+/// Converts the row of a request in one process into its rows on several: those of the request and
+/// of its expiry. Returns `None` for the row with the clock.
+pub(crate) fn to_several(row: &[Value]) -> Option<[Row; 2]> {
+    let [id @ Value::Str(name), hash, reply, until @ Value::Timestamp(_)] = row else {
+        return None;
+    };
+    if **name == *CLOCK {
+        return None;
+    }
+    let mut bytes = match reply {
+        Value::Bytes(reply) => match &reply[..] {
+            [OF_SEVERAL, value @ ..] => value.to_vec(),
+            columns => [&[OF_ONE], columns].concat(),
+        },
+        _ => Vec::new(),
+    };
+    if bytes.is_empty() {
+        put_value(&Value::Null, &mut bytes);
+    }
+    let (bucket, reply) = (bucket_of(name), Value::Bytes(bytes.into()));
+    let expiry = [bucket.clone(), until.clone(), id.clone()].into();
+    Some([[bucket, id.clone(), hash.clone(), reply, until.clone()].into(), expiry])
+}
+
+/// Converts the row of a request on several processes into its rows in one. Returns `None` for what
+/// one process does not store: aborted requests, and requests of the engine itself.
+pub(crate) fn to_one(row: &[Value]) -> Option<[Row; 2]> {
+    let [_, id @ Value::Str(name), hash, Value::Bytes(reply), until] = row else { return None };
+    let reply = match &reply[..] {
+        _ if name.starts_with('\u{1}') => return None,
+        [ABORTED, ..] => return None,
+        [OF_ONE, columns @ ..] => columns.to_vec(),
+        value => [&[OF_SEVERAL], value].concat(),
+    };
+    let reply = Value::Bytes(reply.into());
+    let expiry = [until.clone(), id.clone()].into();
+    Some([[id.clone(), hash.clone(), reply, until.clone()].into(), expiry])
 }
 
 /// The answer to a known request.
@@ -270,7 +336,7 @@ impl Opaque for Once {
         };
         let now_us = self.expiry_clock(tx)?;
         self.sweep(now_us, tx)?;
-        let hash = self.hash(arguments);
+        let hash = call_hash(&self.procedure, arguments.iter());
         if let Some(row) = tx.get(self.requests, std::slice::from_ref(id))? {
             let [_, known, reply, until] = &row[..] else { unreachable!("it has four columns") };
             if matches!(until, Value::Timestamp(us) if *us > now_us) {
@@ -328,14 +394,6 @@ impl Once {
             tx.delete(self.expiries, &row)?;
         }
         Ok(())
-    }
-
-    /// A hash that distinguishes this call from others with its id.
-    fn hash(&self, arguments: &[Value]) -> Value {
-        let mut bytes = Vec::with_capacity(64);
-        encode::str(&self.procedure, &mut bytes);
-        arguments.iter().for_each(|value| encode::value(value, &mut bytes));
-        Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_snapshot::{newest, Manifest};
+use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::program::{Program, Stream};
 
 use crate::data_dir::Site;
@@ -156,9 +157,8 @@ impl Left<'_> {
     fn status(&self) -> Result<Value> {
         let (facts, behind) = (self.internal()?.facts, self.cuts_after()?);
         let counts = &facts.counts;
-        let aborted: u64 = counts.handlers.iter().map(|h| h.aborted - h.faults).sum();
-        let faults: u64 = counts.handlers.iter().map(|h| h.faults).sum();
-        let committed: u64 = counts.handlers.iter().map(|h| h.committed).sum();
+        let HandlerCounts { committed, aborted, faults } = counts.of_all();
+        let aborted = aborted - faults;
         Ok(json!({
             "status": {
                 "app": self.program.name, "state": "stopped", "why": null, "epoch": facts.epoch + behind,

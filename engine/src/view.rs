@@ -104,12 +104,12 @@ impl View {
     /// Returns the status as of the results that have left the engine.
     pub(crate) fn status_at(&self, out: &Delivered, seconds: f64, ended: bool) -> Status {
         let counts = &out.counts;
-        let sum = |of: fn(&HandlerCounts) -> u64| counts.handlers.iter().map(of).sum::<u64>();
-        let (aborted, faults) = (sum(|h| h.aborted - h.faults), sum(|h| h.faults));
+        let HandlerCounts { committed, aborted, faults } = counts.of_all();
+        let aborted = aborted - faults;
         Status {
             epoch: counts.epochs,
             events: counts.events,
-            transactions: sum(|h| h.committed) + aborted + faults,
+            transactions: committed + aborted + faults,
             aborted,
             faults,
             dead: counts.dead,
@@ -190,9 +190,8 @@ impl View {
                 faults: counts.faults,
             })
             .collect();
-        let committed: u64 = handlers.iter().map(|h| h.committed).sum();
-        let refused: u64 = handlers.iter().map(|h| h.aborted).sum();
-        let faults: u64 = handlers.iter().map(|h| h.faults).sum();
+        let HandlerCounts { committed, aborted, faults } = counts.of_all();
+        let refused = aborted - faults;
         let tables = state.tables.iter().zip(&at.rows);
         let tables = tables.filter(|(t, _)| !is_hidden(&t.spec().name));
         let tables = tables.map(|(t, rows)| TableReport {

@@ -73,7 +73,7 @@ mod _native {
     #[pymodule_export]
     use super::mill::{forked, inspect, token_digest, NativeMill};
     #[pymodule_export]
-    use super::running::{ask, fresh_deletes, log_fault, schema_diff, NativeReplies};
+    use super::running::{ask, fresh_deletes, log_fault, schema_diff, unfinished, NativeReplies};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

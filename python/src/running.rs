@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use pyo3::prelude::*;
-use tidemill_engine::{Next, Replies};
+use tidemill_engine::{Next, Replies, Way};
 use tidemill_env::Env;
 
 use crate::errors::detached;
@@ -51,6 +51,17 @@ pub fn ask(py: Python<'_>, data_dir: &str, request: &str) -> PyResult<NativeRepl
 #[pyfunction]
 pub fn fresh_deletes(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResult<Vec<String>> {
     detached(py, || tidemill_engine::fresh_deletes(&Env::real(), Path::new(path), is_coordinator))
+}
+
+/// Returns how an app ran that was killed and left something in a data directory that no snapshot
+/// has: `one` process, or `several`.
+#[pyfunction]
+pub fn unfinished(py: Python<'_>, data_dir: &str) -> PyResult<Option<&'static str>> {
+    let way = detached(py, || Ok(tidemill_engine::unfinished(&Env::real(), Path::new(data_dir))))?;
+    Ok(way.map(|way| match way {
+        Way::One => "one",
+        Way::Several => "several",
+    }))
 }
 
 /// Returns the changes of an upgrade of a data directory to this app, as JSON.

@@ -1,4 +1,4 @@
-"""A directory holds the state of one process or of several: neither goes on with the other's."""
+"""A directory holds the state of one process or of several, and never both."""
 
 from __future__ import annotations
 
@@ -85,58 +85,48 @@ def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-def test_several_processes_do_not_go_on_with_one(
+def test_several_processes_do_not_delete_what_one_has_left(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = folder / "bank.tidemill"
     assert one(data) == 1
     before = files(folder)
-    starts = [
-        ["run", "bank.py", "--processes", "2", "--http", "0"],
-        ["run", "bank.py", "--processes", "2", "--http", "0", "--fresh"],
-        [
-            "coordinator",
-            "bank.py",
-            "--secret-file",
-            "secret",
-            "--listen",
-            "127.0.0.1:0",
-            "--http",
-            "0",
-        ],
-        ["worker", "bank.py", "--secret-file", "secret", "--join", "127.0.0.1:9"],
-    ]
-    for start in starts:
-        said = refused(start, capsys)
-        assert "ran in one process" in said, start
-        assert "without --processes" in said
-        assert "--data-dir" in said
+    said = refused(["run", "bank.py", "--processes", "2", "--http", "0", "--fresh"], capsys)
+    assert "in one process, which --fresh does not delete" in said
+    assert "without --processes" in said
+    assert "--data-dir" in said
+    worker = ["worker", "bank.py", "--secret-file", "secret", "--join", "127.0.0.1:9"]
+    assert "start the coordinator first" in refused(worker, capsys)
     with pytest.raises(tm.SettingError, match="ran in one process"):
         Worker(bank(), {"data_dir": str(data)}, SECRET, "127.0.0.1:9")
     assert files(folder) == before
     assert not (data / "cluster").exists()
+    with several(data):
+        assert not (data / "APP").exists()
     assert one(data) == 2
 
 
-def test_one_process_does_not_go_on_with_several(
+def test_one_process_does_not_delete_what_several_have_left(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = folder / "bank.tidemill"
     with several(data):
-        pass
+        for settings in ({}, {"fresh": True}):
+            with pytest.raises((tm.SettingError, tm.ResourceError)):
+                one(data, **settings)
     before = files(folder)
     assert before.keys() > {"bank.py", "secret"}
-    for more in ([], ["--fresh"], ["--durable", "log"], ["--upgrade"]):
-        said = refused(["run", "bank.py", "--http", "0", *more], capsys)
-        assert "on several processes" in said
-        assert "--processes N" in said
-        assert "--data-dir" in said
-    for settings in ({}, {"fresh": True}, {"upgrade": True}):
-        with pytest.raises(tm.SettingError, match="on several processes"):
-            one(data, **settings)
+    said = refused(["run", "bank.py", "--http", "0", "--fresh"], capsys)
+    assert "on several processes, which --fresh does not delete" in said
+    assert "--processes N --fresh" in said
+    assert "--data-dir" in said
+    with pytest.raises(tm.SettingError, match="on several processes"):
+        one(data, fresh=True)
     assert files(folder) == before
     # In memory nothing is looked for.
     assert one(data, durable="none") == 1
+    assert one(data) == 1
+    assert not (data / "cluster" / "log").exists()
     with several(data):
         pass
 

@@ -1,7 +1,7 @@
 """The native module of the package, written in Rust."""
 
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ def ask(data_dir: str, request: str) -> Replies: ...
 def token_digest(token: str) -> str: ...
 def schema_diff(spec: str, opaques: list[Callable[..., Any]], data_dir: str) -> str: ...
 def fresh_deletes(path: str, is_coordinator: bool) -> list[str]: ...
+def unfinished(data_dir: str) -> Literal["one", "several"] | None: ...
 
 # Only builds with the feature `testing` have these two: see python/Cargo.toml.
 def run_reference(

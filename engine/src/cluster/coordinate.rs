@@ -37,10 +37,11 @@ use super::counts::{report, CountsFile};
 use super::feeds::{self, About, Feeds, Rows};
 use super::firings::Timers;
 use super::format::Json;
+use super::from_one::OneState;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::topics::{sources, Topics};
-use super::upgrade::Starting;
+use super::upgrade::{Starting, FILES};
 use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, RetainedRows, StreamProgress};
@@ -54,7 +55,7 @@ use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
-use crate::{process_mode, serve, upgrade};
+use crate::{serve, upgrade};
 
 /// The longest wait for a row, that for a generation which reads it, and the pause between looks,
 /// in microseconds.
@@ -146,14 +147,15 @@ impl Cluster {
         let sources = first + of_files;
         let program = spec.program.clone();
         let dir = &settings.dir;
-        process_mode::for_several(&*env.disk, dir)?;
         // The check comes before anything is emptied or opened for writing.
         file_conflicts::check(spec, &directories(settings), env)?;
+        let one = OneState::find(spec, settings, env)?;
         let held = hold(env, dir)?;
         let emptied = Emptied { disk: &*env.disk, path: dir, purpose: Purpose::Coordinator };
         let was_begun = emptied.is_begun()?;
         let fresh = settings.fresh || was_begun;
         let ways = DeclaredSinks::open(spec, functions.program(), fresh, env)?;
+        one.iter().try_for_each(|one| one.mark(spec, dir))?;
         let feeds = Feeds::open(spec, &functions, (first, dir, fresh), env)?;
         host.machine.resumed = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
@@ -216,11 +218,13 @@ impl Cluster {
             sources,
             feeds: of_files,
             ways: &ways,
+            one: one.as_ref().map(|one| one.taken_over(&functions, &feeds)),
             has_own_requests: served.is_some(),
             has_sole_owner: functions.has_sole_owner(),
         };
         let upgraded = starting.agree()?;
         upgraded.iter().for_each(upgrade::report);
+        one.map(OneState::end).transpose()?;
         if fresh {
             emptied.end()?;
         }
@@ -583,9 +587,7 @@ fn directories(settings: &ClusterSettings) -> Vec<PathBuf> {
 /// Names the sources after the log's own ones, each with its number of partitions.
 fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
     let topics = topics.iter().map(|topic| (topic.topic.clone(), topic.partitions));
-    topics
-        .chain(feeds::of_files(spec).map(|decl| (format!("files of {}", decl.stream), 1)))
-        .collect()
+    topics.chain(feeds::of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 
 /// Returns the partition of a call's entity.

@@ -28,11 +28,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
+use tidemill_connect::{files, FilesSettings, Place};
 use tidemill_core::{Error, Result, StreamId};
-use tidemill_env::{Env, Handle};
+use tidemill_env::{Disk, Env, Handle};
+use tidemill_txn::program::{Program, Stream};
 
 use self::feed::Feed;
-use self::marks::Marks;
+use self::marks::{FileMark, Known, Mark, Marks};
 use super::panics::catch_panic;
 use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
 use crate::functions::AppFunctions;
@@ -72,6 +74,8 @@ pub(super) struct Feeds {
     first: u32,
     /// The feeds that had ended and continue, each with the first record of the new rows.
     pub goes_on: Arc<[(u32, u64)]>,
+    /// The first records after all that was given out before.
+    begins: Vec<u64>,
     shared: Arc<Shared>,
     jobs: Option<Sender<Job>>,
     // The lock is there only because a handle can't be shared between threads.
@@ -101,6 +105,21 @@ impl SpaceWaiter for Shared {
     fn has_room(&self) {
         *self.trouble.lock() = None;
     }
+}
+
+/// The positions of the files of a declaration.
+pub(super) struct FilesAt<'a> {
+    pub decl: &'a SourceDecl,
+    /// The name of each file, and its position.
+    pub places: Vec<(String, Place)>,
+    /// The newest event time of the rows before.
+    pub newest_us: Option<i64>,
+    pub have_ended: bool,
+}
+
+/// The key of a declaration's marks.
+fn key_of(nth: usize, decl: &SourceDecl) -> String {
+    format!("{nth} {}", decl.stream)
 }
 
 /// The properties of a feed that are known beforehand.
@@ -133,7 +152,7 @@ impl Feeds {
         let marks = if fresh { None } else { marks::read(&*env.disk, dir)? };
         let (mut feeds, mut about) = (Vec::new(), Vec::new());
         for (nth, decl) in of_files(spec).enumerate() {
-            let key = format!("{nth} {}", decl.stream);
+            let key = key_of(nth, decl);
             let known = marks.as_ref().and_then(|marks| marks.get(&key));
             let opened = Feed::open(decl, key, functions, (ends_of(spec, decl), known), env);
             let (feed, known) = opened.map_err(|error| error.at(decl.at.clone()))?;
@@ -150,6 +169,8 @@ impl Feeds {
         }
         let goes_on = (first..).zip(&feeds).filter_map(|(of, feed)| Some((of, feed.goes_on_at()?)));
         let goes_on = goes_on.collect();
+        let begins =
+            feeds.iter().map(|feed| feed.end().map_or(feed.position(), |end| end + 1)).collect();
         let ends = Mutex::new(feeds.iter().map(Feed::end).collect());
         let (failed, is_over, trouble) = Default::default();
         let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
@@ -162,7 +183,8 @@ impl Feeds {
         let (own, dir, shared_too) = (env.clone(), dir.into(), shared.clone());
         let reader = Reader { env: own, dir, feeds, ahead, shared: shared_too };
         if reader.feeds.is_empty() {
-            return Ok(Feeds { first, goes_on, shared, jobs: None, thread: Mutex::new(None) });
+            let thread = Mutex::new(None);
+            return Ok(Feeds { first, goes_on, begins, shared, jobs: None, thread });
         }
         let (jobs, taken) = channel();
         let told = reader.shared.clone();
@@ -177,7 +199,77 @@ impl Feeds {
         };
         let thread = env.threads.spawn("cluster-feeds", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(Feeds { first, goes_on, shared, jobs: Some(jobs), thread: Mutex::new(Some(thread)) })
+        let (jobs, thread) = (Some(jobs), Mutex::new(Some(thread)));
+        Ok(Feeds { first, goes_on, begins, shared, jobs, thread })
+    }
+
+    /// Returns the names of the files of a declaration, in their order.
+    ///
+    /// # Errors
+    /// When a file can't be opened. The error has the user's line.
+    pub fn names(decl: &SourceDecl, program: &Program, env: &Env) -> Result<Vec<String>> {
+        let json = decl.files.as_ref().expect("it reads files").to_string();
+        let is_it = |stream: &&Stream| *stream.spec.name == *decl.stream;
+        let stream = program.streams.iter().find(is_it).expect("the program was checked");
+        let opened = FilesSettings::from_json(&json)
+            .and_then(|settings| files::open(&settings, &stream.spec.schema, env));
+        let opened = opened.map_err(|error| error.at(decl.at.clone()))?;
+        Ok(opened.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Stores the positions of all files of an app as marks. If all files have ended, so have the
+    /// feeds. Otherwise all feeds end once more, because they complete batches and windows together.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn begin_at(disk: &dyn Disk, dir: &Path, all: Vec<FilesAt<'_>>) -> Result<()> {
+        let have_ended = all.iter().all(|files| files.have_ended);
+        let known = |(nth, of): (usize, FilesAt<'_>)| {
+            let offset = of.places.iter().map(|(_, place)| place.offset).sum();
+            let file = |(name, place): (String, Place)| {
+                let read = place.clone();
+                FileMark { name, place, given: 0, read }
+            };
+            let files = of.places.into_iter().map(file).collect();
+            let mark = Mark { offset, newest_us: of.newest_us, files };
+            let ends_at = have_ended.then_some(offset);
+            let known = Known { first: mark.clone(), last: mark, ends_at, ended: Vec::new() };
+            (key_of(nth, of.decl), known)
+        };
+        let marks: Marks = all.into_iter().enumerate().map(known).collect();
+        marks::write(disk, dir, &marks)
+    }
+
+    /// Returns the positions of all files of an app, with the first records of their sources that were
+    /// not executed.
+    ///
+    /// # Errors
+    /// When a file has changed since it was read.
+    pub fn stand_at<'a>(
+        spec: &'a AppSpec,
+        functions: &Arc<AppFunctions>,
+        (dir, inputs): (&Path, &[u64]),
+        env: &Env,
+    ) -> Result<Vec<FilesAt<'a>>> {
+        let marks = marks::read(&*env.disk, dir)?.unwrap_or_default();
+        let stand_at = |((nth, decl), input): ((usize, &'a SourceDecl), &u64)| {
+            let key = key_of(nth, decl);
+            let known = (ends_of(spec, decl), marks.get(&key));
+            let (mut feed, _) = Feed::open(decl, key.clone(), functions, known, env)?;
+            let places = feed.places(*input)?;
+            let (newest_us, have_ended) = (feed.newest_us(), feed.had_ended(*input));
+            Ok(FilesAt { decl, places, newest_us, have_ended })
+        };
+        let all = of_files(spec).enumerate().zip(inputs);
+        all.map(|of| stand_at(of).map_err(|e: Error| e.at(of.0 .1.at.clone()))).collect()
+    }
+
+    /// Each source with its first record after all that was given out before, and whether it has
+    /// ended.
+    pub fn positions(&self) -> impl Iterator<Item = (u32, u64, bool)> + '_ {
+        let ends = self.shared.ends.lock().clone();
+        let all = self.begins.iter().zip(ends);
+        (self.first..).zip(all).map(|(source, (at, end))| (source, *at, end.is_some()))
     }
 
     /// The feeds' properties, each with its source.

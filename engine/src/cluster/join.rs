@@ -50,7 +50,7 @@ fn begin(
     spec.settings.check()?;
     logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
     backends::check(settings)?;
-    process_mode::for_several(&*env.disk, &settings.dir)?;
+    process_mode::for_worker(&*env.disk, &settings.dir)?;
     let topics = Topics::open(spec, &functions, settings, env)?;
     let followed = topics.followed();
     let host = settings.host(spec, &followed, secret, env)?;

@@ -19,6 +19,8 @@
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
 //! | `panics` | panics of threads as errors |
+//! | `from_one` | the state of one process, which several take over |
+//! | `to_one` | the state of several processes, which one takes over |
 //! | `upgrade` | the program that the state belongs to, and upgrades to another version |
 
 mod address;
@@ -30,26 +32,35 @@ mod cuts;
 mod feeds;
 mod firings;
 mod format;
+mod from_one;
 mod join;
 mod outboxes;
 mod panics;
 mod settings;
 mod sinks;
 mod times;
+mod to_one;
 mod topics;
 mod upgrade;
 
 pub use coordinate::Cluster;
 pub use join::join;
 pub use settings::ClusterSettings;
+pub(crate) use to_one::to_one;
 
+use std::path::Path;
 use tidemill_cluster::{EventSource, EventTime};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
-use tidemill_core::Result;
+
+use tidemill_core::{Error, Result};
+use tidemill_env::{hold, Env};
 use tidemill_kafka::Followed;
 
+use crate::data_dir::taken;
+use crate::moves::{settle, Way};
 use crate::outlets::sink_keys;
+use crate::process_mode::{self, CLUSTER};
 use crate::spec::AppSpec;
 
 /// Creates the format of messages of an app that follows no topics, for fuzzing.
@@ -59,6 +70,26 @@ pub(crate) fn messages(
     fingerprint: u128,
 ) -> impl tidemill_kafka::Format {
     format::Json::new(functions, fingerprint, topics::Topics::default())
+}
+
+/// Returns the way to run whose last run has left something in a data directory that no snapshot
+/// has, because it was killed. Only a start in the same way can finish that. The start that follows
+/// reports whatever is wrong with the directory.
+pub fn unfinished(env: &Env, dir: &Path) -> Option<Way> {
+    find_unfinished(env, dir).ok().flatten()
+}
+
+fn find_unfinished(env: &Env, dir: &Path) -> Result<Option<Way>> {
+    let disk = &*env.disk;
+    let Some(way) = process_mode::held(disk, dir)? else { return Ok(None) };
+    let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
+    let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
+    settle(disk, dir)?;
+    let is_unfinished = match way {
+        Way::One => from_one::is_unfinished(dir, env)?,
+        Way::Several => to_one::is_unfinished(&dir.join(CLUSTER), env)?,
+    };
+    Ok(is_unfinished.then_some(way))
 }
 
 /// A hash of everything that determines how a log is executed. It has the program, the setting that

@@ -46,13 +46,18 @@ const AGAIN_US: u64 = 50_000;
 /// The note about sinks in a manifest.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Note {
+pub(super) struct Note {
     /// A part of the ids of rows, in hexadecimal digits. A start from scratch gets a different one.
     run: String,
-    sinks: Vec<SinkFacts>,
+    pub sinks: Vec<SinkFacts>,
 }
 
 impl Note {
+    /// Creates the note of a run with these sinks.
+    pub fn new(run: u128, sinks: &[SinkFacts]) -> Note {
+        Note { run: format!("{run:032x}"), sinks: sinks.to_vec() }
+    }
+
     fn of(written: &Written) -> Result<Note> {
         if written.note.is_empty() {
             return Ok(Note::default());
@@ -66,7 +71,8 @@ impl Note {
         })
     }
 
-    fn run(&self) -> u128 {
+    /// The run, which is 0 where there are no sinks.
+    pub fn run(&self) -> u128 {
         // `begin` has written it as hexadecimal digits, and a manifest is checked as a whole.
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
     }
@@ -76,7 +82,8 @@ impl Note {
         self.sinks.iter().find(is_it).map(|of| &of.place)
     }
 
-    fn at(&self, base: u64, outputs: Vec<u64>) -> Written {
+    /// Returns a manifest's part about sinks that have all outputs up to a base.
+    pub fn at(&self, base: u64, outputs: Vec<u64>) -> Written {
         let note = serde_json::to_vec(self).expect("places are JSON").into();
         Written { base, outputs, note }
     }
@@ -221,7 +228,10 @@ impl DeclaredSinks {
     }
 
     /// Writes all outputs up to a snapshot, by the program that has executed them.
-    fn catch_up(&self, program: &Program, manifest: &Manifest, log: &dyn Log) -> Result<Note> {
+    ///
+    /// # Errors
+    /// When outputs can't be read or written.
+    pub fn catch_up(&self, program: &Program, manifest: &Manifest, log: &dyn Log) -> Result<Note> {
         let written = &manifest.written;
         let note = Note::of(written)?;
         if note.sinks.is_empty() || written.base >= manifest.base {

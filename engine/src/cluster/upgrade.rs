@@ -23,11 +23,12 @@ use tidemill_cluster::wire::{put_manifest_object, take_part_of_before};
 use tidemill_cluster::{EventSource, EventTime, Log, Manifest, Record, Records, Times, Topic};
 use tidemill_core::{encode, Error, Kind, Position, Result, StreamTime, TableId};
 use tidemill_durable::{name_taken, MemoryStore, Store};
-use tidemill_env::Env;
+use tidemill_env::{Disk, Env};
 use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
+use super::from_one::TakenOver;
 use super::sinks::DeclaredSinks;
 use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
@@ -42,6 +43,9 @@ use crate::upgrade::{check, refused};
 /// The file that describes the program of a cluster's state.
 const PROGRAM: &str = "program";
 
+/// The names of files among topics begin with it. No topic has such a name.
+pub(super) const FILES: &str = "files of ";
+
 /// Brokers may report a log as too short for a while. After this time it counts as too short. Also
 /// the pause between checks.
 const SURE_NS: u64 = 5_000_000_000;
@@ -53,49 +57,119 @@ const OBJECT_BYTES: usize = 128 << 20;
 /// A program, and its identity.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Version {
+pub(super) struct Version {
     fingerprint: String,
     /// The topics that it reads, with their partitions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     topics: Vec<(String, u32)>,
     /// The sources of its events with event time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    event_sources: Vec<TimedSource>,
-    app: Stored,
+    pub event_sources: Vec<TimedSource>,
+    pub app: Stored,
 }
 
 /// An event source. Positions in cuts refer to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TimedSource {
-    stream: String,
+pub(super) struct TimedSource {
+    pub stream: String,
     /// The column of its times.
     time: String,
-    source: u32,
-    group: usize,
+    pub source: u32,
+    pub group: usize,
+}
+
+impl Version {
+    /// Whether it reads no topics. The names of files are among those of topics.
+    pub fn has_only_files(&self) -> bool {
+        self.topics.iter().all(|(topic, _)| topic.starts_with(FILES))
+    }
+
+    /// The number of sources that are no requests.
+    pub fn sources_read(&self) -> usize {
+        self.topics.iter().map(|(_, partitions)| *partitions as usize).sum()
+    }
 }
 
 /// The contents of the file.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
-    is: Version,
+pub(super) struct Written {
+    pub is: Version,
     /// The version after an upgrade, and the epoch from which it counts.
-    becomes: Option<(u64, Version)>,
+    pub becomes: Option<(u64, Version)>,
+    /// The cluster's name. Earlier versions did not write it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cluster: String,
+}
+
+impl Written {
+    /// Reads the file of a coordinator's directory, if there is one.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Written>> {
+        let failed = |e: &std::io::Error| Error::io(format!("reading {}", dir.display()), e);
+        let mut text = String::new();
+        match disk.open_read(&dir.join(PROGRAM)) {
+            Ok(mut file) => {
+                std::io::Read::read_to_string(&mut file, &mut text).map_err(|e| failed(&e))?;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&error)),
+        }
+        serde_json::from_str(&text).map(Some).map_err(|e| {
+            let what = format!("{} can't be read: {e}", dir.join(PROGRAM).display());
+            Error::setting(what).help("it was written by another version of tidemill: use that one")
+        })
+    }
 }
 
 /// The state according to the cuts.
-struct Found {
+pub(super) struct Found {
     /// The last generation.
     generation: u64,
     /// The newest snapshot that counts.
-    manifest: Option<Arc<Manifest>>,
+    pub manifest: Option<Arc<Manifest>>,
     /// The number of cuts after it, and of those of an earlier version of Tidemill, in which one worker
     /// did not execute the whole epoch.
-    cuts: usize,
+    pub cuts: usize,
     cuts_of_before: usize,
     /// For each source, the number of its records in the cuts or the snapshot.
     needed: Vec<u64>,
+}
+
+impl Found {
+    /// Reads the cuts.
+    ///
+    /// # Errors
+    /// When the log can't be read.
+    pub fn read(log: &dyn Log) -> Result<Found> {
+        let (mut generation, mut cuts, mut needed) = (0, Vec::new(), Vec::new());
+        let mut newest: Option<Arc<Manifest>> = None;
+        for (_, record) in read(log, Topic::Cuts, 0)?.records {
+            match record {
+                Record::Generation { generation: begun } => generation = generation.max(begun),
+                Record::Cut(cut) => {
+                    cuts.push((cut.epoch, cut.by_owner));
+                    at_least(&mut needed, &cut.upto);
+                }
+                // Of equal snapshots the first counts.
+                Record::Snapshot(manifest)
+                    if newest.as_ref().is_none_or(|newest| manifest.replaces(newest)) =>
+                {
+                    generation = generation.max(manifest.generation);
+                    at_least(&mut needed, &manifest.inputs);
+                    newest = Some(manifest);
+                }
+                _ => {}
+            }
+        }
+        let last = newest.as_ref().map_or(0, |manifest| manifest.epoch);
+        cuts.retain(|(epoch, _)| *epoch > last);
+        let cuts_of_before = cuts.iter().filter(|(_, by_owner)| !by_owner).count();
+        Ok(Found { generation, manifest: newest, cuts: cuts.len(), cuts_of_before, needed })
+    }
 }
 
 /// Raises each number to at least the given one.
@@ -125,6 +199,8 @@ pub(super) struct Starting<'a> {
     pub feeds: u32,
     /// The sinks.
     pub ways: &'a DeclaredSinks,
+    /// The state of one process, where this start takes it over.
+    pub one: Option<TakenOver<'a>>,
     /// Whether requests in the log are in this program's encoding. Requests of people have names,
     /// and any version reads them.
     pub has_own_requests: bool,
@@ -150,7 +226,7 @@ impl Starting<'_> {
         self.check_cuts(&found)?;
         let Some(written) = self.written()? else {
             self.begin(found)?;
-            return self.write(&Written { is: now, becomes: None }).map(|()| None);
+            return self.write(now, None).map(|()| None);
         };
         let mut is = written.is;
         let was_interrupted = written.becomes.is_some();
@@ -164,7 +240,7 @@ impl Starting<'_> {
         self.check_log(&is, found.manifest.as_deref())?;
         self.check_sources(&is, found.manifest.as_deref())?;
         if was_interrupted {
-            self.write(&Written { is: is.clone(), becomes: None })?;
+            self.write(is.clone(), None)?;
         }
         if let Some(manifest) = found.manifest.filter(|manifest| manifest.is_of_before()) {
             self.convert_format(found.generation, &manifest, &is)?;
@@ -241,8 +317,7 @@ impl Starting<'_> {
         check(&found, self.settings.upgrade).inspect_err(|_| converted.discard())?;
         let (rows, objects) = converted.end()?;
         let said = serde_json::json!({"epoch": epoch, "rows": rows, "changes": found.changes});
-        let written = Written { is: is.clone(), becomes: Some((epoch, now.clone())) };
-        self.write(&written)?;
+        self.write(is.clone(), Some((epoch, now.clone())))?;
         // From here on no other process writes, and a process that has begun meanwhile is noticed.
         self.append(generation, Record::Generation { generation })?;
         let program = self.fingerprint;
@@ -260,7 +335,7 @@ impl Starting<'_> {
         }
         manifest.times = times;
         self.publish(manifest)?;
-        self.write(&Written { is: now.clone(), becomes: None })?;
+        self.write(now.clone(), None)?;
         Ok(said)
     }
 
@@ -326,7 +401,8 @@ impl Starting<'_> {
         self.append(manifest.generation, Record::Snapshot(manifest.into()))
     }
 
-    fn converted(&self, generation: u64, epoch: u64, program: u128) -> Converted {
+    /// Begins to store converted rows.
+    pub fn converted(&self, generation: u64, epoch: u64, program: u128) -> Converted {
         let name = format!("part-{generation}-{epoch}-0-{:016x}", self.env.random.next_u64());
         let (store, of) = (self.store.clone(), (program, epoch));
         let (delta, bytes, rows, objects) = (Delta::new(), 0, 0, Ok(Vec::new()));
@@ -375,32 +451,8 @@ impl Starting<'_> {
         )]))
     }
 
-    /// Reads the cuts.
     fn newest(&self) -> Result<Found> {
-        let (mut generation, mut cuts, mut needed) = (0, Vec::new(), Vec::new());
-        let mut newest: Option<Arc<Manifest>> = None;
-        for (_, record) in self.read(Topic::Cuts, 0)?.records {
-            match record {
-                Record::Generation { generation: begun } => generation = generation.max(begun),
-                Record::Cut(cut) => {
-                    cuts.push((cut.epoch, cut.by_owner));
-                    at_least(&mut needed, &cut.upto);
-                }
-                // Of equal snapshots the first counts.
-                Record::Snapshot(manifest)
-                    if newest.as_ref().is_none_or(|newest| manifest.replaces(newest)) =>
-                {
-                    generation = generation.max(manifest.generation);
-                    at_least(&mut needed, &manifest.inputs);
-                    newest = Some(manifest);
-                }
-                _ => {}
-            }
-        }
-        let last = newest.as_ref().map_or(0, |manifest| manifest.epoch);
-        cuts.retain(|(epoch, _)| *epoch > last);
-        let cuts_of_before = cuts.iter().filter(|(_, by_owner)| !by_owner).count();
-        Ok(Found { generation, manifest: newest, cuts: cuts.len(), cuts_of_before, needed })
+        Found::read(self.log)
     }
 
     /// Refuses cuts that this version would execute with other places of outputs.
@@ -481,10 +533,16 @@ impl Starting<'_> {
             let nothing = vec![0; self.sources as usize];
             let (inputs, outputs) = (nothing.clone(), nothing);
             let program = self.fingerprint;
-            let mut empty =
-                Manifest { program, generation, inputs, outputs, ..Manifest::default() };
-            empty.written = self.ways.begin(self.program, &empty, None)?.into();
-            self.append(generation, Record::Snapshot(empty.into()))?;
+            let empty = Manifest { program, generation, inputs, outputs, ..Manifest::default() };
+            let moved =
+                self.one.as_ref().map(|one| one.manifest(self, generation)).transpose()?.flatten();
+            let has_moved = moved.is_some();
+            let mut first = moved.unwrap_or(empty);
+            first.written = self.ways.begin(self.program, &first, None)?.into();
+            match has_moved {
+                true => self.publish(first)?,
+                false => self.append(generation, Record::Snapshot(first.into()))?,
+            }
             // Another process that begins at the same time may have been first.
             manifest = self.newest()?.manifest;
         }
@@ -538,23 +596,12 @@ impl Starting<'_> {
     }
 
     fn written(&self) -> Result<Option<Written>> {
-        let failed = |e: &std::io::Error| Error::io(format!("reading {}", self.dir.display()), e);
-        let mut text = String::new();
-        match self.env.disk.open_read(&self.dir.join(PROGRAM)) {
-            Ok(mut file) => {
-                std::io::Read::read_to_string(&mut file, &mut text).map_err(|e| failed(&e))?;
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(&error)),
-        }
-        serde_json::from_str(&text).map(Some).map_err(|e| {
-            let what = format!("{} can't be read: {e}", self.dir.join(PROGRAM).display());
-            Error::setting(what).help("it was written by another version of tidemill: use that one")
-        })
+        Written::read(&*self.env.disk, self.dir)
     }
 
-    fn write(&self, written: &Written) -> Result<()> {
-        let text = serde_json::to_string(written).expect("an app is JSON");
+    fn write(&self, is: Version, becomes: Option<(u64, Version)>) -> Result<()> {
+        let written = Written { is, becomes, cluster: self.name.to_owned() };
+        let text = serde_json::to_string(&written).expect("an app is JSON");
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
     }
@@ -579,7 +626,7 @@ fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
 }
 
 /// Whether a snapshot has buffered events.
-fn waits(manifest: &Manifest) -> bool {
+pub(super) fn waits(manifest: &Manifest) -> bool {
     manifest.inputs_needed().zip(&manifest.inputs).any(|(needed, input)| needed < *input)
 }
 
@@ -637,7 +684,7 @@ fn requests_of(record: &Record) -> u64 {
 }
 
 /// Converted rows on their way into objects.
-struct Converted {
+pub(super) struct Converted {
     store: Arc<dyn Store>,
     name: String,
     /// The program and the epoch of the objects.
@@ -650,7 +697,8 @@ struct Converted {
 }
 
 impl Converted {
-    fn push(&mut self, table: TableId, partition: Partition, key: &[u8], row: &[u8]) {
+    /// Adds a row.
+    pub fn push(&mut self, table: TableId, partition: Partition, key: &[u8], row: &[u8]) {
         self.delta.push(table, partition, key, Some(row));
         self.bytes += key.len() + row.len();
         self.rows += 1;
@@ -672,7 +720,10 @@ impl Converted {
     }
 
     /// Puts the rest. Returns the number of rows, and the objects.
-    fn end(mut self) -> Result<(u64, Vec<DataObject>)> {
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub fn end(mut self) -> Result<(u64, Vec<DataObject>)> {
         self.put();
         Ok((self.rows, self.objects?))
     }
@@ -690,8 +741,11 @@ fn discard(store: &dyn Store, objects: &[DataObject]) {
     }
 }
 
-/// Returns a snapshot as one of an engine in one process.
-fn left(store: &Arc<dyn Store>, app: &Stored, manifest: &Manifest) -> Result<Left> {
+/// Returns a snapshot as one of an engine in one process, with the numbers of rows.
+///
+/// # Errors
+/// When its objects can't be read.
+pub(super) fn left(store: &Arc<dyn Store>, app: &Stored, manifest: &Manifest) -> Result<Left> {
     let Manifest { program, epoch, objects, .. } = manifest;
     let head =
         Head { epoch: *epoch, fingerprint: 0, program: app.bytes(), input_next: 0, cut_next: 0 };

@@ -37,6 +37,7 @@ use self::batches::Batches;
 use self::counts::Counting;
 use self::dead::Letters;
 use self::likely::Likely;
+pub(crate) use self::once::bucket_of;
 use self::once::Requests;
 use self::slides::Slides;
 pub use self::sole::has_sole_owner;
@@ -45,6 +46,7 @@ use crate::calls::Reply;
 use crate::requests::Request;
 use crate::settings::OnFault;
 use crate::spec::AppSpec;
+use crate::timers;
 
 /// Begins functions that find their accesses by running.
 pub trait StartFunction: Send + Sync {
@@ -199,7 +201,7 @@ impl AppFunctions {
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));
         results::check(&program, &spec.sinks)?;
-        let requests = Requests::add(&mut program);
+        let requests = Requests::add(&mut program, &entities);
         let sole = match has_sole_owner(spec) {
             true => {
                 let whole = Arc::new(program.clone());
@@ -403,6 +405,16 @@ impl AppFunctions {
             self.requests.call(call, &Request { id, kept_us })
         };
         Ok(calls.into_iter().enumerate().map(once).collect())
+    }
+
+    /// Returns the rows that say of each timer that its last firing before a time was executed.
+    pub fn fired(&self, now_us: i64) -> Vec<(TableId, Row)> {
+        let last = |timer: &Timer| {
+            let at_us = timers::next(now_us, timer.period_us) - timer.period_us;
+            self.firing(timer.stream, at_us, timer.period_us).unwrap_or_default()
+        };
+        let firings = self.program.timers.iter().flat_map(last);
+        firings.flat_map(|call| self.requests.executed(&call, now_us)).collect()
     }
 
     /// Returns the columns of a call by its name: the entity's key, where it has one, and the

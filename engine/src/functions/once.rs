@@ -14,33 +14,54 @@ use tidemill_core::{
 };
 use tidemill_function::{Activation, Call, Context, Handle, Step, Stop, Target};
 use tidemill_table::{Seq, Table};
-use tidemill_txn::program::{Abort, AbortKind, Program, Take};
+use tidemill_txn::program::{Abort, AbortKind, Handler, Program, Take};
 
-use crate::requests::{Request, EXPIRIES, REQUESTS};
+use super::handler_of;
+use crate::requests::{self, call_hash, Request, ABORTED, EXPIRIES, REQUESTS};
 
 /// The number of buckets of ids. It must never change in the life of a log.
 const BUCKETS: u128 = 1024;
 /// The most expired ids that a new one removes.
 const SWEPT: u32 = 4;
-/// The first byte of a stored reply that is the reason of an abort which a handler has taken. No
-/// encoded value begins with it.
-const ABORTED: u8 = 0xff;
 /// The refusal of a request whose id belongs to a different call.
 const OTHER: &str = "the request id is that of another call";
 
-/// The tables of requests.
-#[derive(Clone, Copy)]
+/// The tables of requests, and the functions that requests call.
+#[derive(Clone)]
 pub(super) struct Requests {
     requests: TableId,
     expiries: TableId,
+    /// The functions, in the order of the handlers.
+    functions: Arc<[Called]>,
+}
+
+/// A function that requests call.
+struct Called {
+    name: Arc<str>,
+    /// Whether a call's key is a part of its arguments.
+    has_entity: bool,
+    /// The columns of its return value.
+    output: Option<Arc<Schema>>,
+}
+
+/// Returns the bucket of a request's id.
+pub(crate) fn bucket_of(id: &str) -> Value {
+    Value::Int((encode::hash128(id.as_bytes()) % BUCKETS) as i64)
 }
 
 impl Requests {
     /// The target of a request's call.
     pub const TARGET: Target = Target::Function(u32::MAX - 1);
 
-    /// Adds the tables to a program.
-    pub fn add(program: &mut Program) -> Requests {
+    /// Adds the tables to a program. `entities` has the table of each handler that is a function of
+    /// an entity.
+    pub fn add(program: &mut Program, entities: &[Option<TableId>]) -> Requests {
+        let called = |(number, handler): (usize, &Handler)| Called {
+            name: handler.name.clone(),
+            has_entity: entities.get(number).is_some_and(Option::is_some),
+            output: handler.output.map(|of| program.streams[of.index()].spec.schema.clone()),
+        };
+        let functions = program.handlers.iter().enumerate().map(called).collect();
         let mut table = |name: &str, key: usize, columns: Vec<Column>| {
             let mut spec = TableSpec::new(name, (0..key).collect(), Schema::new(columns).into());
             (spec.ordered, spec.partition_prefix) = (true, Some(1));
@@ -63,13 +84,12 @@ impl Requests {
         let requests = table(REQUESTS, 2, requests);
         let expiries = table(EXPIRIES, 3, expiries);
         program.forget();
-        Requests { requests, expiries }
+        Requests { requests, expiries, functions }
     }
 
     /// Creates the call of a request, which executes `inner` once.
     pub fn call(&self, inner: Call, request: &Request) -> Call {
-        let hash = encode::hash128(request.id.as_bytes());
-        let key = [Value::Int((hash % BUCKETS) as i64), Value::str(&request.id)];
+        let key = [bucket_of(&request.id), Value::str(&request.id)];
         let Target::Function(number) = inner.target else {
             unreachable!("requests are calls of functions")
         };
@@ -81,6 +101,15 @@ impl Requests {
             Value::List(inner.args),
         ];
         Call { target: Requests::TARGET, table: self.requests, key: key.into(), args: head.into() }
+    }
+
+    /// Returns the rows of a request that was executed before and returned nothing.
+    pub fn executed(&self, call: &Call, now_us: i64) -> Vec<(TableId, Row)> {
+        let mut rows = MadeRows(Vec::new());
+        if let Some(of) = RequestCall::read(call) {
+            let Ok(()) = self.store(&of, Ok(&Value::Null), now_us, &mut rows);
+        }
+        rows.0
     }
 
     /// Returns the inner call of a request; `None` when the arguments do not form one.
@@ -104,7 +133,7 @@ impl Requests {
         returned: impl Fn(&Call) -> Option<StreamId>,
     ) -> Result<Box<dyn Activation>, Abort> {
         let of = RequestCall::read(call).ok_or_else(not_a_request)?;
-        let (requests, called, returned) = (*self, None, returned(&of.inner));
+        let (requests, called, returned) = (self.clone(), None, returned(&of.inner));
         Ok(Box::new(Once { requests, of, called, returned }))
     }
 
@@ -122,7 +151,7 @@ impl Requests {
     ) -> Option<Result<Value, Abort>> {
         let of = RequestCall::read(call)?;
         let row = tables[self.requests.index()].get_by_key::<Row>(&Key::of(&of.key[..]));
-        of.known(row.as_deref(), now_us)
+        self.stored(&of, row.as_deref(), now_us)
     }
 
     /// Stores the result of a request in such tables. `is_kept` says whether the reason of an abort is
@@ -155,7 +184,7 @@ impl Requests {
         now_us: i64,
         rows: &mut dyn Stored<E>,
     ) -> Result<(), E> {
-        let Requests { requests, expiries } = *self;
+        let Requests { requests, expiries, .. } = *self;
         let [bucket, id] = &of.key[..] else { unreachable!("the key has two columns") };
         if let Some([.., until]) = before {
             rows.remove(expiries, &[bucket.clone(), until.clone(), id.clone()])?;
@@ -188,9 +217,48 @@ impl Requests {
         let until = Value::Timestamp(now_us.saturating_add(of.kept_us));
         let [bucket, id] = &of.key[..] else { unreachable!("the key has two columns") };
         let row =
-            [bucket.clone(), id.clone(), of.hash(), Value::Bytes(bytes.into()), until.clone()];
+            [bucket.clone(), id.clone(), self.hash(of), Value::Bytes(bytes.into()), until.clone()];
         rows.write(self.requests, &row)?;
         rows.write(self.expiries, &[bucket.clone(), until, id.clone()])
+    }
+
+    /// Returns a hash that distinguishes a request's call from others with its id. It is that of one
+    /// process.
+    fn hash(&self, of: &RequestCall) -> Value {
+        let function = handler_of(of.inner.target).and_then(|(nth, _)| self.functions.get(nth));
+        // Calls of the engine itself have ids that no client can send.
+        let Some(Called { name, has_entity, .. }) = function else { return of.hash_of_before() };
+        let key = if *has_entity { &of.inner.key[..] } else { &[] };
+        call_hash(name, key.iter().chain(of.inner.args.iter()))
+    }
+
+    /// Returns the stored result of a request, if it has not expired. One process or an earlier version
+    /// of the program may have stored it.
+    fn stored(
+        &self,
+        of: &RequestCall,
+        row: Option<&[Value]>,
+        now_us: i64,
+    ) -> Option<Result<Value, Abort>> {
+        let [_, _, hash, Value::Bytes(reply), Value::Timestamp(until_us)] = row? else {
+            unreachable!("it has five columns")
+        };
+        if *until_us <= now_us {
+            return None;
+        }
+        if *hash != self.hash(of) && *hash != of.hash_of_before() {
+            return Some(Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }));
+        }
+        let function = handler_of(of.inner.target).and_then(|(nth, _)| self.functions.get(nth));
+        let output = function.and_then(|function| function.output.as_ref());
+        Some(match &reply[..] {
+            [ABORTED, reason @ ..] => Err(Abort::refused(String::from_utf8_lossy(reason))),
+            [requests::OF_ONE, columns @ ..] => {
+                let row = requests::row_of(output, columns);
+                Ok(row.and_then(|row| row.first().cloned()).unwrap_or(Value::Null))
+            }
+            mut reply => Ok(take_value(&mut reply).unwrap_or(Value::Null)),
+        })
     }
 
     /// Whether a request was refused because its id belongs to a different call.
@@ -255,6 +323,24 @@ impl Stored<Infallible> for InTables<'_> {
     }
 }
 
+/// Rows for tables that are made elsewhere.
+struct MadeRows(Vec<(TableId, Row)>);
+
+impl Stored<Infallible> for MadeRows {
+    fn first(&mut self, _: TableId, _: &Value, _: u32) -> Result<Vec<Row>, Infallible> {
+        Ok(Vec::new())
+    }
+
+    fn write(&mut self, table: TableId, row: &[Value]) -> Result<(), Infallible> {
+        self.0.push((table, row.into()));
+        Ok(())
+    }
+
+    fn remove(&mut self, _: TableId, _: &[Value]) -> Result<(), Infallible> {
+        Ok(())
+    }
+}
+
 /// A request.
 struct RequestCall {
     /// Bucket and id.
@@ -278,30 +364,12 @@ impl RequestCall {
         }
     }
 
-    /// A hash that distinguishes this call from others with its id.
-    fn hash(&self) -> Value {
+    /// The hash that earlier versions stored.
+    fn hash_of_before(&self) -> Value {
         let Call { target, table, key, args } = &self.inner;
         let mut bytes = format!("{target:?}{table:?}").into_bytes();
         key.iter().chain(args.iter()).for_each(|value| encode::value(value, &mut bytes));
         Value::Bytes(encode::hash128(&bytes).to_le_bytes().as_slice().into())
-    }
-
-    /// Returns the stored result, if it has not expired. An earlier version of the program may have
-    /// stored it.
-    fn known(&self, row: Option<&[Value]>, now_us: i64) -> Option<Result<Value, Abort>> {
-        let [_, _, hash, Value::Bytes(reply), Value::Timestamp(until_us)] = row? else {
-            unreachable!("it has five columns")
-        };
-        if *until_us <= now_us {
-            return None;
-        }
-        if *hash != self.hash() {
-            return Some(Err(Abort { kind: AbortKind::Fault, reason: OTHER.into() }));
-        }
-        Some(match &reply[..] {
-            [ABORTED, reason @ ..] => Err(Abort::refused(String::from_utf8_lossy(reason))),
-            mut reply => Ok(take_value(&mut reply).unwrap_or(Value::Null)),
-        })
     }
 }
 
@@ -319,7 +387,7 @@ impl Activation for Once {
         let now_us = context.now_us();
         let Some(handle) = self.called else {
             let row = context.get(self.requests.requests, &self.of.key)?;
-            if let Some(known) = self.of.known(row.as_deref(), now_us) {
+            if let Some(known) = self.requests.stored(&self.of, row.as_deref(), now_us) {
                 return Ok(Step::Done(known?));
             }
             self.requests.forget(&self.of, row.as_deref(), now_us, &mut context)?;

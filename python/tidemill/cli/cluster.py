@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tidemill.app import App
+from tidemill.cli.finish import finish
 from tidemill.cli.load import load
 from tidemill.cli.output import counted, fields, printed
 from tidemill.cli.run import Signals, add_places, add_settings, add_upgrade, flags, start_report
@@ -118,6 +119,7 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
+    finish(app, args, settings, "several")
     with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
     _say(args, coordinator, "workers join at")
@@ -463,24 +465,32 @@ class Child:
             self.process.wait()
 
 
+def children_of(
+    app: str, count: int, coordinator: Coordinator, settings: Mapping[str, Any], secret: bytes
+) -> list[Child]:
+    """Returns worker processes of this machine, which are not started yet."""
+    theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
+    # The workers share the cores of this machine.
+    share = max(1, (os.cpu_count() or 1) // count)
+    theirs["workers"] = settings.get("workers") or share
+    given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}
+    line = json.dumps(given).encode() + b"\n"
+    command = [sys.executable, "-m", "tidemill.cli", "worker", app, "--from-parent"]
+    return [Child(command, line) for _ in range(count)]
+
+
 def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Runs a coordinator in this process, and workers in other processes of this machine."""
     _check(app, settings)
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
+    finish(app, args, settings, "several")
     with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, secret)
     joins = "joins" if args.processes == 1 else "join"
     _say(args, coordinator, f"{counted(args.processes, 'worker')} {joins} at")
-    theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
-    # The workers share the cores of this machine.
-    share = max(1, (os.cpu_count() or 1) // args.processes)
-    theirs["workers"] = settings.get("workers") or share
-    given = {"settings": theirs, "secret": secret.hex(), "join": coordinator.address}
-    line = json.dumps(given).encode() + b"\n"
-    command = [sys.executable, "-m", "tidemill.cli", "worker", args.app, "--from-parent"]
-    children = [Child(command, line) for _ in range(args.processes)]
+    children = children_of(args.app, args.processes, coordinator, settings, secret)
 
     def look() -> None:
         for child in children:

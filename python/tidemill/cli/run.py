@@ -21,6 +21,7 @@ from typing import Any
 
 from tidemill import _native
 from tidemill.app import App
+from tidemill.cli.finish import finish
 from tidemill.cli.load import load, user_error
 from tidemill.cli.output import counted, fields, printed
 from tidemill.config import DURABLE, LOSSY, PROCESSES, in_memory, one_process, placed
@@ -340,6 +341,7 @@ def execute(args: argparse.Namespace) -> int:
     settings.setdefault("on_fault", "stop")
     signals = Signals()
     signals.install()
+    finish(app, args, settings, "one")
     summary = run(app, settings, signals, Progress(args.json), quiet=args.json)
     if args.json:
         printed(summary)

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use tidemill_cluster::{EventPlace, Events, Record, Records, Request, RequestId};
-use tidemill_connect::{files, BadRow, FilesSettings};
+use tidemill_connect::{files, BadRow, FilesSettings, Place};
 use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Error, Result, Row, StreamId, StreamTime};
 use tidemill_env::Env;
@@ -304,6 +304,29 @@ impl Feed {
         }
         self.mark();
         Ok(Records { records, upto: self.position() })
+    }
+
+    /// Moves to an offset that was read before, and returns the name and the position of each file.
+    ///
+    /// # Errors
+    /// When the files have changed since then.
+    pub fn places(&mut self, from: u64) -> Result<Vec<(String, Place)>> {
+        if !self.had_ended(from) {
+            // Nothing else reads, so this is not ended early.
+            self.seek(from, &AtomicBool::new(false))?;
+        }
+        self.files.iter_mut().map(|file| Ok((file.name.clone(), file.exact_place()?))).collect()
+    }
+
+    /// Whether its end is before an offset.
+    pub fn had_ended(&self, from: u64) -> bool {
+        let before = self.goes_on_at().or(self.end().map(|end| end + 1));
+        before.is_some_and(|at| from >= at)
+    }
+
+    /// The newest time of the rows before the next one.
+    pub fn newest_us(&self) -> Option<i64> {
+        self.newest_us
     }
 
     /// The offset of the next record.

@@ -3,7 +3,7 @@
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::Int64Type;
 use tidemill_connect::{BadRow, Chunk, Place, Polled, Source};
-use tidemill_core::{Batch, Result, Row, Value};
+use tidemill_core::{Batch, Error, Result, Row, Value};
 
 use super::marks::FileMark;
 
@@ -148,6 +148,29 @@ impl File {
             true => FileMark { name, place: read.clone(), given: 0, read },
             false => FileMark { name, place: self.place.clone(), given: given as u64, read },
         }
+    }
+
+    /// Returns its present position as one between two rows, from which any reader continues.
+    ///
+    /// # Errors
+    /// When the input has changed.
+    pub fn exact_place(&mut self) -> Result<Place> {
+        let FileMark { place, given, .. } = self.mark();
+        if given == 0 {
+            return Ok(place);
+        }
+        self.source.resume(&place)?;
+        let mut left = given as usize;
+        while left > 0 {
+            match self.source.poll(left)? {
+                Polled::Rows(chunk) => left -= chunk.rows(),
+                Polled::Pending | Polled::End => {
+                    let what = format!("{} has fewer rows than before", self.name);
+                    return Err(Error::input(what).help("restore it as it was"));
+                }
+            }
+        }
+        Ok(self.source.place())
     }
 
     /// Moves to an earlier position. Returns whether there are as many rows as had been given out.

@@ -114,6 +114,7 @@ impl Site {
             sources: 2,
             feeds: 0,
             ways: &self.ways,
+            one: None,
             has_own_requests: true,
             has_sole_owner: false,
         }

@@ -1,0 +1,341 @@
+//! The state of an app that ran on several processes, as one process takes it over (`moves.rs`).
+//!
+//! The newest snapshot of the coordinator's directory becomes one of the data directory. The marks of
+//! files become positions. Cuts and requests after the snapshot and events that wait can't move, because
+//! only the log has them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use tidemill_cluster::{Manifest, Topic};
+use tidemill_connect::Place;
+use tidemill_core::{Error, Position, Result, SourceSpec, StreamTime};
+use tidemill_durable::{DirStore, Store, Within};
+use tidemill_env::{hold, Env};
+use tidemill_function::{Activation, Call, Functions as _};
+use tidemill_host::FileLog;
+use tidemill_log::{Log, LogKind};
+use tidemill_snapshot::{Delta, Snapshots};
+use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::order::Groups;
+use tidemill_txn::program::Abort;
+
+use super::ask::read;
+use super::feeds::{Feeds, FilesAt};
+use super::log_of;
+use super::sinks::{DeclaredSinks, Note};
+use super::upgrade::{left, waits, Found, TimedSource, Version, Written};
+use crate::changes::counted;
+use crate::compare::Comparison;
+use crate::counts::Counts;
+use crate::data_dir::{log_spec, taken, write_identity};
+use crate::fingerprint;
+use crate::functions::{AppFunctions, StartFunction};
+use crate::internal::{Facts, SourceFacts};
+use crate::moves::{settle, Move, Way};
+use crate::process_mode::{self, CLUSTER};
+use crate::schema::Left;
+use crate::settings::{OnFault, SEGMENT_BYTES_MIN};
+use crate::spec::AppSpec;
+use crate::stored::Stored;
+
+/// Takes over the state of several processes, if a data directory holds it. `to` is the app as
+/// manifests of one process store it.
+///
+/// # Errors
+/// When the state can't move. Nothing has changed then, but outputs that had not left may have been
+/// written.
+pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Result<()> {
+    let disk = &*env.disk;
+    if process_mode::held(disk, dir)? != Some(Way::Several) {
+        return Ok(());
+    }
+    let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
+    let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
+    settle(disk, dir)?;
+    let cluster = dir.join(CLUSTER);
+    let moved = |error: Error| {
+        let what = format!(
+            "{} holds the state of an app on several processes, and one process can't take it over: {}",
+            dir.display(),
+            error.what
+        );
+        Error { what, ..error }
+    };
+    let several = Several::open(spec, &cluster, env).map_err(moved)?;
+    let (left, run) = several.left(spec, to, &cluster, env).map_err(moved)?;
+    let mut comparison = Comparison::of(env, &left, to, &BTreeMap::new())?;
+    let mut delta = Delta::whole();
+    comparison.convert(&several.store, &left.manifest, |table, partition, key, row| {
+        delta.push(table, partition, key, Some(row));
+    })?;
+    let random = || u128::from(env.random.next_u64()) << 64 | u128::from(env.random.next_u64());
+    // Rows in topics of sinks have it in their ids.
+    let app = if run == 0 { random() } else { run };
+    let moving = Move::begin(disk, dir, Way::One)?;
+    write_identity(disk, dir, app, &spec.program.name).map_err(io)?;
+    for kind in [LogKind::Cuts, LogKind::Input] {
+        Log::open(env.disk.clone(), log_spec(dir, app, kind, SEGMENT_BYTES_MIN), 0)?;
+    }
+    let mut head = left.manifest.head.clone();
+    head.epoch = comparison.internal.facts.epoch;
+    head.fingerprint = fingerprint::of(&fingerprint::text(&to.program));
+    head.program = to.bytes();
+    let store = DirStore::alone(env.disk.clone(), dir.join("store"));
+    store.sweep()?;
+    Snapshots::open(Arc::new(store), app, env.random.next_u64())?.publish(
+        head,
+        &comparison.internal.encode(),
+        &delta,
+    )?;
+    drop(several);
+    moving.end(disk, dir)?;
+    let what = format!("{}: one process has taken over the state", dir.display());
+    tracing::info!(target: "tidemill::recovery", what, "moved");
+    Ok(())
+}
+
+/// Whether several processes have left something in a coordinator's directory that no snapshot has.
+/// Where this is unknown, a start finds out.
+pub(crate) fn is_unfinished(cluster: &Path, env: &Env) -> Result<bool> {
+    let Some(Written { is, cluster: name, .. }) = Written::read(&*env.disk, cluster)? else {
+        return Ok(false);
+    };
+    let log = cluster.join("log");
+    if !env.disk.exists(&log).map_err(|e| Error::io(log.display(), &e))? {
+        return Ok(false);
+    }
+    let name = if name.is_empty() { is.app.program.name.to_string() } else { name };
+    Ok(matches!(newest_of(&is, &name, cluster, env)?, (_, Newest::Unfinished(_))))
+}
+
+/// The newest snapshot of a served log, or why it does not have everything.
+enum Newest {
+    Whole(Arc<Manifest>),
+    Unfinished(String),
+}
+
+/// Reads a served log for its newest snapshot.
+fn newest_of(is: &Version, name: &str, cluster: &Path, env: &Env) -> Result<(FileLog, Newest)> {
+    let held = tidemill_host::hold(env, cluster)?;
+    let log = FileLog::open(env, cluster.join("log"), log_of(name), held, SEGMENT_BYTES_MIN)?;
+    let Found { manifest, cuts, .. } = Found::read(&log)?;
+    let Some(manifest) = manifest else {
+        return Ok((log, Newest::Unfinished("it has no snapshot".into())));
+    };
+    let mut unfinished = (cuts > 0).then(|| {
+        let cuts = counted(cuts as u64, "recorded cut");
+        format!("it was not stopped cleanly, and {cuts} came after the newest snapshot")
+    });
+    let own = manifest.inputs.len().saturating_sub(is.sources_read());
+    for (source, from) in (0..).zip(&manifest.inputs[..own]) {
+        if unfinished.is_none() && read(&log, Topic::Input(source), *from)?.upto > *from {
+            unfinished = Some("requests were recorded, and not executed".into());
+        }
+    }
+    Ok((log, unfinished.map_or(Newest::Whole(manifest), Newest::Unfinished)))
+}
+
+/// The contents of a coordinator's directory.
+struct Several {
+    functions: Arc<AppFunctions>,
+    is: Version,
+    manifest: Arc<Manifest>,
+    store: Arc<dyn Store>,
+    log: FileLog,
+}
+
+impl Several {
+    /// Reads them, if the state can move.
+    fn open(spec: &AppSpec, cluster: &Path, env: &Env) -> Result<Several> {
+        let again = "run it with --processes N, or choose another --data-dir";
+        let unfinished = |why: String| {
+            Error::setting(why).help(
+                "run it with --processes N once more, and stop it with Ctrl-C or SIGTERM: that leaves a snapshot",
+            )
+        };
+        let disk = &*env.disk;
+        let exists = |name: &str| {
+            let path = cluster.join(name);
+            disk.exists(&path).map_err(|e| Error::io(path.display(), &e))
+        };
+        let written = Written::read(disk, cluster)?;
+        let Some(Written { is, becomes: None, cluster: name }) = written else {
+            return Err(unfinished("its last start or upgrade was not completed".into()));
+        };
+        if !exists("log")? {
+            return Err(Error::setting("its log is in Kafka").help(again));
+        }
+        let name = if name.is_empty() { spec.program.name.to_string() } else { name };
+        // A fault ends the run in one process, which does not matter here.
+        let mut of_nodes = spec.clone();
+        of_nodes.settings.on_fault = OnFault::Abort;
+        let functions = AppFunctions::new(&of_nodes, Arc::new(Nobody))?;
+        let text = |program| fingerprint::of(&fingerprint::text(program));
+        if text(&is.app.program) != text(functions.program()) {
+            let what = "it belongs to another version of the app";
+            return Err(Error::setting(what).help(
+                "let this version take it over first: run it with --processes N and --upgrade, and stop it",
+            ));
+        }
+        if !is.has_only_files() {
+            return Err(
+                Error::setting("it reads topics, whose positions can't move yet").help(again)
+            );
+        }
+        let (log, manifest) = match newest_of(&is, &name, cluster, env)? {
+            (log, Newest::Whole(manifest)) => (log, manifest),
+            (_, Newest::Unfinished(why)) => return Err(unfinished(why)),
+        };
+        if waits(&manifest) {
+            let what = "events wait for their watermark";
+            return Err(
+                Error::setting(what).help("run it with --processes N until they are executed")
+            );
+        }
+        if !exists("snapshots")? && !manifest.objects.is_empty() {
+            return Err(
+                Error::setting("its snapshots are elsewhere (cluster_snapshots)").help(again)
+            );
+        }
+        let store = DirStore::shared(env, cluster.join("snapshots"))?;
+        let store = Arc::new(Within::new(Arc::new(store), &name));
+        Ok(Several { functions, is, manifest, store, log })
+    }
+
+    /// Returns the state as that of an app in one process, and the run in the ids of sinks' rows.
+    fn left(&self, spec: &AppSpec, to: &Stored, cluster: &Path, env: &Env) -> Result<(Left, u128)> {
+        let Several { is, manifest, .. } = self;
+        let mut left = left(&self.store, &is.app, manifest)?;
+        let counted_rows = left.stored.program.tables.iter().zip(&left.internal.facts.tables);
+        let is_open = |(table, rows): &(&tidemill_core::TableSpec, &u64)| {
+            table.name.starts_with("tidemill.open.") && **rows > 0
+        };
+        if let Some((_, rows)) = counted_rows.clone().find(is_open) {
+            let what = format!("{} wait for their batch", counted(*rows, "event"));
+            return Err(
+                Error::setting(what).help("run it with --processes N until they are executed")
+            );
+        }
+        let note = self.sinks(spec, env)?;
+        let files = spec.sources.iter().filter(|decl| decl.files.is_some()).count();
+        let inputs = &manifest.inputs[manifest.inputs.len() - files..];
+        let files = Feeds::stand_at(spec, &self.functions, (cluster, inputs), env)?;
+        let program = &mut left.stored.program;
+        program.sources.clone_from(&to.program.sources);
+        let newest = newest(&is.event_sources, manifest);
+        let mut watermarks = vec![Position::MIN; program.streams.len()];
+        for of in &is.event_sources {
+            let stream = program.streams.iter().position(|stream| *stream.spec.name == *of.stream);
+            let mark = manifest.times.watermarks.get(of.group).copied();
+            if let (Some(stream), Some(mark)) = (stream, mark.filter(|mark| *mark != Position::MIN))
+            {
+                watermarks[stream] = Position { time_us: mark.time_us, ..Position::MIN };
+            }
+        }
+        let frontiers_us = Groups::of(program)?.frontiers_us(&watermarks, manifest.clock_us);
+        let facts = Facts {
+            epoch: manifest.epoch,
+            clock_us: manifest.clock_us,
+            watermarks,
+            seq: manifest.base,
+            sources: sources(to, files, &newest),
+            frontiers_us,
+            counts: counts(&left.stored, manifest),
+            sinks: note.sinks.clone(),
+            reasons: manifest.counts.reasons.clone(),
+            ..std::mem::take(&mut left.internal.facts)
+        };
+        left.internal.facts = facts;
+        left.stored.sources.clone_from(&to.sources);
+        left.stored.sinks.clone_from(&to.sinks);
+        Ok((left, note.run()))
+    }
+
+    /// Writes all outputs that have not left, and returns the positions of the sinks.
+    fn sinks(&self, spec: &AppSpec, env: &Env) -> Result<Note> {
+        let program = self.functions.program();
+        let sinks = DeclaredSinks::open(spec, program, false, env)?;
+        let note = sinks.catch_up(program, &self.manifest, &self.log)?;
+        let had = note.sinks.iter().map(|sink| (sink.stream.clone(), sink.path.clone())).collect();
+        match crate::outlets::sink_keys(&spec.sinks)? == had {
+            true => Ok(note),
+            false => Err(Error::setting("it was run with other outputs").help(
+                "leave the outputs as they were, or change them with --processes N --upgrade",
+            )),
+        }
+    }
+}
+
+/// The newest time of each stream's events.
+fn newest(event_sources: &[TimedSource], manifest: &Manifest) -> BTreeMap<String, i64> {
+    let mut newest = BTreeMap::new();
+    for (of, time_us) in event_sources.iter().zip(&manifest.times.newest) {
+        if let Some(time_us) = time_us {
+            let known = newest.entry(of.stream.clone()).or_insert(*time_us);
+            *known = (*time_us).max(*known);
+        }
+    }
+    newest
+}
+
+/// The positions of sources. Pushed rows are numbered from 0, because their log starts again.
+fn sources(
+    to: &Stored,
+    files: Vec<FilesAt<'_>>,
+    newest: &BTreeMap<String, i64>,
+) -> Vec<SourceFacts> {
+    let is_timed = |source: &SourceSpec| {
+        let spec = &to.program.streams[source.stream.index()].spec;
+        matches!(spec.time, StreamTime::Event { .. }).then(|| &*spec.name)
+    };
+    let mut specs = to.program.sources.iter();
+    let mut sources = Vec::new();
+    let mut files = files.into_iter();
+    for decl in &to.sources {
+        if decl.files.is_none() {
+            let Some(source) = specs.next() else { break };
+            let time_max = is_timed(source).and_then(|stream| newest.get(stream).copied());
+            let (name, place) = (source.name.to_string(), Place::start());
+            sources.push(SourceFacts { name, next_offset: 0, time_max, ended: false, place });
+            continue;
+        }
+        let Some(FilesAt { places, newest_us, have_ended, .. }) = files.next() else { break };
+        for ((_, place), source) in places.into_iter().zip(specs.by_ref()) {
+            let is_begun = place.offset > 0;
+            let time_max = is_timed(source).and(newest_us).filter(|_| is_begun);
+            let (name, next_offset) = (source.name.to_string(), place.offset);
+            sources.push(SourceFacts { name, next_offset, time_max, ended: have_ended, place });
+        }
+    }
+    sources
+}
+
+/// The counts of transactions.
+fn counts(stored: &Stored, manifest: &Manifest) -> Counts {
+    let of = &manifest.counts;
+    let committed = of.ended.saturating_sub(of.dead + of.late);
+    Counts {
+        events: of.events,
+        epochs: manifest.epoch,
+        dead: of.dead,
+        late: of.late,
+        on_several: HandlerCounts { committed, aborted: of.refused + of.faults, faults: of.faults },
+        ..Counts::none(&stored.program)
+    }
+}
+
+/// Starts no function, because none is called here.
+struct Nobody;
+
+impl StartFunction for Nobody {
+    fn begin(
+        &self,
+        _: usize,
+        _: &Call,
+        _: bool,
+    ) -> std::result::Result<Box<dyn Activation>, Abort> {
+        Err(Abort::refused("nothing runs"))
+    }
+}
