@@ -10,6 +10,8 @@ use tidemill_core::Error;
 use tidemill_env::{Addr, Connection, Env};
 
 use crate::data_dir::Site;
+use crate::moves::Way;
+use crate::process_mode::held;
 use crate::serve::{Lines, Reply};
 use crate::stopped;
 
@@ -86,7 +88,10 @@ impl Request {
                     lines.push_back(String::from_utf8_lossy(line).into_owned());
                     Ok(())
                 };
-                let mut reply = Reply::new(&mut put, "stopped");
+                // An unreadable directory is reported below.
+                let held = held(&*self.env.disk, &self.data_dir).unwrap_or_default();
+                let read = if held == Some(Way::Several) { "snapshot" } else { "stopped" };
+                let mut reply = Reply::new(&mut put, read);
                 let answer = stopped::answer(&self.env, &self.data_dir, &self.text, &mut reply);
                 // It is written to memory, so it can't fail.
                 let _ = reply.close(answer);

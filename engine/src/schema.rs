@@ -11,12 +11,15 @@ use tidemill_env::{Addr, Env};
 use tidemill_snapshot::{epochs, Manifest};
 
 use crate::changes::{counted, Found};
+use crate::cluster::{stored_on_several, LookedAt};
 use crate::compare::Comparison;
 use crate::data_dir::{other_app, Site};
 use crate::fingerprint;
 use crate::internal::Internal;
+use crate::moves::Way;
 use crate::needed;
 use crate::outlets::sink_keys;
+use crate::process_mode::held;
 use crate::recover::Written;
 use crate::spec::AppSpec;
 use crate::stopped::no_snapshot;
@@ -35,6 +38,9 @@ const TRIES: usize = 3;
 /// When there is no such data directory, when it belongs to another app or has no snapshot yet, or
 /// when the setting `renames` has names that do not exist.
 pub fn schema_diff(env: &Env, data_dir: &Path, app: &AppSpec) -> Result<Value> {
+    if held(&*env.disk, data_dir)? == Some(Way::Several) {
+        return diff_of_several(env, data_dir, app);
+    }
     let site = Site::look(&env.disk, data_dir)?;
     if site.name != *app.program.name {
         return Err(other_app(data_dir, &site.name, &app.program.name));
@@ -51,6 +57,22 @@ pub fn schema_diff(env: &Env, data_dir: &Path, app: &AppSpec) -> Result<Value> {
         }
     }
     diff(env, &site, &store, &to, renames)
+}
+
+/// Compares with the newest snapshot of several processes.
+fn diff_of_several(env: &Env, data_dir: &Path, app: &AppSpec) -> Result<Value> {
+    let LookedAt { left, store, .. } = &LookedAt::newest(env, data_dir)?;
+    let (found, wanted) = (&left.stored.program.name, &app.program.name);
+    if found != wanted {
+        return Err(other_app(data_dir, found, wanted));
+    }
+    let Some(to) = stored_on_several(app, &left.stored.program)? else {
+        return Ok(json!({"same": true, "possible": true, "why": [], "changes": []}));
+    };
+    let mut comparison = Comparison::of(env, left, &to, &app.settings.renames)?;
+    comparison.look(store, &left.manifest)?;
+    let Found { changes, why } = comparison.found();
+    Ok(json!({"same": false, "possible": why.is_empty(), "why": why, "changes": changes}))
 }
 
 fn diff(

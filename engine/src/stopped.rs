@@ -7,15 +7,19 @@ use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_env::Env;
 use tidemill_snapshot::{newest, Manifest};
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{tables, HandlerCounts};
 use tidemill_txn::program::{Program, Stream};
 
+use crate::cluster::LookedAt;
 use crate::data_dir::Site;
 use crate::inspect::describe;
 use crate::internal::Internal;
+use crate::moves::Way;
 use crate::needed;
 use crate::past::{Basis, Moment, Past};
+use crate::process_mode::held;
 use crate::reasons;
+use crate::recover::load;
 use crate::rings::Rings;
 use crate::serve::{self, Answer, Fields, Ls, Query, Reply};
 use crate::settings::Settings;
@@ -25,11 +29,17 @@ use crate::stored::Stored;
 /// The contents of a data directory.
 struct Left<'a> {
     env: &'a Env,
-    site: Site,
+    from: From,
     stored: Stored,
     program: Arc<Program>,
     manifest: Manifest,
     settings: Settings,
+}
+
+/// The way in which an app ran.
+enum From {
+    One(Site),
+    Several(Box<LookedAt>),
 }
 
 pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_>) -> Answer {
@@ -56,30 +66,42 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
         "dlq_ls" => {
             let ls = Ls::take(&mut fields)?;
             fields.done()?;
-            let past = Left::open(env, path)?.at(Moment::Newest)?;
+            let left = Left::open(env, path)?;
+            left.retains("dead letters and late rows")?;
+            let past = left.at(Moment::Newest)?;
             ls.rows(&ls.find(&past.rings)?, past.epoch, reply)
         }
         "backup" => {
             let to: std::path::PathBuf = fields.need("to")?;
             fields.done()?;
-            let report = serve::backup_stopped(&Site::look(&env.disk, path)?, &to)?;
+            let report = match held(&*env.disk, path)? {
+                Some(Way::Several) => serve::copy_several(env, path, &to)?,
+                _ => serve::backup_stopped(&Site::look(&env.disk, path)?, &to)?,
+            };
             reply.end(json!({"backup": report}))
         }
         "restore" => {
             let from: std::path::PathBuf = fields.need("from")?;
             fields.done()?;
-            let report = serve::restore(&env.disk, &from, path)?;
+            let report = match held(&*env.disk, &from)? {
+                Some(Way::Several) => serve::copy_several(env, &from, path)?,
+                _ => serve::restore(&env.disk, &from, path)?,
+            };
             reply.end(json!({"restore": report}))
         }
         "verify" => {
             fields.done()?;
-            let report = serve::verify(&Site::look(&env.disk, path)?)?;
+            let report = match held(&*env.disk, path)? {
+                Some(Way::Several) => LookedAt::newest(env, path)?.verify()?,
+                _ => serve::verify(&Site::look(&env.disk, path)?)?,
+            };
             reply.end(json!({"verify": report}))
         }
         "tail" => {
             let tail = serve::Tail::take(&mut fields)?;
             fields.done()?;
             let left = Left::open(env, path)?;
+            left.retains("rows of streams")?;
             let past = left.at(Moment::Newest)?;
             tail.answer_stopped((&left.program, &past.rings), reply)
         }
@@ -123,17 +145,41 @@ fn refuse_replay(replay: &serve::Replay, env: &Env, path: &Path) -> Result<()> {
 
 impl Left<'_> {
     fn open<'a>(env: &'a Env, path: &Path) -> Result<Left<'a>> {
+        if held(&*env.disk, path)? == Some(Way::Several) {
+            let looked = Box::new(LookedAt::newest(env, path)?);
+            let (stored, manifest) = (looked.left.stored.clone(), looked.left.manifest.clone());
+            let (program, from) = (Arc::new(stored.program.clone()), From::Several(looked));
+            let settings = Settings::default();
+            return Ok(Left { env, from, stored, program, manifest, settings });
+        }
         let site = Site::look(&env.disk, path)?;
         let manifest = newest(&*site.store(), site.app)?.ok_or_else(|| no_snapshot(path))?;
         let stored = Stored::parse(&manifest.head.program)?;
         let program = Arc::new(stored.program.clone());
-        Ok(Left { env, site, stored, program, manifest, settings: Settings::default() })
+        let (from, settings) = (From::One(site), Settings::default());
+        Ok(Left { env, from, stored, program, manifest, settings })
+    }
+
+    /// Refuses to show rows that several processes have in memory only.
+    fn retains(&self, what: &str) -> Result<()> {
+        match &self.from {
+            From::One(_) => Ok(()),
+            From::Several(_) => {
+                Err(Error::setting(format!("several processes retain {what} in memory only")).help(
+                    "while the coordinator runs with --http, GET /streams/NAME has them; or write them to a sink",
+                ))
+            }
+        }
     }
 
     fn at(&self, moment: Moment) -> Result<Past> {
+        let site = match &self.from {
+            From::One(site) => site,
+            From::Several(looked) => return self.at_snapshot(looked, moment),
+        };
         let basis = Basis {
             env: self.env,
-            site: &self.site,
+            site,
             program: &self.program,
             fingerprint: self.manifest.head.fingerprint,
             decls: &self.stored.sources,
@@ -143,14 +189,41 @@ impl Left<'_> {
         basis.at(moment)
     }
 
-    fn internal(&self) -> Result<Internal> {
-        Internal::decode(&self.program, &self.manifest.internal(&*self.site.store())?)
+    /// Returns the state of several processes at their newest snapshot.
+    fn at_snapshot(&self, looked: &LookedAt, moment: Moment) -> Result<Past> {
+        let facts = &looked.left.internal.facts;
+        let (epoch, clock_us) = (facts.epoch, facts.clock_us);
+        let is_it = match moment {
+            Moment::Epoch(wanted) => wanted == epoch,
+            Moment::Time(us) => us >= clock_us,
+            Moment::Newest => true,
+        };
+        if !is_it {
+            let what = format!(
+                "of several processes only the newest snapshot, of epoch {epoch}, can be read"
+            );
+            return Err(Error::setting(what).help("leave out --as-of"));
+        }
+        let mut tables = tables(&self.program, 0);
+        load(&looked.store, &self.manifest, &looked.left.internal, &mut tables)?;
+        let rings = Rings::new(&self.program, &self.settings);
+        Ok(Past { tables, epoch, clock_us, rings, unreplayed: 0 })
     }
 
-    /// The number of recorded cuts after the snapshot.
+    fn internal(&self) -> Result<Internal> {
+        match &self.from {
+            From::One(site) => {
+                Internal::decode(&self.program, &self.manifest.internal(&*site.store())?)
+            }
+            From::Several(looked) => Ok(looked.left.internal.clone()),
+        }
+    }
+
+    /// The number of recorded cuts after the snapshot. That of several processes is not looked for.
     fn cuts_after(&self) -> Result<u64> {
+        let From::One(site) = &self.from else { return Ok(0) };
         let from = (self.manifest.head.input_next, self.manifest.head.cut_next);
-        Ok(needed::ends(&self.site, from)?.1 - from.1)
+        Ok(needed::ends(site, from)?.1 - from.1)
     }
 
     /// Returns the status as of the snapshot. It replays nothing.

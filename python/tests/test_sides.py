@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,31 +180,56 @@ def take(tx, e):
     assert "fresh" not in capsys.readouterr().err
 
 
-def test_commands_say_that_a_directory_is_a_clusters(
+def test_commands_read_the_newest_snapshot_of_several_processes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with several(folder / "bank.tidemill"):
-        pass
-    before = files(folder)
+    data = folder / "bank.tidemill"
+    assert [one(data), one(data)] == [1, 2]
+    with several(data):
+        # They run, and have a snapshot of what one process has left.
+        assert main(["query", "account", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["rows"], found["engine"]) == ([{"id": 1, "balance": 2}], "snapshot")
+        assert main(["query", "account", "--key", "1"]) == 0
+        assert "newest snapshot of several processes" in capsys.readouterr().out
+        assert main(["inspect", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["tables"][0]["rows"] == 1
+        assert main(["verify", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"] == 1
+        assert "stop the coordinator first" in refused(["backup", "copy"], capsys)
+        assert not (folder / "copy").exists()
+    assert "leave out --as-of" in refused(["query", "account", "--as-of", "1"], capsys)
+    for command in (["tail", "account.add", "--no-follow"], ["dlq", "ls"]):
+        assert "in memory only" in refused(command, capsys), command
     for command in (
-        ["query", "account"],
-        ["query", "account", "--key", "1"],
-        ["inspect"],
-        ["tail", "x", "--no-follow"],
-        ["dlq", "ls"],
         ["dlq", "replay", "x.dead", "--row", "1"],
-        ["backup", "copy"],
-        ["verify"],
-        ["schema", "diff", "bank.py"],
         ["status", "--data-dir", "bank.tidemill/cluster"],
     ):
         said = refused(command, capsys)
         assert "on several processes" in said, command
         assert "status --cluster URL" in said, command
-        assert "not a data directory" not in said, command
     assert main(["status"]) == 0
     assert "stopped, or runs without --http" in capsys.readouterr().out
-    assert "on several processes" in refused(["restore", "bank.tidemill"], capsys)
+    assert main(["schema", "diff", "bank.py"]) == 0
+    assert "has not changed" in capsys.readouterr().out
+    more = BANK.replace("balance=int", "balance=int, note=tm.optional(str)")
+    (folder / "next.py").write_text(more)
+    assert main(["schema", "diff", "next.py", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [change["name"] for change in found["changes"]] == ["account.note"]
+    # A backup is a state like the one that it is of.
+    assert main(["backup", "copy"]) == 0
+    assert main(["restore", "copy", "--data-dir", "again"]) == 0
+    assert one(folder / "again") == 3
+    object = next((folder / "copy" / "cluster" / "snapshots").rglob("part-*"))
+    object.write_bytes(object.read_bytes()[:-9] + b"damaged!!")
+    assert "damaged" in refused(["verify", "--data-dir", "copy"], capsys)
+
+
+def test_restores_go_into_an_empty_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with several(folder / "bank.tidemill"):
+        pass
+    before = files(folder)
     (folder / "one").mkdir()
     assert one(folder / "one" / "bank.tidemill") == 1
     os.chdir(folder / "one")

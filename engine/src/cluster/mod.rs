@@ -20,6 +20,7 @@
 //! | `ask` | requests to the log and the store that wait |
 //! | `panics` | panics of threads as errors |
 //! | `from_one` | the state of one process, which several take over |
+//! | `look` | the newest snapshot, as the commands read it |
 //! | `to_one` | the state of several processes, which one takes over |
 //! | `upgrade` | the program that the state belongs to, and upgrades to another version |
 
@@ -34,6 +35,7 @@ mod firings;
 mod format;
 mod from_one;
 mod join;
+mod look;
 mod outboxes;
 mod panics;
 mod settings;
@@ -45,8 +47,9 @@ mod upgrade;
 
 pub use coordinate::Cluster;
 pub use join::join;
+pub(crate) use look::LookedAt;
 pub use settings::ClusterSettings;
-pub(crate) use to_one::to_one;
+pub(crate) use to_one::{stored_on_several, to_one};
 
 use std::path::Path;
 use tidemill_cluster::{EventSource, EventTime};

@@ -19,7 +19,7 @@ use tidemill_log::{Log, LogKind};
 use tidemill_snapshot::{Delta, Snapshots};
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::order::Groups;
-use tidemill_txn::program::Abort;
+use tidemill_txn::program::{Abort, Program};
 
 use super::ask::read;
 use super::feeds::{Feeds, FilesAt};
@@ -168,12 +168,8 @@ impl Several {
             return Err(Error::setting("its log is in Kafka").help(again));
         }
         let name = if name.is_empty() { spec.program.name.to_string() } else { name };
-        // A fault ends the run in one process, which does not matter here.
-        let mut of_nodes = spec.clone();
-        of_nodes.settings.on_fault = OnFault::Abort;
-        let functions = AppFunctions::new(&of_nodes, Arc::new(Nobody))?;
-        let text = |program| fingerprint::of(&fingerprint::text(program));
-        if text(&is.app.program) != text(functions.program()) {
+        let functions = functions(spec)?;
+        if !is_same(&is.app.program, functions.program()) {
             let what = "it belongs to another version of the app";
             return Err(Error::setting(what).help(
                 "let this version take it over first: run it with --processes N and --upgrade, and stop it",
@@ -312,8 +308,8 @@ fn sources(
     sources
 }
 
-/// The counts of transactions.
-fn counts(stored: &Stored, manifest: &Manifest) -> Counts {
+/// Returns the counts of transactions of several processes as those of one.
+pub(super) fn counts(stored: &Stored, manifest: &Manifest) -> Counts {
     let of = &manifest.counts;
     let committed = of.ended.saturating_sub(of.dead + of.late);
     Counts {
@@ -324,6 +320,32 @@ fn counts(stored: &Stored, manifest: &Manifest) -> Counts {
         on_several: HandlerCounts { committed, aborted: of.refused + of.faults, faults: of.faults },
         ..Counts::none(&stored.program)
     }
+}
+
+/// Returns the functions of an app, none of which can be called.
+fn functions(spec: &AppSpec) -> Result<Arc<AppFunctions>> {
+    // A fault ends the run in one process, which does not matter here.
+    let mut of_nodes = spec.clone();
+    of_nodes.settings.on_fault = OnFault::Abort;
+    AppFunctions::new(&of_nodes, Arc::new(Nobody))
+}
+
+fn is_same(one: &Program, other: &Program) -> bool {
+    let text = |program| fingerprint::of(&fingerprint::text(program));
+    text(one) == text(other)
+}
+
+/// Returns an app as the manifests of several processes store it, or `None` if that is `known`.
+///
+/// # Errors
+/// When the app can't run on several processes.
+pub(crate) fn stored_on_several(spec: &AppSpec, known: &Program) -> Result<Option<Stored>> {
+    let program = functions(spec)?.program().clone();
+    if is_same(known, &program) {
+        return Ok(None);
+    }
+    let (sources, sinks) = (Vec::new(), Vec::new());
+    Ok(Some(Stored { program, sources, sinks, codes: BTreeMap::new() }))
 }
 
 /// Starts no function, because none is called here.

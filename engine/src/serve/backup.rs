@@ -7,13 +7,15 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{name_taken, DirStore, Store};
-use tidemill_env::Disk;
+use tidemill_env::{Disk, Env};
 use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, load, newest, open_at, Manifest, Part};
 
 use crate::begins::StartPositions;
+use crate::cluster::LookedAt;
 use crate::data_dir::{taken, Site};
 use crate::needed;
+use crate::process_mode::CLUSTER;
 use crate::stored::Stored;
 use crate::view::View;
 
@@ -28,7 +30,7 @@ pub(super) fn running(view: &View, to: &Path, stops: &dyn Fn() -> Result<()>) ->
     let Some((site, _)) = &view.site else {
         return Err(Error::internal("a running engine without a data directory got a request"));
     };
-    check_target(site, to)?;
+    check_target((&site.disk, &site.path), to)?;
     let Some(_held) = view.shared.copying.try_lock_for(LOOK) else {
         return Err(Error::resource("another backup is being made").help("wait for it"));
     };
@@ -74,7 +76,7 @@ fn force(view: &View, stops: &dyn Fn() -> Result<()>) -> Result<()> {
 
 /// Copies the data directory of a stopped engine.
 pub(crate) fn stopped(site: &Site, to: &Path) -> Result<Value> {
-    check_target(site, to)?;
+    check_target((&site.disk, &site.path), to)?;
     let manifest = newest(&*site.store(), site.app)?;
     let (input, cuts) = manifest.as_ref().map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     let (input, cuts) = needed::ends(site, (input, cuts))?;
@@ -88,18 +90,68 @@ pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Va
     stopped(&site, to)
 }
 
+/// Copies the state of several processes, which are stopped, from a data directory to another folder.
+pub(crate) fn copy_several(env: &Env, from: &Path, to: &Path) -> Result<Value> {
+    let disk = &env.disk;
+    let cluster = from.join(CLUSTER);
+    check_target((disk, from), to)?;
+    // Snapshots elsewhere are not copied.
+    let looked = LookedAt::newest(env, from)?;
+    let _held = tidemill_host::hold(env, &cluster)
+        .map_err(|error| error.help("stop the coordinator first: it has the log"))?;
+    let io = |e: std::io::Error| Error::io(to.display(), &e);
+    disk.keep_private(to);
+    disk.create_dir_all(to).map_err(io)?;
+    disk.close_to_others(to).map_err(io)?;
+    let target = to.join(CLUSTER);
+    copy_files(&**disk, &cluster, &target, &|name| !matches!(name, "LOCK" | "log" | "program"))?;
+    let (log, records) = looked.records()?;
+    tidemill_log::copy(&**disk, &log, records.start, records.end, &target.join("log"))?;
+    // The app comes at the end: a folder without it holds no state.
+    copy_files(&**disk, &cluster, &target, &|name| name == "program")?;
+    let mut report = LookedAt::newest(env, to)?.verify()?;
+    report["to"] = json!(to);
+    Ok(report)
+}
+
+/// Copies the files of a folder whose names at its top are wanted.
+fn copy_files(
+    disk: &dyn Disk,
+    from: &Path,
+    to: &Path,
+    is_wanted: &dyn Fn(&str) -> bool,
+) -> Result<()> {
+    let io = |path: &Path, e: &std::io::Error| Error::io(path.display(), e);
+    disk.create_dir_all(to).map_err(|e| io(to, &e))?;
+    for path in disk.list(from).map_err(|e| io(from, &e))? {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !is_wanted(name) {
+            continue;
+        }
+        let target = to.join(name);
+        if disk.metadata(&path).map_err(|e| io(&path, &e))?.is_dir {
+            copy_files(disk, &path, &target, &|_| true)?;
+            continue;
+        }
+        let mut read = disk.open_read(&path).map_err(|e| io(&path, &e))?;
+        let mut written = disk.create(&target).map_err(|e| io(&target, &e))?;
+        std::io::copy(&mut read, &mut written).map_err(|e| io(&target, &e))?;
+        written.sync().map_err(|e| io(&target, &e))?;
+    }
+    disk.sync_dir(to).map_err(|e| io(to, &e))
+}
+
 /// Refuses a folder that is not empty, that is inside the copied directory, or whose place depends
 /// on the current directory.
-fn check_target(site: &Site, to: &Path) -> Result<()> {
-    let disk = &*site.disk;
+fn check_target((disk, path): (&Arc<dyn Disk>, &Path), to: &Path) -> Result<()> {
     if !to.is_absolute() {
         let what = format!("'{}' is not an absolute path", to.display());
         return Err(Error::setting(what)
             .help("give an absolute path, because the engine may run in another folder"));
     }
     let io = |e: std::io::Error| Error::io(to.display(), &e);
-    if disk.destination(to).map_err(io)?.starts_with(disk.resolve(&site.path).map_err(io)?) {
-        let (to, from) = (to.display(), site.path.display());
+    if disk.destination(to).map_err(io)?.starts_with(disk.resolve(path).map_err(io)?) {
+        let (to, from) = (to.display(), path.display());
         return Err(Error::setting(format!("{to} is inside {from}, the directory to copy"))
             .help("give a folder elsewhere"));
     }
@@ -138,7 +190,7 @@ fn copy(
         Err(e) if e.kind() == std::io::ErrorKind::Unsupported => None,
         Err(e) => return Err(io(e)),
     };
-    check_target(site, to)?;
+    check_target((&site.disk, &site.path), to)?;
     let from = manifest.map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     for (kind, from, until) in [(LogKind::Cuts, from.1, cuts), (LogKind::Input, from.0, input)] {
         let log = site.log(kind);
@@ -213,7 +265,13 @@ pub(crate) fn verify(site: &Site) -> Result<Value> {
     }))
 }
 
-fn count(disk: &dyn Disk, dir: &Path, files: &mut u64, bytes: &mut u64) -> std::io::Result<()> {
+/// Counts the files of a folder, and their bytes.
+pub(crate) fn count(
+    disk: &dyn Disk,
+    dir: &Path,
+    files: &mut u64,
+    bytes: &mut u64,
+) -> std::io::Result<()> {
     for path in disk.list(dir)? {
         let meta = disk.metadata(&path)?;
         match meta.is_dir {

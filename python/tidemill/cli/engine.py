@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tidemill import _native, errors
 from tidemill.app import App
@@ -226,6 +226,14 @@ def _shown(args: argparse.Namespace, found: Mapping[str, Any]) -> int:
     return 0
 
 
+#: How rows were read.
+_READ: Final = {
+    "running": "the engine is running",
+    "stopped": "the engine is stopped",
+    "snapshot": "from the newest snapshot of several processes",
+}
+
+
 def _query(args: argparse.Namespace) -> int:
     data_dir = found_data_dir(args.data_dir)
     request: Line = {"do": "query", "table": args.table}
@@ -255,7 +263,7 @@ def _query(args: argparse.Namespace) -> int:
     more = ", and there are more: --limit shows them" if end.get("more") else ""
     print(
         f"{counted(len(rows), 'row')}{more}; as of epoch {end['as_of']:,}, "
-        f"{end['clock']}; the engine is {end.get('engine')}"
+        f"{end['clock']}; {_READ.get(end['engine'], end['engine'])}"
     )
     return 0
 
@@ -423,18 +431,19 @@ def _backup(args: argparse.Namespace) -> int:
     return _shown(args, reply["backup"])
 
 
+def _app_of(folder: Path) -> str:
+    """Returns the name of the app whose state a folder has."""
+    if (program := folder / "cluster" / "program").exists():
+        return str(json.loads(program.read_text())["is"]["app"]["program"]["name"])
+    return str(json.loads((folder / "APP").read_text())["name"])
+
+
 def _restore(args: argparse.Namespace) -> int:
     source = Path(args.source).absolute()
-    if (source / "cluster").is_dir() and not (source / "APP").exists():
-        raise SettingError(
-            f"{args.source} is not a backup: it is the data directory of an app on several "
-            "processes",
-            "stop that app, and copy the directory to its new place",
-        )
     data_dir = args.data_dir
     if data_dir is None:
         try:
-            data_dir = default_data_dir(json.loads((source / "APP").read_text())["name"])
+            data_dir = default_data_dir(_app_of(source))
         except (OSError, ValueError, KeyError):
             raise SettingError(
                 f"{args.source} is not a backup: it has no file APP, which names the app",
