@@ -147,7 +147,8 @@ def state(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     names = ("events", "refused", "dead", "late", "state_hash", "tables", "reasons")
     found = {name: summary[name] for name in names}
     found["tables"] = [(table["name"], table["rows"]) for table in found["tables"]]
-    inputs = {"app.py", "moves.csv", *(f"{name}.csv" for name in COLUMNS)}
+    inputs = {"app.py", "moves.csv", "moves-1.csv", "moves-2.csv", "marks.csv"}
+    inputs |= {f"{name}.csv" for name in COLUMNS}
     files = [path for path in folder.iterdir() if path.is_file()]
     outputs = {path.name: content(path) for path in files}
     return {name: outputs[name] for name in sorted(outputs.keys() - inputs)}, found
@@ -306,22 +307,74 @@ def count(tx, e):
 
 count.write(tm.files("counted.csv"))
 """
+#: Two streams in event time on one table. Events of one wait for the other.
+TIMED = """
+import tidemill as tm
+
+app = tm.App("timed")
+sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+moves = app.stream("moves", time="at", at=int, src=int, dst=int, n=int)
+moves.read(tm.files("moves-*.csv"))
+marks = app.stream("marks", time="at", at=int, id=int)
+marks.read(tm.files("marks.csv"))
+
+
+@app.transaction(moves)
+def move(tx, e):
+    tx.require(e.src != e.dst, "nowhere to go")
+    sums[e.src].n -= e.n
+    sums[e.dst].n += e.n
+    return dict(src=e.src, left=sums[e.src].n)
+
+
+@app.transaction(marks)
+def mark(tx, e):
+    return dict(at=e.at, n=sums[e.id].n)
+
+
+move.write(tm.files("moved.csv"))
+move.aborted.write(tm.files("refused.csv"))
+mark.write(tm.files("marked.csv"))
+"""
 MOVES = 400_000
+
+
+def fill(folder: Path, app: str) -> int:
+    """Writes the code and the input of an app. Returns the number of its events."""
+    (folder / "app.py").write_text(app)
+    moves = [[n * 7 % 997, n * 13 % 1009, n % 50] for n in range(MOVES)]
+    files: dict[str, list[list[int]]] = {"moves.csv": moves}
+    columns = {"moves.csv": "src,dst,n"}
+    if app is TIMED:
+        files = {
+            "moves-1.csv": [[10 * n, *row] for n, row in enumerate(moves) if n % 3],
+            "moves-2.csv": [[10 * n, *row] for n, row in enumerate(moves) if not n % 3],
+            "marks.csv": [[70 * n + 5, n % 1000] for n in range(MOVES // 7)],
+        }
+        columns = dict.fromkeys(files, "at,src,dst,n") | {"marks.csv": "at,id"}
+    for name, rows in files.items():
+        with (folder / name).open("w", newline="") as file:
+            file.write(f"{columns[name]}\n")
+            csv.writer(file).writerows(rows)
+    return sum(len(rows) for rows in files.values())
+
+
+def written(output: Path) -> int:
+    return output.stat().st_size if output.exists() else 0
 
 
 def kill_in_the_middle(folder: Path, step: int, flags: Sequence[str]) -> bool:
     """Kills a run after it has written some more rows. Returns whether it still ran."""
     output = folder / "moved.csv"
-    had = output.stat().st_size if output.exists() else 0
     line = ["run", "app.py", *flags, *(settings() if flags else [])]
     with Process(folder / f"run-{step}", *line, within=["env", "-C", str(folder)]) as app:
-
-        def has_written() -> bool:
-            now = output.stat().st_size if output.exists() else 0
-            return now > had + 50_000 or app.process.poll() is not None
-
-        wait_for("rows", has_written)
+        # The last run is finished then.
+        app.find(r"^(data|cluster) ")
+        had = written(output)
+        process = app.process
+        wait_for("rows", lambda: written(output) > had + 50_000 or process.poll() is not None)
         runs = app.process.poll() is None
+        assert runs or app.process.poll() == 0, app.errors.read_text()
         if runs:
             for worker in children(app.pid):
                 os.kill(worker, signal.SIGKILL)
@@ -329,17 +382,16 @@ def kill_in_the_middle(folder: Path, step: int, flags: Sequence[str]) -> bool:
     return runs
 
 
-@pytest.mark.parametrize("app", [SLOW, SLOW + DERIVED], ids=["declared", "derived"])
+SLOW_APPS = {"declared": SLOW, "derived": SLOW + DERIVED, "timed": TIMED}
+
+
+@pytest.mark.parametrize("app", SLOW_APPS.values(), ids=SLOW_APPS)
 def test_killed_runs_are_finished_before_the_state_moves(tmp_path: Path, app: str) -> None:
     found = []
     for name in ("moves", "stays"):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "app.py").write_text(app)
-        with (folder / "moves.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["src", "dst", "n"])
-            rows.writerows([n * 7 % 997, n * 13 % 1009, n % 50] for n in range(MOVES))
+        events = fill(folder, app)
         if name == "moves":
             ways = [TWO, ONE, THREE, ONE]
             killed = [kill_in_the_middle(folder, *step) for step in enumerate(ways)]
@@ -350,4 +402,77 @@ def test_killed_runs_are_finished_before_the_state_moves(tmp_path: Path, app: st
         assert done.returncode == 0, done.stderr
         found.append(state(folder))
     assert found[0] == found[1]
-    assert found[0][1]["events"] == MOVES
+    assert found[0][1]["events"] == events
+
+
+PUSHED = """
+import tidemill as tm
+
+app = tm.App("pushed")
+sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+moves = app.stream("moves", time="at", at=int, id=int, n=int)
+moves.push(out_of_orderness=1_000_000)
+large = moves.filter(lambda e: e.n > 5, name="large")
+
+
+@app.transaction(moves)
+def move(tx, e):
+    sums[e.id].n = sums[e.id].n * 7 % 1_000_003 + e.n
+    return dict(at=e.at, id=e.id, n=sums[e.id].n)
+
+
+@app.transaction(large)
+def count(tx, e):
+    sums[-1].n += 1
+
+
+@app.procedure()
+def look(tx) -> int:
+    return sums[-1].n
+
+
+move.write(tm.files("moved.csv"))
+"""
+
+
+def push(folder: Path, rows: list[list[int]], end: bool = False) -> dict[str, Any]:
+    """Pushes rows into the app in one process."""
+    names: dict[str, Any] = {}
+    exec(compile(PUSHED.replace("moved.csv", f"{folder}/moved.csv"), "app.py", "exec"), names)
+    mill = names["app"].start(data_dir=folder / "data")
+    mill.send("moves", [dict(zip(("at", "id", "n"), row, strict=True)) for row in rows])
+    summary: dict[str, Any] = (mill.finish if end else mill.stop)()
+    return summary
+
+
+def test_pushed_events_that_wait_are_received_again(tmp_path: Path) -> None:
+    rows = [[40_000 * n + (n * 7 % 11) * 60_000, n % 5, n % 9] for n in range(200)]
+    found = []
+    for name in ("moves", "stays"):
+        folder = tmp_path / name
+        folder.mkdir()
+        code = PUSHED.replace("moved.csv", f"{folder}/moved.csv")
+        (folder / "app.py").write_text(code)
+        push(folder, rows[:90])
+        if name == "moves":
+            for step, flags in enumerate((TWO, THREE)):
+                line = ["run", str(folder / "app.py"), "--http", "0", *flags, *settings()]
+                line += ["--data-dir", str(folder / "data")]
+                with Process(folder / f"run-{step}", *line) as app:
+                    url = app.find(r"http +(http://\S+)")
+                    wait_for("waiting events", partial(waiting, url))
+                    assert app.stop() == 0
+                push(folder, rows[90 + 30 * step : 120 + 30 * step])
+        else:
+            push(folder, rows[90:120])
+            push(folder, rows[120:150])
+        summary = push(folder, rows[150:], end=True)
+        moved = (folder / "moved.csv").read_text()
+        found.append((moved, [summary[of] for of in ("events", "late", "state_hash")]))
+    assert found[0] == found[1]
+    assert found[0][1][0] == len(rows)
+
+
+def waiting(url: str) -> bool:
+    health = httpx.get(f"{url}/health", timeout=30).json()
+    return bool(health["generation"] and health["buffered"])

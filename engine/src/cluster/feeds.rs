@@ -20,6 +20,7 @@ mod file;
 mod marks;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
@@ -28,7 +29,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
-use tidemill_connect::{files, FilesSettings, Place};
+use tidemill_connect::{files, FilesSettings, Place, Source};
 use tidemill_core::{Error, Result, StreamId};
 use tidemill_env::{Disk, Env, Handle};
 use tidemill_txn::program::{Program, Stream};
@@ -44,6 +45,8 @@ use crate::spec::{AppSpec, SourceDecl};
 const LOOK: Duration = Duration::from_millis(20);
 /// The number of answers that are read ahead for each feed.
 const ANSWERS_AHEAD: usize = 4;
+/// The most rows of a region that are read at once.
+const REGION_ROWS: u64 = 1 << 16;
 /// The number of rows in an answer below which nothing is read ahead: the reader has almost all
 /// that is there.
 const SHORT_ROWS: u64 = 4096;
@@ -106,6 +109,9 @@ impl SpaceWaiter for Shared {
         *self.trouble.lock() = None;
     }
 }
+
+/// A file with its name.
+pub(super) type NamedFile = (String, Box<dyn Source>);
 
 /// The positions of the files of a declaration.
 pub(super) struct FilesAt<'a> {
@@ -203,18 +209,17 @@ impl Feeds {
         Ok(Feeds { first, goes_on, begins, shared, jobs, thread })
     }
 
-    /// Returns the names of the files of a declaration, in their order.
+    /// Opens the files of a declaration. Returns them with their names, in their order.
     ///
     /// # Errors
     /// When a file can't be opened. The error has the user's line.
-    pub fn names(decl: &SourceDecl, program: &Program, env: &Env) -> Result<Vec<String>> {
+    pub fn files(decl: &SourceDecl, program: &Program, env: &Env) -> Result<Vec<NamedFile>> {
         let json = decl.files.as_ref().expect("it reads files").to_string();
         let is_it = |stream: &&Stream| *stream.spec.name == *decl.stream;
         let stream = program.streams.iter().find(is_it).expect("the program was checked");
         let opened = FilesSettings::from_json(&json)
             .and_then(|settings| files::open(&settings, &stream.spec.schema, env));
-        let opened = opened.map_err(|error| error.at(decl.at.clone()))?;
-        Ok(opened.into_iter().map(|(name, _)| name).collect())
+        opened.map_err(|error| error.at(decl.at.clone()))
     }
 
     /// Stores the positions of all files of an app as marks. If all files have ended, so have the
@@ -262,6 +267,35 @@ impl Feeds {
         };
         let all = of_files(spec).enumerate().zip(inputs);
         all.map(|of| stand_at(of).map_err(|e: Error| e.at(of.0 .1.at.clone()))).collect()
+    }
+
+    /// Returns the records of a declaration with offsets in a range, which were read before.
+    ///
+    /// # Errors
+    /// When a file has changed since it was read.
+    pub fn region(
+        spec: &AppSpec,
+        functions: &Arc<AppFunctions>,
+        (dir, nth): (&Path, usize),
+        range: Range<u64>,
+        env: &Env,
+    ) -> Result<Vec<(u64, Record)>> {
+        let marks = marks::read(&*env.disk, dir)?.unwrap_or_default();
+        let decl = of_files(spec).nth(nth).expect("it is one of them");
+        let key = key_of(nth, decl);
+        let known = (ends_of(spec, decl), marks.get(&key));
+        let (mut feed, _) = Feed::open(decl, key.clone(), functions, known, env)?;
+        let (mut records, mut from, never) = (Vec::new(), range.start, AtomicBool::new(false));
+        while from < range.end {
+            let limit = (range.end - from).min(REGION_ROWS) as usize;
+            let found = feed.read(from, limit, &never)?;
+            records.extend(found.records);
+            if found.upto == from {
+                break;
+            }
+            from = found.upto;
+        }
+        Ok(records)
     }
 
     /// Each source with its first record after all that was given out before, and whether it has

@@ -1,21 +1,27 @@
 //! The state of an app that ran in one process, as several processes take it over (`moves.rs`).
 //!
 //! The newest snapshot becomes the first one of the cluster's log. The position of each file becomes a
-//! mark (`feeds`), as if the coordinator had read the file. Cuts after the snapshot and events that wait
-//! can't move, because only the log or the memory of one process has them.
+//! mark (`feeds`), as if the coordinator had read the file. Events that wait for their watermark are
+//! received again: from their file, or from the log, where they are put. Cuts after the snapshot can't
+//! move, because only the way to run that recorded them can execute them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tidemill_cluster::{EventSource, EventTime, Manifest, Times, Written};
-use tidemill_core::{Error, Position, Result};
+use tidemill_cluster::{
+    EventSource, EventTime, Log, Manifest, Record, Request, RequestId, Times, Topic, Written,
+};
+use tidemill_connect::{Place, Polled, Source};
+use tidemill_core::{Error, Kind, Position, Result, Row, SourceId, StreamId};
 use tidemill_durable::Store;
 use tidemill_env::{hold, Env, Lock};
 use tidemill_function::{Counts, Functions as _};
 use tidemill_place::partition_of_bytes;
 use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::order::Run;
 
+use super::ask::answer;
 use super::feeds::{Feeds, FilesAt};
 use super::sinks::Note;
 use super::upgrade::Starting;
@@ -37,9 +43,15 @@ pub(super) struct OneState {
     dir: PathBuf,
     /// It is `None` if nothing was executed yet.
     left: Option<Stopped>,
+    /// The sources with waiting events, each with the first one. They are received again. In a file all
+    /// events from there on wait.
+    waits_from: BTreeMap<SourceId, u64>,
     moving: Move,
     _held: Box<dyn Lock>,
 }
+
+/// The most waiting events in a record of the log.
+const TOGETHER: usize = 256;
 
 /// The app's id, its newest snapshot, and the store.
 type Stopped = (u128, Left, Arc<dyn Store>);
@@ -73,8 +85,10 @@ impl OneState {
             return Ok(None);
         }
         let left = newest(spec, settings, (env, &dir)).map_err(|error| moved(&dir, error))?;
+        let waits_from = left.as_ref().map(|(_, left, _)| waits_from(left)).transpose();
+        let waits_from = waits_from.map_err(|error| moved(&dir, error))?.unwrap_or_default();
         let moving = Move::begin(disk, &dir, Way::Several)?;
-        Ok(Some(OneState { env: env.clone(), dir, left, moving, _held: held }))
+        Ok(Some(OneState { env: env.clone(), dir, left, waits_from, moving, _held: held }))
     }
 
     /// Stores the positions of files as marks, in the coordinator's directory.
@@ -83,22 +97,33 @@ impl OneState {
     /// When a file can't be opened, or the disk fails.
     pub fn mark(&self, spec: &AppSpec, dir: &Path) -> Result<()> {
         let Some((_, left, _)) = &self.left else { return Ok(()) };
-        let mut sources = left.internal.facts.sources.iter();
+        let mut sources = (0..).map(SourceId).zip(&left.internal.facts.sources);
         let mut files = Vec::new();
         for decl in &spec.sources {
             if decl.files.is_none() {
                 sources.next();
                 continue;
             }
-            let names = Feeds::names(decl, &left.stored.program, &self.env)?;
-            let places = names.into_iter().zip(sources.by_ref());
-            let places: Vec<(String, &SourceFacts)> = places.collect();
-            let newest_us = places.iter().filter_map(|(_, of)| of.time_max).max();
-            let have_ended = places.iter().all(|(_, of)| of.ended);
-            let places = places.into_iter().map(|(name, of)| (name, of.place.clone())).collect();
+            let (mut places, mut newest_us, mut have_ended) = (Vec::new(), None, true);
+            let opened = Feeds::files(decl, &left.stored.program, &self.env)?;
+            for ((name, mut file), (source, facts)) in opened.into_iter().zip(sources.by_ref()) {
+                let place = match self.waits_from.get(&source) {
+                    Some(from) => place_of(&mut *file, &name, *from)?,
+                    None => facts.place.clone(),
+                };
+                newest_us = newest_us.max(self.newest_us(source, facts));
+                have_ended &= facts.ended && place == facts.place;
+                places.push((name, place));
+            }
             files.push(FilesAt { decl, places, newest_us, have_ended });
         }
         Feeds::begin_at(&*self.env.disk, dir, files)
+    }
+
+    /// The newest time of a source's events that do not wait. It is unknown where some wait, until they
+    /// are received again.
+    fn newest_us(&self, source: SourceId, facts: &SourceFacts) -> Option<i64> {
+        facts.time_max.filter(|_| !self.waits_from.contains_key(&source))
     }
 
     /// Returns it with the app's functions and files, which know the places in a cluster.
@@ -150,12 +175,13 @@ impl TakenOver<'_> {
             converted.push(table, partition_of_bytes(spec, &key), &key, &bytes);
         }
         let (_, objects) = converted.end()?;
+        self.send_again(left, starting.log, generation)?;
         let mut inputs = vec![0; starting.sources as usize];
         for (source, at, _) in feeds.positions() {
             inputs[source as usize] = at;
         }
         let outputs = vec![0; inputs.len()];
-        let times = times(facts, &left.stored, (starting.event_time, feeds));
+        let times = self.times(left, starting.event_time);
         let written = match facts.sinks.is_empty() {
             true => Written::default(),
             false => Note::new(*app, &facts.sinks).at(facts.seq, outputs.clone()),
@@ -175,6 +201,80 @@ impl TakenOver<'_> {
             written: written.into(),
             counts: counts(facts).into(),
         }))
+    }
+
+    /// Appends the waiting events of pushed streams to the log, as if clients had just sent them.
+    fn send_again(&self, left: &Left, log: &dyn Log, generation: u64) -> Result<()> {
+        let program = &left.stored.program;
+        for source in self.one.waits_from.keys().filter(|source| is_pushed(left, **source)) {
+            let is_own =
+                |run: &&Run| run.source == *source && program.root_stream(run.stream) == run.stream;
+            let mut rows: Vec<(u64, StreamId, Row)> = Vec::new();
+            for run in left.internal.buffered.iter().filter(is_own) {
+                let own = run.offsets.iter().zip(run.batch.rows());
+                rows.extend(own.map(|(offset, row)| (*offset, run.stream, row)));
+            }
+            rows.sort_by_key(|(offset, ..)| *offset);
+            for some in rows.chunks(TOGETHER) {
+                let mut requests = Vec::new();
+                for (_, stream, row) in some {
+                    let calls = self.functions.event(*stream, row)?;
+                    let request = |call| Request { id: RequestId::from([]), call };
+                    requests.extend(calls.into_iter().map(request));
+                }
+                let record = Record::Requests(requests);
+                answer(|then| log.append(Topic::Input(0), generation, record, then))?.map_err(
+                    |why| {
+                        let what =
+                            format!("events that wait can't be recorded in the log ({why:?})");
+                        Error::new(Kind::Io, what)
+                            .help("check that the log can be written, and start again")
+                    },
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the progress of event time.
+    fn times(&self, left: &Left, event_time: &EventTime) -> Times {
+        let (facts, program) = (&left.internal.facts, &left.stored.program);
+        let sources = || (0..).map(SourceId).zip(program.sources.iter().zip(&facts.sources));
+        let newest = |of: &EventSource| {
+            let of_stream = sources().filter(|(_, (source, _))| source.stream == of.stream);
+            // Waiting events of a pushed stream are received again by the first source.
+            let is_again = of.source == 0 || self.is_feed(of.source);
+            let newest = of_stream.filter_map(|(id, (_, facts))| match is_again {
+                true => self.one.newest_us(id, facts),
+                false => facts.time_max,
+            });
+            newest.max()
+        };
+        let groups = event_time.sources().iter().map(|of| of.group + 1).max().unwrap_or(0);
+        let mut watermarks = vec![Position::MIN; groups];
+        for of in event_time.sources() {
+            let mark = facts.watermarks.get(of.stream.index()).copied().unwrap_or(Position::MIN);
+            if mark != Position::MIN && mark != Position::MAX {
+                // No executed event is received again, so all others of this time are still to come.
+                let mark = Position { time_us: mark.time_us, ..Position::MIN };
+                watermarks[of.group] = watermarks[of.group].max(mark);
+            }
+        }
+        let ended = (0..).zip(event_time.sources());
+        let ended = ended.filter(|(_, of)| {
+            self.feeds.positions().any(|feed| (feed.0, feed.2) == (of.source, true))
+        });
+        Times {
+            newest: event_time.sources().iter().map(newest).collect(),
+            watermarks,
+            idle: Vec::new(),
+            ended: ended.map(|(nth, _)| nth).collect(),
+            late: facts.counts.late,
+        }
+    }
+
+    fn is_feed(&self, source: u32) -> bool {
+        self.feeds.positions().any(|feed| feed.0 == source)
     }
 }
 
@@ -239,42 +339,70 @@ fn newest(
             "it was not stopped cleanly, and no snapshot has its last events".into(),
         ));
     }
-    let waiting: u64 = left.internal.buffered.iter().map(|run| run.offsets.len() as u64).sum();
-    if waiting > 0 {
-        let what = format!("{} wait for their batch or their watermark", counted(waiting, "event"));
-        return Err(Error::setting(what).help("run it without --processes until they are executed"));
-    }
     Ok(Some((site.app, left, store)))
 }
 
-/// The progress of event time.
-fn times(facts: &Facts, stored: &Stored, (event_time, feeds): (&EventTime, &Feeds)) -> Times {
-    let program = &stored.program;
-    let sources = || program.sources.iter().zip(&facts.sources);
-    let newest = |of: &EventSource| {
-        let of_stream = sources().filter(|(source, _)| source.stream == of.stream);
-        of_stream.filter_map(|(_, facts)| facts.time_max).max()
+/// Returns the first waiting event of each source.
+///
+/// # Errors
+/// When a source has events behind it that were executed.
+fn waits_from(left: &Left) -> Result<BTreeMap<SourceId, u64>> {
+    let program = &left.stored.program;
+    let (mut roots, mut others) = (BTreeMap::<_, Vec<u64>>::new(), BTreeMap::<_, Vec<u64>>::new());
+    let mut is_apart = false;
+    for run in &left.internal.buffered {
+        let root = program.root_stream(run.stream);
+        let of = if root == run.stream { &mut roots } else { &mut others };
+        of.entry(run.source).or_default().extend(&run.offsets);
+        is_apart |= run.admitted.is_some();
+        // Streams without batches have executed the events that wait for a batch of the root.
+        let is_whole = |stream: StreamId| {
+            program.root_stream(stream) != root
+                || program.streams[stream.index()].batch.is_some()
+                || program.handlers_on(stream).next().is_none()
+        };
+        let all = || (0..program.streams.len() as u16).map(StreamId);
+        is_apart |= program.streams[root.index()].batch.is_some() && !all().all(is_whole);
+    }
+    let mut from = BTreeMap::new();
+    for (source, offsets) in &mut roots {
+        offsets.sort_unstable();
+        let next = left.internal.facts.sources[source.index()].next_offset;
+        let first = offsets.first().copied().unwrap_or(next);
+        is_apart |= !is_pushed(left, *source) && offsets.len() as u64 != next - first;
+        from.insert(*source, first);
+    }
+    let is_alone = |(source, offsets): (&SourceId, &Vec<u64>)| {
+        let own = roots.get(source).map_or(&[][..], |own| own);
+        offsets.iter().any(|offset| own.binary_search(offset).is_err())
     };
-    let groups = event_time.sources().iter().map(|of| of.group + 1).max().unwrap_or(0);
-    let mut watermarks = vec![Position::MIN; groups];
-    for of in event_time.sources() {
-        let mark = facts.watermarks.get(of.stream.index()).copied().unwrap_or(Position::MIN);
-        if mark != Position::MIN && mark != Position::MAX {
-            // Nothing waits, so no other event of this time is to come before.
-            let mark = Position { time_us: mark.time_us, ..Position::MIN };
-            watermarks[of.group] = watermarks[of.group].max(mark);
-        }
+    if is_apart || others.iter().any(is_alone) {
+        let waiting = roots.values().chain(others.values()).map(|offsets| offsets.len() as u64);
+        let what = format!(
+            "{} wait for their batch or their watermark, and others that came after them do not",
+            counted(waiting.sum(), "event")
+        );
+        return Err(Error::setting(what).help("run it without --processes until they are executed"));
     }
-    let have_ended: BTreeSet<u32> = feeds.positions().filter(|of| of.2).map(|of| of.0).collect();
-    let has_ended = |of: &EventSource| have_ended.contains(&of.source);
-    let ended = (0..).zip(event_time.sources()).filter(|(_, of)| has_ended(of));
-    Times {
-        newest: event_time.sources().iter().map(newest).collect(),
-        watermarks,
-        idle: Vec::new(),
-        ended: ended.map(|(nth, _)| nth).collect(),
-        late: facts.counts.late,
+    Ok(from)
+}
+
+/// Whether the events of a source are pushed.
+fn is_pushed(left: &Left, source: SourceId) -> bool {
+    let Stored { program, sources, .. } = &left.stored;
+    let name = &program.sources[source.index()].name;
+    sources.iter().any(|decl| decl.is_pushed() && **name == format!("{}/push", decl.stream))
+}
+
+/// Reads a file up to a row, and returns the position before it.
+fn place_of(file: &mut dyn Source, name: &str, row: u64) -> Result<Place> {
+    while file.place().offset < row {
+        let Polled::Rows(_) = file.poll((row - file.place().offset) as usize)? else {
+            let what = format!("{name} has fewer rows than before");
+            return Err(Error::input(what).help("restore it as it was"));
+        };
     }
+    Ok(file.place())
 }
 
 /// The counts of transactions.

@@ -1,16 +1,17 @@
 //! The state of an app that ran on several processes, as one process takes it over (`moves.rs`).
 //!
 //! The newest snapshot of the coordinator's directory becomes one of the data directory. The marks of
-//! files become positions. Cuts and requests after the snapshot and events that wait can't move, because
-//! only the log has them.
+//! files become positions. Events that wait for their watermark are received again: from their file, or
+//! from the input log, where they are put. Cuts and requests after the snapshot can't move, because only
+//! the way to run that recorded them can execute them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_cluster::{Manifest, Topic};
-use tidemill_connect::Place;
-use tidemill_core::{Error, Position, Result, SourceSpec, StreamTime};
+use tidemill_cluster::{Manifest, Record, Topic, Waiting};
+use tidemill_connect::{Chunk, Place};
+use tidemill_core::{Batch, Error, Late, Position, Result, Row, SourceId, SourceSpec, StreamTime};
 use tidemill_durable::{DirStore, Store, Within};
 use tidemill_env::{hold, Env};
 use tidemill_function::{Activation, Call, Functions as _};
@@ -18,14 +19,15 @@ use tidemill_host::FileLog;
 use tidemill_log::{Log, LogKind};
 use tidemill_snapshot::{Delta, Snapshots};
 use tidemill_txn::execute::HandlerCounts;
-use tidemill_txn::order::Groups;
+use tidemill_txn::order::{Groups, Newest};
 use tidemill_txn::program::{Abort, Program};
 
 use super::ask::read;
 use super::feeds::{Feeds, FilesAt};
 use super::log_of;
 use super::sinks::{DeclaredSinks, Note};
-use super::upgrade::{left, waits, Found, TimedSource, Version, Written};
+use super::times::event_time;
+use super::upgrade::{left, Found, TimedSource, Version, Written};
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::counts::Counts;
@@ -35,10 +37,14 @@ use crate::functions::{AppFunctions, StartFunction};
 use crate::internal::{Facts, SourceFacts};
 use crate::moves::{settle, Move, Way};
 use crate::process_mode::{self, CLUSTER};
+use crate::records;
 use crate::schema::Left;
 use crate::settings::{OnFault, SEGMENT_BYTES_MIN};
 use crate::spec::AppSpec;
 use crate::stored::Stored;
+
+/// The most rows in a record of the input log.
+const ROWS: usize = 4096;
 
 /// Takes over the state of several processes, if a data directory holds it. `to` is the app as
 /// manifests of one process store it.
@@ -64,7 +70,9 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
         Error { what, ..error }
     };
     let several = Several::open(spec, &cluster, env).map_err(moved)?;
-    let (left, run) = several.left(spec, to, &cluster, env).map_err(moved)?;
+    let again = several.again(spec, &cluster, env).map_err(moved)?;
+    let pushed = again.pushed(to).map_err(moved)?;
+    let (left, run) = several.left(spec, to, (&cluster, &again), env).map_err(moved)?;
     let mut comparison = Comparison::of(env, &left, to, &BTreeMap::new())?;
     let mut delta = Delta::whole();
     comparison.convert(&several.store, &left.manifest, |table, partition, key, row| {
@@ -76,7 +84,12 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
     let moving = Move::begin(disk, dir, Way::One)?;
     write_identity(disk, dir, app, &spec.program.name).map_err(io)?;
     for kind in [LogKind::Cuts, LogKind::Input] {
-        Log::open(env.disk.clone(), log_spec(dir, app, kind, SEGMENT_BYTES_MIN), 0)?;
+        let spec = log_spec(dir, app, kind, SEGMENT_BYTES_MIN);
+        let mut log = Log::open(env.disk.clone(), spec, 0)?;
+        for record in pushed.iter().filter(|_| kind == LogKind::Input) {
+            log.append(records::ROWS, record)?;
+        }
+        log.commit()?;
     }
     let mut head = left.manifest.head.clone();
     head.epoch = comparison.internal.facts.epoch;
@@ -107,22 +120,27 @@ pub(crate) fn is_unfinished(cluster: &Path, env: &Env) -> Result<bool> {
         return Ok(false);
     }
     let name = if name.is_empty() { is.app.program.name.to_string() } else { name };
-    Ok(matches!(newest_of(&is, &name, cluster, env)?, (_, Newest::Unfinished(_))))
+    Ok(matches!(newest_of(&is, &name, cluster, env)?, (_, NewestFound::Unfinished(_))))
 }
 
 /// The newest snapshot of a served log, or why it does not have everything.
-enum Newest {
+enum NewestFound {
     Whole(Arc<Manifest>),
     Unfinished(String),
 }
 
 /// Reads a served log for its newest snapshot.
-fn newest_of(is: &Version, name: &str, cluster: &Path, env: &Env) -> Result<(FileLog, Newest)> {
+fn newest_of(
+    is: &Version,
+    name: &str,
+    cluster: &Path,
+    env: &Env,
+) -> Result<(FileLog, NewestFound)> {
     let held = tidemill_host::hold(env, cluster)?;
     let log = FileLog::open(env, cluster.join("log"), log_of(name), held, SEGMENT_BYTES_MIN)?;
     let Found { manifest, cuts, .. } = Found::read(&log)?;
     let Some(manifest) = manifest else {
-        return Ok((log, Newest::Unfinished("it has no snapshot".into())));
+        return Ok((log, NewestFound::Unfinished("it has no snapshot".into())));
     };
     let mut unfinished = (cuts > 0).then(|| {
         let cuts = counted(cuts as u64, "recorded cut");
@@ -134,7 +152,7 @@ fn newest_of(is: &Version, name: &str, cluster: &Path, env: &Env) -> Result<(Fil
             unfinished = Some("requests were recorded, and not executed".into());
         }
     }
-    Ok((log, unfinished.map_or(Newest::Whole(manifest), Newest::Unfinished)))
+    Ok((log, unfinished.map_or(NewestFound::Whole(manifest), NewestFound::Unfinished)))
 }
 
 /// The contents of a coordinator's directory.
@@ -181,15 +199,9 @@ impl Several {
             );
         }
         let (log, manifest) = match newest_of(&is, &name, cluster, env)? {
-            (log, Newest::Whole(manifest)) => (log, manifest),
-            (_, Newest::Unfinished(why)) => return Err(unfinished(why)),
+            (log, NewestFound::Whole(manifest)) => (log, manifest),
+            (_, NewestFound::Unfinished(why)) => return Err(unfinished(why)),
         };
-        if waits(&manifest) {
-            let what = "events wait for their watermark";
-            return Err(
-                Error::setting(what).help("run it with --processes N until they are executed")
-            );
-        }
         if !exists("snapshots")? && !manifest.objects.is_empty() {
             return Err(
                 Error::setting("its snapshots are elsewhere (cluster_snapshots)").help(again)
@@ -201,7 +213,13 @@ impl Several {
     }
 
     /// Returns the state as that of an app in one process, and the run in the ids of sinks' rows.
-    fn left(&self, spec: &AppSpec, to: &Stored, cluster: &Path, env: &Env) -> Result<(Left, u128)> {
+    fn left(
+        &self,
+        spec: &AppSpec,
+        to: &Stored,
+        (cluster, again): (&Path, &Again),
+        env: &Env,
+    ) -> Result<(Left, u128)> {
         let Several { is, manifest, .. } = self;
         let mut left = left(&self.store, &is.app, manifest)?;
         let counted_rows = left.stored.program.tables.iter().zip(&left.internal.facts.tables);
@@ -215,12 +233,16 @@ impl Several {
             );
         }
         let note = self.sinks(spec, env)?;
-        let files = spec.sources.iter().filter(|decl| decl.files.is_some()).count();
-        let inputs = &manifest.inputs[manifest.inputs.len() - files..];
-        let files = Feeds::stand_at(spec, &self.functions, (cluster, inputs), env)?;
+        let mut inputs = manifest.inputs[self.own(spec)..].to_vec();
+        for (nth, from) in &again.files {
+            inputs[*nth] = *from;
+        }
+        let files = Feeds::stand_at(spec, &self.functions, (cluster, &inputs), env)?;
         let program = &mut left.stored.program;
         program.sources.clone_from(&to.program.sources);
-        let newest = newest(&is.event_sources, manifest);
+        let mut newest = newest(&is.event_sources, manifest);
+        // The newest times are known when the waiting events have been received again.
+        newest.retain(|stream, _| !again.rows.contains_key(stream));
         let mut watermarks = vec![Position::MIN; program.streams.len()];
         for of in &is.event_sources {
             let stream = program.streams.iter().position(|stream| *stream.spec.name == *of.stream);
@@ -249,6 +271,65 @@ impl Several {
         Ok((left, note.run()))
     }
 
+    /// The number of sources of requests.
+    fn own(&self, spec: &AppSpec) -> usize {
+        let files = spec.sources.iter().filter(|decl| decl.files.is_some()).count();
+        self.manifest.inputs.len() - files
+    }
+
+    /// Finds the events that wait for their watermark.
+    ///
+    /// # Errors
+    /// When a file has others behind them that were executed, or the log can't be read.
+    fn again(&self, spec: &AppSpec, cluster: &Path, env: &Env) -> Result<Again> {
+        let Several { functions, manifest, log, .. } = self;
+        let own = self.own(spec);
+        let event_time = event_time(spec, own as u32, &[])?;
+        let mut again = Again::default();
+        for Waiting { event_source, record, newest_us } in manifest.waiting.iter().flatten() {
+            let of = &event_time.sources()[*event_source as usize];
+            let input = manifest.inputs[of.source as usize];
+            let feed = (of.source as usize).checked_sub(own);
+            let records = match feed {
+                Some(nth) => Feeds::region(spec, functions, (cluster, nth), *record..input, env)?,
+                None => read(log, Topic::Input(of.source), *record)?.records,
+            };
+            let watermark = manifest.times.watermarks[of.group];
+            let mut newest = Newest::after(*newest_us, of.out_of_orderness_us);
+            let (mut rows, mut is_apart) = (Vec::new(), false);
+            for (record, call) in records.iter().flat_map(|(at, of)| calls(functions, *at, of)) {
+                is_apart |= functions.is_dead_letter(&call);
+                let timed = functions.timed(&call).filter(|_| functions.is_event(&call));
+                let Some((stream, time_us)) = timed else { continue };
+                if stream != of.stream {
+                    continue;
+                }
+                let is_late = newest.take(time_us).is_some();
+                if is_late && of.late == Late::Admit {
+                    return Err(waiting("late events that were admitted"));
+                }
+                let at = Position { time_us, source: SourceId(*event_source), offset: record };
+                match !is_late && at >= watermark {
+                    true => rows.push((at, call.args.to_vec().into())),
+                    false => is_apart = true,
+                }
+            }
+            match feed {
+                Some(_) if is_apart => {
+                    return Err(waiting("events that came before executed ones"));
+                }
+                Some(nth) => {
+                    again.files.insert(nth, *record);
+                }
+                None => {
+                    let name = &functions.program().streams[of.stream.index()].spec.name;
+                    again.rows.entry(name.to_string()).or_default().extend(rows);
+                }
+            }
+        }
+        Ok(again)
+    }
+
     /// Writes all outputs that have not left, and returns the positions of the sinks.
     fn sinks(&self, spec: &AppSpec, env: &Env) -> Result<Note> {
         let program = self.functions.program();
@@ -261,6 +342,73 @@ impl Several {
                 "leave the outputs as they were, or change them with --processes N --upgrade",
             )),
         }
+    }
+}
+
+fn waiting(what: &str) -> Error {
+    Error::setting(format!("{what} wait for their watermark"))
+        .help("run it with --processes N until they are executed")
+}
+
+/// Returns the calls in a record, each with its offset.
+fn calls(functions: &AppFunctions, at: u64, record: &Record) -> Vec<(u64, Call)> {
+    match record {
+        Record::Requests(requests) => requests.iter().map(|of| (at, of.call.clone())).collect(),
+        Record::Events(events) => {
+            let offset = |nth: usize| if events.is_run { at + nth as u64 } else { at };
+            let rows = events.batch.rows().enumerate();
+            let calls = rows.flat_map(|(nth, row)| {
+                let calls = functions.event(events.stream, &row).unwrap_or_default();
+                calls.into_iter().map(move |call| (offset(nth), call))
+            });
+            calls.collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The events that wait for their watermark. One process receives them again.
+#[derive(Default)]
+struct Again {
+    /// By file source: the first record that waits, as all after it do.
+    files: BTreeMap<usize, u64>,
+    /// By pushed stream: the rows, with their positions.
+    rows: BTreeMap<String, Vec<(Position, Row)>>,
+}
+
+impl Again {
+    /// Returns the rows of pushed streams as records of the input log, in the order of their times.
+    ///
+    /// # Errors
+    /// When a stream takes no events in one process.
+    fn pushed(&self, to: &Stored) -> Result<Vec<Vec<u8>>> {
+        let mut records = Vec::new();
+        for (stream, rows) in &self.rows {
+            let is_it = |source: &&SourceSpec| {
+                *to.program.streams[source.stream.index()].spec.name == **stream
+            };
+            let (source, spec) = (0..)
+                .map(SourceId)
+                .zip(&to.program.sources)
+                .find(|(_, source)| is_it(source))
+                .ok_or_else(|| {
+                    waiting(&format!(
+                        "events of stream {stream}, which only clients of several processes send,"
+                    ))
+                })?;
+            let schema = &to.program.streams[spec.stream.index()].spec.schema;
+            let mut rows: Vec<&(Position, Row)> = rows.iter().collect();
+            rows.sort_by_key(|(at, _)| *at);
+            for (nth, some) in rows.chunks(ROWS).enumerate() {
+                let first = (nth * ROWS) as u64;
+                let next_offset = first + some.len() as u64;
+                let batch = Batch::from_rows(schema.clone(), some.iter().map(|(_, row)| &row[..]));
+                let (offsets, bad) = ((first..next_offset).collect(), Vec::new());
+                let chunk = Chunk { batch, offsets, bad, next_offset };
+                records.push(records::put_rows(source, &chunk));
+            }
+        }
+        Ok(records)
     }
 }
 

@@ -626,7 +626,7 @@ fn check_topics(was: &[(String, u32)], now: &[(String, u32)]) -> Result<()> {
 }
 
 /// Whether a snapshot has buffered events.
-pub(super) fn waits(manifest: &Manifest) -> bool {
+fn waits(manifest: &Manifest) -> bool {
     manifest.inputs_needed().zip(&manifest.inputs).any(|(needed, input)| needed < *input)
 }
 

@@ -559,9 +559,19 @@ impl AppFunctions {
         Ok(())
     }
 
+    /// Whether a call is a row that could not be read.
+    pub fn is_dead_letter(&self, call: &Call) -> bool {
+        call.target == Letters::TARGET
+    }
+
+    /// Whether a call is an event of a stream.
+    pub fn is_event(&self, call: &Call) -> bool {
+        self.round_of(call.target).is_some() || self.handler_of_call(call).is_some()
+    }
+
     /// Whether the handler exists, and the call has a value for each column of its stream. Any
     /// client may have written the call into the log.
-    fn is_event(&self, number: usize, call: &Call) -> bool {
+    fn has_columns(&self, number: usize, call: &Call) -> bool {
         self.program.handlers.get(number).is_some_and(|handler| {
             let columns = self.program.streams[handler.input.index()].spec.schema.len();
             let key = if self.entities[number].is_some() { call.key.len() } else { 0 };

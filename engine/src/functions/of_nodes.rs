@@ -53,7 +53,7 @@ impl Functions for AppFunctions {
         let handler = self.program.handlers.get(number).ok_or_else(unknown)?;
         match handler.body {
             Body::Opaque(function) => self.begins.begin(function, call, is_request),
-            Body::Declared(_) if self.is_event(number, call) => Ok(Box::new(Declared {
+            Body::Declared(_) if self.has_columns(number, call) => Ok(Box::new(Declared {
                 program: self.program.clone(),
                 times: self.times.clone(),
                 likely: self.likely.clone(),

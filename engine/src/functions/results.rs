@@ -65,7 +65,7 @@ impl AppFunctions {
                 call.args.len() == self.program.streams[stream.index()].spec.schema.len()
             }
             None => handler_of(call.target)
-                .is_some_and(|(number, is_request)| is_request && self.is_event(number, call)),
+                .is_some_and(|(number, is_request)| is_request && self.has_columns(number, call)),
         };
         is_known.then(|| self.replied(call, outcome.clone()).1).flatten()
     }

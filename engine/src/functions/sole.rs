@@ -103,7 +103,7 @@ impl AppFunctions {
         let (number, is_request) = handler_of(call.target).ok_or_else(unknown)?;
         let handler = self.program.handlers.get(number).filter(|_| is_request);
         let handler = handler.filter(|of| !matches!(of.body, Body::Native(_)));
-        let handler = handler.filter(|_| self.is_event(number, call)).ok_or_else(unknown)?;
+        let handler = handler.filter(|_| self.has_columns(number, call)).ok_or_else(unknown)?;
         let row: Row = self.row(number, call).into();
         Ok(match self.program.calls.contains(&handler.input) {
             true => SoleWork::Call { handler: number, row },

@@ -22,7 +22,7 @@ from tidemill.errors import ResourceError
 from tidemill.mill import Mill
 
 #: Settings that mean nothing while a run is finished.
-NOT_NOW = ("fresh", "upgrade", "renames", "http_port", "cluster_listen")
+NOT_NOW = ("fresh", "upgrade", "renames", "on_fault", "http_port", "cluster_listen")
 
 #: The longest time until the workers of a killed run have executed what it recorded.
 FINISH_S = 600.0
