@@ -60,6 +60,10 @@ impl Driver {
             }
             guard.epoch(at, self.on_their_way.iter().map(|(_, count)| count).sum())?;
         }
+        // A replay has the answers.
+        if let Some(lookups) = self.lookups.as_ref().filter(|_| self.replay.is_empty()) {
+            lookups.ask(&self.program, tables, epoch);
+        }
         let outcome = self.executor.run(&self.pool, tables, epoch)?;
         answers.extend(calls::answers(&self.program, epoch, &outcome));
         Ok(outcome)

@@ -31,6 +31,7 @@ use crate::deliver::{Done, Item};
 use crate::feed::{stopped, Places};
 use crate::fingerprint::has_request_clock;
 use crate::internal::{Facts, Internal, SourceFacts};
+use crate::lookups::Lookups;
 use crate::quarantine;
 use crate::records::Verdict;
 use crate::recover::Recorded;
@@ -100,6 +101,8 @@ pub(crate) struct Driver {
     pub(crate) careful_rows: u64,
     /// Whether requests have a clock of their own in the epoch that is executed.
     pub(crate) has_request_clock: HasClock,
+    /// Asks outside for functions, if they ask.
+    pub(crate) lookups: Option<Lookups>,
     /// The time at which the clock ends the next window, and whether time will end an open window.
     pub(crate) slides_us: Option<i64>,
     pub(crate) is_open: bool,

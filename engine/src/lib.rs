@@ -68,6 +68,7 @@ mod histories;
 mod inspect;
 mod internal;
 mod logging;
+mod lookups;
 mod mill;
 mod moves;
 mod needed;

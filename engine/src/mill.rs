@@ -30,6 +30,7 @@ use crate::file_conflicts;
 use crate::full_disk::SpaceWaiter;
 use crate::inspect::path_words;
 use crate::logging::{self, Paced};
+use crate::lookups::Lookups;
 use crate::open::{open, Opened, Opening};
 use crate::reasons;
 use crate::recent::Recent;
@@ -136,6 +137,7 @@ impl Mill {
             troubles,
             durable,
             has_request_clock,
+            asks_outside,
         } = open(spec, &env, &items)?;
         let started_ns = env.clock.monotonic_ns();
         let internal = durable.as_ref().and_then(|d| d.recovered.internal.clone());
@@ -375,6 +377,7 @@ impl Mill {
             limits: None,
             careful_rows: u64::from(!was_over),
             has_request_clock,
+            lookups: asks_outside.then(|| Lookups::new(&env, settings.deadline())),
             slides_us,
             is_open,
             is_held,

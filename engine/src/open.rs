@@ -60,6 +60,8 @@ pub(crate) struct Opened {
     pub(crate) durable: Option<Opening>,
     /// Whether requests have a clock of their own in the epoch that is executed.
     pub(crate) has_request_clock: requests::HasClock,
+    /// Whether functions ask outside.
+    pub(crate) asks_outside: bool,
 }
 
 /// The contents of the data directory.
@@ -120,7 +122,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
     if let (Some(path), true) = (&spec.settings.data_dir, takes_over) {
         to_one(&spec, &stored, path, env)?;
     }
-    let AppSpec { sinks, keep, settings, .. } = spec;
+    let AppSpec { sinks, keep, settings, asks_outside, .. } = spec;
     let durable = durable(&stored, &settings, env)?;
     let mut begins = match &durable {
         Some(opening) => StartPositions::read(&*env.disk, &opening.dir.path)?,
@@ -258,6 +260,7 @@ pub(crate) fn open(spec: AppSpec, env: &Env, items: &Sender<Item>) -> Result<Ope
         troubles,
         durable,
         has_request_clock,
+        asks_outside,
     })
 }
 

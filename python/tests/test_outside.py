@@ -60,6 +60,51 @@ def test_answers_are_logged_and_told_again(tmp_path: Path, recovery: str) -> Non
     assert summary["unstable"] == []
 
 
+def test_questions_of_an_epoch_are_asked_at_once(tmp_path: Path) -> None:
+    together = threading.Barrier(5, timeout=30)
+
+    def rate(currency: str) -> int:
+        # The first answer is slow, and the others wait for each other.
+        if currency == "0":
+            time.sleep(0.05)
+        else:
+            together.wait()
+        return int(currency)
+
+    path = tmp_path / "payments.csv"
+    path.write_text("currency,cents\n" + "".join(f"{n},10\n" for n in range(6)))
+    app, sums, payments = rates(rate)
+    payments.read(tm.files(path))
+    with app.start(data_dir=tmp_path / "data") as mill:
+        summary = mill.finish()
+        found = {row["currency"]: row["sum"] for row in mill.table(sums).rows()}
+    assert summary["faults"] == 0
+    assert found == {str(n): 10 * n for n in range(6)}
+
+
+def test_an_answer_that_takes_too_long_ends_its_function_only(tmp_path: Path) -> None:
+    over = threading.Event()
+
+    def rate(currency: str) -> int:
+        # All are slow enough to be asked together, and one is too slow.
+        time.sleep(0.01)
+        while currency == "slow" and not over.is_set():
+            time.sleep(0.01)
+        return 7
+
+    path = tmp_path / "payments.csv"
+    path.write_text("currency,cents\na,1\nslow,1\nb,1\n")
+    app, sums, payments = rates(rate)
+    payments.read(tm.files(path))
+    with app.start(data_dir=tmp_path / "data", deadline_us=300_000, on_fault="abort") as mill:
+        summary = mill.finish()
+        found = {row["currency"]: row["sum"] for row in mill.table(sums).rows()}
+    over.set()
+    assert summary["refused"] == 1
+    assert "took longer" in summary["reasons"][0]["reason"]
+    assert found == {"a": 7, "b": 7}
+
+
 def test_an_answer_is_the_same_for_the_run_that_checks(tmp_path: Path) -> None:
     def now(_: str) -> int:
         return time.monotonic_ns()

@@ -39,6 +39,7 @@ mod lane;
 mod lists;
 mod native;
 mod output;
+mod questions;
 mod remote;
 mod rounds;
 mod sample;
@@ -62,6 +63,7 @@ pub use executor::{Executor, Ran};
 pub(crate) use lane::Lane;
 pub(crate) use native::{NativeCode, ROWS_MAX as NATIVE_ROWS_MAX};
 pub use output::{Origins, Output};
+pub use questions::{questions, Question};
 pub use remote::{
     transact, ColumnHandler, ColumnOutput, ColumnProgram, ColumnRow, ColumnStream, ColumnTable,
     Mentioned, OpenBatches, RemoteOutcome, RemoteRows, RemoteStore, SoleAhead, SoleEvents,

@@ -96,11 +96,15 @@ impl Answers {
         }
         // No lock is held, so that others can ask meanwhile. If two ask the same, the first answer
         // counts.
-        let mut answer = ask.now();
+        self.put(asked, ask.now());
+        self.lock().get(&asked).cloned()
+    }
+
+    /// Adds the answer to a question, unless there is one.
+    pub fn put(&self, asked: QuestionId, mut answer: Vec<u8>) {
         // The asker is refused then. Truncation bounds the log.
         answer.truncate(self.bytes_max + 1);
-        let answer = answer.into();
-        Some(self.lock().entry(asked).or_insert(answer).clone())
+        self.lock().entry(asked).or_insert_with(|| answer.into());
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<QuestionId, Arc<[u8]>>> {

@@ -31,12 +31,9 @@ pub use self::outcome::SoleOutcome;
 pub use self::program::SoleProgram;
 use self::segment::{take_before, Ahead, Moment, Segment, EVENTS};
 use super::{ColumnOutput, ABORTED};
-use crate::execute::serial::call;
-use crate::execute::{Executor, Overdue};
+use crate::execute::{questions, Executor, Overdue};
 use crate::pool::Pool;
-use crate::program::{
-    Abort, Answers, Asker, Body, EventLimit, Moment as Instant, QuestionId, Until,
-};
+use crate::program::{Abort, Answers, Asker, EventLimit, QuestionId, Until};
 use crate::schedule::Strategy;
 
 /// Events of a stream, each with its place.
@@ -214,27 +211,11 @@ impl SoleOwner {
         segment.add_work(together.cloned().collect())?;
         events.iter().try_for_each(|events| segment.add(events.clone()))?;
         segment.rank();
-        let program = &*self.of.program;
-        let known = terms.answers.all();
-        // A function without end takes as long here as in its first run.
         let mut epoch = segment.epoch;
-        epoch.answers = Arc::new(Answers::of(known).asking_later());
-        let mut found = Vec::new();
-        for ranked in &epoch.order {
-            let lane = epoch.lanes[ranked.lane as usize];
-            let handler = &program.handlers[lane.handler as usize];
-            let (_, tid) = epoch.event(*ranked);
-            if !matches!(handler.body, Body::Opaque(_)) || handler.is_procedure() {
-                continue;
-            }
-            let event = epoch.runs[lane.run as usize].batch.row(ranked.row as usize);
-            let moment = Instant::at(&epoch, epoch.stamp(*ranked), lane.handler as usize);
-            // Only what it asks counts.
-            let _ = call(program, &tables, lane.handler as usize, &event, &moment, &mut 0);
-            let asked = epoch.answers.take_unknown().into_iter();
-            found.extend(asked.map(|(asked, ask)| (tid, asked, ask)));
-        }
-        Ok(found)
+        epoch.answers = terms.answers.clone();
+        // The row of an event is its place in the order of all nodes.
+        let found = questions(&self.of.program, tables, &mut epoch, usize::MAX).into_iter();
+        Ok(found.map(|of| (of.event.1, of.asked, of.ask)).collect())
     }
 
     /// Executes work by itself.
