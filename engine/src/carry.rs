@@ -61,6 +61,7 @@ pub(crate) fn carry(
         outlets,
         sinks,
         reasons: internal.facts.reasons.clone(),
+        salt: internal.facts.salt,
     };
     Ok((Internal { facts, buffered, rings }, carry.found))
 }

@@ -746,6 +746,7 @@ impl Driver {
             outlets: BTreeMap::new(),
             sinks: Vec::new(),
             reasons: Reasons::default(),
+            salt: state.salt,
         };
         let changed: Vec<_> = tables.iter_mut().map(Table::take_changes).collect();
         // Only versions without a snapshot are taken.

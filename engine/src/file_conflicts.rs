@@ -23,11 +23,12 @@ use crate::spec::{AppSpec, Target};
 pub(crate) fn check(spec: &AppSpec, directories: &[PathBuf], env: &Env) -> Result<()> {
     let own = spec.settings.data_dir.iter().filter(|_| spec.settings.durable != Durable::None);
     for path in own.clone() {
-        match spec.settings.fresh {
-            true => process_mode::check_fresh(&*env.disk, path, Way::One)?,
-            false => drop(process_mode::held(&*env.disk, path)?),
+        if spec.settings.fresh {
+            process_mode::check_fresh(&*env.disk, path, Way::One)?;
         }
-        Emptied { disk: &*env.disk, path, purpose: Purpose::Data }.check_whose()?;
+        if process_mode::held(&*env.disk, path)? != Some(Way::Several) {
+            Emptied { disk: &*env.disk, path, purpose: Purpose::Data }.check_whose()?;
+        }
     }
     let mut written = Vec::new();
     if let Some(path) = spec.settings.log_to.as_ref().filter(|path| **path != Path::new("-")) {

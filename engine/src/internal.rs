@@ -69,6 +69,10 @@ pub(crate) struct Facts {
     /// The reasons of aborts.
     #[serde(default)]
     pub(crate) reasons: Reasons,
+    /// The salt of random numbers. A state that comes from several processes has one, because its
+    /// pushed events are numbered from 0.
+    #[serde(default)]
+    pub(crate) salt: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,6 +143,7 @@ impl Internal {
             clock_us: self.facts.clock_us,
             watermarks: self.facts.watermarks.clone(),
             buffered: self.buffered.clone(),
+            salt: self.facts.salt,
         }
     }
 

@@ -282,7 +282,7 @@ pub trait Functions: Send + Sync {
     /// Counts events that a sole owner has executed.
     fn count_sole(&self, results: &SoleResults, outputs: &[ColumnOutput], counts: &mut Counts) {
         let _ = outputs;
-        counts.ended += results.events;
+        counts.ended += results.committed;
     }
 
     /// Whether results of requests on this stream are outputs: see [`Functions::result_event`].

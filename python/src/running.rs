@@ -54,13 +54,17 @@ pub fn fresh_deletes(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResu
 }
 
 /// Returns how an app ran that was killed and left something in a data directory that no snapshot
-/// has: `one` process, or `several`.
+/// has: `one` process, or `several`, with the settings to finish it, as JSON.
 #[pyfunction]
-pub fn unfinished(py: Python<'_>, data_dir: &str) -> PyResult<Option<&'static str>> {
-    let way = detached(py, || Ok(tidemill_engine::unfinished(&Env::real(), Path::new(data_dir))))?;
-    Ok(way.map(|way| match way {
-        Way::One => "one",
-        Way::Several => "several",
+pub fn unfinished(py: Python<'_>, data_dir: &str) -> PyResult<Option<(&'static str, String)>> {
+    let found =
+        detached(py, || Ok(tidemill_engine::unfinished(&Env::real(), Path::new(data_dir))))?;
+    Ok(found.map(|found| {
+        let way = match found.way {
+            Way::One => "one",
+            Way::Several => "several",
+        };
+        (way, found.settings.to_string())
     }))
 }
 

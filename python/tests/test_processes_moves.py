@@ -144,7 +144,7 @@ def state(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     done = run(folder)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    names = ("events", "refused", "dead", "late", "state_hash", "tables", "reasons")
+    names = ("events", "committed", "refused", "dead", "late", "state_hash", "tables", "reasons")
     found = {name: summary[name] for name in names}
     found["tables"] = [(table["name"], table["rows"]) for table in found["tables"]]
     inputs = {"app.py", "moves.csv", "moves-1.csv", "moves-2.csv", "marks.csv"}
@@ -203,6 +203,15 @@ async def pay(self, ctx, cents: int) -> list[int]:
 @account.function(creates=True)
 async def quiet(self, ctx, cents: int):
     self.cents += cents
+
+
+# Only clients of several processes could send into it.
+spare = app.stream("spare", what=str)
+
+
+@app.transaction(spare)
+def spared(tx, e):
+    counts[e.what].n += 1
 
 
 @app.every("100ms")
@@ -476,3 +485,72 @@ def test_pushed_events_that_wait_are_received_again(tmp_path: Path) -> None:
 def waiting(url: str) -> bool:
     health = httpx.get(f"{url}/health", timeout=30).json()
     return bool(health["generation"] and health["buffered"])
+
+
+def test_random_numbers_differ_after_moves(tmp_path: Path) -> None:
+    path = tmp_path / "app.py"
+    path.write_text(
+        """
+import tidemill as tm
+
+app = tm.App("ids")
+ids = app.table("ids", key="id", id=str, nr=int)
+counts = app.table("counts", key="what", what=str, n=tm.column(int, default=0))
+rows = app.stream("rows", nr=int)
+rows.read(tm.files("rows.csv"))
+
+
+@app.procedure()
+def new(tx, nr: int) -> str:
+    id = str(tx.uuid())
+    ids.insert(id=id, nr=nr)
+    return id
+
+
+@app.transaction(rows, opaque=True)
+def take(tx, e):
+    ids.insert(id=str(tx.uuid()), nr=e.nr)
+    counts["ticks"].n += 1
+"""
+    )
+    made: list[str] = []
+    for step, flags in enumerate([ONE, TWO, ONE, THREE, ONE]):
+        with (tmp_path / "rows.csv").open("a") as file:
+            file.write("nr\n" * (step == 0) + f"{step}\n" * 20)
+        line = ["run", "app.py", "--http", "0", "--data-dir", "data", *flags]
+        line += settings() if flags else []
+        with Process(tmp_path / f"run-{step}", *line, within=["env", "-C", str(tmp_path)]) as app:
+            url = app.find(r"http +(http://\S+)")
+            for n in range(5):
+                status, id = ask(url, "new", f"{step} {n}", nr=n)
+                assert status == 200, id
+                made.append(id)
+            wait_for("rows", partial(more_ticks, url, 20 * (step + 1)))
+            assert app.stop() == 0
+    found = {row["id"] for row in rows(tmp_path / "data", "ids")}
+    assert len(found) == 5 * 20 + len(made)
+    assert found > set(made)
+
+
+def test_a_killed_run_is_finished_with_its_own_settings(tmp_path: Path) -> None:
+    fill(tmp_path, SLOW)
+    name = ["--set", "cluster_name=other", "--set", "cluster_sources=3"]
+    assert kill_in_the_middle(tmp_path, 0, [*TWO, *name])
+    found = state(tmp_path)[1]
+    assert found["events"] == MOVES
+
+
+def test_a_directory_that_has_lost_the_places_of_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SHOP)
+    grow(tmp_path, 0)
+    assert run(tmp_path, *TWO).returncode == 0
+    places = tmp_path / "shop.tidemill" / "cluster" / "feeds"
+    kept = places.read_bytes()
+    places.unlink()
+    grow(tmp_path, 1)
+    for flags in (TWO, ONE):
+        done = run(tmp_path, *flags)
+        assert done.returncode == 1
+        assert "feeds is missing" in done.stderr
+    places.write_bytes(kept)
+    assert run(tmp_path).returncode == 0

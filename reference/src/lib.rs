@@ -359,6 +359,7 @@ impl<'a> Machine<'a> {
             step,
             answers: self.answers,
             ignores_deadlines: false,
+            salt: 0,
         }
     }
 

@@ -41,7 +41,7 @@ use super::from_one::OneState;
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::topics::{sources, Topics};
-use super::upgrade::{Starting, FILES};
+use super::upgrade::{Found, Starting, FILES};
 use super::{cuts, fingerprint, log_of, ClusterSettings};
 use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Health, RetainedRows, StreamProgress};
@@ -200,8 +200,12 @@ impl Cluster {
         // bounds the numbers before.
         let now = || env.clock.now_us().unsigned_abs();
         let numbered = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
-        if served.is_none() {
-            cuts::check(&*log, sources)?;
+        match served {
+            None => cuts::check(&*log, sources)?,
+            Some(_) => {
+                let newest = Found::read(&*log)?.manifest;
+                newest.iter().try_for_each(|newest| feeds.check(dir, &newest.inputs))?;
+            }
         }
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
         let starting = Starting {
@@ -215,6 +219,7 @@ impl Cluster {
             log: &*log,
             store: Arc::new(Within::new(shared.store.clone(), &host.cluster)),
             name: &host.cluster,
+            kept: settings.kept(&host.cluster),
             sources,
             feeds: of_files,
             ways: &ways,

@@ -77,6 +77,8 @@ pub(super) struct Feeds {
     first: u32,
     /// The feeds that had ended and continue, each with the first record of the new rows.
     pub goes_on: Arc<[(u32, u64)]>,
+    /// Whether the directory has no marks.
+    is_blind: bool,
     /// The first records after all that was given out before.
     begins: Vec<u64>,
     shared: Arc<Shared>,
@@ -156,7 +158,7 @@ impl Feeds {
         env: &Env,
     ) -> Result<Feeds> {
         let marks = if fresh { None } else { marks::read(&*env.disk, dir)? };
-        let (mut feeds, mut about) = (Vec::new(), Vec::new());
+        let (mut feeds, mut about, is_blind) = (Vec::new(), Vec::new(), marks.is_none());
         for (nth, decl) in of_files(spec).enumerate() {
             let key = key_of(nth, decl);
             let known = marks.as_ref().and_then(|marks| marks.get(&key));
@@ -190,7 +192,7 @@ impl Feeds {
         let reader = Reader { env: own, dir, feeds, ahead, shared: shared_too };
         if reader.feeds.is_empty() {
             let thread = Mutex::new(None);
-            return Ok(Feeds { first, goes_on, begins, shared, jobs: None, thread });
+            return Ok(Feeds { first, goes_on, is_blind, begins, shared, jobs: None, thread });
         }
         let (jobs, taken) = channel();
         let told = reader.shared.clone();
@@ -206,7 +208,7 @@ impl Feeds {
         let thread = env.threads.spawn("cluster-feeds", Box::new(run));
         let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
         let (jobs, thread) = (Some(jobs), Mutex::new(Some(thread)));
-        Ok(Feeds { first, goes_on, begins, shared, jobs, thread })
+        Ok(Feeds { first, goes_on, is_blind, begins, shared, jobs, thread })
     }
 
     /// Opens the files of a declaration. Returns them with their names, in their order.
@@ -245,6 +247,19 @@ impl Feeds {
         marks::write(disk, dir, &marks)
     }
 
+    /// Refuses a directory that has lost its marks. `inputs` are the first records of all sources that
+    /// were not executed.
+    ///
+    /// # Errors
+    /// When it has.
+    pub fn check(&self, dir: &Path, inputs: &[u64]) -> Result<()> {
+        let own = inputs.iter().skip(self.first as usize);
+        match self.is_blind && own.into_iter().any(|input| *input > 0) {
+            true => Err(marks::missing(dir)),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the positions of all files of an app, with the first records of their sources that were
     /// not executed.
     ///
@@ -256,7 +271,11 @@ impl Feeds {
         (dir, inputs): (&Path, &[u64]),
         env: &Env,
     ) -> Result<Vec<FilesAt<'a>>> {
-        let marks = marks::read(&*env.disk, dir)?.unwrap_or_default();
+        let marks = marks::read(&*env.disk, dir)?;
+        if marks.is_none() && inputs.iter().any(|input| *input > 0) {
+            return Err(marks::missing(dir));
+        }
+        let marks = marks.unwrap_or_default();
         let stand_at = |((nth, decl), input): ((usize, &'a SourceDecl), &u64)| {
             let key = key_of(nth, decl);
             let known = (ends_of(spec, decl), marks.get(&key));

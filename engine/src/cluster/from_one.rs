@@ -5,7 +5,7 @@
 //! received again: from their file, or from the log, where they are put. Cuts after the snapshot can't
 //! move, because only the way to run that recorded them can execute them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use tidemill_function::{Counts, Functions as _};
 use tidemill_place::partition_of_bytes;
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::order::Run;
+use tidemill_txn::program::Program;
 
 use super::ask::answer;
 use super::feeds::{Feeds, FilesAt};
@@ -29,10 +30,13 @@ use super::ClusterSettings;
 use crate::changes::counted;
 use crate::compare::{encoded, Comparison};
 use crate::data_dir::{taken, Site};
+use crate::fingerprint;
 use crate::functions::AppFunctions;
 use crate::internal::{Facts, SourceFacts};
 use crate::moves::{settle, Move, Way};
+use crate::outlets::sink_keys;
 use crate::process_mode;
+use crate::requests;
 use crate::schema::{records_after, Left};
 use crate::spec::AppSpec;
 use crate::stored::Stored;
@@ -181,17 +185,21 @@ impl TakenOver<'_> {
             inputs[source as usize] = at;
         }
         let outputs = vec![0; inputs.len()];
+        // Random numbers are made of the places of transactions, and in one process of the numbers of
+        // events.
+        let offsets = facts.sources.iter().map(|source| source.next_offset);
+        let base = offsets.fold(facts.seq, u64::max);
         let times = self.times(left, starting.event_time);
         let written = match facts.sinks.is_empty() {
             true => Written::default(),
-            false => Note::new(*app, &facts.sinks).at(facts.seq, outputs.clone()),
+            false => Note::new(*app, &facts.sinks).at(base, outputs.clone()),
         };
         Ok(Some(Manifest {
             program: starting.fingerprint,
             generation,
             epoch,
             clock_us,
-            base: facts.seq,
+            base,
             buffered: if times.newest.is_empty() { Vec::new() } else { inputs.clone() },
             waiting: Some(Vec::new()),
             inputs,
@@ -328,7 +336,7 @@ fn newest(
             _ => Err(unfinished("it has no snapshot".into())),
         };
     };
-    if !left.is_of(&Stored::of(spec, env)?) {
+    if !is_same(&left, spec)? {
         let what = "it belongs to another version of the app, or to other outputs";
         return Err(Error::setting(what).help(
             "let this version take it over first: run it without --processes, with --upgrade, and stop it",
@@ -340,6 +348,21 @@ fn newest(
         ));
     }
     Ok(Some((site.app, left, store)))
+}
+
+/// Whether an app has taken a snapshot. Sources don't matter: on several processes clients may send
+/// into any stream, and changed files are found later.
+fn is_same(left: &Left, spec: &AppSpec) -> Result<bool> {
+    let text = |program: &Program| {
+        let mut program = program.clone();
+        program.sources.clear();
+        fingerprint::of(&fingerprint::text(&program))
+    };
+    let mut program = spec.program.clone();
+    requests::add(&mut program)?;
+    let sinks = left.internal.facts.sinks.iter();
+    let sinks: BTreeSet<_> = sinks.map(|of| (of.stream.clone(), of.path.clone())).collect();
+    Ok(text(&left.stored.program) == text(&program) && sink_keys(&spec.sinks)? == sinks)
 }
 
 /// Returns the first waiting event of each source.

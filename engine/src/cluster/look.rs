@@ -44,10 +44,8 @@ impl LookedAt {
     /// When there is none in the directory, or it is damaged.
     pub(crate) fn newest(env: &Env, dir: &Path) -> Result<LookedAt> {
         let cluster = dir.join(CLUSTER);
-        let Some(Written { is, cluster: name, .. }) = Written::read(&*env.disk, &cluster)? else {
-            return Err(nothing(&cluster));
-        };
-        let name = if name.is_empty() { is.app.program.name.to_string() } else { name };
+        let written = Written::read(&*env.disk, &cluster)?.ok_or_else(|| nothing(&cluster))?;
+        let (name, is) = (written.name(), written.is);
         let root = DirStore::alone(env.disk.clone(), cluster.join("snapshots"));
         let store: Arc<dyn Store> = Arc::new(Within::new(Arc::new(root), &name));
         let mut tries = 0;

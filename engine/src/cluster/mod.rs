@@ -78,21 +78,29 @@ pub(crate) fn messages(
 /// Returns the way to run whose last run has left something in a data directory that no snapshot
 /// has, because it was killed. Only a start in the same way can finish that. The start that follows
 /// reports whatever is wrong with the directory.
-pub fn unfinished(env: &Env, dir: &Path) -> Option<Way> {
+pub fn unfinished(env: &Env, dir: &Path) -> Option<Unfinished> {
     find_unfinished(env, dir).ok().flatten()
 }
 
-fn find_unfinished(env: &Env, dir: &Path) -> Result<Option<Way>> {
+/// A run that left something that no snapshot has.
+pub struct Unfinished {
+    /// The way in which it ran.
+    pub way: Way,
+    /// The settings that it must be finished with, by their names.
+    pub settings: serde_json::Value,
+}
+
+fn find_unfinished(env: &Env, dir: &Path) -> Result<Option<Unfinished>> {
     let disk = &*env.disk;
     let Some(way) = process_mode::held(disk, dir)? else { return Ok(None) };
     let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
     let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
     settle(disk, dir)?;
-    let is_unfinished = match way {
-        Way::One => from_one::is_unfinished(dir, env)?,
-        Way::Several => to_one::is_unfinished(&dir.join(CLUSTER), env)?,
+    let settings = match way {
+        Way::One => from_one::is_unfinished(dir, env)?.then(|| serde_json::json!({})),
+        Way::Several => to_one::unfinished(&dir.join(CLUSTER), env)?,
     };
-    Ok(is_unfinished.then_some(way))
+    Ok(settings.map(|settings| Unfinished { way, settings }))
 }
 
 /// A hash of everything that determines how a log is executed. It has the program, the setting that

@@ -15,6 +15,7 @@ use tidemill_txn::program::Extent;
 
 use super::feeds;
 use super::topics::sources;
+use super::upgrade::Kept;
 use crate::functions::{has_sole_owner, knows_rows};
 use crate::spec::AppSpec;
 
@@ -144,6 +145,12 @@ impl ClusterSettings {
     /// The name of the cluster.
     pub(super) fn name(&self, spec: &AppSpec) -> String {
         self.name.clone().unwrap_or_else(|| spec.program.name.to_string())
+    }
+
+    /// The settings that the log of a cluster depends on.
+    pub(super) fn kept(&self, name: &str) -> Kept {
+        let ClusterSettings { sources, message_bytes_max, snapshots, .. } = self.clone();
+        Kept { name: name.to_owned(), sources, message_bytes_max, snapshots }
     }
 
     /// Returns the checked settings of a process.

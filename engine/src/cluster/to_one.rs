@@ -109,18 +109,19 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
     Ok(())
 }
 
-/// Whether several processes have left something in a coordinator's directory that no snapshot has.
-/// Where this is unknown, a start finds out.
-pub(crate) fn is_unfinished(cluster: &Path, env: &Env) -> Result<bool> {
-    let Some(Written { is, cluster: name, .. }) = Written::read(&*env.disk, cluster)? else {
-        return Ok(false);
-    };
+/// Returns the settings with which to finish what several processes have left in a coordinator's
+/// directory, if no snapshot has it. Where this is unknown, a start finds out.
+pub(crate) fn unfinished(cluster: &Path, env: &Env) -> Result<Option<serde_json::Value>> {
+    let Some(written) = Written::read(&*env.disk, cluster)? else { return Ok(None) };
     let log = cluster.join("log");
     if !env.disk.exists(&log).map_err(|e| Error::io(log.display(), &e))? {
-        return Ok(false);
+        return Ok(None);
     }
-    let name = if name.is_empty() { is.app.program.name.to_string() } else { name };
-    Ok(matches!(newest_of(&is, &name, cluster, env)?, (_, NewestFound::Unfinished(_))))
+    let found = newest_of(&written, cluster, env, |_| false)?.1;
+    if let NewestFound::Whole(_) = found {
+        return Ok(None);
+    }
+    Ok(Some(written.cluster.map_or_else(|| serde_json::json!({}), |kept| kept.settings())))
 }
 
 /// The newest snapshot of a served log, or why it does not have everything.
@@ -129,15 +130,15 @@ enum NewestFound {
     Unfinished(String),
 }
 
-/// Reads a served log for its newest snapshot.
+/// Reads a served log for its newest snapshot. Calls that are `left` may come after it.
 fn newest_of(
-    is: &Version,
-    name: &str,
+    written: &Written,
     cluster: &Path,
     env: &Env,
+    left: impl Fn(&Call) -> bool,
 ) -> Result<(FileLog, NewestFound)> {
-    let held = tidemill_host::hold(env, cluster)?;
-    let log = FileLog::open(env, cluster.join("log"), log_of(name), held, SEGMENT_BYTES_MIN)?;
+    let (held, app) = (tidemill_host::hold(env, cluster)?, log_of(&written.name()));
+    let log = FileLog::open(env, cluster.join("log"), app, held, SEGMENT_BYTES_MIN)?;
     let Found { manifest, cuts, .. } = Found::read(&log)?;
     let Some(manifest) = manifest else {
         return Ok((log, NewestFound::Unfinished("it has no snapshot".into())));
@@ -146,9 +147,14 @@ fn newest_of(
         let cuts = counted(cuts as u64, "recorded cut");
         format!("it was not stopped cleanly, and {cuts} came after the newest snapshot")
     });
-    let own = manifest.inputs.len().saturating_sub(is.sources_read());
+    let own = manifest.inputs.len().saturating_sub(written.is.sources_read());
+    let is_left = |record: &Record| match record {
+        Record::Requests(requests) => requests.iter().all(|request| left(&request.call)),
+        _ => false,
+    };
     for (source, from) in (0..).zip(&manifest.inputs[..own]) {
-        if unfinished.is_none() && read(&log, Topic::Input(source), *from)?.upto > *from {
+        let later = read(&log, Topic::Input(source), *from)?.records;
+        if unfinished.is_none() && !later.iter().all(|(_, record)| is_left(record)) {
             unfinished = Some("requests were recorded, and not executed".into());
         }
     }
@@ -179,13 +185,14 @@ impl Several {
             disk.exists(&path).map_err(|e| Error::io(path.display(), &e))
         };
         let written = Written::read(disk, cluster)?;
-        let Some(Written { is, becomes: None, cluster: name }) = written else {
+        let Some(written) = written.filter(|written| written.becomes.is_none()) else {
             return Err(unfinished("its last start or upgrade was not completed".into()));
         };
+        let is = written.is.clone();
         if !exists("log")? {
-            return Err(Error::setting("its log is in Kafka").help(again));
+            return Err(Error::setting("its log is in Kafka, or missing").help(again));
         }
-        let name = if name.is_empty() { spec.program.name.to_string() } else { name };
+        let name = written.name();
         let functions = functions(spec)?;
         if !is_same(&is.app.program, functions.program()) {
             let what = "it belongs to another version of the app";
@@ -198,14 +205,17 @@ impl Several {
                 Error::setting("it reads topics, whose positions can't move yet").help(again)
             );
         }
-        let (log, manifest) = match newest_of(&is, &name, cluster, env)? {
+        // Answers to work outside are asked for again, because the rows of that work are there.
+        let is_answer = |call: &Call| functions.is_answer(call, &spec.externals);
+        let (log, manifest) = match newest_of(&written, cluster, env, is_answer)? {
             (log, NewestFound::Whole(manifest)) => (log, manifest),
             (_, NewestFound::Unfinished(why)) => return Err(unfinished(why)),
         };
         if !exists("snapshots")? && !manifest.objects.is_empty() {
-            return Err(
-                Error::setting("its snapshots are elsewhere (cluster_snapshots)").help(again)
-            );
+            return Err(Error::setting(
+                "its snapshots are elsewhere (cluster_snapshots), or missing",
+            )
+            .help(again));
         }
         let store = DirStore::shared(env, cluster.join("snapshots"))?;
         let store = Arc::new(Within::new(Arc::new(store), &name));
@@ -257,12 +267,15 @@ impl Several {
             epoch: manifest.epoch,
             clock_us: manifest.clock_us,
             watermarks,
-            seq: manifest.base,
+            // It is not below the places of transactions, which random numbers are made of. So they
+            // are higher if several processes take the state over again.
+            seq: manifest.base.saturating_mul(manifest.inputs.len() as u64),
             sources: sources(to, files, &newest),
             frontiers_us,
             counts: counts(&left.stored, manifest),
             sinks: note.sinks.clone(),
             reasons: manifest.counts.reasons.clone(),
+            salt: env.random.next_u64() | 1,
             ..std::mem::take(&mut left.internal.facts)
         };
         left.internal.facts = facts;

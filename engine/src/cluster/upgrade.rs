@@ -98,12 +98,44 @@ pub(super) struct Written {
     pub is: Version,
     /// The version after an upgrade, and the epoch from which it counts.
     pub becomes: Option<(u64, Version)>,
-    /// The cluster's name. Earlier versions did not write it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cluster: String,
+    /// The settings that the log depends on. Earlier versions did not write them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Kept>,
+}
+
+/// Settings of a cluster that its log depends on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Kept {
+    pub name: String,
+    pub sources: u32,
+    pub message_bytes_max: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshots: Option<String>,
+}
+
+impl Kept {
+    /// Returns them by the names that users give them.
+    pub fn settings(&self) -> serde_json::Value {
+        let Kept { name, sources, message_bytes_max, snapshots } = self;
+        let mut settings = serde_json::json!({
+            "cluster_name": name, "cluster_sources": sources,
+            "cluster_message_bytes_max": message_bytes_max,
+        });
+        if let Some(snapshots) = snapshots {
+            settings["cluster_snapshots"] = snapshots.as_str().into();
+        }
+        settings
+    }
 }
 
 impl Written {
+    /// The cluster's name.
+    pub fn name(&self) -> String {
+        let known = self.cluster.as_ref().map(|kept| kept.name.clone());
+        known.unwrap_or_else(|| self.is.app.program.name.to_string())
+    }
+
     /// Reads the file of a coordinator's directory, if there is one.
     ///
     /// # Errors
@@ -120,7 +152,9 @@ impl Written {
         }
         serde_json::from_str(&text).map(Some).map_err(|e| {
             let what = format!("{} can't be read: {e}", dir.join(PROGRAM).display());
-            Error::setting(what).help("it was written by another version of tidemill: use that one")
+            Error::setting(what).help(
+                "another version of tidemill has written it: use that one; or it is damaged: restore it as it was",
+            )
         })
     }
 }
@@ -193,6 +227,8 @@ pub(super) struct Starting<'a> {
     pub store: Arc<dyn Store>,
     /// The cluster's name.
     pub name: &'a str,
+    /// The settings that the log depends on.
+    pub kept: Kept,
     pub sources: u32,
     /// The number of sources that are files, which come last. Their unread rows are not requests
     /// yet.
@@ -600,7 +636,7 @@ impl Starting<'_> {
     }
 
     fn write(&self, is: Version, becomes: Option<(u64, Version)>) -> Result<()> {
-        let written = Written { is, becomes, cluster: self.name.to_owned() };
+        let written = Written { is, becomes, cluster: Some(self.kept.clone()) };
         let text = serde_json::to_string(&written).expect("an app is JSON");
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)

@@ -77,7 +77,6 @@ impl Counting {
         outputs: &[ColumnOutput],
         counts: &mut Counts,
     ) {
-        let mut failed = results.refused.len() as u64;
         for (stream, why) in &results.refused {
             let mut takers = program.takers(*stream).map(|(handler, _)| handler);
             let only = takers.next().filter(|_| takers.next().is_none());
@@ -96,7 +95,6 @@ impl Counting {
             };
             let own: Vec<u32> = (0..batch.len() as u32).filter(is_own).collect();
             let batch = &if own.len() == batch.len() { batch.clone() } else { batch.take(&own) };
-            let ordinals = own.iter().map(|row| &ordinals[*row as usize]);
             counts.reasons.count(&program.handlers[handler].name, batch);
             let reason = batch.schema().len() - 1;
             let is_fault = |row: &usize| match batch.value(reason, *row) {
@@ -106,9 +104,8 @@ impl Counting {
             let faults = (0..batch.len()).filter(is_fault).count() as u64;
             counts.faults += faults;
             counts.refused += batch.len() as u64 - faults;
-            failed += ordinals.filter(|ordinal| **ordinal == ABORTED_EVENT).count() as u64;
         }
-        counts.ended += results.events.saturating_sub(failed);
+        counts.ended += results.committed;
         for (handler, abort) in &results.faults {
             name_fault(program, counts, Some(*handler), abort, None);
         }

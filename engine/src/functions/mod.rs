@@ -45,7 +45,7 @@ use self::times::Times;
 use crate::calls::Reply;
 use crate::requests::Request;
 use crate::settings::OnFault;
-use crate::spec::AppSpec;
+use crate::spec::{AppSpec, ExternalDecl};
 use crate::timers;
 
 /// Begins functions that find their accesses by running.
@@ -559,14 +559,29 @@ impl AppFunctions {
         Ok(())
     }
 
+    /// Whether a call is an answer to work outside.
+    pub fn is_answer(&self, call: &Call, externals: &[ExternalDecl]) -> bool {
+        let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();
+        let call = inner.as_ref().unwrap_or(call);
+        let of_handler = || {
+            let handler = &self.program.handlers[self.handler_of_call(call)?];
+            Some(handler.input)
+        };
+        let stream = self.round_of(call.target).or_else(of_handler);
+        let name = stream.map(|stream| &*self.program.streams[stream.index()].spec.name);
+        name.is_some_and(|name| externals.iter().any(|decl| *decl.answers == *name))
+    }
+
     /// Whether a call is a row that could not be read.
     pub fn is_dead_letter(&self, call: &Call) -> bool {
         call.target == Letters::TARGET
     }
 
-    /// Whether a call is an event of a stream.
+    /// Whether a call is an event of a stream, or one of a function.
     pub fn is_event(&self, call: &Call) -> bool {
-        self.round_of(call.target).is_some() || self.handler_of_call(call).is_some()
+        matches!(call.target, Batches::ENDING | Times::ADMITTED)
+            || self.round_of(call.target).is_some()
+            || self.handler_of_call(call).is_some()
     }
 
     /// Whether the handler exists, and the call has a value for each column of its stream. Any

@@ -85,8 +85,10 @@ impl Functions for AppFunctions {
         let own = [Batches::TARGET, Batches::LAST, Slides::TARGET, Slides::LAST];
         let is_engines = counts::is_engines(inner.as_ref().unwrap_or(call), &own);
         counts.events += u64::from(is_first && !is_engines);
+        // The transactions of a sole owner are counted by their handlers.
+        let is_counted = self.sole.is_some() && self.is_event(inner.as_ref().unwrap_or(call));
         match outcome {
-            Ok(_) => counts.ended += u64::from(!is_engines),
+            Ok(_) => counts.ended += u64::from(!is_engines && !is_counted),
             Err(abort) => {
                 let handler = self.handler_of_call(call);
                 let event = place.map(|at| counts::event_named(&self.program, at, handler));

@@ -204,8 +204,8 @@ pub struct ColumnOutcome {
 pub struct SoleResults {
     /// The places of calls, ascending. The nodes that received them count their results.
     pub calls: Vec<u64>,
-    /// The number of events by column.
-    pub events: u64,
+    /// The number of transactions that committed, with those of calls.
+    pub committed: u64,
     /// Those that a `map` or `filter` can't compute: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
     /// The transactions whose functions failed: the handler, and the abort. Results of calls are left

@@ -170,7 +170,6 @@ impl SoleEpoch {
                 return Err(Error::internal("there is no such stream"));
             };
             let takers = SoleTakers::Round(tidemill_core::StreamId(stream));
-            outcome.results.events += tids.len() as u64;
             events.push(SoleEvents { takers, tids, batch });
         }
         self.calls.sort_by_key(|(tid, ..)| *tid);
@@ -402,8 +401,7 @@ impl Step<'_> {
     ) -> Result<Vec<Overdue>> {
         let Step { sole, pool, functions, terms, seq, outcome } = self;
         let done = sole.run(*pool, (tables, *seq), events, work, terms)?;
-        let SoleOutcome { outputs, results: own, refused, faults, overdue, transactions, .. } =
-            done;
+        let SoleOutcome { outputs, results: own, refused, faults, overdue, .. } = done;
         *seq = done.seq;
         let short = |(tid, result): (u64, CallResult)| (tid, result.map_err(size::shortened));
         let own: BTreeMap<u64, CallResult> = own.into_iter().map(short).collect();
@@ -418,7 +416,8 @@ impl Step<'_> {
         outcome.outputs.extend(outputs);
         outcome.results.refused.extend(refused);
         outcome.results.faults.extend(faults);
-        outcome.transactions += transactions as usize;
+        outcome.results.committed += done.committed;
+        outcome.transactions += done.transactions as usize;
         Ok(overdue)
     }
 }

@@ -7,6 +7,7 @@ So the app runs that way once more, until a snapshot has everything.
 from __future__ import annotations
 
 import argparse
+import json
 import secrets
 import sys
 import time
@@ -18,14 +19,14 @@ from tidemill import _native
 from tidemill.app import App
 from tidemill.cluster import Coordinator
 from tidemill.config import ALL, DIRECTORY, PROCESSES, in_memory
-from tidemill.errors import ResourceError
+from tidemill.errors import ResourceError, SettingError
 from tidemill.mill import Mill
 
 #: Settings that mean nothing while a run is finished.
 NOT_NOW = ("fresh", "upgrade", "renames", "on_fault", "http_port", "cluster_listen")
 
 #: The longest time until the workers of a killed run have executed what it recorded.
-FINISH_S = 600.0
+FINISH_S = 120.0
 
 
 def finish(app: App, args: argparse.Namespace, settings: Mapping[str, Any], way: str) -> None:
@@ -36,19 +37,28 @@ def finish(app: App, args: argparse.Namespace, settings: Mapping[str, Any], way:
     """
     if settings.get("fresh") or in_memory(settings) or not Path(settings["data_dir"]).exists():
         return
-    left = _native.unfinished(str(settings["data_dir"]))
-    if left == way or left is None:
+    found = _native.unfinished(str(settings["data_dir"]))
+    if found is None or found[0] == way:
         return
+    left, needed = found[0], json.loads(found[1])
     how = "in one process" if left == "one" else "on several processes"
     print(f"finishing the last run, which was {how}", file=sys.stderr, flush=True)
     mode = DIRECTORY if left == "one" else PROCESSES
     fits = {name: value for name, value in settings.items() if mode in ALL[name].modes}
     own = {name: value for name, value in fits.items() if name not in NOT_NOW}
-    own["data_dir"] = settings["data_dir"]
+    own |= {"data_dir": settings["data_dir"], **needed}
     if left == "one":
-        Mill(app, own | {"on_fault": "abort"}, keep_all=False, push=False).stop()
+        _in_one(app, own | {"on_fault": "abort"}).stop()
     else:
         _on_several(app, args, own)
+
+
+def _in_one(app: App, settings: dict[str, Any]) -> Mill:
+    try:
+        return Mill(app, settings, keep_all=False, push=False)
+    except SettingError:
+        # The app was started from Python, which can send into any stream.
+        return Mill(app, settings, keep_all=False, push=True)
 
 
 def _on_several(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> None:

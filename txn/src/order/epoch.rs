@@ -218,6 +218,8 @@ pub struct Epoch {
     /// Whether no clock ends its functions, because outputs of it have left. They were computed as
     /// if no function took too long, beside those that are known to.
     pub ignores_deadlines: bool,
+    /// The [salt](crate::program::Moment::salt) of random numbers.
+    pub salt: u64,
 }
 
 impl Epoch {

@@ -71,6 +71,8 @@ pub struct Sequencer {
     watermarks: Vec<Position>,
     /// Buffered runs, each in stamp order, because every cut looks for their ready events.
     buffered: Vec<Run>,
+    /// The salt of random numbers.
+    salt: u64,
     slides_max: i64,
 }
 
@@ -85,6 +87,8 @@ pub struct SequencerState {
     pub watermarks: Vec<Position>,
     /// The buffered events.
     pub buffered: Vec<Run>,
+    /// The [salt](crate::program::Moment::salt) of random numbers.
+    pub salt: u64,
 }
 
 const LATE_HELP: &str =
@@ -148,6 +152,7 @@ impl Sequencer {
             epoch: 0,
             clock_us: i64::MIN,
             buffered: Vec::new(),
+            salt: 0,
             slides_max: SLIDES_MAX,
         })
     }
@@ -165,6 +170,7 @@ impl Sequencer {
             clock_us: self.clock_us,
             watermarks: self.groups.of.iter().map(|g| self.watermarks[*g]).collect(),
             buffered: self.buffered.clone(),
+            salt: self.salt,
         }
     }
 
@@ -182,6 +188,7 @@ impl Sequencer {
         }
         sequencer.epoch = state.epoch;
         sequencer.clock_us = state.clock_us;
+        sequencer.salt = state.salt;
         sequencer.buffered = state.buffered;
         sequencer.buffered.iter_mut().for_each(Run::put_in_order);
         Ok(sequencer)
@@ -405,7 +412,7 @@ impl Sequencer {
         self.watermarks.clone_from(&marks);
         ready.retain(|run| !run.offsets.is_empty());
         let mut epoch = Epoch::rank_in_order(pool, &self.program, ready);
-        (epoch.clock_us, epoch.closings) = (self.clock_us, closings);
+        (epoch.clock_us, epoch.closings, epoch.salt) = (self.clock_us, closings, self.salt);
         let ended = |source| input.ended.contains(&source);
         let newest_us = |source: SourceId| input.times_max[source.index()];
         let times = (self.clock_us, &newest_us as &dyn Fn(SourceId) -> Option<i64>);

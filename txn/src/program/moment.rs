@@ -20,6 +20,8 @@ pub struct Moment<'e> {
     pub answers: &'e Answers,
     /// Whether no clock may end the transaction.
     pub ignores_deadlines: bool,
+    /// Distinguishes its random numbers where events are numbered from 0 again; 0 at first.
+    pub salt: u64,
 }
 
 impl<'e> Moment<'e> {
@@ -31,8 +33,9 @@ impl<'e> Moment<'e> {
 
     /// Returns the moment of any transaction of an epoch.
     pub fn at(epoch: &'e Epoch, stamp: Stamp, step: usize) -> Moment<'e> {
-        let Epoch { clock_us, answers, ignores_deadlines, .. } = epoch;
-        Moment { now_us: *clock_us, stamp, step, answers, ignores_deadlines: *ignores_deadlines }
+        let Epoch { clock_us: now_us, answers, ignores_deadlines, salt, .. } = epoch;
+        let (now_us, ignores_deadlines, salt) = (*now_us, *ignores_deadlines, *salt);
+        Moment { now_us, stamp, step, answers, ignores_deadlines, salt }
     }
 
     /// Returns the time of the stamp.
@@ -58,6 +61,9 @@ impl<'e> Moment<'e> {
         let mut bytes = Vec::with_capacity(64);
         let mut put = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
         [seed, source, offset, self.step as u64, count].into_iter().for_each(&mut put);
+        if self.salt != 0 {
+            put(self.salt);
+        }
         for (handler, output) in &self.stamp.path {
             put(u64::from(*handler) << 32 | u64::from(*output));
         }
@@ -82,7 +88,7 @@ impl When {
     pub fn moment<'a>(&self, step: usize, answers: &'a Answers) -> Moment<'a> {
         let When { now_us, time_us, chance } = *self;
         let at = Position { time_us, source: SourceId(0), offset: chance };
-        Moment { now_us, stamp: Stamp::of(at), step, answers, ignores_deadlines: false }
+        Moment { now_us, stamp: Stamp::of(at), step, answers, ignores_deadlines: false, salt: 0 }
     }
 }
 
@@ -100,6 +106,7 @@ mod tests {
             step,
             answers: &answers,
             ignores_deadlines: false,
+            salt: 0,
         };
         let first = of(&stamp, 0, 1).random(3, 0);
         assert_eq!(first, of(&stamp, 0, 2).random(3, 0));
@@ -108,6 +115,7 @@ mod tests {
             of(&stamp, 0, 1).random(4, 0),
             of(&stamp, 0, 1).random(3, 1),
             of(&stamp.derived(0, 0), 0, 1).random(3, 0),
+            Moment { salt: 1, ..of(&stamp, 0, 1) }.random(3, 0),
         ];
         assert!(others.iter().all(|other| *other != first));
     }

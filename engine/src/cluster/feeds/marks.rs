@@ -92,6 +92,13 @@ pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Marks>> {
     })
 }
 
+/// The error for a directory that has lost its marks.
+pub(super) fn missing(dir: &Path) -> Error {
+    Error::input(format!("{} is missing", dir.join(FEEDS).display())).help(
+        "restore it as it was, or start from scratch with --fresh: it says which rows of the files that streams read          were executed",
+    )
+}
+
 /// Makes the marks durable.
 pub(super) fn write(disk: &dyn Disk, dir: &Path, marks: &Marks) -> Result<()> {
     let text = serde_json::to_string(marks).expect("marks are JSON");

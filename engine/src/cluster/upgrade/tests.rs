@@ -111,6 +111,7 @@ impl Site {
             log: &self.log,
             store: self.store.clone(),
             name: "bank",
+            kept: crate::ClusterSettings::default().kept("bank"),
             sources: 2,
             feeds: 0,
             ways: &self.ways,

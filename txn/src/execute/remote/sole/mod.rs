@@ -318,6 +318,7 @@ impl SoleOwner {
         }
         outcome.add_slides(&of, done.aborted_slides, tid_from);
         outcome.transactions = done.counts.iter().map(|of| of.committed + of.aborted).sum();
+        outcome.committed = done.counts.iter().map(|of| of.committed).sum();
         for fault in done.faults {
             let own = (fault.event.0 == EVENTS && fault.is_direct).then_some(fault.event.1);
             let is_result = aborts.contains(&of.program.handlers[fault.handler].aborted);

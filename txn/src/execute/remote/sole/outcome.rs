@@ -29,6 +29,8 @@ pub struct SoleOutcome {
     pub overdue: Vec<Overdue>,
     /// The number of transactions.
     pub transactions: u64,
+    /// The number of those that committed.
+    pub committed: u64,
     /// The number of the last version.
     pub seq: Seq,
 }
@@ -93,6 +95,7 @@ impl SoleOutcome {
         self.faults.extend(later.faults);
         self.overdue.extend(later.overdue);
         self.transactions += later.transactions;
+        self.committed += later.committed;
         self.seq = self.seq.max(later.seq);
     }
 
