@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tidemill as tm
+from tidemill.cli import main
 
 from .kill.cluster import Process, settings, wait_for, workers_of
 
@@ -47,3 +48,23 @@ def test_snapshots_of_named_parts_are_stored_again(tmp_path: Path, left: str) ->
 
                 wait_for("the end of old parts", old_parts_are_removed)
             assert process.stop() == 0
+
+
+@pytest.mark.parametrize("left", BALANCES)
+def test_one_process_takes_them_over(
+    tmp_path: Path, left: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    data = ["--data-dir", str(tmp_path / left)]
+    assert main(["query", "account", *data]) == 1
+    assert "an earlier version" in capsys.readouterr().err
+    flags = ["run", str(tmp_path / "app.py"), "--http", "0", *data]
+    with Process(tmp_path / "run", *flags) as process:
+        url = process.find(r"http +(http://\S+)")
+        with tm.Client(url) as client:
+            ids = [f"a{n}" for n in range(7)]
+            found = [client.call("account.deposit", id=id, cents=0) for id in ids]
+        assert found == BALANCES[left]
+        assert process.stop() == 0
+    assert main(["query", "account", *data, "--json"]) == 0

@@ -116,9 +116,13 @@ fn newest(store: &dyn Store) -> Result<Option<Manifest>> {
     for object in all.filter(|object| object.name.starts_with(MANIFEST)) {
         // It may have been removed meanwhile, because there is a newer one.
         let Some(bytes) = store.get(&object.name)? else { continue };
-        let manifest = take_manifest_object(&bytes).ok_or_else(|| {
-            Error::new(Kind::Io, format!("{}, the manifest of a snapshot, is damaged", object.name))
-                .help("restore a backup: tidemill restore")
+        let manifest = take_manifest_object(&bytes).filter(|found| !found.is_of_before());
+        let manifest = manifest.ok_or_else(|| {
+            let name = object.name;
+            let what = format!("{name}, the manifest of a snapshot, is damaged or of an earlier version");
+            Error::new(Kind::Io, what).help(
+                "start the app with --processes N, which stores an earlier one again; or restore a backup: tidemill restore",
+            )
         })?;
         if newest.as_ref().is_none_or(|newest| newest.id() < manifest.id()) {
             newest = Some(manifest);

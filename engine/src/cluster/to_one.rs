@@ -147,6 +147,10 @@ fn newest_of(
         let cuts = counted(cuts as u64, "recorded cut");
         format!("it was not stopped cleanly, and {cuts} came after the newest snapshot")
     });
+    if manifest.is_of_before() {
+        // The next start on several processes converts it.
+        unfinished = Some("its newest snapshot is one of an earlier version of tidemill".into());
+    }
     let own = manifest.inputs.len().saturating_sub(written.is.sources_read());
     let is_left = |record: &Record| match record {
         Record::Requests(requests) => requests.iter().all(|request| left(&request.call)),
