@@ -53,19 +53,13 @@ pub fn fresh_deletes(py: Python<'_>, path: &str, is_coordinator: bool) -> PyResu
     detached(py, || tidemill_engine::fresh_deletes(&Env::real(), Path::new(path), is_coordinator))
 }
 
-/// Returns how an app ran that was killed and left something in a data directory that no snapshot
-/// has: `one` process, or `several`, with the settings to finish it, as JSON.
+/// Returns the settings, as JSON, with which a killed run must be finished before the app goes on in
+/// one process or on several: in the other way. Returns `None` if there is no such run.
 #[pyfunction]
-pub fn unfinished(py: Python<'_>, data_dir: &str) -> PyResult<Option<(&'static str, String)>> {
-    let found =
-        detached(py, || Ok(tidemill_engine::unfinished(&Env::real(), Path::new(data_dir))))?;
-    Ok(found.map(|found| {
-        let way = match found.way {
-            Way::One => "one",
-            Way::Several => "several",
-        };
-        (way, found.settings.to_string())
-    }))
+pub fn unfinished(py: Python<'_>, data_dir: &str, on_several: bool) -> PyResult<Option<String>> {
+    let wanted = if on_several { Way::Several } else { Way::One };
+    let find = || Ok(tidemill_engine::unfinished(&Env::real(), Path::new(data_dir), wanted));
+    Ok(detached(py, find)?.map(|settings| settings.to_string()))
 }
 
 /// Returns the changes of an upgrade of a data directory to this app, as JSON.

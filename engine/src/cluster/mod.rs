@@ -75,32 +75,24 @@ pub(crate) fn messages(
     format::Json::new(functions, fingerprint, topics::Topics::default())
 }
 
-/// Returns the way to run whose last run has left something in a data directory that no snapshot
-/// has, because it was killed. Only a start in the same way can finish that. The start that follows
-/// reports whatever is wrong with the directory.
-pub fn unfinished(env: &Env, dir: &Path) -> Option<Unfinished> {
-    find_unfinished(env, dir).ok().flatten()
+/// Returns the settings, by their names, with which a killed run must be finished before an app goes
+/// on: one in the other way than `wanted`, which has left something that no snapshot has. The start
+/// that follows reports whatever is wrong with the directory.
+pub fn unfinished(env: &Env, dir: &Path, wanted: Way) -> Option<serde_json::Value> {
+    find_unfinished(env, dir, wanted).ok().flatten()
 }
 
-/// A run that left something that no snapshot has.
-pub struct Unfinished {
-    /// The way in which it ran.
-    pub way: Way,
-    /// The settings that it must be finished with, by their names.
-    pub settings: serde_json::Value,
-}
-
-fn find_unfinished(env: &Env, dir: &Path) -> Result<Option<Unfinished>> {
+fn find_unfinished(env: &Env, dir: &Path, wanted: Way) -> Result<Option<serde_json::Value>> {
     let disk = &*env.disk;
-    let Some(way) = process_mode::held(disk, dir)? else { return Ok(None) };
+    let other = process_mode::held(disk, dir)?.filter(|held| *held != wanted);
+    let Some(way) = other else { return Ok(None) };
     let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
     let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
     settle(disk, dir)?;
-    let settings = match way {
-        Way::One => from_one::is_unfinished(dir, env)?.then(|| serde_json::json!({})),
-        Way::Several => to_one::unfinished(&dir.join(CLUSTER), env)?,
-    };
-    Ok(settings.map(|settings| Unfinished { way, settings }))
+    match way {
+        Way::One => Ok(from_one::is_unfinished(dir, env)?.then(|| serde_json::json!({}))),
+        Way::Several => to_one::unfinished(&dir.join(CLUSTER), env),
+    }
 }
 
 /// A hash of everything that determines how a log is executed. It has the program, the setting that

@@ -119,7 +119,7 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
-    finish(app, args, settings, "several")
+    finish(app, args, settings, on_several=True)
     with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
     _say(args, coordinator, "workers join at")
@@ -485,7 +485,7 @@ def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> in
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)
-    finish(app, args, settings, "several")
+    finish(app, args, settings, on_several=True)
     with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, secret)
     joins = "joins" if args.processes == 1 else "join"

@@ -29,25 +29,28 @@ NOT_NOW = ("fresh", "upgrade", "renames", "on_fault", "http_port", "cluster_list
 FINISH_S = 120.0
 
 
-def finish(app: App, args: argparse.Namespace, settings: Mapping[str, Any], way: str) -> None:
-    """Finishes the last run on the data directory, if it was in another ``way`` and was killed.
+def finish(
+    app: App, args: argparse.Namespace, settings: Mapping[str, Any], on_several: bool
+) -> None:
+    """Finishes the last run on the data directory, if it was in the other way and was killed.
+
+    ``on_several`` says how the app goes on.
 
     Raises:
         ResourceError: It can't be finished.
     """
     if settings.get("fresh") or in_memory(settings) or not Path(settings["data_dir"]).exists():
         return
-    found = _native.unfinished(str(settings["data_dir"]))
-    if found is None or found[0] == way:
+    needed = _native.unfinished(str(settings["data_dir"]), on_several)
+    if needed is None:
         return
-    left, needed = found[0], json.loads(found[1])
-    how = "in one process" if left == "one" else "on several processes"
+    how = "in one process" if on_several else "on several processes"
     print(f"finishing the last run, which was {how}", file=sys.stderr, flush=True)
-    mode = DIRECTORY if left == "one" else PROCESSES
+    mode = DIRECTORY if on_several else PROCESSES
     fits = {name: value for name, value in settings.items() if mode in ALL[name].modes}
     own = {name: value for name, value in fits.items() if name not in NOT_NOW}
-    own |= {"data_dir": settings["data_dir"], **needed}
-    if left == "one":
+    own |= {"data_dir": settings["data_dir"], **json.loads(needed)}
+    if on_several:
         _in_one(app, own | {"on_fault": "abort"}).stop()
     else:
         _on_several(app, args, own)

@@ -341,7 +341,7 @@ def execute(args: argparse.Namespace) -> int:
     settings.setdefault("on_fault", "stop")
     signals = Signals()
     signals.install()
-    finish(app, args, settings, "one")
+    finish(app, args, settings, on_several=False)
     summary = run(app, settings, signals, Progress(args.json), quiet=args.json)
     if args.json:
         printed(summary)
