@@ -540,6 +540,16 @@ def test_a_killed_run_is_finished_with_its_own_settings(tmp_path: Path) -> None:
     assert found["events"] == MOVES
 
 
+def test_another_number_of_sources_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(SHOP)
+    grow(tmp_path, 0)
+    assert run(tmp_path, *TWO).returncode == 0
+    for sources in (3, 12):
+        done = run(tmp_path, *TWO, "--set", f"cluster_sources={sources}")
+        assert done.returncode == 1
+        assert f"cluster_sources is {sources}" in done.stderr
+
+
 def test_a_directory_that_has_lost_the_places_of_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SHOP)
     grow(tmp_path, 0)

@@ -257,10 +257,14 @@ impl Starting<'_> {
         let (fingerprint, topics) = (shown(self.fingerprint), self.topics.clone());
         let event_sources = self.event_sources();
         let now = Version { fingerprint, topics, event_sources, app };
-        let found = self.newest()?;
+        let (found, written) = (self.newest()?, self.written()?);
+        // With another number of sources, the inputs of others would be missed.
+        if let Some(written) = written.as_ref().filter(|written| written.becomes.is_none()) {
+            self.check_sources(&written.is, found.manifest.as_deref())?;
+        }
         self.check_inputs(&found.needed)?;
         self.check_cuts(&found)?;
-        let Some(written) = self.written()? else {
+        let Some(written) = written else {
             self.begin(found)?;
             return self.write(now, None).map(|()| None);
         };
