@@ -67,7 +67,7 @@ impl DataDir {
         disk.keep_private(path);
         disk.create_dir_all(path).map_err(io)?;
         // The lock comes first, so that a process that runs there is not disturbed.
-        let lock = hold(&*disk, path).map_err(io)?.ok_or_else(|| taken(path))?;
+        let lock = hold_free(&*disk, path)?;
         if is_answered(env, path) {
             return Err(taken(path));
         }
@@ -139,6 +139,16 @@ pub(crate) fn taken(path: &Path) -> Error {
     Error::resource(format!("another process runs on data directory {}", path.display())).help(
         "stop it first, or give this run another data_dir; tidemill status, query and tail work while it runs",
     )
+}
+
+/// Locks a data directory.
+///
+/// # Errors
+/// When another process has it, or the disk fails.
+pub(crate) fn hold_free(disk: &dyn Disk, path: &Path) -> Result<Box<dyn Lock>> {
+    let held = hold(disk, path);
+    let held = held.map_err(|e| Error::io(format!("data directory {}", path.display()), &e))?;
+    held.ok_or_else(|| taken(path))
 }
 
 /// Whether an engine answers there. An engine of an earlier version holds only the file `LOCK`, and

@@ -158,8 +158,7 @@ fn other_partitions(left: &Left, now: &Stored) -> Option<Error> {
     }
     let mut program = now.program.clone();
     program.sources.clone_from(&left.stored.program.sources);
-    let [kept, same] = [&left.stored.program, &program]
-        .map(|program| crate::fingerprint::of(&crate::fingerprint::text(program)));
+    let [kept, same] = [&left.stored.program, &program].map(crate::fingerprint::of_program);
     let list =
         |names: &[&String]| names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
     let mut what = match are_files {

@@ -47,6 +47,11 @@ pub(crate) fn of(text: &str) -> u128 {
     u128::from(engine(&program)) << 112 | hash128(program.to_string().as_bytes()) >> 16
 }
 
+/// The fingerprint of a program.
+pub(crate) fn of_program(program: &Program) -> u128 {
+    of(&text(program))
+}
+
 /// Whether the engine of a fingerprint gives the same results as this one, for the same input and
 /// cuts. `own` is the fingerprint that this engine gives the program.
 pub(crate) fn is_of_this_engine(fingerprint: u128, own: u128) -> bool {
@@ -67,7 +72,7 @@ pub(crate) fn is_same(one: u128, other: u128) -> bool {
 /// Whether the app in a manifest, with its present meaning, has this fingerprint. The text of a
 /// program may grow from version to version.
 pub(crate) fn is_same_program(stored: &[u8], fingerprint: u128) -> bool {
-    Stored::parse(stored).is_ok_and(|stored| is_same(of(&text(&stored.program)), fingerprint))
+    Stored::parse(stored).is_ok_and(|stored| is_same(of_program(&stored.program), fingerprint))
 }
 
 /// Removes the user's lines.

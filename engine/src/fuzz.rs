@@ -6,15 +6,14 @@ use std::sync::{Arc, OnceLock};
 use tidemill_cluster::wire::put_record;
 use tidemill_connect::Message;
 use tidemill_core::{Column, DataType, Schema, Value};
-use tidemill_function::{Activation, Call};
 use tidemill_kafka::Format;
 use tidemill_log::Record;
-use tidemill_txn::program::{Abort, Builder};
+use tidemill_txn::program::Builder;
 use tidemill_txn::Program;
 
 use crate::cluster::messages;
 use crate::crash_guard::Note;
-use crate::functions::{AppFunctions, StartFunction};
+use crate::functions::{AppFunctions, Nobody};
 use crate::records;
 use crate::serve::{Fields, Query};
 use crate::settings::Settings;
@@ -49,14 +48,6 @@ pub fn note(bytes: &[u8]) -> Option<Vec<u8>> {
 /// Decodes the app in a manifest.
 pub fn app(bytes: &[u8]) -> Option<Vec<u8>> {
     Stored::parse(bytes).ok().map(|stored| stored.bytes())
-}
-
-struct Nobody;
-
-impl StartFunction for Nobody {
-    fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
-        Err(Abort::refused("nothing is executed here"))
-    }
 }
 
 fn program() -> &'static Program {

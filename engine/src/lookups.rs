@@ -18,6 +18,9 @@ use tidemill_txn::program::{Asker, Program, QuestionId};
 const AT_ONCE: usize = 32;
 /// The time of an answer that comes quickly, in nanoseconds.
 const QUICK_NS: u64 = 500_000;
+/// The most transactions of an epoch that are looked at for its first question. Where functions seldom
+/// ask, more would cost more than they bring.
+const LOOKED_AT: usize = 32;
 /// The most times that the next questions of functions are looked for. Further ones are asked when the
 /// functions run.
 const ROUNDS: usize = 16;
@@ -56,11 +59,11 @@ impl Lookups {
             return;
         }
         for _ in 0..ROUNDS {
-            let first = questions(program, tables, epoch, 1);
+            let first = questions(program, tables, epoch, (LOOKED_AT, 1));
             if self.all(first, epoch).is_none_or(|took_ns| took_ns < QUICK_NS) {
                 return;
             }
-            let rest = questions(program, tables, epoch, usize::MAX);
+            let rest = questions(program, tables, epoch, (usize::MAX, usize::MAX));
             if self.all(rest, epoch).is_none() {
                 return;
             }

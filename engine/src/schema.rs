@@ -118,7 +118,7 @@ impl Left {
 
     /// Whether this app wrote it, so that a start changes nothing.
     pub(crate) fn is_of(&self, app: &Stored) -> bool {
-        let fingerprint = fingerprint::of(&fingerprint::text(&app.program));
+        let fingerprint = fingerprint::of_program(&app.program);
         let sinks = self.internal.facts.sinks.iter().map(|s| (s.stream.clone(), s.path.clone()));
         let sinks: BTreeSet<(String, String)> = sinks.collect();
         Written::by(Some(&self.manifest), fingerprint).is_ok()

@@ -39,6 +39,12 @@ impl Stored {
         Ok(Stored { program, sources, sinks, codes: app.codes.clone() })
     }
 
+    /// Returns an app as the file of a coordinator's directory has it.
+    pub(crate) fn on_several(program: &Program) -> Stored {
+        let (sources, sinks, codes) = Default::default();
+        Stored { program: program.clone(), sources, sinks, codes }
+    }
+
     /// Encodes the app without passwords. A start gets these from its settings.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut kept = self.clone();

@@ -34,7 +34,7 @@ pub(crate) fn upgrade(
     settings: &Settings,
 ) -> Result<Option<serde_json::Value>> {
     let (store, site) = (dir.store()?, dir.site());
-    let fingerprint = fingerprint::of(&fingerprint::text(&app.program));
+    let fingerprint = fingerprint::of_program(&app.program);
     let Some(left) = Left::newest(&*store, dir.app)? else {
         return no_snapshot(env, dir, fingerprint).map(|()| None);
     };

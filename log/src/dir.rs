@@ -93,6 +93,17 @@ pub fn is_begun(disk: &dyn Disk, spec: &LogSpec) -> Result<bool> {
     Ok(disk.exists(&spec.dir).map_err(io)? && !list(disk, spec)?.segments.is_empty())
 }
 
+/// The number of the first record that a log still has. It is 0 where the log has not been begun.
+///
+/// # Errors
+/// As [`is_begun`].
+pub fn first(disk: &dyn Disk, spec: &LogSpec) -> Result<u64> {
+    match is_begun(disk, spec)? {
+        true => Ok(list(disk, spec)?.segments.first().map_or(0, |segment| segment.header.first)),
+        false => Ok(0),
+    }
+}
+
 /// Reads the header of one segment.
 fn open(disk: &dyn Disk, spec: &LogSpec, path: PathBuf, first: u64) -> Result<Segment> {
     let io = |e| errors::io(&path, "reading the header", &e);

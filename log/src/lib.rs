@@ -41,7 +41,7 @@ use std::path::PathBuf;
 
 pub use append::RECORD_BYTES_MAX;
 pub use copy::copy;
-pub use dir::is_begun;
+pub use dir::{first, is_begun};
 pub use errors::Damage;
 pub use open::Log;
 pub use read::{read, Reader};

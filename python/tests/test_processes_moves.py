@@ -18,6 +18,8 @@ import httpx
 import pytest
 
 from .kill.cluster import Process, children, settings, wait_for
+from .test_processes_settings import APP as LEDGER
+from .test_processes_settings import DERIVED
 
 #: An app with an index, a history, a map, a filter, event time and aborts.
 SHOP = """
@@ -282,69 +284,24 @@ def test_requests_are_executed_once_in_all_ways_to_run(tmp_path: Path) -> None:
     assert (set(times), len(times)) == ({1}, all["ticks"])
 
 
-#: An app that takes a while for its file. Its order is that of the file.
-SLOW = """
-import tidemill as tm
-
-app = tm.App("slow")
-sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
-moves = app.stream("moves", src=int, dst=int, n=int)
-moves.read(tm.files("moves.csv"))
-
-
-@app.transaction(moves)
-def move(tx, e):
-    tx.require(e.src != e.dst, "nowhere to go")
-    sums[e.src].n -= e.n
-    sums[e.dst].n += e.n
-    return dict(src=e.src, left=sums[e.src].n)
-
-
-move.write(tm.files("moved.csv"))
-move.aborted.write(tm.files("refused.csv"))
-"""
-#: The same, with more that follows from a move. One worker owns its rows.
-DERIVED = """
-counts = app.table("counts", key="src", src=int, n=tm.column(int, default=0))
-
-
-@app.transaction(move)
-def count(tx, e):
-    counts[e.src].n += 1
-    return dict(src=e.src, n=counts[e.src].n)
-
-
-count.write(tm.files("counted.csv"))
-"""
 #: Two streams in event time on one table. Events of one wait for the other.
-TIMED = """
-import tidemill as tm
-
-app = tm.App("timed")
-sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
-moves = app.stream("moves", time="at", at=int, src=int, dst=int, n=int)
-moves.read(tm.files("moves-*.csv"))
+TIMED = (
+    LEDGER.replace('"moves", src', '"moves", time="at", at=int, src').replace(
+        "moves.csv", "moves-*.csv"
+    )
+    + """
 marks = app.stream("marks", time="at", at=int, id=int)
 marks.read(tm.files("marks.csv"))
 
 
-@app.transaction(moves)
-def move(tx, e):
-    tx.require(e.src != e.dst, "nowhere to go")
-    sums[e.src].n -= e.n
-    sums[e.dst].n += e.n
-    return dict(src=e.src, left=sums[e.src].n)
-
-
 @app.transaction(marks)
 def mark(tx, e):
-    return dict(at=e.at, n=sums[e.id].n)
+    return dict(at=e.at, n=accounts[e.id].n)
 
 
-move.write(tm.files("moved.csv"))
-move.aborted.write(tm.files("refused.csv"))
 mark.write(tm.files("marked.csv"))
 """
+)
 MOVES = 400_000
 
 
@@ -391,7 +348,7 @@ def kill_in_the_middle(folder: Path, step: int, flags: Sequence[str]) -> bool:
     return runs
 
 
-SLOW_APPS = {"declared": SLOW, "derived": SLOW + DERIVED, "timed": TIMED}
+SLOW_APPS = {"declared": LEDGER, "derived": DERIVED, "timed": TIMED}
 
 
 @pytest.mark.parametrize("app", SLOW_APPS.values(), ids=SLOW_APPS)
@@ -533,7 +490,7 @@ def take(tx, e):
 
 
 def test_a_killed_run_is_finished_with_its_own_settings(tmp_path: Path) -> None:
-    fill(tmp_path, SLOW)
+    fill(tmp_path, LEDGER)
     name = ["--set", "cluster_name=other", "--set", "cluster_sources=3"]
     assert kill_in_the_middle(tmp_path, 0, [*TWO, *name])
     found = state(tmp_path)[1]

@@ -125,6 +125,19 @@ pub(super) struct FilesAt<'a> {
     pub have_ended: bool,
 }
 
+/// Opens a declaration's files, which are at their marks.
+fn opened(
+    spec: &AppSpec,
+    functions: &Arc<AppFunctions>,
+    marks: &Marks,
+    (nth, decl): (usize, &SourceDecl),
+    env: &Env,
+) -> Result<(Feed, About)> {
+    let key = key_of(nth, decl);
+    let known = (ends_of(spec, decl), marks.get(&key));
+    Feed::open(decl, key.clone(), functions, known, env)
+}
+
 /// The key of a declaration's marks.
 fn key_of(nth: usize, decl: &SourceDecl) -> String {
     format!("{nth} {}", decl.stream)
@@ -159,10 +172,9 @@ impl Feeds {
     ) -> Result<Feeds> {
         let marks = if fresh { None } else { marks::read(&*env.disk, dir)? };
         let (mut feeds, mut about, is_blind) = (Vec::new(), Vec::new(), marks.is_none());
+        let marks = marks.unwrap_or_default();
         for (nth, decl) in of_files(spec).enumerate() {
-            let key = key_of(nth, decl);
-            let known = marks.as_ref().and_then(|marks| marks.get(&key));
-            let opened = Feed::open(decl, key, functions, (ends_of(spec, decl), known), env);
+            let opened = opened(spec, functions, &marks, (nth, decl), env);
             let (feed, known) = opened.map_err(|error| error.at(decl.at.clone()))?;
             feeds.push(feed);
             about.push(known);
@@ -277,9 +289,7 @@ impl Feeds {
         }
         let marks = marks.unwrap_or_default();
         let stand_at = |((nth, decl), input): ((usize, &'a SourceDecl), &u64)| {
-            let key = key_of(nth, decl);
-            let known = (ends_of(spec, decl), marks.get(&key));
-            let (mut feed, _) = Feed::open(decl, key.clone(), functions, known, env)?;
+            let (mut feed, _) = opened(spec, functions, &marks, (nth, decl), env)?;
             let places = feed.places(*input)?;
             let (newest_us, have_ended) = (feed.newest_us(), feed.had_ended(*input));
             Ok(FilesAt { decl, places, newest_us, have_ended })
@@ -301,9 +311,7 @@ impl Feeds {
     ) -> Result<Vec<(u64, Record)>> {
         let marks = marks::read(&*env.disk, dir)?.unwrap_or_default();
         let decl = of_files(spec).nth(nth).expect("it is one of them");
-        let key = key_of(nth, decl);
-        let known = (ends_of(spec, decl), marks.get(&key));
-        let (mut feed, _) = Feed::open(decl, key.clone(), functions, known, env)?;
+        let (mut feed, _) = opened(spec, functions, &marks, (nth, decl), env)?;
         let (mut records, mut from, never) = (Vec::new(), range.start, AtomicBool::new(false));
         while from < range.end {
             let limit = (range.end - from).min(REGION_ROWS) as usize;

@@ -15,7 +15,7 @@ use tidemill_cluster::{
 use tidemill_connect::{Place, Polled, Source};
 use tidemill_core::{Error, Kind, Position, Result, Row, SourceId, StreamId};
 use tidemill_durable::Store;
-use tidemill_env::{hold, Env, Lock};
+use tidemill_env::{Env, Lock};
 use tidemill_function::{Counts, Functions as _};
 use tidemill_place::partition_of_bytes;
 use tidemill_txn::execute::HandlerCounts;
@@ -29,7 +29,7 @@ use super::upgrade::Starting;
 use super::ClusterSettings;
 use crate::changes::counted;
 use crate::compare::{encoded, Comparison};
-use crate::data_dir::{taken, Site};
+use crate::data_dir::{hold_free, Site};
 use crate::fingerprint;
 use crate::functions::AppFunctions;
 use crate::internal::{Facts, SourceFacts};
@@ -82,8 +82,7 @@ impl OneState {
         if !disk.exists(&dir).map_err(|e| Error::io(dir.display(), &e))? {
             return Ok(None);
         }
-        let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
-        let held = hold(disk, &dir).map_err(io)?.ok_or_else(|| taken(&dir))?;
+        let held = hold_free(disk, &dir)?;
         settle(disk, &dir)?;
         if process_mode::held(disk, &dir)? != Some(Way::One) {
             return Ok(None);
@@ -159,12 +158,7 @@ impl TakenOver<'_> {
     pub fn manifest(&self, starting: &Starting<'_>, generation: u64) -> Result<Option<Manifest>> {
         let TakenOver { one, functions, feeds } = *self;
         let Some((app, left, store)) = &one.left else { return Ok(None) };
-        let to = Stored {
-            program: functions.program().clone(),
-            sources: Vec::new(),
-            sinks: Vec::new(),
-            codes: BTreeMap::new(),
-        };
+        let to = Stored::on_several(functions.program());
         let mut comparison = Comparison::of(&one.env, left, &to, &BTreeMap::new())?;
         let facts = &left.internal.facts;
         let (epoch, clock_us) = (facts.epoch + 1, facts.clock_us);
@@ -356,7 +350,7 @@ fn is_same(left: &Left, spec: &AppSpec) -> Result<bool> {
     let text = |program: &Program| {
         let mut program = program.clone();
         program.sources.clear();
-        fingerprint::of(&fingerprint::text(&program))
+        fingerprint::of_program(&program)
     };
     let mut program = spec.program.clone();
     requests::add(&mut program)?;

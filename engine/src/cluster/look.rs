@@ -92,15 +92,9 @@ impl LookedAt {
     /// # Errors
     /// When it is damaged.
     pub(crate) fn records(&self) -> Result<(LogSpec, Range<u64>)> {
-        let dir = self.cluster.join("log");
-        let segments = self.disk.list(&dir).map_err(|e| Error::io(dir.display(), &e))?;
-        let numbers = segments.iter().filter_map(|path| {
-            let stem = path.file_stem().and_then(|stem| stem.to_str())?;
-            u64::from_str_radix(stem, 16).ok().filter(|_| stem.len() == 16)
-        });
-        let first = numbers.min().unwrap_or(0);
-        let (kind, app) = (LogKind::Cuts, log_of(&self.name));
+        let (dir, kind, app) = (self.cluster.join("log"), LogKind::Cuts, log_of(&self.name));
         let spec = LogSpec { dir, kind, app, segment_bytes: SEGMENT_BYTES_MIN };
+        let first = tidemill_log::first(&*self.disk, &spec)?;
         let mut end = first;
         for record in tidemill_log::read(self.disk.clone(), &spec, first)? {
             end = record?.number + 1;

@@ -56,11 +56,11 @@ use tidemill_cluster::{EventSource, EventTime};
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 
-use tidemill_core::{Error, Result};
-use tidemill_env::{hold, Env};
+use tidemill_core::Result;
+use tidemill_env::Env;
 use tidemill_kafka::Followed;
 
-use crate::data_dir::taken;
+use crate::data_dir::hold_free;
 use crate::moves::{settle, Way};
 use crate::outlets::sink_keys;
 use crate::process_mode::{self, CLUSTER};
@@ -86,8 +86,7 @@ fn find_unfinished(env: &Env, dir: &Path, wanted: Way) -> Result<Option<serde_js
     let disk = &*env.disk;
     let other = process_mode::held(disk, dir)?.filter(|held| *held != wanted);
     let Some(way) = other else { return Ok(None) };
-    let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
-    let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
+    let _held = hold_free(disk, dir)?;
     settle(disk, dir)?;
     match way {
         Way::One => Ok(from_one::is_unfinished(dir, env)?.then(|| serde_json::json!({}))),
@@ -142,7 +141,7 @@ fn executes(
 
 /// A hash that identifies the program.
 fn fingerprint(spec: &AppSpec) -> u128 {
-    crate::fingerprint::of(&crate::fingerprint::text(&spec.program))
+    crate::fingerprint::of_program(&spec.program)
 }
 
 /// A hash that identifies the log of a cluster. It is of the cluster's name, because its app may

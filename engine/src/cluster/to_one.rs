@@ -13,14 +13,14 @@ use tidemill_cluster::{Manifest, Record, Topic, Waiting};
 use tidemill_connect::{Chunk, Place};
 use tidemill_core::{Batch, Error, Late, Position, Result, Row, SourceId, SourceSpec, StreamTime};
 use tidemill_durable::{DirStore, Store, Within};
-use tidemill_env::{hold, Env};
-use tidemill_function::{Activation, Call, Functions as _};
+use tidemill_env::Env;
+use tidemill_function::{Call, Functions as _};
 use tidemill_host::FileLog;
 use tidemill_log::{Log, LogKind};
 use tidemill_snapshot::{Delta, Snapshots};
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::order::{Groups, Newest};
-use tidemill_txn::program::{Abort, Program};
+use tidemill_txn::program::Program;
 
 use super::ask::read;
 use super::feeds::{Feeds, FilesAt};
@@ -31,9 +31,9 @@ use super::upgrade::{left, Found, TimedSource, Version, Written};
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::counts::Counts;
-use crate::data_dir::{log_spec, taken, write_identity};
+use crate::data_dir::{hold_free, log_spec, write_identity};
 use crate::fingerprint;
-use crate::functions::{AppFunctions, StartFunction};
+use crate::functions::{AppFunctions, Nobody};
 use crate::internal::{Facts, SourceFacts};
 use crate::moves::{settle, Move, Way};
 use crate::process_mode::{self, CLUSTER};
@@ -58,7 +58,7 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
         return Ok(());
     }
     let io = |e: std::io::Error| Error::io(format!("data directory {}", dir.display()), &e);
-    let _held = hold(disk, dir).map_err(io)?.ok_or_else(|| taken(dir))?;
+    let _held = hold_free(disk, dir)?;
     settle(disk, dir)?;
     let cluster = dir.join(CLUSTER);
     let moved = |error: Error| {
@@ -93,7 +93,7 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
     }
     let mut head = left.manifest.head.clone();
     head.epoch = comparison.internal.facts.epoch;
-    head.fingerprint = fingerprint::of(&fingerprint::text(&to.program));
+    head.fingerprint = fingerprint::of_program(&to.program);
     head.program = to.bytes();
     let store = DirStore::alone(env.disk.clone(), dir.join("store"));
     store.sweep()?;
@@ -496,8 +496,7 @@ fn functions(spec: &AppSpec) -> Result<Arc<AppFunctions>> {
 }
 
 fn is_same(one: &Program, other: &Program) -> bool {
-    let text = |program| fingerprint::of(&fingerprint::text(program));
-    text(one) == text(other)
+    fingerprint::of_program(one) == fingerprint::of_program(other)
 }
 
 /// Returns an app as the manifests of several processes store it, or `None` if that is `known`.
@@ -505,24 +504,7 @@ fn is_same(one: &Program, other: &Program) -> bool {
 /// # Errors
 /// When the app can't run on several processes.
 pub(crate) fn stored_on_several(spec: &AppSpec, known: &Program) -> Result<Option<Stored>> {
-    let program = functions(spec)?.program().clone();
-    if is_same(known, &program) {
-        return Ok(None);
-    }
-    let (sources, sinks) = (Vec::new(), Vec::new());
-    Ok(Some(Stored { program, sources, sinks, codes: BTreeMap::new() }))
-}
-
-/// Starts no function, because none is called here.
-struct Nobody;
-
-impl StartFunction for Nobody {
-    fn begin(
-        &self,
-        _: usize,
-        _: &Call,
-        _: bool,
-    ) -> std::result::Result<Box<dyn Activation>, Abort> {
-        Err(Abort::refused("nothing runs"))
-    }
+    let functions = functions(spec)?;
+    let program = functions.program();
+    Ok((!is_same(known, program)).then(|| Stored::on_several(program)))
 }

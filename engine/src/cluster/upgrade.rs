@@ -252,8 +252,7 @@ impl Starting<'_> {
     /// When the state belongs to another program and no upgrade is allowed, or the upgrade fails.
     /// Nothing has changed then.
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
-        let (sources, sinks) = (Vec::new(), Vec::new());
-        let app = Stored { program: self.program.clone(), sources, sinks, codes: BTreeMap::new() };
+        let app = Stored::on_several(self.program);
         let (fingerprint, topics) = (shown(self.fingerprint), self.topics.clone());
         let event_sources = self.event_sources();
         let now = Version { fingerprint, topics, event_sources, app };

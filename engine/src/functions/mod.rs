@@ -67,6 +67,15 @@ pub trait StartFunction: Send + Sync {
     }
 }
 
+/// Begins no function: where an app has none, or none of them is called.
+pub(crate) struct Nobody;
+
+impl StartFunction for Nobody {
+    fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
+        Err(Abort::refused("no function runs here"))
+    }
+}
+
 /// An app's program as nodes see it.
 pub struct AppFunctions {
     /// The program as nodes hold its rows: the rows of windows are ordinary rows.

@@ -47,20 +47,6 @@ fn rows_are_known_where_nothing_sets_off_more() {
     assert!(!knows_rows(&written("moves")));
 }
 
-/// An implementation for programs without opaque functions.
-pub(crate) struct Nobody;
-
-impl StartFunction for Nobody {
-    fn begin(
-        &self,
-        _: usize,
-        _: &Call,
-        _: bool,
-    ) -> std::result::Result<Box<dyn Activation>, Abort> {
-        unreachable!("nothing is opaque")
-    }
-}
-
 /// A procedure that does nothing.
 pub(crate) struct Nothing;
 

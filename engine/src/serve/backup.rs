@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{name_taken, DirStore, Store};
-use tidemill_env::{Disk, Env};
+use tidemill_env::{Disk, Env, Lock};
 use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, load, newest, open_at, Manifest, Part};
 
@@ -99,10 +99,7 @@ pub(crate) fn copy_several(env: &Env, from: &Path, to: &Path) -> Result<Value> {
     let looked = LookedAt::newest(env, from)?;
     let _held = tidemill_host::hold(env, &cluster)
         .map_err(|error| error.help("stop the coordinator first: it has the log"))?;
-    let io = |e: std::io::Error| Error::io(to.display(), &e);
-    disk.keep_private(to);
-    disk.create_dir_all(to).map_err(io)?;
-    disk.close_to_others(to).map_err(io)?;
+    let _target = begin_copy((disk, from), to)?;
     let target = to.join(CLUSTER);
     copy_files(&**disk, &cluster, &target, &|name| !matches!(name, "LOCK" | "log" | "program"))?;
     let (log, records) = looked.records()?;
@@ -171,6 +168,24 @@ fn check_target((disk, path): (&Arc<dyn Disk>, &Path), to: &Path) -> Result<()> 
     }
 }
 
+/// Makes the folder of a copy, and locks it. The lock keeps other engines from starting there during
+/// the copy. Not every file system has one.
+fn begin_copy(from: (&Arc<dyn Disk>, &Path), to: &Path) -> Result<Option<Box<dyn Lock>>> {
+    let disk = from.0;
+    let io = |e: std::io::Error| Error::io(to.display(), &e);
+    disk.keep_private(to);
+    disk.create_dir_all(to).map_err(io)?;
+    disk.close_to_others(to).map_err(io)?;
+    let held = match disk.try_lock_dir(to) {
+        Ok(Some(held)) => Some(held),
+        Ok(None) => return Err(taken(to)),
+        Err(e) if e.kind() == std::io::ErrorKind::Unsupported => None,
+        Err(e) => return Err(io(e)),
+    };
+    check_target(from, to)?;
+    Ok(held)
+}
+
 fn copy(
     site: &Site,
     manifest: Option<&Manifest>,
@@ -179,18 +194,7 @@ fn copy(
     to: &Path,
 ) -> Result<Value> {
     let disk = &site.disk;
-    let io = |e: std::io::Error| Error::io(to.display(), &e);
-    disk.keep_private(to);
-    disk.create_dir_all(to).map_err(io)?;
-    disk.close_to_others(to).map_err(io)?;
-    // The lock keeps other engines from starting there during the copy.
-    let _held = match disk.try_lock_dir(to) {
-        Ok(Some(held)) => Some(held),
-        Ok(None) => return Err(taken(to)),
-        Err(e) if e.kind() == std::io::ErrorKind::Unsupported => None,
-        Err(e) => return Err(io(e)),
-    };
-    check_target((&site.disk, &site.path), to)?;
+    let _held = begin_copy((disk, &site.path), to)?;
     let from = manifest.map_or((0, 0), |m| (m.head.input_next, m.head.cut_next));
     for (kind, from, until) in [(LogKind::Cuts, from.1, cuts), (LogKind::Input, from.0, input)] {
         let log = site.log(kind);

@@ -21,20 +21,20 @@ pub struct Question {
 }
 
 /// Returns the questions that functions of an epoch would ask first, if each took its event on the
-/// rows as they are now. It stops when it has `most`. It changes nothing. Procedures and functions
-/// that follow from others ask later.
+/// rows as they are now. It looks at so many transactions at most, and stops when it has `most`
+/// questions. It changes nothing. Procedures and functions that follow from others ask later.
 ///
 /// A function without end takes as long here as in its first run.
 pub fn questions(
     program: &Program,
     tables: &[Table],
     epoch: &mut Epoch,
-    most: usize,
+    (transactions, most): (usize, usize),
 ) -> Vec<Question> {
     let unasked = Arc::new(Answers::of(epoch.answers.all()).asking_later());
     let answers = std::mem::replace(&mut epoch.answers, unasked);
     let mut found = Vec::new();
-    for ranked in &epoch.order {
+    for ranked in epoch.order.iter().take(transactions) {
         let lane = epoch.lanes[ranked.lane as usize];
         let handler = &program.handlers[lane.handler as usize];
         if !matches!(handler.body, Body::Opaque(_)) || handler.is_procedure() {

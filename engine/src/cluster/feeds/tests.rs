@@ -10,7 +10,8 @@ use tidemill_function::Functions as _;
 use tidemill_txn::program::{Batching, Builder};
 
 use super::*;
-use crate::functions::tests::{Nobody, Nothing};
+use crate::functions::tests::Nothing;
+use crate::functions::Nobody;
 use crate::settings::Settings;
 
 const FIRST: u32 = 5;

@@ -1,21 +1,13 @@
 use proptest::prelude::*;
 use serde_json::json;
 use tidemill_core::{Column, DataType, StreamId};
-use tidemill_function::{Activation, Call, Tid};
+use tidemill_function::Tid;
 use tidemill_txn::program::Builder;
 
 use super::*;
-use crate::functions::StartFunction;
+use crate::functions::Nobody;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
-
-struct Nobody;
-
-impl StartFunction for Nobody {
-    fn begin(&self, _: usize, _: &Call, _: bool) -> Result<Box<dyn Activation>, Abort> {
-        unreachable!("nothing is executed here")
-    }
-}
 
 fn format() -> Json {
     let mut b = Builder::new("bank");

@@ -214,7 +214,8 @@ impl SoleOwner {
         let mut epoch = segment.epoch;
         epoch.answers = terms.answers.clone();
         // The row of an event is its place in the order of all nodes.
-        let found = questions(&self.of.program, tables, &mut epoch, usize::MAX).into_iter();
+        let all = (usize::MAX, usize::MAX);
+        let found = questions(&self.of.program, tables, &mut epoch, all).into_iter();
         Ok(found.map(|of| (of.event.1, of.asked, of.ask)).collect())
     }
 
