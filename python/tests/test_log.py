@@ -105,15 +105,15 @@ def test_processes_append_to_one_log(folder: Path) -> None:
     done = run(folder, *chosen)
     assert done.returncode == 0, done.stderr
     lines = logged(folder / "log")
-    # The run may end before the second worker has joined.
+    # The run may end before the second worker has started, or has joined.
     processes = len({line["process"] for line in lines})
     assert processes in {2, 3}
     events = [line["event"] for line in lines]
     assert events.count("start") == processes
-    assert events.count("worker joined") == processes - 1
     assert {"generation begun", "coordinator connected", "stop"} <= set(events)
     joined = {line["worker"] for line in lines if line["event"] == "worker joined"}
-    assert joined == {line["worker"] for line in lines if line["event"] == "joining"}
+    assert joined
+    assert joined <= {line["worker"] for line in lines if line["event"] == "joining"}
 
 
 def test_a_trace_has_no_secrets(tmp_path: Path) -> None:
