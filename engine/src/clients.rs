@@ -78,6 +78,11 @@ pub trait App: Send + Sync {
     /// When no rows of the stream are retained.
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
 
+    /// Whether the coordinator of another process answers, so that answers take a moment.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// Whether it executes again what an earlier run has executed. Until then it does not know how
     /// many rows its streams have.
     fn is_recovering(&self) -> bool {

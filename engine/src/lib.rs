@@ -102,7 +102,7 @@ mod workers;
 pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply, Then};
 pub use clients::{App, Health, RetainedRows, StreamProgress};
-pub use cluster::{join, unfinished, Cluster, ClusterSettings};
+pub use cluster::{join, unfinished, Clients, Cluster, ClusterSettings, Member};
 pub use emptied::fresh_deletes;
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};

@@ -11,7 +11,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::json;
 use tidemill_connect::values;
-use tidemill_core::Error;
+use tidemill_core::{Error, Kind};
 use tidemill_engine::retained_rows;
 
 use crate::refusal::Refusal;
@@ -34,7 +34,11 @@ pub(crate) async fn follow(
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let client = shared.access.client(&headers)?;
-    let known = shared.app.retained(&stream, 0, 0).map_err(Refusal::missing)?;
+    let known = shared.ask(|app| app.retained(&stream, 0, 0));
+    let known = known.map_err(|error| match error.kind {
+        Kind::Resource => Refusal::later(error),
+        _ => Refusal::missing(error),
+    })?;
     shared.access.permit(&client, &format!("streams/{stream}"))?;
     shared.open()?;
     if shared.app.is_recovering() {
@@ -57,7 +61,7 @@ pub(crate) async fn follow(
     let begin = format!("id: {}\n\n", at as i64 - 1).into_bytes();
     let of = shared.clone();
     let look = move || {
-        let Ok(retained) = of.app.retained(&stream, at, ROWS) else {
+        let Ok(retained) = of.ask(|app| app.retained(&stream, at, ROWS)) else {
             return Found::Nothing;
         };
         let mut out = Vec::new();

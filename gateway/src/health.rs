@@ -18,7 +18,7 @@ const FOR_CLIENTS: [&str; 3] = ["reasons", "fault", "aborted_slide"];
 
 /// Answers a load balancer's check, without a token.
 pub(crate) async fn health(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    let health = shared.app.health();
+    let health = shared.ask(|app| app.health());
     let ready = health.ready && shared.open().is_ok();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut said = health.said;

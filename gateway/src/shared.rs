@@ -96,6 +96,15 @@ impl Shared {
         })
     }
 
+    /// Asks the app something at once, or, where that takes a moment, so that the thread's other
+    /// work goes on elsewhere.
+    pub(crate) fn ask<T>(&self, body: impl FnOnce(&dyn App) -> T) -> T {
+        match self.app.is_remote() {
+            true => tokio::task::block_in_place(|| body(&*self.app)),
+            false => body(&*self.app),
+        }
+    }
+
     /// Refuses new requests from now on.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);

@@ -5,8 +5,9 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use tidemill_cluster::wire::put_record;
 use tidemill_cluster::{
-    Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress,
+    Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress, Record,
     SourceProgress, Times, Written, WrongClock,
 };
 use tidemill_core::{Error, Result};
@@ -18,7 +19,9 @@ use crate::drive::{address, drive, Resources, Seen};
 use crate::inbox::Inbox;
 use crate::marks::LeftMarks;
 use crate::message::Message;
+use crate::questions::Answers;
 use crate::rates::Rates;
+use crate::request_server::RequestServer;
 use crate::served::{serve, Served};
 use crate::{Settings, Shared, COORDINATOR};
 
@@ -36,6 +39,8 @@ pub struct Status {
     pub members: Vec<(Peer, Addr)>,
     /// The process ids of the connected workers, each on its own machine.
     pub processes: BTreeMap<Peer, u32>,
+    /// The addresses at which workers answer clients.
+    pub clients_at: BTreeMap<Peer, String>,
     /// The last cut.
     pub epoch: u64,
     /// The epoch of the snapshot that a recovery would go back to.
@@ -94,6 +99,13 @@ pub struct CoordinatorProcess {
     thread: Mutex<Option<Handle>>,
 }
 
+/// The parts of the coordinator that serve the clients of workers.
+struct Desk {
+    env: Env,
+    server: Weak<RequestServer>,
+    answers: Weak<dyn Answers>,
+}
+
 /// The state that its threads share.
 struct ProcessState {
     inbox: Arc<Inbox>,
@@ -103,6 +115,9 @@ struct ProcessState {
     refused: Mutex<VecDeque<String>>,
     troubles: Mutex<BTreeMap<Peer, String>>,
     processes: Mutex<BTreeMap<Peer, u32>>,
+    /// The workers that answer clients: the number of each one's requests, and its address.
+    clients_at: Mutex<BTreeMap<Peer, (u64, String)>>,
+    desk: OnceLock<Desk>,
     status: Mutex<Status>,
     rates: Mutex<Rates>,
     marks: LeftMarks,
@@ -131,6 +146,8 @@ impl CoordinatorProcess {
             refused: Mutex::default(),
             troubles: Mutex::default(),
             processes: Mutex::default(),
+            clients_at: Mutex::default(),
+            desk: OnceLock::new(),
             status: Mutex::default(),
             rates: Mutex::default(),
             marks: LeftMarks::default(),
@@ -192,6 +209,13 @@ impl CoordinatorProcess {
         self.state.inbox.push(Input::Written(written.into()));
     }
 
+    /// Answers the questions of workers, and sends them the replies to their clients' requests, from
+    /// now on. Only the first call counts.
+    pub fn serves(&self, env: &Env, server: &Arc<RequestServer>, answers: Weak<dyn Answers>) {
+        let desk = Desk { env: env.clone(), server: Arc::downgrade(server), answers };
+        let _ = self.state.desk.set(desk);
+    }
+
     /// Returns the address at which workers reach it.
     pub fn address(&self) -> Addr {
         self.mesh.address()
@@ -204,6 +228,9 @@ impl CoordinatorProcess {
         status.troubles = troubles.iter().map(|(who, what)| (*who, what.clone())).collect();
         drop(troubles);
         status.processes = self.state.processes.lock().clone();
+        let clients_at = self.state.clients_at.lock();
+        status.clients_at = clients_at.iter().map(|(peer, (_, at))| (*peer, at.clone())).collect();
+        drop(clients_at);
         status.refused = self.state.refused.lock().iter().cloned().collect();
         status
     }
@@ -220,6 +247,35 @@ impl Drop for CoordinatorProcess {
 }
 
 impl ProcessState {
+    /// Sends the replies to a worker's requests to it from now on. A coordinator that still starts
+    /// does nothing; the worker asks again.
+    fn connect(&self, mesh: &Weak<Mesh>, peer: Peer, own: u64, address: String) {
+        let Some(Desk { env, server, .. }) = self.desk.get() else { return };
+        self.clients_at.lock().insert(peer, (own, address));
+        let (mesh, server) = (mesh.clone(), server.clone());
+        let connect = move || {
+            let Some(server) = server.upgrade() else { return };
+            // This waits until the end of the outputs is known.
+            server.begin();
+            let at = mesh.clone();
+            let route = move |replies| {
+                let mut record = Vec::new();
+                put_record(&Record::Outputs(replies), &mut record);
+                if let Some(mesh) = at.upgrade() {
+                    mesh.send(peer, Lane::Urgent, Message::Replies(record).bytes());
+                }
+            };
+            server.connect(own, Arc::new(route));
+            if let Some(mesh) = mesh.upgrade() {
+                mesh.send(peer, Lane::Urgent, Message::Connected.bytes());
+            }
+        };
+        if let Err(error) = env.threads.spawn("connect-clients", Box::new(connect)) {
+            let (worker, what) = (peer.to_string(), error.to_string());
+            warn!(target: "tidemill::cluster", worker, what, "its clients wait");
+        }
+    }
+
     /// Notes what holds a process up, or that nothing does.
     fn trouble(&self, who: Peer, what: Option<String>) {
         let mut troubles = self.troubles.lock();
@@ -355,11 +411,33 @@ impl Sink for ProcessState {
                     Some(Message::Process(id)) => {
                         self.processes.lock().insert(peer, id);
                     }
+                    Some(Message::Connect { own, address }) => {
+                        self.connect(mesh, peer, own, address);
+                    }
+                    Some(Message::Ask { call, question }) => {
+                        let mesh = mesh.clone();
+                        let then = move |answer| {
+                            if let Some(mesh) = mesh.upgrade() {
+                                let message = Message::Answer { call, answer };
+                                mesh.send(peer, Lane::Urgent, message.bytes());
+                            }
+                        };
+                        // A coordinator that starts or ends answers nothing.
+                        let answers = self.desk.get().and_then(|desk| desk.answers.upgrade());
+                        if let Some(answers) = answers {
+                            answers.answer(peer, &question, Box::new(then));
+                        }
+                    }
                     _ => {}
                 }
             }
             Event::Down { peer, why } => {
                 self.processes.lock().remove(&peer);
+                let clients = self.clients_at.lock().remove(&peer);
+                let server = self.desk.get().and_then(|desk| desk.server.upgrade());
+                if let (Some((own, _)), Some(server)) = (clients, server) {
+                    server.disconnect(own);
+                }
                 if self.directory.lock().remove(&peer).is_some() {
                     let (worker, has_ended) =
                         (peer.to_string(), self.status.lock().ended.is_some());

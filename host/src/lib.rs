@@ -15,6 +15,7 @@
 //! | `outside` | asks the questions of functions to the outside, and has work done there |
 //! | `worker`, `coordinator` | a process of either kind |
 //! | `request_server` | the request server: requests of clients, and their replies |
+//! | `questions` | questions of workers to the coordinator, such as for its status |
 //! | `marks` | the epochs whose outputs have left, for writers that copy them elsewhere |
 //! | `served` | a log in the coordinator's files, with inputs that only the coordinator can read |
 //! | `message` | the messages between processes |
@@ -31,6 +32,7 @@ mod inbox;
 mod marks;
 mod message;
 mod outside;
+mod questions;
 mod rates;
 mod request_server;
 mod served;
@@ -39,6 +41,7 @@ mod worker;
 
 pub use coordinator::{CoordinatorProcess, Status};
 pub use outside::Outboxes;
+pub use questions::Answers;
 pub use request_server::{source_of, Answer, Listener, Placed, RequestServer};
 pub use served::{hold, FileLog, Served, SEGMENT_BYTES};
 pub use tidemill_cluster::{Left, LeftOut};

@@ -33,6 +33,17 @@ pub(crate) enum Message {
     Trouble(String),
     /// To the coordinator: the worker's process id on its machine.
     Process(u32),
+    /// To the coordinator: a question.
+    Ask { call: u64, question: Vec<u8> },
+    /// From the coordinator: the answer to a question.
+    Answer { call: u64, answer: Vec<u8> },
+    /// To the coordinator: the address at which a worker answers clients, and the number that the
+    /// ids of their requests begin with.
+    Connect { own: u64, address: String },
+    /// From the coordinator: it sends the replies to a worker's requests from now on.
+    Connected,
+    /// From the coordinator: replies, as a record of outputs.
+    Replies(Vec<u8>),
 }
 
 impl Message {
@@ -98,6 +109,21 @@ impl Message {
                 out.push(8);
                 put_u32(*id, &mut out);
             }
+            Message::Ask { call, question: bytes } | Message::Answer { call, answer: bytes } => {
+                out.push(if matches!(self, Message::Ask { .. }) { 9 } else { 10 });
+                put_u64(*call, &mut out);
+                put_bytes(bytes, &mut out);
+            }
+            Message::Connect { own, address } => {
+                out.push(11);
+                put_u64(*own, &mut out);
+                put_bytes(address.as_bytes(), &mut out);
+            }
+            Message::Connected => out.push(12),
+            Message::Replies(outputs) => {
+                out.push(13);
+                put_bytes(outputs, &mut out);
+            }
         }
         out
     }
@@ -143,6 +169,19 @@ impl Message {
             6 => Message::NotFound { call: take_u64(input)? },
             7 => Message::Trouble(take_text(input)?.to_string()),
             8 => Message::Process(take_u32(input)?),
+            9 => Message::Ask {
+                call: take_u64(input)?,
+                question: take_bytes(input).map(<[u8]>::to_vec)?,
+            },
+            10 => Message::Answer {
+                call: take_u64(input)?,
+                answer: take_bytes(input).map(<[u8]>::to_vec)?,
+            },
+            11 => {
+                Message::Connect { own: take_u64(input)?, address: take_text(input)?.to_string() }
+            }
+            12 => Message::Connected,
+            13 => Message::Replies(take_bytes(input).map(<[u8]>::to_vec)?),
             _ => return None,
         };
         input.is_empty().then_some(message)

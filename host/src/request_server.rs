@@ -44,6 +44,9 @@ pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
 /// A callback for all records of outputs, in the order of each source.
 pub type Listener = Arc<dyn Fn(u32, &Record) + Send + Sync>;
 
+/// Takes the replies to requests of another process.
+pub(crate) type Route = Arc<dyn Fn(Vec<Output>) + Send + Sync>;
+
 /// The request server, to which clients send requests, and from which replies come.
 pub struct RequestServer {
     log: Arc<dyn Log>,
@@ -61,6 +64,16 @@ pub struct RequestServer {
 struct Waiting {
     count: u64,
     open: HashMap<RequestId, Placed, FixedState>,
+    /// The request servers of other processes, by the number that their ids begin with.
+    routes: HashMap<u64, Route, FixedState>,
+    /// Whether it gets its replies from the coordinator, which does not send them now.
+    is_cut_off: bool,
+}
+
+/// The number that a request id begins with, if a request server has made it.
+fn own_of(id: &RequestId) -> Option<u64> {
+    let own: [u8; 8] = id.get(..8)?.try_into().ok()?;
+    (id.len() == 16).then(|| u64::from_be_bytes(own))
 }
 
 impl RequestServer {
@@ -73,7 +86,55 @@ impl RequestServer {
         listener: Option<Listener>,
     ) -> RequestServer {
         let (own, waiting) = (env.random.next_u64(), Arc::default());
-        RequestServer { log, sources, outputs, own, waiting, listener, begun: Once::new() }
+        let begun = Once::new();
+        RequestServer { log, sources, outputs, own, waiting, listener, begun }
+    }
+
+    /// Creates a request server in a process that reads no outputs: the coordinator sends it the
+    /// replies. Until it does, requests are refused.
+    pub(crate) fn cut_off(env: &Env, log: Arc<dyn Log>, sources: u32) -> RequestServer {
+        let server = RequestServer::open(env, log, (sources, 0), None);
+        server.waiting.lock().is_cut_off = true;
+        server
+    }
+
+    /// Returns the number that its requests' ids begin with.
+    pub(crate) fn own(&self) -> u64 {
+        self.own
+    }
+
+    /// Sends the replies to another process's requests, by its number, to `route` from now on.
+    pub(crate) fn connect(&self, own: u64, route: Route) {
+        self.waiting.lock().routes.insert(own, route);
+    }
+
+    /// Sends no more replies to another process.
+    pub(crate) fn disconnect(&self, own: u64) {
+        self.waiting.lock().routes.remove(&own);
+    }
+
+    /// Notes that the coordinator sends the replies from now on.
+    pub(crate) fn connected(&self) {
+        self.waiting.lock().is_cut_off = false;
+    }
+
+    /// Notes that the coordinator sends no more replies.
+    pub(crate) fn broken(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.is_cut_off = true;
+        let open = std::mem::take(&mut waiting.open);
+        drop(waiting);
+        open.into_values().for_each(|then| then(None, Answer::Unknown));
+    }
+
+    /// Takes replies, of which some may be to requests that nobody waits for any more.
+    pub(crate) fn replied(&self, replies: Vec<Output>) {
+        for reply in replies {
+            if let Output::Reply { tid, id, outcome } = reply {
+                let open = self.waiting.lock().open.remove(&id);
+                open.into_iter().for_each(|then| answered(then, tid, outcome.clone()));
+            }
+        }
     }
 
     /// Starts to read new outputs, unless that has happened. If clients connect in other ways only,
@@ -136,6 +197,10 @@ impl RequestServer {
     pub fn call_together(&self, source: u32, calls: Vec<(Call, Placed)>) {
         self.begin();
         let mut waiting = self.waiting.lock();
+        if waiting.is_cut_off {
+            drop(waiting);
+            return calls.into_iter().for_each(|(_, then)| then(None, Answer::Unknown));
+        }
         let mut requests = Vec::new();
         for (call, then) in calls {
             waiting.count += 1;
@@ -212,20 +277,37 @@ impl Tail {
                 _ => None,
             }
         });
+        let mut elsewhere: Vec<(Route, Vec<Output>)> = Vec::new();
         for output in outputs.flatten() {
-            let open = match &output {
-                Output::Reply { id, .. } => waiting.lock().open.remove(id),
-                Output::Event { .. } => None,
-            };
-            if let (Output::Reply { tid, outcome, .. }, Some(then)) = (output, open) {
-                let answer = match outcome {
-                    Ok(value) => Answer::Returned(value),
-                    Err(abort) => Answer::Aborted(abort),
-                };
-                then(Some(tid), answer);
+            let Output::Reply { tid, id, outcome } = output else { continue };
+            let mut all = waiting.lock();
+            if let Some(then) = all.open.remove(&id) {
+                drop(all);
+                answered(then, tid, outcome);
+                continue;
+            }
+            let route = own_of(&id).and_then(|own| all.routes.get(&own)).cloned();
+            drop(all);
+            let Some(route) = route else { continue };
+            let reply = Output::Reply { tid, id, outcome };
+            match elsewhere.iter_mut().find(|(of, _)| Arc::ptr_eq(of, &route)) {
+                Some((_, replies)) => replies.push(reply),
+                None => elsewhere.push((route, vec![reply])),
             }
         }
+        elsewhere.into_iter().for_each(|(route, replies)| route(replies));
         drop(waiting);
         self.read(upto, Some(READ));
     }
+}
+
+/// Gives the caller of a request its result.
+fn answered(then: Placed, tid: Tid, outcome: Result<Value, Abort>) {
+    then(
+        Some(tid),
+        match outcome {
+            Ok(value) => Answer::Returned(value),
+            Err(abort) => Answer::Aborted(abort),
+        },
+    );
 }

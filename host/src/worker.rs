@@ -5,7 +5,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use tidemill_cluster::{Input, Log, Member, Packet, SplitLog, Worker};
+use tidemill_cluster::wire::take_record;
+use tidemill_cluster::{Input, Log, Member, Packet, Record, SplitLog, Worker};
 use tidemill_core::{Error, Result};
 use tidemill_durable::{Store, Trouble};
 use tidemill_env::{Addr, Clock, Env, Handle};
@@ -18,6 +19,8 @@ use crate::drive::{address, drive, Busy, Resources, Seen};
 use crate::inbox::Inbox;
 use crate::message::Message;
 use crate::outside::Outboxes;
+use crate::questions::Questions;
+use crate::request_server::RequestServer;
 use crate::served::RemoteLog;
 use crate::{Settings, Shared, COORDINATOR};
 
@@ -26,6 +29,8 @@ use crate::{Settings, Shared, COORDINATOR};
 const LEASES: u64 = 2;
 /// The interval at which a lasting trouble is reported, in nanoseconds.
 const TELL_NS: u64 = 1_000_000_000;
+/// The time after which a coordinator that still starts is asked again for replies, in nanoseconds.
+const CONNECT_NS: u64 = 200_000_000;
 
 /// The reason why a worker has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +48,7 @@ pub struct WorkerProcess {
     mesh: Arc<Mesh>,
     state: Arc<ProcessState>,
     threads: Mutex<Vec<Handle>>,
+    log: Arc<dyn Log>,
     outboxes: Option<Arc<dyn Outboxes>>,
     coordinator: Addr,
     lease_us: u64,
@@ -55,6 +61,11 @@ struct ProcessState {
     mesh: OnceLock<Weak<Mesh>>,
     /// The log that the coordinator serves, if it does.
     remote: OnceLock<Arc<RemoteLog>>,
+    questions: OnceLock<Questions>,
+    /// The request server and the address of its clients, if it answers any.
+    clients: OnceLock<(Arc<RequestServer>, String)>,
+    /// When the coordinator was asked last to send replies, in nanoseconds; `u64::MAX` once it does.
+    connect_at_ns: AtomicU64,
     ended: Mutex<Option<Ended>>,
     end: Condvar,
     status: Mutex<String>,
@@ -91,6 +102,9 @@ impl WorkerProcess {
             inbox: inbox.clone(),
             mesh: OnceLock::new(),
             remote: OnceLock::new(),
+            questions: OnceLock::new(),
+            clients: OnceLock::new(),
+            connect_at_ns: AtomicU64::new(0),
             ended: Mutex::default(),
             end: Condvar::new(),
             status: Mutex::default(),
@@ -103,6 +117,7 @@ impl WorkerProcess {
         let mesh = Arc::new(mesh);
         // This is the only place that sets it.
         let _ = state.mesh.set(Arc::downgrade(&mesh));
+        state.questions.get_or_init(|| Questions::new(Arc::downgrade(&mesh)));
         let remote = || -> Arc<dyn Log> {
             let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
             state.remote.get_or_init(remote).clone()
@@ -115,7 +130,7 @@ impl WorkerProcess {
         if let Some(outboxes) = &outboxes {
             outboxes.begin(log.clone())?;
         }
-        let shared = Shared { log, store };
+        let shared = Shared { log: log.clone(), store };
         let (lease_us, beat_us) = (settings.machine.lease_us, settings.machine.beat_us);
         let resources =
             Resources::new(env, &mesh, shared, inbox, &settings.cluster, outboxes.clone())?;
@@ -150,7 +165,8 @@ impl WorkerProcess {
         let (worker, address, to) =
             (me.to_string(), mesh.address().to_string(), joined.to_string());
         info!(target: "tidemill::cluster", worker, address, coordinator = to, "joining");
-        Ok(WorkerProcess { mesh, state, threads, outboxes, coordinator: joined, lease_us })
+        let coordinator = joined;
+        Ok(WorkerProcess { mesh, state, threads, log, outboxes, coordinator, lease_us })
     }
 
     /// Returns its number.
@@ -161,6 +177,32 @@ impl WorkerProcess {
     /// Returns the address at which others reach it.
     pub fn address(&self) -> Addr {
         self.mesh.address()
+    }
+
+    /// Returns the log as it sees it.
+    pub fn log(&self) -> &Arc<dyn Log> {
+        &self.log
+    }
+
+    /// Asks the coordinator, and waits at most this long for the answer. Returns `None` if there is
+    /// none, at once if the coordinator is not connected.
+    pub fn ask(&self, question: Vec<u8>, wait: Duration) -> Option<Vec<u8>> {
+        if self.state.unconnected_since_ns.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        self.state.questions.get()?.ask(question, wait)
+    }
+
+    /// Takes requests to the first `sources` sources. Replies come once clients are answered
+    /// ([`WorkerProcess::answers_clients`]).
+    pub fn request_server(&self, env: &Env, sources: u32) -> RequestServer {
+        RequestServer::cut_off(env, self.log.clone(), sources)
+    }
+
+    /// Answers clients at an address, through this request server, as long as the coordinator is
+    /// connected. Only the first call counts.
+    pub fn answers_clients(&self, server: &Arc<RequestServer>, address: &str) {
+        let _ = self.state.clients.set((server.clone(), address.to_owned()));
     }
 
     /// Returns its current activity as text.
@@ -283,11 +325,20 @@ impl ProcessState {
         resources.mesh.send(COORDINATOR, Lane::Urgent, Message::Trouble(what).bytes());
     }
 
-    /// Sends the process id to a coordinator that does not have it yet.
+    /// Sends the process id to a coordinator that does not have it yet, and asks it for the replies
+    /// to requests.
     fn introduce(&self, mesh: &Mesh) {
         let is_connected = self.unconnected_since_ns.load(Ordering::Acquire) == 0;
         if is_connected && !self.has_process.swap(true, Ordering::AcqRel) {
             mesh.send(COORDINATOR, Lane::Urgent, Message::Process(std::process::id()).bytes());
+        }
+        let Some((server, address)) = self.clients.get().filter(|_| is_connected) else { return };
+        let now_ns = self.clock.monotonic_ns();
+        let asked_ns = self.connect_at_ns.load(Ordering::Acquire);
+        if asked_ns < u64::MAX && (asked_ns == 0 || now_ns > asked_ns + CONNECT_NS) {
+            self.connect_at_ns.store(now_ns.max(1), Ordering::Release);
+            let message = Message::Connect { own: server.own(), address: address.clone() };
+            mesh.send(COORDINATOR, Lane::Urgent, message.bytes());
         }
     }
 
@@ -329,6 +380,23 @@ impl Sink for ProcessState {
                     (Some(Some(Message::Directory(peers))), Some(mesh)) if peer == COORDINATOR => {
                         self.directory(&mesh, peers);
                     }
+                    (Some(Some(Message::Connected)), _) if peer == COORDINATOR => {
+                        self.connect_at_ns.store(u64::MAX, Ordering::Release);
+                        self.clients.get().into_iter().for_each(|(server, _)| server.connected());
+                    }
+                    (Some(Some(Message::Replies(record))), _) if peer == COORDINATOR => {
+                        let record = take_record(&mut &record[..]);
+                        if let (Some((server, _)), Some(Record::Outputs(replies))) =
+                            (self.clients.get(), record)
+                        {
+                            server.replied(replies);
+                        }
+                    }
+                    (Some(Some(Message::Answer { call, answer })), _) if peer == COORDINATOR => {
+                        if let Some(questions) = self.questions.get() {
+                            questions.answered(call, answer);
+                        }
+                    }
                     // The peer knows the secret, but its message is invalid.
                     (_, Some(mesh)) => mesh.unlink(peer),
                     (_, None) => {}
@@ -338,15 +406,21 @@ impl Sink for ProcessState {
                 if peer == COORDINATOR {
                     let now_ns = self.clock.monotonic_ns().max(1);
                     self.has_process.store(false, Ordering::Release);
-                    if self.unconnected_since_ns.swap(now_ns, Ordering::AcqRel) == 0 {
+                    let since_ns = &self.unconnected_since_ns;
+                    let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+                    // Each message that can't be sent is reported like this, too.
+                    if since_ns.compare_exchange(0, now_ns, set, seen).is_ok() {
                         warn!(target: "tidemill::cluster", why, "coordinator lost");
                     }
                 } else {
                     let worker = peer.to_string();
                     debug!(target: "tidemill::cluster", worker, why, "worker disconnected");
                 }
-                if let Some(remote) = self.remote.get().filter(|_| peer == COORDINATOR) {
-                    remote.broken();
+                if peer == COORDINATOR {
+                    self.remote.get().into_iter().for_each(|remote| remote.broken());
+                    self.questions.get().into_iter().for_each(Questions::broken);
+                    self.connect_at_ns.store(0, Ordering::Release);
+                    self.clients.get().into_iter().for_each(|(server, _)| server.broken());
                 }
                 self.inbox.push(Input::Broken { to: address(peer) });
             }

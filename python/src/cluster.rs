@@ -6,10 +6,10 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use tidemill_core::Error;
-use tidemill_engine::{join, App, Cluster, ClusterSettings};
+use tidemill_engine::{join, App, Cluster, ClusterSettings, Member};
 use tidemill_env::Env;
 use tidemill_gateway::{Gateway, Plan};
-use tidemill_host::{Ended, WorkerProcess};
+use tidemill_host::Ended;
 
 use crate::errors::{detached, to_python};
 use crate::remote::app_functions;
@@ -44,8 +44,8 @@ impl NativeCluster {
             let env = Env::real();
             // Refusals come before anything runs.
             let plan = Plan::of(&spec.settings, &env)?;
-            let cluster = Arc::new(Cluster::start(&spec, functions, &chosen, &secret, &env)?);
-            let app: Arc<dyn App> = cluster.clone();
+            let cluster = Cluster::start(&spec, functions, &chosen, &secret, &env)?;
+            let app: Arc<dyn App> = Arc::new(cluster.clients());
             let serve = |plan| cluster.logged(|| Gateway::start(plan, app, &env));
             let gateway = plan.map(serve).transpose()?;
             Ok((gateway.map(Arc::new), cluster))
@@ -94,7 +94,9 @@ impl NativeCluster {
 /// A worker in this process.
 #[pyclass(frozen, name = "Worker", module = "tidemill._native")]
 pub struct NativeWorker {
-    worker: Arc<WorkerProcess>,
+    /// The gateway for clients, if the settings ask for it.
+    gateway: Unlocked<Option<Arc<Gateway>>>,
+    worker: Unlocked<Arc<Member>>,
 }
 
 #[pymethods]
@@ -111,39 +113,55 @@ impl NativeWorker {
         let (chosen, (spec, functions)) =
             (settings(py, cluster)?, app_functions(py, spec, opaques)?);
         let coordinator = coordinator.to_owned();
-        let joined = move || {
-            join(&spec, functions, &chosen, &secret, &coordinator, &Env::real()).map(Arc::new)
-        };
-        Ok(NativeWorker { worker: aside(py, joined)? })
+        let (gateway, worker) = aside(py, move || {
+            let env = Env::real();
+            // Refusals come before anything runs.
+            let plan = Plan::of(&spec.settings, &env)?;
+            let worker = join(&spec, functions, &chosen, &secret, &coordinator, &env)?;
+            let app: Arc<dyn App> = Arc::new(worker.clients.clone());
+            let serve = |plan| worker.logged(|| Gateway::start(plan, app, &env));
+            let gateway = plan.map(serve).transpose()?;
+            Ok((gateway.map(Arc::new), Arc::new(worker)))
+        })?;
+        Ok(NativeWorker { gateway: Unlocked::new(gateway), worker: Unlocked::new(worker) })
+    }
+
+    /// Returns the gateway's address, if there is a gateway.
+    #[getter]
+    fn http(&self) -> Option<String> {
+        self.gateway.as_ref().map(|gateway| gateway.address().to_string())
     }
 
     /// Returns the worker's number, as other processes show it.
     #[getter]
     fn number(&self) -> String {
-        format!("{:08x}", self.worker.number())
+        format!("{:08x}", self.worker.process.number())
     }
 
     /// Returns the address at which others reach the worker.
     #[getter]
     fn address(&self) -> String {
-        self.worker.address().to_string()
+        self.worker.process.address().to_string()
     }
 
     /// Returns the worker's state, in words.
     fn status(&self) -> String {
-        self.worker.status()
+        self.worker.process.status()
     }
 
     /// Returns what the worker waits for in vain, in words: a log or a store that does not answer.
     fn trouble(&self) -> Option<String> {
-        self.worker.trouble()
+        self.worker.process.trouble()
     }
 
-    /// Ends the worker when the others continue without it, and after a while if they don't.
+    /// Ends the worker when the others continue without it, and after a while if they don't. First
+    /// its waiting clients are answered.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let worker = self.worker.clone();
+        let (gateway, worker) = (Option::clone(&self.gateway), Arc::clone(&self.worker));
         aside(py, move || {
-            worker.leave();
+            gateway.iter().for_each(|gateway| gateway.drain());
+            worker.process.leave();
+            gateway.iter().for_each(|gateway| gateway.stop());
             Ok(())
         })
     }
@@ -152,7 +170,7 @@ impl NativeWorker {
     /// why) if it has ended.
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<Option<(&'static str, String)>> {
         let wait_us = (seconds.max(0.0) * 1e6) as u64;
-        let ended = detached(py, || Ok(self.worker.wait(wait_us)))?;
+        let ended = detached(py, || Ok(self.worker.process.wait(wait_us)))?;
         Ok(ended.map(|ended| match ended {
             Ended::Stopped => ("stopped", String::new()),
             Ended::Refused(why) => ("refused", why),
@@ -163,7 +181,10 @@ impl NativeWorker {
 
 impl Drop for NativeWorker {
     fn drop(&mut self) {
-        let worker = self.worker.clone();
-        end(move || worker.end());
+        let (gateway, worker) = (Option::clone(&self.gateway), Arc::clone(&self.worker));
+        end(move || {
+            gateway.iter().for_each(|gateway| gateway.stop());
+            worker.process.end();
+        });
     }
 }

@@ -410,7 +410,6 @@ def test_lines_for_other_programs_are_not_wrapped(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("worker x.py --http 0", "--http is for the coordinator only"),
         ("worker x.py --upgrade", "--upgrade is for the coordinator only"),
         ("coordinator x.py --join 127.0.0.1:1", "--join is for workers only"),
         ("run x.py --join 127.0.0.1:1", "--join is a flag of 'tidemill worker'"),

@@ -107,7 +107,9 @@ class Doors:
         def post(key: int) -> None:
             body = f'{{"id":{key},"v":{value["json"]}}}'
             headers = {"content-type": "application/json"}
-            answer = client._http.post(f"/call/{put.name}", content=body, headers=headers)
+            answer = client._http.post(
+                f"{client.url}/call/{put.name}", content=body, headers=headers
+            )
             if answer.status_code != 200:
                 raise tm.InputError(answer.json()["error"]["what"], "")
 

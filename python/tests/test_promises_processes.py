@@ -352,7 +352,8 @@ def test_health_and_metrics_name_each_source(tmp_path: Path) -> None:
         assert len(health["sources"]) == 8
         keys = {"source", "requests", "lag", "requests_per_s", "skew", "worker"}
         assert all(source.keys() >= keys for source in health["sources"])
-        assert [member.keys() for member in health["members"]] == [{"worker", "address", "process"}]
+        keys = {"worker", "address", "process", "http"}
+        assert [member.keys() for member in health["members"]] == [keys]
         until(lambda: cluster.status()["members"][0]["process"] == os.getpid())
         assert cluster.status()["process"] == os.getpid()
         assert (health["left_out"], health["turned_away"], health["troubles"]) == ([], [], [])

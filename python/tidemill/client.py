@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,18 +64,35 @@ class _Client:
     """The common part of both kinds of client."""
 
     def __init__(
-        self, url: str, token: str | None, deadline: float, retries: int, verify: Any
+        self,
+        url: str | Sequence[str],
+        token: str | None,
+        deadline: float,
+        retries: int,
+        verify: Any,
     ) -> None:
         if deadline <= 0 or retries < 0:
             what = f"deadline={deadline!r}, retries={retries!r}: a deadline is positive, in seconds"
             raise ProgramError(what, "give 0 or more retries", here())
-        self.url = url.rstrip("/")
+        urls = [url] if isinstance(url, str) else list(url)
+        if not urls:
+            raise ProgramError("a client needs an address", "give one, or a list of them", here())
+        #: The addresses. Those at the left are tried first.
+        self._urls = deque(one.rstrip("/") for one in urls)
         self._options = Options(deadline, retries)
         self._settings: dict[str, Any] = {
-            "base_url": self.url,
             "headers": {} if token is None else {"authorization": f"Bearer {token}"},
             "verify": verify,
         }
+
+    @property
+    def url(self) -> str:
+        """The address of the app to which the client sends requests now."""
+        return self._urls[0]
+
+    def _turn(self) -> None:
+        """Goes on to the next address."""
+        self._urls.rotate(-1)
 
     def using(
         self,
@@ -127,7 +145,9 @@ class Client(_Client):
     """A client of an app over HTTP. Use it with ``with``, or call :meth:`close`.
 
     Args:
-        url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`.
+        url: The app's address, such as ``"http://127.0.0.1:8080"`` or :attr:`Mill.url`. An app on
+            several processes may have several. The client uses the first one, and goes on to the
+            next one when that does not answer, or not now.
         token: The token that authenticates the client. The default is none.
         deadline: The longest time of a call with all its retries, in seconds. The default is 30.
         retries: The number of retries of a request. The default is 30.
@@ -155,7 +175,7 @@ class Client(_Client):
     @known_keywords
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         token: str | None = None,
         deadline: float = 30.0,
@@ -319,12 +339,13 @@ class Client(_Client):
             while True:
                 if isinstance(step, Sleep):
                     time.sleep(step.seconds)
+                    self._turn()
                     step = next(steps)
                     continue
                 try:
                     response = self._http.request(
-                        step.method, step.path, headers=step.headers, content=step.content,
-                        params=step.params, timeout=step.seconds,
+                        step.method, self.url + step.path, headers=step.headers,
+                        content=step.content, params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
                     response = broken_by(error, self.url)
@@ -340,7 +361,8 @@ class Client(_Client):
             error: Error | None = None
             try:
                 with self._http.stream(
-                    "GET", following.path, headers=following.headers(), params=following.params(),
+                    "GET", self.url + following.path,
+                    headers=following.headers(), params=following.params(),
                     timeout=httpx.Timeout(self._options.deadline, read=SILENCE),
                 ) as response:  # fmt: skip
                     if response.status_code != 200:
@@ -354,6 +376,7 @@ class Client(_Client):
                                 yield item
             except httpx.TransportError as broken:
                 broken_by(broken, self.url)
+            self._turn()
             time.sleep(following.failed(error))
 
 
@@ -390,7 +413,7 @@ class AsyncClient(_Client):
     @known_keywords
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         token: str | None = None,
         deadline: float = 30.0,
@@ -547,12 +570,13 @@ class AsyncClient(_Client):
             while True:
                 if isinstance(step, Sleep):
                     await asyncio.sleep(step.seconds)
+                    self._turn()
                     step = next(steps)
                     continue
                 try:
                     response = await self._http.request(
-                        step.method, step.path, headers=step.headers, content=step.content,
-                        params=step.params, timeout=step.seconds,
+                        step.method, self.url + step.path, headers=step.headers,
+                        content=step.content, params=step.params, timeout=step.seconds,
                     )  # fmt: skip
                 except httpx.TransportError as error:
                     response = broken_by(error, self.url)
@@ -570,7 +594,8 @@ class AsyncClient(_Client):
             error: Error | None = None
             try:
                 async with self._http.stream(
-                    "GET", following.path, headers=following.headers(), params=following.params(),
+                    "GET", self.url + following.path,
+                    headers=following.headers(), params=following.params(),
                     timeout=httpx.Timeout(self._options.deadline, read=SILENCE),
                 ) as response:  # fmt: skip
                     if response.status_code != 200:
@@ -584,4 +609,5 @@ class AsyncClient(_Client):
                                 yield item
             except httpx.TransportError as broken:
                 broken_by(broken, self.url)
+            self._turn()
             await asyncio.sleep(following.failed(error))

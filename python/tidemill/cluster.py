@@ -96,6 +96,12 @@ class Worker:
         self.number = self._native.number
         #: The address for other workers.
         self.address = self._native.address
+        self._scheme = "https" if "http_cert" in settings else "http"
+
+    @property
+    def url(self) -> str | None:
+        """The address for HTTP clients; None without ``http_port``."""
+        return None if self._native.http is None else f"{self._scheme}://{self._native.http}"
 
     def status(self) -> str:
         """Returns the worker's state as text."""

@@ -278,13 +278,16 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_port": _int(
         0,
         65_535,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         default="none",
-        help="Port on which the app answers clients over HTTP. 0: any free port.",
+        help=(
+            "Port on which the app answers clients over HTTP. 0: any free port. A worker needs it "
+            "on its command line, because other places give the coordinator's."
+        ),
     ),
     "http_host": Setting(
         str,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         needs="http_port",
         default="127.0.0.1",
         help=(
@@ -294,28 +297,28 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "http_tokens": Setting(
         Path,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         needs="http_port",
         default="none",
         help="File of the clients that are allowed. None: every process of this machine.",
     ),
     "http_cert": Setting(
         Path,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         needs="http_port",
         default="none",
         help="Certificate (PEM) for HTTPS.",
     ),
     "http_key": Setting(
         Path,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         needs="http_port",
         default="none",
         help="Private key (PEM) of the certificate.",
     ),
     "http_roles": Setting(
         dict,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         needs="http_port",
         default="none",
         help="Role that a client needs, by procedure, `streams/NAME` or `tables/NAME`.",
@@ -323,7 +326,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_connections_max": _int(
         1,
         1_000_000,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="1,024",
         help="Connections of allowed clients at a time.",
@@ -331,7 +334,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_calls_max": _int(
         1,
         10_000_000,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="4,096",
         help="Calls that may wait for their replies at a time.",
@@ -339,7 +342,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_body_bytes_max": _int(
         1,
         1 << 40,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="1 MiB",
         help="Bytes of a request's body.",
@@ -347,7 +350,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_idle_us": _int(
         1,
         _LONG,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="30,000,000",
         help="Microseconds after which a silent connection is closed.",
@@ -355,7 +358,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_deadline_us": _int(
         1,
         _LONG,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="30,000,000",
         help="Microseconds within which a call is answered.",
@@ -363,7 +366,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "http_requests_kept_us": _int(
         1,
         _LONG,
-        (*_ONE, *_SEVERAL),
+        (*_ONE, *_CLUSTER),
         "http_port",
         default="24 hours",
         help="Microseconds for which the reply to a request with an id is remembered.",

@@ -1,67 +1,54 @@
 //! The coordinator of a cluster, with the app as its clients see it.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_cluster::{
-    Emitted, EventTime, Events, LateEvent, Log, Output, Record, SourceProgress, SplitLog, Times,
-    WrongClock,
+    EventTime, Events, LateEvent, Log, Record, SourceProgress, SplitLog, Times, WrongClock,
 };
-use tidemill_core::{
-    Batch, Error, Key, Position, Result, Row, Schema, StreamId, TableId, TableSpec, Value,
-};
+use tidemill_core::{Batch, Error, Position, Result, StreamId};
 use tidemill_durable::Within;
 use tidemill_env::{Addr, Env, Lock};
-use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
+use tidemill_function::{Call, Functions as _};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
-    Status, COORDINATOR, SEGMENT_BYTES,
+    hold, Answers, CoordinatorProcess, FileLog, LeftOut, Listener, Placed, RequestServer, Served,
+    Shared, Status, COORDINATOR, SEGMENT_BYTES,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
-use tidemill_place::{partition_in, Partition};
-use tidemill_txn::program::{Abort, Program, Take};
+use tidemill_txn::program::Program;
 use tracing::dispatcher::{get_default, with_default};
 use tracing::Dispatch;
 
-use super::address;
 use super::backends::{self, log, store};
+use super::clients::{Clients, Home, Requests};
 use super::counts::{report, CountsFile};
+use super::delivered::Delivered;
 use super::feeds::{self, About, Feeds, Rows};
 use super::firings::Timers;
 use super::format::Json;
 use super::from_one::OneState;
+use super::questions::{self, Question};
 use super::settings::{Cuts, TOGETHER};
 use super::sinks::{DeclaredSinks, Sinks};
 use super::topics::{sources, Topics};
 use super::upgrade::{Found, Starting, FILES};
-use super::{cuts, fingerprint, log_of, ClusterSettings};
-use crate::calls::{self, Procedure, Then};
-use crate::clients::{App, Health, RetainedRows, StreamProgress};
+use super::{address, clients, cuts, fingerprint, log_of, metrics, ClusterSettings};
+use crate::clients::{Health, RetainedRows, StreamProgress};
 use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
 use crate::file_conflicts;
-use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::logging;
-use crate::requests::{is_hidden, Request};
 use crate::rings::Rings;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
-use crate::{serve, upgrade};
+use crate::upgrade;
 
-/// The longest wait for a row, that for a generation which reads it, and the pause between looks,
-/// in microseconds.
-const ROW_WAIT_US: u64 = 10_000_000;
-const GENERATION_WAIT_US: u64 = 1_000_000;
-const LOOK_US: u64 = 20_000;
 /// The time for the last snapshot, in microseconds.
 const LEAVE_WAIT_US: u64 = 60_000_000;
 
@@ -73,16 +60,14 @@ pub struct Cluster {
     sinks: Sinks,
     counts: CountsFile,
     // and the request server uses the coordinator.
-    request_server: Arc<RequestServer>,
+    requests: Requests,
     coordinator: Arc<CoordinatorProcess>,
     functions: Arc<AppFunctions>,
     program: Program,
     settings: Settings,
     env: Env,
-    message_bytes_max: usize,
-    procedures: BTreeMap<String, Procedure>,
-    version: Option<String>,
     delivered: Arc<Delivered>,
+    /// The address at which it answers clients, with the scheme.
     http: OnceLock<String>,
     dir: PathBuf,
     /// The changes of an upgrade at the start, if there was one.
@@ -101,14 +86,6 @@ pub struct Cluster {
     _held: Option<Box<dyn Lock>>,
 }
 
-/// The outputs that have left.
-struct Delivered {
-    rings: Mutex<Rings>,
-    /// The number of outputs, and the condition for followers that wait for more.
-    count: Mutex<u64>,
-    more: Condvar,
-}
-
 impl Cluster {
     /// Starts the coordinator, which forms a cluster of the workers that join.
     ///
@@ -121,10 +98,18 @@ impl Cluster {
         settings: &ClusterSettings,
         secret: &[u8],
         env: &Env,
-    ) -> Result<Cluster> {
+    ) -> Result<Arc<Cluster>> {
         let log = open_log(spec, settings, env)?;
-        let begin = || Cluster::begin(spec, functions, settings, secret, env);
-        with_default(&log, || begin().inspect_err(logging::failed))
+        let begin = || Cluster::begin(spec, functions, settings, secret, env).map(Arc::new);
+        let cluster = with_default(&log, || begin().inspect_err(logging::failed))?;
+        let answers: Weak<dyn Answers> = Arc::downgrade(&cluster) as _;
+        cluster.coordinator.serves(env, &cluster.requests.server, answers);
+        Ok(cluster)
+    }
+
+    /// Returns this process as the app's clients see it.
+    pub fn clients(self: &Arc<Cluster>) -> Clients {
+        self.requests.with(self.clone())
     }
 
     fn begin(
@@ -253,29 +238,23 @@ impl Cluster {
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
         let sinks = Sinks::start(ways, program_on_nodes.clone(), &coordinator, outputs)?;
-        let delivered = Arc::new(Delivered {
-            rings: Mutex::new(Rings::of_emitted(functions.program(), &spec.settings, numbered)),
-            count: Mutex::new(0),
-            more: Condvar::new(),
-        });
+        let rings = Rings::of_emitted(functions.program(), &spec.settings, numbered);
+        let delivered = Arc::new(Delivered::new(rings));
         let (hears, of) = (delivered.clone(), functions.clone());
         let listener = move |_: u32, record: &Record| hears.take(of.program(), record);
-        let asked = settings.sources;
-        let request_server =
-            Arc::new(RequestServer::open(env, log, (asked, sources), Some(Arc::new(listener))));
+        let listener: Listener = Arc::new(listener);
+        let server = RequestServer::open(env, log, (settings.sources, sources), Some(listener));
+        let requests = Requests::new(spec, &functions, settings, server, env);
         Ok(Cluster {
-            timers: Timers::start(env, &request_server, &functions)?,
+            timers: Timers::start(env, &requests.server, &functions)?,
             counts: CountsFile::start(env, dir.clone(), &coordinator)?,
             sinks,
             env: env.clone(),
-            request_server,
+            requests,
             coordinator,
             functions,
-            procedures: procedures(&program, spec),
-            version: spec.version.clone(),
             program,
             settings: spec.settings.clone(),
-            message_bytes_max: settings.message_bytes_max,
             followed,
             feeds,
             has_ended: AtomicBool::new(false),
@@ -403,6 +382,7 @@ impl Cluster {
             generation,
             members,
             processes,
+            clients_at,
             epoch,
             snapshot,
             left_out,
@@ -427,8 +407,10 @@ impl Cluster {
         let (buffered, outside) = (status.buffered, status.outside);
         let connected = processes.len();
         let member = |(peer, at): (Peer, Addr)| {
-            let process = processes.get(&peer);
-            json!({"worker": peer.to_string(), "address": at.to_string(), "process": process})
+            json!({
+                "worker": peer.to_string(), "address": at.to_string(), "process": processes.get(&peer),
+                "http": clients_at.get(&peer),
+            })
         };
         let left = |left: LeftOut| {
             let from = left.from.iter().map(|member| Peer(member.0).to_string());
@@ -451,7 +433,7 @@ impl Cluster {
             "late": buffered.late, "outside": outside,
             "aborted_slides": slides, "aborted_slide": counts.slide,
             "input_ended": self.has_input_ended(),
-            "requests_open": self.request_server.open_requests(), "log_bytes": self.log_bytes(),
+            "requests_open": self.requests.server.open_requests(), "log_bytes": self.log_bytes(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "sole_owner": self.functions.has_sole_owner(), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
             "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
@@ -491,7 +473,7 @@ impl Cluster {
 
     /// Records a request at a source. The caller knows its place.
     pub fn offer(&self, source: u32, call: Call, then: Placed) {
-        self.request_server.call_placed(source, call, then);
+        self.requests.server.call_placed(source, call, then);
     }
 
     /// Appends events of a stream to a source, as one record of an epoch. If it gets into the log,
@@ -505,7 +487,7 @@ impl Cluster {
         then: tidemill_cluster::Then<std::result::Result<u64, tidemill_cluster::Refused>>,
     ) {
         let events = Events { stream, from: None, is_run: false, batch };
-        self.request_server.send(source, events, then);
+        self.requests.server.send(source, events, then);
     }
 
     /// Returns the bytes of the records that have been appended since the start, if the coordinator
@@ -516,12 +498,12 @@ impl Cluster {
 
     /// Returns the log of the cluster.
     pub fn log(&self) -> Arc<dyn Log> {
-        self.request_server.log().clone()
+        self.requests.server.log().clone()
     }
 
     /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
-        let mut nth = source.checked_sub(self.request_server.sources())?;
+        let mut nth = source.checked_sub(self.requests.server.sources())?;
         for topic in &self.followed {
             if nth < topic.partitions {
                 return Some(format!("{}/{nth}", topic.topic));
@@ -530,46 +512,6 @@ impl Cluster {
         }
         let mut files = self.feeds.all().filter(|(of, _)| *of == source);
         files.next().map(|(_, about)| about.path.display().to_string())
-    }
-
-    fn ask(&self, partition: Partition, call: Call, then: tidemill_cluster::Then<Answer>) {
-        let source = self.request_server.source_of(partition);
-        self.request_server.call(source, call, then);
-    }
-
-    /// Waits for the result of a call that reads rows. It waits a moment only for a generation that
-    /// executes the call.
-    fn read(&self, partition: Partition, call: Call) -> Result<Value> {
-        let (tell, told) = channel();
-        let mut call = Some((call, tell));
-        let (mut waited_us, mut idle_us) = (0, 0);
-        while waited_us < ROW_WAIT_US && idle_us < GENERATION_WAIT_US {
-            let runs = self.coordinator.status().generation != 0;
-            if let Some((call, tell)) = call.take_if(|_| runs) {
-                self.ask(partition, call, Box::new(move |answer| drop(tell.send(answer))));
-            }
-            idle_us = if runs { 0 } else { idle_us + LOOK_US };
-            waited_us += LOOK_US;
-            match told.recv_timeout(Duration::from_micros(LOOK_US)) {
-                Ok(Answer::Returned(value)) => return Ok(value),
-                Ok(Answer::Aborted(abort)) => return Err(Error::input(abort.reason)),
-                Ok(Answer::Unknown) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
-        Err(Error::resource("no worker answers now")
-            .help("start a worker, or wait until the running ones have recovered"))
-    }
-
-    /// Finds a table.
-    fn table(&self, name: &str) -> Result<TableId> {
-        let number = self.program.tables.iter().position(|spec| *spec.name == *name);
-        let missing = || Error::program(format!("there is no table {name}"));
-        number.map(|number| TableId(number as u16)).ok_or_else(missing)
-    }
-
-    fn partition(&self, table: TableId, key: &[Value]) -> Partition {
-        partition_in(&self.functions.program().tables[table.index()], &Key::of(key))
     }
 }
 
@@ -595,103 +537,25 @@ fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
     topics.chain(feeds::of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 
-/// Returns the partition of a call's entity.
-pub(super) fn partition_of(program: &Program, call: &Call) -> Result<Partition> {
-    let key = program.stored_key(call.table, &call.key);
-    let key = Key::of(&key.map_err(|abort| Error::input(abort.reason))?);
-    Ok(partition_in(&program.tables[call.table.index()], &key))
-}
-
-/// The procedures that clients can call, all of them with request ids.
-fn procedures(program: &Program, spec: &AppSpec) -> BTreeMap<String, Procedure> {
-    let mut procedures = calls::procedures(program, &spec.procedures);
-    procedures.values_mut().for_each(|procedure| procedure.takes_requests = true);
-    procedures
-}
-
-impl Delivered {
-    fn take(&self, program: &Program, record: &Record) {
-        let name = |stream: &StreamId| Some(&program.streams.get(stream.index())?.spec);
-        match record {
-            Record::Outputs(outputs) => {
-                for output in outputs {
-                    let Output::Event { stream, row, .. } = output else { continue };
-                    if let Some(spec) = name(stream) {
-                        let batch = Batch::from_rows(spec.schema.clone(), [&row[..]]);
-                        self.rings.lock().push(&spec.name, &batch);
-                    }
-                }
-            }
-            Record::Emitted(Emitted { stream, batch, .. }) => {
-                if let Some(spec) = name(stream) {
-                    self.rings.lock().push(&spec.name, batch);
-                }
-            }
-            _ => return,
-        }
-        *self.count.lock() += 1;
-        self.more.notify_all();
-    }
-}
-
-impl App for Cluster {
-    fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    fn name(&self) -> &str {
-        &self.program.name
-    }
-
-    fn version(&self) -> Option<&str> {
-        self.version.as_deref()
-    }
-
-    fn procedures(&self) -> &BTreeMap<String, Procedure> {
-        &self.procedures
-    }
-
-    fn is_of_engine(&self, stream: &str) -> bool {
-        calls::is_of_engine(&self.program, &self.procedures, stream)
-    }
-
-    fn tables(&self) -> Vec<&TableSpec> {
-        self.program.tables.iter().filter(|table| !is_hidden(&table.name)).collect()
-    }
-
-    fn streams(&self) -> Vec<(String, Arc<Schema>)> {
-        let mut streams = self.delivered.rings.lock().streams();
-        streams.retain(|(name, _)| !is_hidden(name));
-        streams
-    }
-
-    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        self.request_server.begin();
-        let is_shown =
-            |stream: &str| !calls::is_of_private(&self.program, &self.procedures, stream);
-        serve::ring_among(&self.delivered.rings.lock(), stream, is_shown)
-            .map(|ring| ring.retained(from, rows_max))
-            .map_err(|error| serve::no_rows(error, &self.program, stream, true))
-    }
-
-    fn follows_tables(&self) -> bool {
+impl Home for Cluster {
+    fn is_remote(&self) -> bool {
         false
     }
 
-    fn changes(&self, table: &str, _: u64) -> Result<Changes> {
-        Err(Error::program(format!(
-            "changes of table {table} can't be followed on several processes yet"
-        ))
-        .help("let functions emit the changes as events of a stream"))
+    fn has_generation(&self) -> bool {
+        self.coordinator.status().generation != 0
+    }
+
+    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
+        self.requests.server.begin();
+        let rings = self.delivered.rings.lock();
+        clients::retained(&self.requests, &rings, (stream, from, rows_max))
     }
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
-        self.request_server.begin();
-        let mut count = self.delivered.count.lock();
-        if *count == seen.epoch {
-            self.delivered.more.wait_for(&mut count, Duration::from_micros(timeout_us));
-        }
-        StreamProgress { epoch: *count, over: self.status().ended.is_some() }
+        self.requests.server.begin();
+        let epoch = self.delivered.wait(seen.epoch, Duration::from_micros(timeout_us));
+        StreamProgress { epoch, over: self.status().ended.is_some() }
     }
 
     fn health(&self) -> Health {
@@ -702,167 +566,30 @@ impl App for Cluster {
     }
 
     fn metrics(&self) -> String {
-        let status = self.status();
-        let (lags, skews) = (status.lag(), status.skew());
-        let lag = lags.iter().sum();
-        let Status { generation, members, epoch, snapshot, left_out, troubles, buffered, .. } =
-            status;
-        let mut text = String::new();
-        for (name, kind, help, value) in [
-            ("generation", "gauge", "The generation that runs; 0 when none does.", generation),
-            ("workers", "gauge", "The workers of the generation.", members.len() as u64),
-            (
-                "workers_left_out",
-                "gauge",
-                "Live workers that can't reach members.",
-                left_out.len() as u64,
-            ),
-            (
-                "processes_in_trouble",
-                "gauge",
-                "Processes that wait for a log or a store that does not answer.",
-                troubles.len() as u64,
-            ),
-            ("epoch", "counter", "The last cut.", epoch),
-            ("snapshot_epoch", "gauge", "The epoch of the last snapshot.", snapshot),
-            ("lag", "gauge", "Requests in no cut yet.", lag),
-            ("buffered", "gauge", "Events that wait for their watermark.", buffered.events),
-            ("late", "counter", "Late events.", buffered.late),
-            ("faults", "counter", "Transactions whose function failed.", status.counts.faults),
-            (
-                "requests_open",
-                "gauge",
-                "Requests without replies.",
-                self.request_server.open_requests() as u64,
-            ),
-        ] {
-            let _ = writeln!(
-                text,
-                "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} {kind}\n\
-                 tidemill_cluster_{name} {value}"
-            );
-        }
-        let lags: Vec<f64> = lags.iter().map(|lag| *lag as f64).collect();
-        for (name, help, values) in [
-            ("source_lag", "Requests of a source in no cut yet.", lags),
-            (
-                "source_skew",
-                "Rate of requests of a source, relative to the mean of all sources.",
-                skews,
-            ),
-        ] {
-            let _ = writeln!(
-                text,
-                "# HELP tidemill_cluster_{name} {help}\n# TYPE tidemill_cluster_{name} gauge"
-            );
-            for (source, value) in values.into_iter().enumerate() {
-                let _ = writeln!(text, "tidemill_cluster_{name}{{source=\"{source}\"}} {value}");
-            }
-        }
-        text
+        metrics::of(self.status(), self.requests.server.open_requests())
     }
 
     fn answers_at(&self, address: &str) {
-        self.request_server.begin();
         // A repeated call sets the same address.
         let _ = self.http.set(address.to_owned());
-        let scheme = if self.settings.http_cert.is_some() { "https" } else { "http" };
-        address::write(&self.env, &self.dir, &format!("{scheme}://{address}"));
+        address::write(&self.env, &self.dir, address);
     }
+}
 
-    fn row(&self, table: &str, key: &[Value]) -> Result<Option<Row>> {
-        let table = self.table(table)?;
-        let refused = |abort: Abort| Error::input(abort.reason);
-        let key = self.program.stored_key(table, key).map_err(refused)?;
-        let partition = self.partition(table, &key);
-        let call = Call { target: Target::Get, table, key: key.into(), args: [].into() };
-        match self.read(partition, call)? {
-            Value::List(row) => Ok(Some(row.to_vec().into())),
-            _ => Ok(None),
-        }
-    }
-
-    fn rows_after(
-        &self,
-        table: &str,
-        after: Option<&[Value]>,
-        limit: usize,
-    ) -> Result<(Vec<Row>, bool)> {
-        let table = self.table(table)?;
-        let spec = &self.program.tables[table.index()];
-        if !spec.ordered {
-            let what = format!(
-                "table {} is not ordered, and has its rows on several processes",
-                spec.name
-            );
-            return Err(Error::program(what)
-                .help("declare it with ordered=True, or read single rows with ?key="));
-        }
-        let refused = |abort: Abort| Error::input(abort.reason);
-        let after = after.map(|key| self.program.stored_key(table, key)).transpose();
-        let after = after.map_err(refused)?;
-        // The row after which the page begins may be there, and there may be rows after the page.
-        let most = limit.saturating_add(2).min(u32::MAX as usize) as u32;
-        let key: Arc<[Value]> = after.as_deref().unwrap_or_default().into();
-        let target = Target::Gather(Bounds::Between, Take::First(most));
-        let call = Call { target, table, key, args: [].into() };
-        let Value::List(found) = self.read(Partition(0), call)? else {
-            return Ok(Default::default());
-        };
-        let rows = found.iter().filter_map(|row| match row {
-            Value::List(row) => Some(Row::from(row.to_vec())),
-            _ => None,
-        });
-        let is_after = |row: &Row| {
-            let key = || spec.key.iter().map(|column| &row[*column]);
-            after.as_ref().is_none_or(|after| !key().eq(after))
-        };
-        let mut rows: Vec<Row> = rows.filter(is_after).collect();
-        let has_more = rows.len() > limit;
-        rows.truncate(limit);
-        Ok((rows, has_more))
-    }
-
-    fn call_then(
-        &self,
-        procedure: &str,
-        arguments: Batch,
-        request: Option<Request>,
-        then: Then,
-    ) -> Result<()> {
-        let row = arguments.row(0);
-        let call = match &request {
-            None => self.functions.call(procedure, &row)?,
-            Some(request) => self.functions.request(procedure, &row, request)?,
-        };
-        let partition = partition_of(self.functions.program(), &call)?;
-        let (max, values) = (self.message_bytes_max, [&call.key[..], &call.args].concat());
-        if output_bytes(&values) > max {
-            let bytes = self.functions.output_bytes(&values);
-            if bytes > max {
-                let what = format!("the call takes {bytes} bytes in the log, and may take {max}");
-                let help = "send less, or raise cluster_message_bytes_max";
-                return Err(Error::input(what).help(help));
+impl Answers for Cluster {
+    fn answer(&self, who: Peer, question: &[u8], then: tidemill_cluster::Then<Vec<u8>>) {
+        let Some(question) = Question::of(question) else { return };
+        match question {
+            Question::HasGeneration => then(vec![u8::from(self.has_generation())]),
+            Question::Health => then(questions::health(&Home::health(self))),
+            Question::Metrics => then(Home::metrics(self).into_bytes()),
+            Question::Retained { stream, from, rows_max } => {
+                then(questions::retained(&self.retained(&stream, from, rows_max)));
+            }
+            Question::News { seen } => {
+                self.requests.server.begin();
+                self.delivered.notify(who, seen, then);
             }
         }
-        let may_ask_again = request.is_some();
-        let (functions, of) = (self.functions.clone(), call.clone());
-        let answered = move |answer| {
-            let outcome = match answer {
-                Answer::Returned(value) => Ok(value),
-                Answer::Aborted(abort) => Err(abort),
-                Answer::Unknown => {
-                    let error = Error::resource("it is unknown whether the call was recorded");
-                    return then(Err(error.help(match may_ask_again {
-                        true => "repeat the call with the same id: it is executed once",
-                        false => "check whether its changes were made before you repeat the call",
-                    })));
-                }
-            };
-            then(Ok(functions.replied(&of, outcome).0));
-        };
-        let source = self.request_server.source_of(partition);
-        self.request_server.call(source, call, Box::new(answered));
-        Ok(())
     }
 }

@@ -6,20 +6,39 @@ use tidemill_core::Result;
 use tidemill_env::Env;
 use tidemill_host::WorkerProcess;
 use tracing::dispatcher::with_default;
+use tracing::Dispatch;
 
 use super::backends::{self, log, store};
+use super::clients::Requests;
 use super::coordinate::open_log;
 use super::feeds;
 use super::format::Json;
-use super::outboxes::OutboxWorkers;
+use super::questions::Away;
 use super::settings::address;
 use super::topics::Topics;
-use super::{fingerprint, ClusterSettings};
+use super::{fingerprint, Clients, ClusterSettings};
+use crate::external::OutboxesOnNode;
 use crate::functions::AppFunctions;
 use crate::logging;
 use crate::process_mode;
 use crate::spec::AppSpec;
 use crate::workers::Workers;
+
+/// A worker in this process.
+pub struct Member {
+    /// The worker.
+    pub process: Arc<WorkerProcess>,
+    /// The worker's process as the app's clients see it.
+    pub clients: Clients,
+    log: Dispatch,
+}
+
+impl Member {
+    /// Runs something that logs to the process's log.
+    pub fn logged<T>(&self, body: impl FnOnce() -> T) -> T {
+        with_default(&self.log, body)
+    }
+}
 
 /// Joins the cluster whose coordinator is at an address, and executes its part of the app from then
 /// on.
@@ -33,10 +52,11 @@ pub fn join(
     secret: &[u8],
     coordinator: &str,
     env: &Env,
-) -> Result<WorkerProcess> {
+) -> Result<Member> {
     let log = open_log(spec, settings, env)?;
     let begin = || begin(spec, functions, settings, secret, coordinator, env);
-    with_default(&log, || begin().inspect_err(logging::failed))
+    let (process, clients) = with_default(&log, || begin().inspect_err(logging::failed))?;
+    Ok(Member { process, clients, log })
 }
 
 fn begin(
@@ -46,7 +66,7 @@ fn begin(
     secret: &[u8],
     coordinator: &str,
     env: &Env,
-) -> Result<WorkerProcess> {
+) -> Result<(Arc<WorkerProcess>, Clients)> {
     spec.settings.check()?;
     logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
     backends::check(settings)?;
@@ -60,12 +80,19 @@ fn begin(
     let log = log(settings, &host.cluster, None, (json, followed, feeds), env)?;
     // The coordinator reads the files.
     let log = (log, (feeds > 0).then_some(sources - feeds));
-    let outboxes = OutboxWorkers::of(spec, &functions, settings.sources, env)?;
+    let outboxes = OutboxesOnNode::of(spec, &functions, settings.sources, env)?;
     let threads = match spec.settings.workers {
         0 => env.threads.cores(),
         threads => threads,
     };
     let pool = Arc::new(Workers::start(env, threads)?);
     let store = store(settings, env)?;
-    WorkerProcess::start(env, host, at, (functions, pool), log, store, outboxes)
+    let on = (functions.clone() as _, pool as _);
+    let worker = WorkerProcess::start(env, host, at, on, log, store, outboxes)?;
+    let worker = Arc::new(worker);
+    let server = worker.request_server(env, settings.sources);
+    let requests = Requests::new(spec, &functions, settings, server, env);
+    let away = Away::new(worker.clone(), requests.clone());
+    let clients = requests.with(Arc::new(away));
+    Ok((worker, clients))
 }

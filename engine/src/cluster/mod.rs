@@ -7,14 +7,17 @@
 //! | `address` | the address for clients, beside the log |
 //! | `backends` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
-//! | `coordinate` | the coordinator, with the app as clients see it |
+//! | `coordinate` | the coordinator |
+//! | `clients` | the app as the clients of any of its processes see it |
+//! | `questions` | what a worker's clients ask of the coordinator |
+//! | `delivered` | the outputs that have left, for followers |
+//! | `metrics` | the metrics |
 //! | `topics` | the app's own topics, as sources |
 //! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
 //! | `times` | streams with event time, by their sources |
 //! | `firings` | firings of timers, which the coordinator's clock requests |
 //! | `join` | a worker |
-//! | `outboxes` | work outside, which workers do |
 //! | `counts` | the counts of transactions, for the log and for a stopped cluster's status |
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
@@ -27,17 +30,20 @@
 mod address;
 mod ask;
 mod backends;
+mod clients;
 mod coordinate;
 mod counts;
 mod cuts;
+mod delivered;
 mod feeds;
 mod firings;
 mod format;
 mod from_one;
 mod join;
 mod look;
-mod outboxes;
+mod metrics;
 mod panics;
+mod questions;
 mod settings;
 mod sinks;
 mod times;
@@ -45,8 +51,10 @@ mod to_one;
 mod topics;
 mod upgrade;
 
+pub(crate) use clients::partition_of;
+pub use clients::Clients;
 pub use coordinate::Cluster;
-pub use join::join;
+pub use join::{join, Member};
 pub(crate) use look::LookedAt;
 pub use settings::ClusterSettings;
 pub(crate) use to_one::{stored_on_several, to_one};

@@ -33,12 +33,23 @@ struct Calls {
     open: HashMap<u64, Open, FixedState>,
     /// The appends that were in progress when a link ended.
     lost: Lost,
+    /// For each input that an append of requests is under way to, those that go next, together.
+    requests: HashMap<Topic, Vec<Gathered>, FixedState>,
+}
+
+/// A record of requests, with its place among those that were appended together.
+struct Gathered {
+    record: Vec<u8>,
+    nth: usize,
+    then: ThenEach,
 }
 
 /// A call that waits for its answer.
 enum Open {
     /// An append of this range of the records that were appended together.
     Append(Appending, Range<usize>, ThenEach),
+    /// An append of requests to an input, with the place of each.
+    Requests(Topic, Vec<(usize, ThenEach)>),
     Read(Reading),
 }
 
@@ -80,6 +91,8 @@ impl RemoteLog {
     pub fn broken(&self) {
         let mut calls = self.calls.lock();
         let open = std::mem::take(&mut calls.open);
+        let gathered: Vec<Gathered> =
+            std::mem::take(&mut calls.requests).into_values().flatten().collect();
         for open in open.values() {
             if let Open::Append((topic, generation), ..) = open {
                 calls.lost.add(*topic, *generation);
@@ -89,9 +102,57 @@ impl RemoteLog {
         for (_, open) in open {
             match open {
                 Open::Append(_, of, then) => of.for_each(|nth| then(nth, Err(Refused::Unknown))),
+                Open::Requests(_, of) => {
+                    of.iter().for_each(|(nth, then)| then(*nth, Err(Refused::Unknown)));
+                }
                 Open::Read(reading) => (reading.then)(None),
             }
         }
+        gathered.iter().for_each(|of| (of.then)(of.nth, Err(Refused::Unknown)));
+    }
+
+    /// Appends records of requests. While others are under way to the same input, they wait and go
+    /// together. None waits for an earlier one of its sender.
+    fn requests(&self, topic: Topic, records: Vec<Record>, then: &ThenEach) {
+        let gather = |(nth, record): (usize, Record)| {
+            let mut bytes = Vec::new();
+            put_record(&record, &mut bytes);
+            Gathered { record: bytes, nth, then: then.clone() }
+        };
+        let gathered = records.into_iter().enumerate().map(gather);
+        let mut calls = self.calls.lock();
+        if let Some(next) = calls.requests.get_mut(&topic) {
+            return next.extend(gathered);
+        }
+        calls.requests.insert(topic, gathered.collect());
+        drop(calls);
+        self.send_requests(topic);
+    }
+
+    /// Sends what has been gathered for an input, or notes that nothing is under way.
+    fn send_requests(&self, topic: Topic) {
+        let mut calls = self.calls.lock();
+        let Some(gathered) = calls.requests.get_mut(&topic) else { return };
+        let mut size = 0;
+        let fits = gathered.iter().take_while(|of| {
+            let fits = size < APPEND_BYTES;
+            size += of.record.len();
+            fits
+        });
+        let count = fits.count();
+        if count == 0 {
+            calls.requests.remove(&topic);
+            return;
+        }
+        let now: Vec<Gathered> = gathered.drain(..count).collect();
+        drop(calls);
+        let (mut records, mut of) = (Vec::new(), Vec::new());
+        for Gathered { record, nth, then } in now {
+            records.push(record);
+            of.push((nth, then));
+        }
+        let message = |call| Message::Append { call, topic, generation: 0, records };
+        self.call(Open::Requests(topic, of), message);
     }
 
     /// Takes a message if it is an answer. Returns any other message.
@@ -107,6 +168,16 @@ impl RemoteLog {
             (Some(Open::Append(_, of, then)), Message::Appended { result, .. }) => {
                 let (from, offset) = (of.start, |n: usize| result.map(|first| first + n as u64));
                 of.for_each(|nth| then(nth, offset(nth - from)));
+            }
+            (Some(Open::Requests(topic, of)), message) => {
+                self.send_requests(topic);
+                let result = match message {
+                    Message::Appended { result, .. } => result,
+                    _ => Err(Refused::Unknown),
+                };
+                for (place, (nth, then)) in of.into_iter().enumerate() {
+                    then(nth, result.map(|first| first + place as u64));
+                }
             }
             (Some(Open::Append(_, of, then)), _) => {
                 of.for_each(|nth| then(nth, Err(Refused::Unknown)));
@@ -162,6 +233,9 @@ impl Log for RemoteLog {
     }
 
     fn append_all(&self, topic: Topic, generation: u64, records: Vec<Record>, then: ThenEach) {
+        if matches!(topic, Topic::Input(_)) && generation == 0 && !records.is_empty() {
+            return self.requests(topic, records, &then);
+        }
         let (count, mut from, mut size) = (records.len(), 0, 0);
         let mut together = Vec::new();
         for (nth, record) in records.iter().enumerate() {

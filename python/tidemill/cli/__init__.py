@@ -53,8 +53,8 @@ def _options(parser: argparse.ArgumentParser) -> list[str]:
 def _others(flag: str, prog: str) -> str:
     """Returns for people which other commands have a flag; nothing if none has it.
 
-    >>> _others("--http", "tidemill worker"), _others("--join", "tidemill coordinator")
-    ('; --http is for the coordinator only', '; --join is for workers only')
+    >>> _others("--upgrade", "tidemill worker"), _others("--join", "tidemill coordinator")
+    ('; --upgrade is for the coordinator only', '; --join is for workers only')
     >>> _others("--fresh", "tidemill status"), _others("--frseh", "tidemill run")
     ("; --fresh is a flag of 'tidemill run'", '')
     """

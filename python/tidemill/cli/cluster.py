@@ -1,9 +1,9 @@
 """``tidemill coordinator`` and ``tidemill worker``: start one process of a cluster.
 
-A cluster has one coordinator, which clients call over HTTP, and any number of workers. Workers may
-join and leave at any time, and share the work. When a process dies, the others continue without it
-from the last snapshot. Nothing is lost or executed twice. ``tidemill run --processes`` restarts its
-own workers; elsewhere the orchestrator restarts processes.
+A cluster has one coordinator and any number of workers. Clients call any of them over HTTP. Workers
+may join and leave at any time, and share the work. When a process dies, the others continue without
+it from the last snapshot. Nothing is lost or executed twice. ``tidemill run --processes`` restarts
+its own workers; elsewhere the orchestrator restarts processes.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ def add(commands: Any) -> None:
         "--listen",
         metavar="ADDRESS",
         help="address for other workers (default: 127.0.0.1:0, any free port)",
+    )
+    worker.add_argument(
+        "--http",
+        metavar="[HOST:]PORT",
+        help="address at which to serve clients over HTTP, too (default host: 127.0.0.1)",
     )
     # For a parent process: the worker reads its settings from a line of stdin, and ends with stdin.
     worker.add_argument("--from-parent", action="store_true", help=argparse.SUPPRESS)
@@ -265,7 +270,7 @@ def status_of(url: str) -> dict[str, Any]:
     """Returns the status of the cluster whose coordinator serves an address."""
     import httpx
 
-    help = "give the address that the coordinator shows as http, such as http://127.0.0.1:8080"
+    help = "give the address that a process shows as http, such as http://127.0.0.1:8080"
     url = url if "://" in url else f"http://{url}"
     try:
         found = httpx.get(f"{url.rstrip('/')}/health", timeout=STATUS_S).json()
@@ -273,6 +278,8 @@ def status_of(url: str) -> dict[str, Any]:
         raise ResourceError(f"no coordinator answers at {url}: {error}", help) from None
     except ValueError:
         found = None
+    if isinstance(found, dict) and "what" in found:
+        raise ResourceError(f"{url}: {found['what']}", found["help"])
     if not isinstance(found, dict) or "members" not in found:
         raise SettingError(f"{url} is not the address of a cluster", help)
     return found
@@ -330,6 +337,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         head["waiting external work"] = found["outside"]
     workers = [
         f"  {member['worker']}  {member['address']}  process {member['process'] or 'unknown'}"
+        f"  {member['http'] or ''}".rstrip()
         for member in members
     ]
     owner = ", the first of which owns all rows" if found["sole_owner"] and members else ""
@@ -384,6 +392,9 @@ def _worker(args: argparse.Namespace) -> int:
                 "say where the worker listens: --listen ADDRESS",
             )
         settings.pop("cluster_advertised", None) if args.listen is None else None
+        if "http_port" not in flags(args):
+            # The port in a file or the environment is the coordinator's.
+            settings = _without_http(settings)
         secret, join = _secret(settings), args.join
     if join is None:
         raise SettingError("a worker needs a coordinator", "give its address: --join ADDRESS")
@@ -396,6 +407,8 @@ def _worker(args: argparse.Namespace) -> int:
         worker = Worker(app, placed(settings, app.name), secret, join)
     if not args.json and not args.from_parent:
         print(f"worker {worker.number} at {worker.address}, joining {join}", flush=True)
+        if worker.url is not None:
+            print(f"http   {worker.url}", flush=True)
     ended = None
     troubles = Troubles()
     while not signals.asked and ended is None:
@@ -415,6 +428,10 @@ def _worker(args: argparse.Namespace) -> int:
     if ended is not None and ended[0] != "stopped":
         raise ResourceError(f"the worker has ended: {ended[1]}", "start another one")
     return signals.code
+
+
+def _without_http(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if not name.startswith("http_")}
 
 
 def _end_with_parent() -> None:
@@ -469,7 +486,8 @@ def children_of(
     app: str, count: int, coordinator: Coordinator, settings: Mapping[str, Any], secret: bytes
 ) -> list[Child]:
     """Returns worker processes of this machine, which are not started yet."""
-    theirs = {k: v for k, v in settings.items() if k != "cluster_listen"}
+    # The coordinator is on this machine, too, and answers its clients.
+    theirs = {k: v for k, v in _without_http(settings).items() if k != "cluster_listen"}
     # The workers share the cores of this machine.
     share = max(1, (os.cpu_count() or 1) // count)
     theirs["workers"] = settings.get("workers") or share

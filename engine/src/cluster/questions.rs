@@ -1,0 +1,224 @@
+//! The questions of a worker's clients that only the coordinator can answer, and its answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use serde_json::{json, Value};
+use tidemill_core::wire::{
+    put_batch, put_bytes, put_u32, put_u64, take_batch, take_text, take_u32, take_u64, take_u8,
+};
+use tidemill_core::{Error, Result};
+use tidemill_function::Functions as _;
+use tidemill_host::WorkerProcess;
+
+use super::clients::{self, Home, Requests};
+use crate::clients::{Health, RetainedRows, StreamProgress};
+use crate::rings::Rings;
+
+/// The longest wait for an answer. The coordinator answers at once.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// A question.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// Whether a generation runs. The answer is a byte.
+    HasGeneration,
+    /// The answer is JSON.
+    Health,
+    /// The answer is text.
+    Metrics,
+    /// The answer has the retained rows, or no bytes if there are none.
+    Retained { stream: String, from: u64, rows_max: usize },
+    /// The answer is a number that differs from the one seen, and comes as soon as there is one. A
+    /// worker has one such question open; the next one ends it.
+    News { seen: u64 },
+}
+
+impl Question {
+    /// Returns the question as bytes.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Question::HasGeneration => out.push(0),
+            Question::Health => out.push(1),
+            Question::Metrics => out.push(2),
+            Question::Retained { stream, from, rows_max } => {
+                out.push(3);
+                put_bytes(stream.as_bytes(), &mut out);
+                put_u64(*from, &mut out);
+                put_u64(*rows_max as u64, &mut out);
+            }
+            Question::News { seen } => {
+                out.push(4);
+                put_u64(*seen, &mut out);
+            }
+        }
+        out
+    }
+
+    /// Returns the question of these bytes, if they are one.
+    pub fn of(mut bytes: &[u8]) -> Option<Question> {
+        let input = &mut bytes;
+        let question = match take_u8(input)? {
+            0 => Question::HasGeneration,
+            1 => Question::Health,
+            2 => Question::Metrics,
+            3 => Question::Retained {
+                stream: take_text(input)?.to_owned(),
+                from: take_u64(input)?,
+                rows_max: take_u64(input)? as usize,
+            },
+            4 => Question::News { seen: take_u64(input)? },
+            _ => return None,
+        };
+        input.is_empty().then_some(question)
+    }
+}
+
+/// The answer to [`Question::Health`].
+pub(super) fn health(health: &Health) -> Vec<u8> {
+    json!({"ready": health.ready, "said": health.said}).to_string().into_bytes()
+}
+
+/// The answer to [`Question::Retained`].
+pub(super) fn retained(found: &Result<RetainedRows>) -> Vec<u8> {
+    let mut out = Vec::new();
+    if let Ok(RetainedRows { first, next, rows }) = found {
+        put_u64(*first, &mut out);
+        put_u64(*next, &mut out);
+        put_u32(rows.len() as u32, &mut out);
+        for (at, batch) in rows {
+            put_u64(*at, &mut out);
+            put_batch(batch, &mut out);
+        }
+    }
+    out
+}
+
+fn retained_of(mut bytes: &[u8]) -> Option<RetainedRows> {
+    let input = &mut bytes;
+    let (first, next, count) = (take_u64(input)?, take_u64(input)?, take_u32(input)?);
+    let rows = (0..count).map(|_| Some((take_u64(input)?, take_batch(input)?)));
+    let rows = rows.collect::<Option<Vec<_>>>()?;
+    input.is_empty().then_some(RetainedRows { first, next, rows })
+}
+
+/// The coordinator, as a worker's clients reach it.
+pub(super) struct Away {
+    worker: Arc<WorkerProcess>,
+    requests: Requests,
+    /// Held during a pause.
+    pause: Mutex<()>,
+    never: Condvar,
+}
+
+impl Away {
+    /// Creates it for the clients of a worker.
+    pub fn new(worker: Arc<WorkerProcess>, requests: Requests) -> Away {
+        Away { worker, requests, pause: Mutex::default(), never: Condvar::new() }
+    }
+
+    fn ask(&self, question: &Question, wait: Duration) -> Option<Vec<u8>> {
+        self.worker.ask(question.bytes(), wait)
+    }
+
+    fn nobody(&self) -> Error {
+        let what =
+            self.worker.trouble().unwrap_or_else(|| "the coordinator does not answer".into());
+        Error::resource(what).help("try again; start the coordinator if it does not run")
+    }
+}
+
+impl Home for Away {
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn has_generation(&self) -> bool {
+        self.ask(&Question::HasGeneration, ANSWER).is_some_and(|answer| answer == [1])
+    }
+
+    fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
+        // The coordinator has the same streams.
+        let of = &self.requests;
+        let empty = Rings::of_emitted(of.functions.program(), of.settings(), 0);
+        clients::retained(of, &empty, (stream, from, rows_max))?;
+        let question = Question::Retained { stream: stream.into(), from, rows_max };
+        let answer = self.ask(&question, ANSWER);
+        answer.and_then(|answer| retained_of(&answer)).ok_or_else(|| self.nobody())
+    }
+
+    fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
+        let timeout = Duration::from_micros(timeout_us);
+        let answer = self.ask(&Question::News { seen: seen.epoch }, timeout);
+        let Some(epoch) = answer.and_then(|answer| take_u64(&mut &answer[..])) else {
+            // Without a coordinator there is no answer at once, and none after a moment either.
+            self.never.wait_for(&mut self.pause.lock(), timeout);
+            return seen;
+        };
+        StreamProgress { epoch, over: false }
+    }
+
+    fn health(&self) -> Health {
+        let answer = self.ask(&Question::Health, ANSWER);
+        let mut found = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok());
+        let Some(found) = &mut found else {
+            let error = self.nobody();
+            let said = json!({"live": true, "what": error.what, "help": error.help});
+            return Health { ready: false, said };
+        };
+        Health { ready: found["ready"] == true, said: found["said"].take() }
+    }
+
+    fn metrics(&self) -> String {
+        let answer = self.ask(&Question::Metrics, ANSWER);
+        answer.and_then(|answer| String::from_utf8(answer).ok()).unwrap_or_default()
+    }
+
+    fn answers_at(&self, address: &str) {
+        self.worker.answers_clients(&self.requests.server, address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidemill_core::{Batch, Column, DataType, Schema, Value};
+
+    use super::*;
+
+    #[test]
+    fn questions_come_back() {
+        for question in [
+            Question::HasGeneration,
+            Question::Health,
+            Question::Metrics,
+            Question::Retained { stream: "paid".into(), from: 7, rows_max: 256 },
+            Question::News { seen: u64::MAX },
+        ] {
+            let bytes = question.bytes();
+            for cut in 0..bytes.len() {
+                assert_eq!(Question::of(&bytes[..cut]), None, "{question:?} without its end");
+            }
+            assert_eq!(Question::of(&[&bytes[..], &[0]].concat()), None, "{question:?} and more");
+            assert_eq!(Question::of(&bytes), Some(question));
+        }
+        assert_eq!(Question::of(&[5]), None);
+    }
+
+    #[test]
+    fn retained_rows_come_back() {
+        let schema = Arc::new(Schema::new(vec![Column::new("n", DataType::Int)]));
+        let batch = Batch::from_rows(schema, [&[Value::Int(3)][..], &[Value::Int(4)]]);
+        let found = RetainedRows { first: 2, next: 9, rows: vec![(5, batch.clone())] };
+        let bytes = retained(&Ok(found));
+        for cut in 0..bytes.len() {
+            assert!(retained_of(&bytes[..cut]).is_none(), "{cut} bytes");
+        }
+        let again = retained_of(&bytes).expect("they come back");
+        assert_eq!((again.first, again.next, again.rows.len()), (2, 9, 1));
+        assert_eq!((again.rows[0].0, again.rows[0].1.rows().count()), (5, 2));
+        assert_eq!(again.rows[0].1.row(1)[0], Value::Int(4));
+        assert!(retained_of(&retained(&Err(Error::program("none")))).is_none());
+    }
+}
