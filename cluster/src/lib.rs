@@ -62,6 +62,9 @@ use std::sync::Arc;
 pub struct Settings {
     /// The identity of the program.
     pub program: u128,
+    /// A random number that nobody else knows. It decides where rows are in tables, so that no client
+    /// can choose keys that collide.
+    pub seed: u64,
     /// The number of sources. It stays the same as long as the logs exist.
     pub sources: u32,
     /// The number of sources, the last ones, that are partitions of topics which others write.

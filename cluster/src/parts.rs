@@ -45,7 +45,8 @@ pub fn put_part(
     put_rows(store, of, name, &delta)
 }
 
-/// Loads the rows of some partitions from objects of a program, which apply in this order.
+/// Loads the rows of some partitions from objects of a program, which apply in this order. The seed
+/// is that of the tables ([`Rows::new`]).
 ///
 /// # Errors
 /// If the store fails; `Io` if an object is missing or damaged.
@@ -54,10 +55,10 @@ pub fn load_rows(
     program: u128,
     objects: &[DataObject],
     partitions: &PartitionSet,
-    tables: &[TableSpec],
+    (tables, seed): (&[TableSpec], u64),
 ) -> Result<LoadedRows> {
     let loader = Loader::of(store, program, objects)?;
-    let mut loaded = LoadedRows { rows: Rows::new(tables), removed: Vec::new() };
+    let mut loaded = LoadedRows { rows: Rows::new(tables, seed), removed: Vec::new() };
     let mut loading = loaded.rows.loading();
     loader.changes(shards(partitions), |LoadedChange { table, partition, key, row }| {
         let part = Part::of(table, tables.len());

@@ -15,6 +15,7 @@ const MS: u64 = 1_000;
 /// The values that the documentation gives for settings of the same name.
 fn settings() -> Settings {
     Settings {
+        seed: 7,
         program: 0,
         sources: 2,
         followed: 0,

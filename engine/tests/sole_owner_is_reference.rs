@@ -275,7 +275,7 @@ fn check(seed: u64, pools: &[Arc<dyn Pool>]) -> bool {
         Node::new(NodeId(number), functions, owners.clone(), settings, rows).on(pool.clone())
     };
     let empty = |number: u16| {
-        let mut rows = Rows::new(&functions.program().tables);
+        let mut rows = Rows::new(&functions.program().tables, 7);
         rows.begin((1, 0));
         node(number, rows)
     };
@@ -332,10 +332,10 @@ fn check(seed: u64, pools: &[Arc<dyn Pool>]) -> bool {
                     false if NodeId(number) == owner => {
                         let tables = &functions.program().tables;
                         let all: PartitionSet = (0..PARTITIONS).map(Partition).collect();
-                        let loaded = load_rows(&store, 1, &objects, &all, tables).unwrap();
+                        let loaded = load_rows(&store, 1, &objects, &all, (tables, 9)).unwrap();
                         rows = loaded.rows;
                     }
-                    false => rows = Rows::new(&functions.program().tables),
+                    false => rows = Rows::new(&functions.program().tables, 7),
                 }
                 rows.begin((1, epoch - 1));
                 *of = node(number, rows);

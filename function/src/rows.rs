@@ -12,6 +12,9 @@ use crate::order::Tid;
 
 pub use self::undo::{SnapshotId, TakenRows};
 
+/// The factor from one seed to the next (Knuth).
+const NEXT_SEED: u64 = 6_364_136_223_846_793_005;
+
 /// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
 
@@ -19,6 +22,9 @@ pub type Stored = Option<Arc<[Value]>>;
 #[derive(Clone, Debug, Default)]
 pub struct Rows {
     tables: Vec<Table>,
+    /// The seed of the tables. Others of the same rows have another one: rows in the order of the
+    /// slots of one table are in no order in another.
+    seed: u64,
     /// The number of the last version. Numbers of versions rise with the order of transactions, and
     /// no others see them.
     last: Seq,
@@ -30,15 +36,16 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Creates empty tables.
-    pub fn new(tables: &[TableSpec]) -> Rows {
+    /// Creates empty tables. `seed` decides where rows are in them, and should be secret, so that no
+    /// client can choose keys that collide.
+    pub fn new(tables: &[TableSpec], seed: u64) -> Rows {
         let table = |spec: &TableSpec| {
-            let mut table = Table::new(spec.clone().into(), 0);
+            let mut table = Table::new(spec.clone().into(), seed);
             table.track();
             table
         };
         let tables = tables.iter().map(table).collect();
-        Rows { tables, last: 0, ahead: 0, undo: Undo::default(), kept: Kept::default() }
+        Rows { tables, seed, last: 0, ahead: 0, undo: Undo::default(), kept: Kept::default() }
     }
 
     /// Returns the tables, for an executor that continues after the number of the last version. It
@@ -60,9 +67,11 @@ impl Rows {
 
     /// Retains the rows for which `keeps` returns `true`.
     pub fn retain(&mut self, mut keeps: impl FnMut(TableId, &Key) -> bool) {
+        self.seed = self.seed.wrapping_mul(NEXT_SEED).wrapping_add(1);
         for (number, table) in (0..).zip(&mut self.tables) {
-            let mut kept = Table::new(table.spec().clone(), 0);
+            let mut kept = Table::new(table.spec().clone(), self.seed);
             kept.track();
+            kept.reserve(table.len());
             for (key, row) in table.entries().filter(|(key, _)| keeps(TableId(number), key)) {
                 kept.put_by_key(&key, Some(&row), 0);
             }
@@ -89,6 +98,7 @@ impl Rows {
             return;
         }
         for (table, other) in self.tables.iter_mut().zip(other.tables) {
+            table.reserve(other.len());
             other.entries().for_each(|(key, row)| table.put_by_key(&key, Some(&row), 0));
         }
     }

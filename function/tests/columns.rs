@@ -56,7 +56,7 @@ struct Nodes {
 impl Nodes {
     fn new(program: &Arc<Program>, owners: Owners, strategy: Executed) -> Nodes {
         let exchanges = Nodes::exchanges(program, &owners, strategy);
-        let rows = (0..owners.nodes()).map(|_| Rows::new(&program.tables)).collect();
+        let rows = (0..owners.nodes()).map(|_| Rows::new(&program.tables, 7)).collect();
         Nodes { exchanges, rows, owners, program: program.clone() }
     }
 

@@ -242,7 +242,7 @@ fn run(does: Does, count: i64, tangles: bool, settings: Settings) -> Ran {
     let wide = call(Target::Function(number), own, &args);
     let functions = Arc::new(Wide { program, counts: counts.clone() });
     let node = |n| {
-        let rows = Rows::new(&functions.program.tables);
+        let rows = Rows::new(&functions.program.tables, 7);
         Node::new(NodeId(n), functions.clone(), owners.clone(), settings, rows)
     };
     let mut nodes = [node(0), node(1)];

@@ -285,8 +285,10 @@ impl Resources {
             }
             Effect::Load { token, program, objects, partitions, tables } => {
                 let (env, reading) = (self.env.clone(), self.reading.clone());
+                let seed = env.random.next_u64();
                 let load = move |store: &Arc<dyn Store>| {
-                    let loaded = load_rows(store, program, &objects, &partitions, &tables);
+                    let tables = (&*tables, seed);
+                    let loaded = load_rows(store, program, &objects, &partitions, tables);
                     match &loaded {
                         Ok(_) => reading.is_over(),
                         Err(error) => reading.has(format!("the newest snapshot: {}", error.what)),

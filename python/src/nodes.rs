@@ -182,7 +182,7 @@ pub fn run_nodes<'py>(
         false => Owners::equal(nodes),
     };
     let node = |n| {
-        let rows = Rows::new(&program.tables);
+        let rows = Rows::new(&program.tables, 7);
         Node::new(NodeId(n), functions.clone(), owners.clone(), Settings::default(), rows)
     };
     let mut net = Net {

@@ -82,7 +82,7 @@ pub(super) fn run(
     let owner = |table: TableId, key: &[tidemill_core::Value]| {
         usize::from(owners.of_key(program, table, key).expect("a whole key").0)
     };
-    let mut stores: Vec<Rows> = (0..threads).map(|_| Rows::new(&program.tables)).collect();
+    let mut stores: Vec<Rows> = (0..threads).map(|_| Rows::new(&program.tables, 7)).collect();
     for (table, row) in rows {
         let spec = &program.tables[table.index()];
         let key: Vec<_> = spec.key.iter().map(|&column| row[column].clone()).collect();

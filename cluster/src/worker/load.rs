@@ -235,7 +235,7 @@ impl Worker {
             }
             None => loading.prepared.take(),
         };
-        let mut rows = rows.unwrap_or_else(|| Rows::new(&program.tables));
+        let mut rows = rows.unwrap_or_else(|| Rows::new(&program.tables, self.settings.seed));
         if loses {
             rows.retain(|table, key| {
                 let spec = &program.tables[table.index()];

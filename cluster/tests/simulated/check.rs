@@ -351,7 +351,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
         Arc::new(functions),
         owners,
         settings,
-        Rows::new(&world.script.program.tables),
+        Rows::new(&world.script.program.tables, 7),
     );
     node.output_left(Tid(u64::MAX));
     for (tid, asked, answer) in world.log.answers() {

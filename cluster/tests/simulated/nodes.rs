@@ -31,7 +31,7 @@ impl Net {
         let owners = Owners::equal(nodes);
         let program = Arc::new(OnNodes { script: script.clone() });
         let node = |n| {
-            let store = Rows::new(&script.program.tables);
+            let store = Rows::new(&script.program.tables, 7);
             Node::new(NodeId(n), program.clone(), owners.clone(), settings, store)
         };
         Net {

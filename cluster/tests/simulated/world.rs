@@ -192,6 +192,7 @@ impl World {
         };
         let moves = *more.pick(&[0, 0, 60, 95, 100]);
         let settings = Settings {
+            seed: 7,
             program: 0,
             sources,
             followed: dice.below(u64::from(sources)) as u32,
@@ -738,7 +739,7 @@ impl World {
             }
             Effect::Load { token, program, objects, partitions, tables } => {
                 let fails = self.now_us < self.store_trouble_until_us && self.dice.chance(40);
-                let load = || load_rows(&self.store, program, &objects, &partitions, &tables);
+                let load = || load_rows(&self.store, program, &objects, &partitions, (&tables, 11));
                 let rows = (!fails).then(load).and_then(Result::ok);
                 let in_us = self.delay();
                 self.after(in_us, Step::Deliver(by, Input::Loaded { token, rows }));

@@ -222,6 +222,7 @@ impl ClusterSettings {
             listen,
             advertised,
             machine: tidemill_cluster::Settings {
+                seed: env.random.next_u64(),
                 program,
                 sources: self.sources + sources(topics) + feeds::count(spec),
                 followed: sources(topics) + feeds::count(spec),

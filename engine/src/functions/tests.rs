@@ -63,7 +63,7 @@ fn functions(program: Program) -> Arc<AppFunctions> {
 
 /// Returns why a call aborts on a node. The node has no rows then.
 fn refused(functions: &Arc<AppFunctions>, call: Call) -> String {
-    let rows = Rows::new(&functions.program().tables);
+    let rows = Rows::new(&functions.program().tables, 7);
     let (settings, functions) = (tidemill_function::Settings::default(), functions.clone());
     let mut node = Node::new(NodeId(0), functions, Owners::equal(1), settings, rows);
     let (mut out, order) = (Outbox::default(), Sequencing { sources: 1, base: 0 });

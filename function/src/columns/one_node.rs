@@ -520,7 +520,7 @@ mod tests {
             .map(|node| {
                 let (owners, me) = (Owners::equal(2), NodeId(node));
                 let exchange = Exchange::new(&program, owners, me, Strategy::Serial).unwrap();
-                (exchange, Rows::new(&program.tables))
+                (exchange, Rows::new(&program.tables, 7))
             })
             .collect();
         let mut last = 0;

@@ -137,7 +137,7 @@ mod tests {
         let words = TableSpec::new("words", vec![0], Schema::new(columns).into());
         let columns = vec![Column::new("id", DataType::Str), Column::new("n", DataType::Int)];
         let texts = TableSpec::new("texts", vec![0], Schema::new(columns).into());
-        Rows::new(&[words, texts])
+        Rows::new(&[words, texts], 7)
     }
 
     /// Empty rows of a snapshot.

@@ -93,6 +93,7 @@ pub struct Site {
 impl Site {
     pub fn new(sources: u32) -> Site {
         let machine = Cluster {
+            seed: 7,
             sources,
             followed: 0,
             lease_us: 1_000_000,

@@ -64,9 +64,6 @@ impl Table {
     /// [`Table::commit`] with the number of the recovered state.
     pub fn loading(&mut self, rows: usize) -> Loading<'_> {
         self.reserve(rows);
-        if let Some(keys) = &mut self.keys {
-            keys.reserve(rows);
-        }
         let width = 1 + self.layout.body_words();
         Loading {
             words: vec![0; RING * width],

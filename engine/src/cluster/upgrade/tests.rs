@@ -415,7 +415,7 @@ fn versions_that_were_rows_become_versions() {
     starting.agree().unwrap();
     let manifest = starting.newest().unwrap().manifest.unwrap();
     let all = (0..tidemill_place::PARTITIONS).map(Partition).collect();
-    let loaded = load_rows(&site.store, 2, &manifest.objects, &all, &now.tables).unwrap();
+    let loaded = load_rows(&site.store, 2, &manifest.objects, &all, (&now.tables, 7)).unwrap();
     let mut tables = loaded.rows;
     let found: Vec<_> = tables.tables()[0].newest().histories().collect();
     let version = |n: i64, balance: i64| {

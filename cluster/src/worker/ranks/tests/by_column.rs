@@ -79,6 +79,7 @@ fn timeds() -> impl Strategy<Value = Vec<Vec<Timeds>>> {
 
 fn settings(event_time: &Arc<EventTime>) -> Settings {
     Settings {
+        seed: 7,
         program: 0,
         sources: SOURCES,
         followed: 0,
