@@ -285,7 +285,8 @@ def _offer(
     else:
         arguments["events"] = EVENTS
     arguments |= {option: given[option] for option in CLIENT if option in given}
-    in_batches = given.get("program") == "traced" and "log" not in given
+    # Events by column are sent by the coordinator's process, with any log.
+    in_batches = given.get("program") == "traced"
     offered = {
         "sources": SOURCES,
         "processes": given["processes"],
@@ -297,7 +298,7 @@ def _offer(
         "together": given.get("together", 1),
     }
     texts = (json.dumps(arguments), json.dumps(offered))
-    if "log" not in given:
+    if in_batches or "log" not in given:
         spec, opaques = app.spec({}, keep_all=False, push=False)
         native = cluster.coordinator.native
         text = json.dumps(spec)

@@ -220,14 +220,14 @@ impl Runner<'_> {
         let pace = Pace { rate, seconds, under_way, warm_up, ..plain.clone() };
         let (mut replied, log_bytes_per_input_byte) = match (cluster, events) {
             (Some(cluster), Some(events)) => {
-                let before = cluster.log_bytes().unwrap_or(0);
+                let before = cluster.log_bytes();
                 let sent = by_column::send(&self.env, &cluster, self.sources, &events, &pace)?;
-                let log = cluster.log_bytes().unwrap_or(0) - before;
+                let log = cluster.log_bytes().zip(before).map(|(now, before)| now - before);
                 let columns = |events: &SentEvents| columns_bytes(&events.batch) as f64;
                 let input = events.iter().map(columns).sum::<f64>();
                 // A run that ends early has sent a part of the events.
                 let share = sent.sent as f64 / count.max(1) as f64;
-                (sent, Some(log as f64 / (input * share).max(1.0)))
+                (sent, log.map(|log| log as f64 / (input * share).max(1.0)))
             }
             _ => (all(&calls, &pace)?, None),
         };

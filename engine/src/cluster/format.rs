@@ -3,7 +3,8 @@
 //! **Requests.** The value is JSON: `{"call": "account.transfer", "args": {"id": 1, "to": 2}}`
 //! calls a function or a procedure, and `{"event": "payments", "row": {...}}` is an event of a
 //! stream. The header `request-id`, or the field of that name, comes back with the reply. A list of
-//! such objects is as many requests, which are in the same epoch. An unreadable request is refused,
+//! such objects is as many requests, which are in the same epoch. Events of one stream without ids are
+//! taken by column. An unreadable request is refused,
 //! with the reason. Requests of the coordinator's own clients are in Tidemill's encoding, in the
 //! header `record`, for the version of the app that the header `version` names.
 //!
@@ -24,8 +25,8 @@ use serde_json::value::RawValue;
 use tidemill_cluster::wire::{put_record, take_record};
 use tidemill_cluster::{Emitted, Events, Output, Record, Request, RequestId};
 use tidemill_connect::{values, Message};
-use tidemill_core::{Row, Schema, Value};
-use tidemill_function::{Call, Tid};
+use tidemill_core::{BatchBuilder, Row, Schema, StreamId, Value};
+use tidemill_function::{Call, Functions as _, Tid};
 use tidemill_kafka::{Format, Outgoing};
 use tidemill_txn::program::Abort;
 
@@ -85,18 +86,54 @@ impl Json {
     }
 
     /// Parses the requests of a message; `id` is the id in its headers, for a single request.
-    fn list(&self, value: Option<&[u8]>, id: &[u8]) -> Result<Vec<Request>, String> {
+    fn record(&self, value: Option<&[u8]>, id: &[u8]) -> Result<Record, String> {
         let value = value.ok_or("the message has no value")?;
         let text = std::str::from_utf8(value).map_err(|_| "the message is no text")?;
         if !text.trim_ascii_start().starts_with('[') {
-            return Ok(vec![self.read(text, id, None)]);
+            return Ok(Record::Requests(vec![self.read(text, id, None)]));
         }
         let list: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| e.to_string())?;
         if list.is_empty() || list.len() > TOGETHER_MAX {
             return Err(too_many(list.len()));
         }
+        if let Some(events) = self.events(&list) {
+            return Ok(Record::Events(events));
+        }
         let list = list.into_iter().enumerate();
-        Ok(list.map(|(nth, one)| self.read(one.get(), &[], Some(nth))).collect())
+        let requests = list.map(|(nth, one)| self.read(one.get(), &[], Some(nth)));
+        Ok(Record::Requests(requests.collect()))
+    }
+
+    /// Parses a list by column, if it has events of one stream, of which nobody waits for the
+    /// result, and which can be executed by column.
+    fn events(&self, list: &[&RawValue]) -> Option<Events> {
+        let mut found: Option<(Cow<'_, str>, StreamId, Arc<Schema>, BatchBuilder)> = None;
+        for one in list {
+            let asked: Asked<'_> = serde_json::from_str(one.get()).ok()?;
+            let Asked { call: None, args: None, event: Some(name), row, id: None } = asked else {
+                return None;
+            };
+            let row = row.map_or("{}", |row| row.get());
+            match &mut found {
+                Some((of, _, schema, rows)) if *of == name => {
+                    rows.push(&values::read_row(row, schema).ok()?);
+                }
+                Some(_) => return None,
+                None => {
+                    let schema = self.functions.columns(&name).ok()?;
+                    let row = values::read_row(row, &schema).ok()?;
+                    // This refuses streams whose events no client sends.
+                    self.functions.only_event(&name, &row).ok()?;
+                    let stream = self.functions.taken(&name).ok()?;
+                    self.functions.by_column(stream)?;
+                    let mut rows = BatchBuilder::new(schema.clone());
+                    rows.push(&row);
+                    found = Some((name, stream, schema, rows));
+                }
+            }
+        }
+        let (_, stream, _, mut rows) = found?;
+        Some(Events { stream, from: None, is_run: false, batch: rows.finish() })
     }
 
     /// Parses one request. An unreadable one becomes a request that will be refused.
@@ -301,7 +338,7 @@ impl Format for Json {
             }
             _ => {}
         }
-        self.list(message.value, id).map_or_else(|why| refused(&why), Record::Requests)
+        self.record(message.value, id).unwrap_or_else(|why| refused(&why))
     }
 
     fn is_ready(&self, topic: &str, message: &Message<'_>) -> bool {

@@ -64,6 +64,28 @@ fn a_message_is_a_request_or_a_list_of_them() {
 }
 
 #[test]
+fn events_without_ids_are_taken_by_column() {
+    let event = |id: i64| format!(r#"{{"event": "opened", "row": {{"id": {id}}}}}"#);
+    let json = |list: &[String]| format!("[{}]", list.join(","));
+    let list = json(&[event(1), event(2), event(3)]);
+    let record = format().requests(&message(list.as_bytes(), &[("request-id", b"a")]));
+    let Record::Events(events) = record else { panic!("{record:?} is not by column") };
+    assert_eq!((events.stream, events.is_run, &events.from), (StreamId(0), false, &None));
+    let ids: Vec<Value> = events.batch.rows().map(|row| row[0].clone()).collect();
+    assert_eq!(ids, [Value::Int(1), Value::Int(2), Value::Int(3)]);
+    // All others are requests, each with its own verdict.
+    let named = r#"{"request-id": "x", "event": "opened", "row": {"id": 2}}"#.to_owned();
+    let unreadable = r#"{"event": "opened", "row": {"id": "one"}}"#.to_owned();
+    let unknown = r#"{"event": "closed", "row": {}}"#.to_owned();
+    for (other, is_refused) in [(named, false), (unreadable, true), (unknown, true)] {
+        for list in [json(&[event(1), other.clone()]), json(&[other.clone(), event(1)])] {
+            let refused = of(&list, &[]).into_iter().map(|(_, why)| why.is_some());
+            assert_eq!(refused.filter(|refused| *refused).count(), usize::from(is_refused));
+        }
+    }
+}
+
+#[test]
 fn of_a_list_only_what_cannot_be_read_is_refused() {
     let list = r#"[{"request-id": "1", "event": "opened", "row": {"id": 1}},
         {"request-id": "2", "event": "opened", "row": {"id": "one"}},
