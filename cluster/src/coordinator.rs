@@ -325,7 +325,8 @@ impl Coordinator {
                 self.is_ending = true;
                 self.try_end(effects);
             }
-            Input::Packet { .. }
+            Input::GoOn
+            | Input::Packet { .. }
             | Input::Broken { .. }
             | Input::PartStored { .. }
             | Input::Loaded { .. }

@@ -210,6 +210,9 @@ pub enum Effect {
         /// The reason.
         why: &'static str,
     },
+    /// There is more to do, which must not hold back the other effects: give it [`Input::GoOn`] after
+    /// them.
+    GoOn,
     /// The process was asked to end cleanly, and may end now.
     End,
 }
@@ -217,6 +220,8 @@ pub enum Effect {
 /// An event that a state machine reacts to.
 #[derive(Clone, Debug)]
 pub enum Input {
+    /// All effects up to [`Effect::GoOn`] have been performed.
+    GoOn,
     /// Time has passed.
     Tick {
         /// The monotonic clock.

@@ -88,6 +88,8 @@ pub struct Worker {
     /// Whether it must end. `has_left` says whether it may.
     is_leaving: bool,
     has_left: bool,
+    /// Whether it has been promised [`Input::GoOn`].
+    goes_on: bool,
     wishes: HashMap<Token, Pending, FixedState>,
     tokens: u64,
     now_us: u64,
@@ -111,6 +113,7 @@ impl Worker {
             left_out: Vec::new(),
             is_leaving: false,
             has_left: false,
+            goes_on: false,
             wishes: HashMap::default(),
             tokens: 0,
             now_us: 0,
@@ -196,6 +199,10 @@ impl Worker {
     pub fn handle(&mut self, input: Input, effects: &mut Vec<Effect>) {
         match input {
             Input::Tick { now_us, .. } => self.tick(now_us, effects),
+            Input::GoOn => {
+                self.goes_on = false;
+                self.begin_all(effects);
+            }
             Input::Packet { packet, .. } => self.packet(packet, effects),
             Input::Broken { to: Address::Worker(member) } => {
                 let generation = self.generation;

@@ -182,6 +182,8 @@ fn run<M: Machine>(
                     tokens.push(token);
                     records.push(record);
                 }
+                // It is handled after all of these.
+                Effect::GoOn => resources.inbox.push(Input::GoOn),
                 Effect::Stop { why } => return Some(why),
                 Effect::End => return None,
                 other => resources.perform(other),
@@ -311,7 +313,11 @@ impl Resources {
                 }
             }
             Effect::Release { manifest, also, cuts } => self.release(&manifest, also, cuts),
-            Effect::Append { .. } | Effect::Send { .. } | Effect::Stop { .. } | Effect::End => {
+            Effect::Append { .. }
+            | Effect::Send { .. }
+            | Effect::GoOn
+            | Effect::Stop { .. }
+            | Effect::End => {
                 unreachable!("the loop does these")
             }
         }

@@ -595,8 +595,22 @@ fn together(outputs: Vec<Output>, max: usize, bytes_max: usize) -> Vec<Vec<Outpu
 }
 
 impl Worker {
-    /// Executes epochs as long as it can. A node without others ends an epoch as it begins it.
+    /// Executes epochs as long as it can. Other nodes wait for the messages that end an epoch, so
+    /// these leave before the next one begins.
     pub(super) fn go_on(&mut self, effects: &mut Vec<Effect>) {
+        let Stage::Running(running) = &self.stage else { return };
+        if running.form.assignment.members.len() == 1 || effects.is_empty() {
+            return self.begin_all(effects);
+        }
+        let has_work = !running.parts.is_empty() || !running.cuts.is_empty();
+        if has_work && !running.node.is_running() && !self.goes_on {
+            self.goes_on = true;
+            effects.push(Effect::GoOn);
+        }
+    }
+
+    /// Begins all epochs that it can. A node without others ends an epoch as it begins it.
+    pub(super) fn begin_all(&mut self, effects: &mut Vec<Effect>) {
         while self.begin_next(effects) {
             let Stage::Running(running) = &self.stage else { return };
             // It must send beats meanwhile. The next tick begins the rest.

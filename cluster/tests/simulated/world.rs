@@ -783,6 +783,7 @@ impl World {
                 let in_us = self.delay() + self.dice.below(50 * MS);
                 self.after(in_us, Step::Sweep(manifest, also));
             }
+            Effect::GoOn => self.after(0, Step::Deliver(by, Input::GoOn)),
             Effect::Stop { .. } | Effect::End => {
                 self.say(|| format!("{by:?} stops: {effect:?}"));
                 self.kill(by);

@@ -18,9 +18,9 @@ impl Table {
     pub fn reserve(&mut self, rows: usize) {
         if self.room_for(self.taken + rows) > self.capacity {
             self.resize(self.room_for(self.taken - self.removed() + rows));
-        }
-        if let Some(keys) = &mut self.keys {
-            keys.reserve(rows);
+            if let Some(keys) = &mut self.keys {
+                keys.reserve(rows);
+            }
         }
     }
 
