@@ -84,6 +84,15 @@ impl Status {
         self.sources.iter().map(|source| source.waiting).collect()
     }
 
+    /// Takes counts, unless they are behind: while transactions run again, the last counts are better
+    /// than those of the snapshot.
+    fn has_counts(&mut self, counts: Arc<Counts>) {
+        let results = |of: &Counts| of.ended + of.refused + of.faults;
+        if results(&counts) >= results(&self.counts) {
+            self.counts = counts;
+        }
+    }
+
     /// Returns the rate of each source relative to the mean. It is 1 for all if there are no
     /// requests.
     pub fn skew(&self) -> Vec<f64> {
@@ -169,6 +178,9 @@ impl CoordinatorProcess {
             let mut status = own.status.lock();
             (status.epoch, status.snapshot) =
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
+            // The last epochs may have ended since the last tick.
+            status.has_counts(found.counts);
+            status.outside = found.outside.or(status.outside);
             status.late_event = machine.late_event().cloned();
             status.over_memory = machine.over_memory();
             status.is_whole = why.is_none() && status.ended.is_none() && machine.is_whole();
@@ -337,12 +349,7 @@ impl ProcessState {
                     (status.sources, status.per_s) = (found.sources, per_s);
                     (status.times, status.buffered) = (found.times, found.buffered);
                 }
-                // While transactions run again, the last counts are better than those of the snapshot.
-                if found.counts.ended + found.counts.refused + found.counts.faults
-                    >= status.counts.ended + status.counts.refused + status.counts.faults
-                {
-                    status.counts = found.counts;
-                }
+                status.has_counts(found.counts);
                 status.outside = found.outside;
                 status.wrong_clock = machine.wrong_clock();
                 status.left_out = found.left_out;
