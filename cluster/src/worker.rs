@@ -1,12 +1,14 @@
 //! A worker: one member's part of a generation.
 //!
 //! The modules by phase: [`prepare`] reads the rows that a new worker will need. [`load`] goes back
-//! to the snapshot. [`known`] has the outputs that left before. [`run`] executes cuts and releases their outputs. [`ranks`] finds the order of
-//! events in event time. [`read`] finds the tasks in records. [`outside`] asks the questions of functions. [`save`] stores parts of
+//! to the snapshot. [`known`] has the outputs that left before. [`run`] executes cuts, and
+//! [`outputs`] appends their outputs. [`ranks`] finds the order of events in event time. [`read`]
+//! finds the tasks in records. [`outside`] asks the questions of functions. [`save`] stores parts of
 //! snapshots.
 
 mod known;
 mod load;
+mod outputs;
 mod outside;
 mod prepare;
 mod ranks;

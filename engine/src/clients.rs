@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidemill_core::{Batch, Error, Result, Row, Schema, TableSpec, Value};
+use tidemill_txn::program::Program;
 
 use crate::calls::{self, Procedure, Then};
 use crate::followed::Changes;
@@ -13,6 +14,7 @@ use crate::mill::Mill;
 use crate::requests::{is_hidden, Request};
 use crate::serve;
 use crate::settings::Settings;
+use crate::view::View;
 
 /// The help for the text of a key that can't be read.
 const KEY_HELP: &str =
@@ -47,29 +49,54 @@ pub struct StreamProgress {
     pub over: bool,
 }
 
+/// The declarations of an app, with its settings.
+#[derive(Clone, Copy)]
+pub struct Declared<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) settings: &'a Settings,
+    pub(crate) procedures: &'a BTreeMap<String, Procedure>,
+    pub(crate) version: Option<&'a str>,
+}
+
 /// An app as its clients see it: in one process, or on several.
 pub trait App: Send + Sync {
+    /// Its declarations.
+    fn declared(&self) -> Declared<'_>;
+
     /// The settings that it was started with.
-    fn settings(&self) -> &Settings;
+    fn settings(&self) -> &Settings {
+        self.declared().settings
+    }
 
     /// Its name.
-    fn name(&self) -> &str;
+    fn name(&self) -> &str {
+        &self.declared().program.name
+    }
 
     /// Its own version, if it has one.
-    fn version(&self) -> Option<&str>;
+    fn version(&self) -> Option<&str> {
+        self.declared().version
+    }
 
     /// The procedures that clients can call, by name.
-    fn procedures(&self) -> &BTreeMap<String, Procedure>;
+    fn procedures(&self) -> &BTreeMap<String, Procedure> {
+        self.declared().procedures
+    }
 
     /// Its tables.
-    fn tables(&self) -> Vec<&TableSpec>;
+    fn tables(&self) -> Vec<&TableSpec> {
+        self.declared().program.tables.iter().filter(|table| !is_hidden(&table.name)).collect()
+    }
 
     /// The streams with retained rows, with their columns.
     fn streams(&self) -> Vec<(String, Arc<Schema>)>;
 
     /// Whether a stream belongs to the engine's own input, such as calls, or to a private function,
     /// and so says nothing to clients.
-    fn is_of_engine(&self, stream: &str) -> bool;
+    fn is_of_engine(&self, stream: &str) -> bool {
+        let Declared { program, procedures, .. } = self.declared();
+        calls::is_of_engine(program, procedures, stream)
+    }
 
     /// Returns at most `rows_max` retained rows of a stream, from a number on. They are durable if
     /// there is a data directory. There are none if that number is not there.
@@ -185,28 +212,9 @@ impl dyn App {
 }
 
 impl App for Mill {
-    fn settings(&self) -> &Settings {
-        &self.view.settings
-    }
-
-    fn name(&self) -> &str {
-        &self.view.program.name
-    }
-
-    fn version(&self) -> Option<&str> {
-        self.view.version.as_deref()
-    }
-
-    fn procedures(&self) -> &BTreeMap<String, Procedure> {
-        &self.view.procedures
-    }
-
-    fn is_of_engine(&self, stream: &str) -> bool {
-        calls::is_of_engine(&self.view.program, &self.view.procedures, stream)
-    }
-
-    fn tables(&self) -> Vec<&TableSpec> {
-        self.view.program.tables.iter().filter(|table| !is_hidden(&table.name)).collect()
+    fn declared(&self) -> Declared<'_> {
+        let View { program, settings, procedures, version, .. } = &*self.view;
+        Declared { program, settings, procedures, version: version.as_deref() }
     }
 
     fn streams(&self) -> Vec<(String, Arc<Schema>)> {

@@ -101,8 +101,8 @@ mod workers;
 
 pub use ask::{ask, Next, Replies};
 pub use calls::{Procedure, Reply, Then};
-pub use clients::{App, Health, RetainedRows, StreamProgress};
-pub use cluster::{join, unfinished, Clients, Cluster, ClusterSettings, Member};
+pub use clients::{App, Declared, Health, RetainedRows, StreamProgress};
+pub use cluster::{join, unfinished, Clients, Cluster, ClusterSettings, JoinedWorker};
 pub use emptied::fresh_deletes;
 pub use external::{GivesUp, Outside};
 pub use followed::{Changes, TableChange};

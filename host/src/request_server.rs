@@ -132,7 +132,9 @@ impl RequestServer {
         for reply in replies {
             if let Output::Reply { tid, id, outcome } = reply {
                 let open = self.waiting.lock().open.remove(&id);
-                open.into_iter().for_each(|then| answered(then, tid, outcome.clone()));
+                if let Some(then) = open {
+                    answered(then, tid, outcome);
+                }
             }
         }
     }

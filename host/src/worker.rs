@@ -179,11 +179,6 @@ impl WorkerProcess {
         self.mesh.address()
     }
 
-    /// Returns the log as it sees it.
-    pub fn log(&self) -> &Arc<dyn Log> {
-        &self.log
-    }
-
     /// Asks the coordinator, and waits at most this long for the answer. Returns `None` if there is
     /// none, at once if the coordinator is not connected.
     pub fn ask(&self, question: Vec<u8>, wait: Duration) -> Option<Vec<u8>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use tidemill_core::Error;
-use tidemill_engine::{join, App, Cluster, ClusterSettings, Member};
+use tidemill_engine::{join, App, Cluster, ClusterSettings, JoinedWorker};
 use tidemill_env::Env;
 use tidemill_gateway::{Gateway, Plan};
 use tidemill_host::Ended;
@@ -96,7 +96,7 @@ impl NativeCluster {
 pub struct NativeWorker {
     /// The gateway for clients, if the settings ask for it.
     gateway: Unlocked<Option<Arc<Gateway>>>,
-    worker: Unlocked<Arc<Member>>,
+    worker: Unlocked<Arc<JoinedWorker>>,
 }
 
 #[pymethods]

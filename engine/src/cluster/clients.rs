@@ -9,7 +9,7 @@ use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, TableSpec, Value};
+use tidemill_core::{Batch, Error, Key, Result, Row, Schema, TableId, Value};
 use tidemill_env::{Clock, Env};
 use tidemill_function::{output_bytes, Bounds, Call, Functions as _, Target};
 use tidemill_host::{Answer, RequestServer};
@@ -18,7 +18,7 @@ use tidemill_txn::program::{Abort, Program, Take};
 
 use super::ClusterSettings;
 use crate::calls::{self, Procedure, Then};
-use crate::clients::{App, Health, RetainedRows, StreamProgress};
+use crate::clients::{App, Declared, Health, RetainedRows, StreamProgress};
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
 use crate::requests::{is_hidden, Request};
@@ -174,28 +174,9 @@ impl Clients {
 }
 
 impl App for Clients {
-    fn settings(&self) -> &Settings {
-        &self.requests.settings
-    }
-
-    fn name(&self) -> &str {
-        &self.requests.program.name
-    }
-
-    fn version(&self) -> Option<&str> {
-        self.requests.version.as_deref()
-    }
-
-    fn procedures(&self) -> &BTreeMap<String, Procedure> {
-        &self.requests.procedures
-    }
-
-    fn is_of_engine(&self, stream: &str) -> bool {
-        calls::is_of_engine(&self.requests.program, &self.requests.procedures, stream)
-    }
-
-    fn tables(&self) -> Vec<&TableSpec> {
-        self.requests.program.tables.iter().filter(|table| !is_hidden(&table.name)).collect()
+    fn declared(&self) -> Declared<'_> {
+        let Requests { program, settings, procedures, version, .. } = &self.requests;
+        Declared { program, settings, procedures, version: version.as_deref() }
     }
 
     fn streams(&self) -> Vec<(String, Arc<Schema>)> {

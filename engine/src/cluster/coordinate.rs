@@ -583,13 +583,14 @@ impl Answers for Cluster {
             Question::HasGeneration => then(vec![u8::from(self.has_generation())]),
             Question::Health => then(questions::health(&Home::health(self))),
             Question::Metrics => then(Home::metrics(self).into_bytes()),
+            // The outputs are read since the worker has connected its clients.
             Question::Retained { stream, from, rows_max } => {
-                then(questions::retained(&self.retained(&stream, from, rows_max)));
+                let rings = self.delivered.rings.lock();
+                let found = clients::retained(&self.requests, &rings, (&stream, from, rows_max));
+                drop(rings);
+                then(questions::retained(&found));
             }
-            Question::News { seen } => {
-                self.requests.server.begin();
-                self.delivered.notify(who, seen, then);
-            }
+            Question::News { seen } => self.delivered.notify(who, seen, then),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::spec::AppSpec;
 use crate::workers::Workers;
 
 /// A worker in this process.
-pub struct Member {
+pub struct JoinedWorker {
     /// The worker.
     pub process: Arc<WorkerProcess>,
     /// The worker's process as the app's clients see it.
@@ -33,7 +33,7 @@ pub struct Member {
     log: Dispatch,
 }
 
-impl Member {
+impl JoinedWorker {
     /// Runs something that logs to the process's log.
     pub fn logged<T>(&self, body: impl FnOnce() -> T) -> T {
         with_default(&self.log, body)
@@ -52,11 +52,11 @@ pub fn join(
     secret: &[u8],
     coordinator: &str,
     env: &Env,
-) -> Result<Member> {
+) -> Result<JoinedWorker> {
     let log = open_log(spec, settings, env)?;
     let begin = || begin(spec, functions, settings, secret, coordinator, env);
     let (process, clients) = with_default(&log, || begin().inspect_err(logging::failed))?;
-    Ok(Member { process, clients, log })
+    Ok(JoinedWorker { process, clients, log })
 }
 
 fn begin(

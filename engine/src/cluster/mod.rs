@@ -54,7 +54,7 @@ mod upgrade;
 pub(crate) use clients::partition_of;
 pub use clients::Clients;
 pub use coordinate::Cluster;
-pub use join::{join, Member};
+pub use join::{join, JoinedWorker};
 pub(crate) use look::LookedAt;
 pub use settings::ClusterSettings;
 pub(crate) use to_one::{stored_on_several, to_one};

@@ -12,9 +12,8 @@ use crate::version::NO_LINK;
 impl Table {
     /// Makes room for `rows` more rows, so that slots do not move while they are added.
     ///
-    /// Rows of a table with the same seed must be added after this, and never to a table that grows
-    /// meanwhile. They come in the order of their slots, and would fill a smaller table from its
-    /// beginning: each search would pass over all of them.
+    /// Call it before rows of another table are added in the order of their slots. A smaller table with
+    /// the same seed would be filled from its beginning, and each search would pass over all of them.
     pub fn reserve(&mut self, rows: usize) {
         if self.room_for(self.taken + rows) > self.capacity {
             self.resize(self.room_for(self.taken - self.removed() + rows));
