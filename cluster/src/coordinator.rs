@@ -3,13 +3,14 @@
 //! All of its state is in the log. A coordinator that starts reads the cuts, fences them with the
 //! next number, and forms a generation of all workers that are alive. The modules by phase:
 //! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
-//! [`merge`] has workers merge the objects of snapshots. [`prepare`] has new workers read the snapshot
+//! [`deaths`] finds the transactions that end workers. [`merge`] has workers merge the objects of snapshots. [`prepare`] has new workers read the snapshot
 //! before they join. [`unreachable`] knows which members
 //! can't reach each other.
 
 mod available;
 mod choice;
 mod cut;
+mod deaths;
 mod form;
 mod merge;
 mod prepare;
@@ -19,10 +20,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::Counts;
+use tidemill_function::{Counts, Tid};
 
 use self::cut::Running;
 pub use self::cut::WrongClock;
+use self::deaths::Deaths;
+pub use self::deaths::Suspicion;
 use self::form::Forming;
 use self::prepare::Preparing;
 pub use self::unreachable::LeftOut;
@@ -42,6 +45,8 @@ enum Pending {
     Fence,
     /// A cut.
     Cut(u64),
+    /// A verdict on a transaction, and the reason.
+    Verdict(Tid, String),
     /// A manifest. `Snapshot` is the append of its record.
     Manifest(Arc<Manifest>),
     Snapshot(Arc<Manifest>),
@@ -93,6 +98,8 @@ pub struct Progress {
     pub members: Vec<Member>,
     /// The last cut.
     pub epoch: u64,
+    /// The last cut that all members have executed.
+    pub executed: u64,
     /// The epoch of the last snapshot.
     pub snapshot: u64,
     /// The progress of each source.
@@ -126,6 +133,7 @@ pub struct Coordinator {
     /// The workers that are alive: the time of the last beat, and the generation in it.
     seen: BTreeMap<Member, (u64, u64)>,
     lost_pairs: LostPairs,
+    deaths: Deaths,
     preparing: Preparing,
     /// The workers that want to end.
     leaving: BTreeSet<Member>,
@@ -171,6 +179,7 @@ impl Coordinator {
             patience: 1,
             seen: BTreeMap::new(),
             lost_pairs: LostPairs::default(),
+            deaths: Deaths::default(),
             preparing: Preparing::default(),
             leaving: BTreeSet::new(),
             is_ending: false,
@@ -208,6 +217,16 @@ impl Coordinator {
     /// Returns the bytes of memory of all workers for which it ends, because they are too many.
     pub fn over_memory(&self) -> Option<u64> {
         self.over_memory
+    }
+
+    /// Returns the transactions that workers may have died of, if there are some.
+    pub fn suspicion(&self) -> Option<Suspicion> {
+        self.deaths.suspicion()
+    }
+
+    /// Returns the last transaction that is not executed because it has ended workers, and the reason.
+    pub fn last_verdict(&self) -> Option<(Tid, &str)> {
+        self.deaths.last()
     }
 
     /// Returns the late event for which it ends, if late events of that stream are errors.
@@ -267,6 +286,7 @@ impl Coordinator {
             progress.generation = running.form.generation;
             progress.members.clone_from(&running.form.assignment.members);
             progress.epoch = running.epoch;
+            progress.executed = running.executed_by_all();
             progress.sources = running.sources(&self.settings);
             (progress.times, progress.buffered) = (running.times.clone(), running.buffered());
             progress.buffered.late = running.late();
@@ -294,10 +314,13 @@ impl Coordinator {
                 // Messages may be lost, and then a member would wait forever. Its next beat shows
                 // whether it is alive.
                 self.seen.remove(&member);
-                self.leaving.remove(&member);
+                let is_leaving = self.leaving.remove(&member);
                 self.preparing.forget(member);
                 if self.is_member(member) {
                     self.begin(effects);
+                }
+                if !is_leaving {
+                    self.died(member);
                 }
             }
             Input::Appended { token, result } => {
@@ -377,9 +400,13 @@ impl Coordinator {
                 let now_us = self.now_us;
                 if let Some(running) = self.of(generation) {
                     running.buffered.insert(member, buffered);
-                    running.has_counted(member, epoch, &counts, now_us);
+                    let passed = running.has_counted(member, epoch, &counts, now_us);
+                    self.deaths.passed(passed);
                     self.try_cut(effects);
                 }
+            }
+            Packet::Trial { generation, epoch, part, left } if self.of(generation).is_some() => {
+                self.tries(member, (epoch, part), left, effects);
             }
             Packet::Outside { generation, epoch, rows } => {
                 if let Some(running) = self.of(generation) {
@@ -450,6 +477,7 @@ impl Coordinator {
         };
         self.lost_pairs.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
+        self.has_waited(effects);
         if self.is_ending {
             self.try_end(effects);
         }

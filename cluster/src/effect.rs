@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId, TableSpec};
-use tidemill_function::{Counts, Message, NodeId, Stored, TakenRows};
+use tidemill_function::{Counts, Message, NodeId, Stored, TakenRows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_snapshot::{DataObject, Work};
 use tidemill_txn::program::Asker;
@@ -295,12 +295,15 @@ pub enum Input {
 pub type StoredPart = Option<DataObject>;
 
 /// The way to execute a cut. It is not recorded, because the outcome does not depend on it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CutPlan {
     /// Whether a snapshot must be taken after it.
     pub takes_snapshot: bool,
     /// The node that executes it alone, if one does and if it can be executed by column.
     pub executes: Option<NodeId>,
+    /// The places at which its parts begin, if a transaction in it may have ended a worker. Then a
+    /// worker asks before it begins a part: [`Packet::Trial`].
+    pub parts: Arc<[u64]>,
 }
 
 /// A message.
@@ -362,6 +365,26 @@ pub enum Packet {
         buffered: Buffered,
         /// The counts of the transactions that the worker received in that epoch.
         counts: Counts,
+    },
+    /// From a worker: it is about to begin a part of an epoch, with transactions that it received.
+    Trial {
+        /// The generation.
+        generation: u64,
+        /// The epoch.
+        epoch: u64,
+        /// The number of the part.
+        part: u64,
+        /// The last transaction whose output had left before.
+        left: Tid,
+    },
+    /// To a worker: it may begin that part now.
+    Tried {
+        /// The generation.
+        generation: u64,
+        /// The epoch.
+        epoch: u64,
+        /// The number of the part.
+        part: u64,
     },
     /// From a worker: all of its outputs of some epochs are in the log.
     Left {

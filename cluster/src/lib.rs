@@ -37,7 +37,7 @@ mod split_log;
 pub mod wire;
 mod worker;
 
-pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress, WrongClock};
+pub use coordinator::{Coordinator, LeftOut, Progress, SourceProgress, Suspicion, WrongClock};
 pub use effect::{
     Address, CutPlan, Effect, Input, Packet, Piece, Records, Refused, Span, StoredPart, Token,
 };
@@ -49,7 +49,7 @@ pub use output_reader::OutputReader;
 pub use parts::{load_rows, put_part, LoadedRows};
 pub use records::{
     base_after, Assignment, Buffered, CutRecord, Emitted, Events, Form, Left, Manifest, Member,
-    Output, Record, Request, RequestId, Times, Topic, Waiting, Written,
+    Output, Record, Request, RequestId, Times, Topic, Waiting, Written, POISON,
 };
 pub use split_log::SplitLog;
 pub use tidemill_function::{Counts, EventPlace, SnapshotId};
@@ -113,6 +113,8 @@ pub struct Settings {
     /// The maximum jump of the clock ahead of the last cut's, in microseconds, beyond the time that
     /// has passed since. A larger jump means that the clock is wrong.
     pub clock_jump_us_max: i64,
+    /// The number of workers in a row that may die of a transaction. Then it is not executed.
+    pub deaths_max: u32,
     /// The settings of the function protocol.
     pub function: tidemill_function::Settings,
 }

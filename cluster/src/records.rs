@@ -21,6 +21,10 @@ pub struct Member(pub u32);
 const OUTPUT_BYTES: usize = 128;
 const COLUMN_BYTES: usize = 32;
 
+/// The identity of a verdict among the answers from outside: its transaction has ended the processes of
+/// workers, and is not executed.
+pub const POISON: QuestionId = u128::from_le_bytes(*b"poisonous to run");
+
 /// The id that a client gives to its request.
 pub type RequestId = Arc<[u8]>;
 
@@ -219,7 +223,7 @@ impl Output {
 }
 
 /// A cut: the requests of an epoch, and the place where its order begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CutRecord {
     /// The epoch, from 1.
     pub epoch: u64,

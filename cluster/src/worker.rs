@@ -2,10 +2,11 @@
 //!
 //! The modules by phase: [`prepare`] reads the rows that a new worker will need. [`load`] goes back
 //! to the snapshot. [`known`] has the outputs that left before. [`run`] executes cuts, and
-//! [`outputs`] appends their outputs. [`ranks`] finds the order of events in event time. [`read`]
+//! [`outputs`] appends their outputs. [`careful`] does so after a death. [`ranks`] finds the order of events in event time. [`read`]
 //! finds the tasks in records. [`outside`] asks the questions of functions. [`save`] stores parts of
 //! snapshots.
 
+mod careful;
 mod known;
 mod load;
 mod outputs;
@@ -304,6 +305,9 @@ impl Worker {
                         self.go_on(effects);
                     }
                 }
+            }
+            Packet::Tried { generation, epoch, part } if is_of(generation) => {
+                self.tried(epoch, part, effects);
             }
             Packet::Durable { generation, epoch } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {

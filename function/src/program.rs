@@ -314,6 +314,19 @@ pub trait Functions: Send + Sync {
         call
     }
 
+    /// Returns the call that is executed for an event instead of this one, which ends the process that
+    /// executes it: the event of a stream's dead letters. Returns `None` if it has none.
+    fn dead_letter(&self, call: &Call, place: Option<&EventPlace>, reason: &str) -> Option<Call> {
+        let _ = (call, place, reason);
+        None
+    }
+
+    /// Returns a call that aborts with this reason. It is executed instead of one that ends the process.
+    fn refusal(&self, reason: &str) -> Call {
+        let _ = reason;
+        unreachable!("a program that nobody refuses calls of")
+    }
+
     /// Returns the streams on which the events of an interval are executed together with this one,
     /// with a bit for each stream of the program.
     fn intervals(&self, call: &Call) -> u64 {

@@ -1,6 +1,7 @@
 //! The process of a coordinator.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::wire::put_record;
 use tidemill_cluster::{
     Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress, Record,
-    SourceProgress, Times, Written, WrongClock,
+    SourceProgress, Suspicion, Times, Written, WrongClock,
 };
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env, Handle};
@@ -43,6 +44,8 @@ pub struct Status {
     pub clients_at: BTreeMap<Peer, String>,
     /// The last cut.
     pub epoch: u64,
+    /// The last cut that all members have executed, if a generation runs.
+    pub executed: Option<u64>,
     /// The epoch of the snapshot that a recovery would go back to.
     pub snapshot: u64,
     /// The progress of each source.
@@ -101,6 +104,15 @@ impl Status {
     }
 }
 
+/// Describes transactions that workers may have died of.
+fn suspected(Suspicion { deaths, places }: Suspicion) -> String {
+    let what = match places {
+        1 => "one transaction was executed".into(),
+        _ => format!("at most {places} transactions were executed"),
+    };
+    format!("{deaths} workers in a row have ended while {what}; it is found out which one it is")
+}
+
 /// A running coordinator.
 pub struct CoordinatorProcess {
     mesh: Arc<Mesh>,
@@ -130,6 +142,8 @@ struct ProcessState {
     status: Mutex<Status>,
     rates: Mutex<Rates>,
     marks: LeftMarks,
+    /// The last transaction that was reported as one that ends workers.
+    quarantined: AtomicU64,
     /// Notified when the status says that it has ended.
     end: Condvar,
 }
@@ -160,6 +174,7 @@ impl CoordinatorProcess {
             status: Mutex::default(),
             rates: Mutex::default(),
             marks: LeftMarks::default(),
+            quarantined: AtomicU64::new(0),
             end: Condvar::new(),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(COORDINATOR), state.clone())?;
@@ -323,7 +338,14 @@ impl ProcessState {
                     self.end.notify_all();
                     return self.inbox.close();
                 }
-                self.trouble(COORDINATOR, resources.trouble());
+                let suspicion = machine.suspicion().filter(|of| of.deaths > 1).map(suspected);
+                self.trouble(COORDINATOR, resources.trouble().or(suspicion));
+                if let Some((tid, why)) = machine.last_verdict() {
+                    if self.quarantined.swap(tid.0, Ordering::Relaxed) != tid.0 {
+                        let transaction = tid.0;
+                        warn!(target: "tidemill::source", transaction, why, "quarantined");
+                    }
+                }
                 machine.left().into_iter().for_each(|left| self.marks.add(left));
                 let found = machine.progress();
                 let cuts: Vec<u64> = found.sources.iter().map(|source| source.taken).collect();
@@ -343,6 +365,7 @@ impl ProcessState {
                 status.generation = found.generation;
                 status.members = found.members.iter().filter_map(at).collect();
                 status.snapshot = found.snapshot;
+                status.executed = (found.generation != 0).then_some(found.executed);
                 // Between two generations the others are unknown, and the last ones are retained.
                 if found.generation != 0 {
                     status.epoch = found.epoch;

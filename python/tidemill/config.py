@@ -202,11 +202,11 @@ SETTINGS: Final[dict[str, Setting]] = {
     "poison_after": _int(
         2,
         1_000_000,
-        (DIRECTORY,),
+        (DIRECTORY, *_SEVERAL),
         default="3",
         help=(
-            "Times that an event may end the process, alone and in a row, before it goes to the "
-            "dead-letter stream."
+            "Times in a row that an event may end the process, or that of a worker, before it goes "
+            "to the dead-letter stream."
         ),
     ),
     "accept_replay": Setting(

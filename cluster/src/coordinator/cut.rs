@@ -7,6 +7,7 @@ use tidemill_function::Counts;
 
 use super::available::{Available, Kind};
 use super::choice::Choice;
+use super::deaths::Trials;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
 use crate::effect::{CutPlan, Effect, Packet, Piece, Span, StoredPart};
@@ -90,6 +91,7 @@ pub(super) struct Running {
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     choice: Choice,
+    pub trials: Trials,
     /// The kind of the requests in the last cut.
     last_kind: Kind,
     taking: Option<Taking>,
@@ -144,6 +146,7 @@ impl Running {
             later_counts: BTreeMap::new(),
             left: BTreeMap::new(),
             choice: Choice::new(settings.alternates),
+            trials: Trials::default(),
             last_kind: Kind::Columns,
             taking: None,
             merging: Merging::of(&form.manifest),
@@ -178,11 +181,12 @@ impl Running {
     }
 
     /// Notes that a member has executed an epoch, with these counts. If the report of the epoch before
-    /// was lost with its connection, the next generation executes both.
-    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts, now_us: u64) {
+    /// was lost with its connection, the next generation executes both. Returns the place after the
+    /// transactions that all members have executed since the last report.
+    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts, now_us: u64) -> u64 {
         let executed = self.executed.entry(member).or_insert(self.form.manifest.epoch);
         if epoch != *executed + 1 {
-            return;
+            return 0;
         }
         *executed = epoch;
         self.choice.executed(self.executed_by_all(), now_us);
@@ -195,10 +199,11 @@ impl Running {
                 taking.counts = Some(self.counts.clone());
             }
         }
+        self.trials.all_executed(all)
     }
 
     /// Returns the last epoch that all members have executed.
-    fn executed_by_all(&self) -> u64 {
+    pub fn executed_by_all(&self) -> u64 {
         let began = self.form.manifest.epoch;
         let of = |member| self.executed.get(member).copied().unwrap_or(began);
         self.form.assignment.members.iter().map(of).min().unwrap_or(began)
@@ -486,7 +491,9 @@ impl Coordinator {
         let generation = running.form.generation;
         let record = Record::Cut((*cut).clone());
         // Members execute the cut while it becomes durable.
-        let plan = CutPlan { takes_snapshot, executes };
+        let parts = self.deaths.begins(&mut running.trials, &cut, self.settings.sources);
+        let executes = executes.filter(|_| parts.is_empty());
+        let plan = CutPlan { takes_snapshot, executes, parts };
         self.send(&Packet::Cut { generation, cut, plan }, effects);
         self.append(Pending::Cut(epoch), Topic::Cuts, record, effects);
     }

@@ -103,6 +103,7 @@ impl Coordinator {
     }
 
     fn begin_nothing(&mut self) {
+        self.ends();
         self.stage = Stage::Reading;
         self.wishes.clear();
     }
@@ -130,6 +131,7 @@ impl Coordinator {
                 }
             }
             Pending::Cut(epoch) => self.cut_durable(epoch, offset, effects),
+            Pending::Verdict(tid, reason) => self.verdict_recorded(tid, reason, effects),
             Pending::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
             Pending::Log | Pending::Manifest(_) => {}
         }
@@ -184,9 +186,13 @@ impl Coordinator {
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
         running.buffered = buffered;
         let epoch = running.epoch;
+        let sources = self.settings.sources;
+        let trials = &mut running.trials;
+        let parts: Vec<_> =
+            cuts.iter().map(|cut| self.deaths.begins(trials, cut, sources)).collect();
         self.stage = Stage::Running(Box::new(running));
-        for cut in &cuts {
-            let (cut, plan) = (cut.clone(), CutPlan::default());
+        for (cut, parts) in cuts.iter().zip(parts) {
+            let (cut, plan) = (cut.clone(), CutPlan { parts, ..CutPlan::default() });
             self.send(&Packet::Cut { generation, cut, plan }, effects);
         }
         // The cuts are needed again if this generation ends before its first snapshot.

@@ -24,7 +24,7 @@ use tidemill_function::{Path, Tid};
 /// The version of records and parts of snapshots, which logs and stores record.
 pub const VERSION: u32 = 7;
 /// The version of messages. Processes with different versions do not communicate.
-pub const MESSAGES: u32 = 19;
+pub const MESSAGES: u32 = 20;
 
 /// The maximum depth of nested lists.
 const DEPTH_MAX: usize = 128;

@@ -6,7 +6,7 @@ use tidemill_core::wire::{
     put_bytes, put_u16, put_u32, put_u64, take_text, take_u16, take_u32, take_u64, take_u8,
 };
 use tidemill_core::LateRow;
-use tidemill_function::{NodeId, Owners};
+use tidemill_function::{NodeId, Owners, Tid};
 use tidemill_place::PARTITIONS;
 use tidemill_snapshot::{DataObject, Work};
 
@@ -124,12 +124,14 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
                 });
             });
         }
-        Packet::Cut { generation, cut, plan: CutPlan { takes_snapshot, executes } } => {
+        Packet::Cut { generation, cut, plan } => {
             out.push(4);
             put_u64(*generation, out);
             put_cut(cut, out);
+            let CutPlan { takes_snapshot, executes, parts } = plan;
             put_bool(*takes_snapshot, out);
             put_option(*executes, out, put_node);
+            put_list(parts, out, |place, out| put_u64(*place, out));
         }
         Packet::Durable { generation, epoch } => {
             out.push(5);
@@ -166,6 +168,14 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             out.push(11);
             put_u64(*generation, out);
             put_list(from, out, |member, out| put_u32(member.0, out));
+        }
+        Packet::Trial { generation, epoch, part, left } => {
+            out.push(21);
+            [*generation, *epoch, *part, left.0].iter().for_each(|n| put_u64(*n, out));
+        }
+        Packet::Tried { generation, epoch, part } => {
+            out.push(22);
+            [*generation, *epoch, *part].iter().for_each(|n| put_u64(*n, out));
         }
         Packet::Leaving => out.push(12),
         Packet::Released => out.push(13),
@@ -263,6 +273,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             plan: CutPlan {
                 takes_snapshot: take_bool(input)?,
                 executes: take_option(input, take_node)?,
+                parts: take_list(input, take_u64)?.into(),
             },
         },
         5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
@@ -319,6 +330,17 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             name: take_text(input)?.into(),
             part: take_option(input, take_part)?,
+        },
+        21 => Packet::Trial {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            part: take_u64(input)?,
+            left: Tid(take_u64(input)?),
+        },
+        22 => Packet::Tried {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            part: take_u64(input)?,
         },
         15 => Packet::Prepared,
         18 => Packet::Outside {

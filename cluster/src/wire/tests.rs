@@ -311,8 +311,14 @@ fn packets() -> Vec<Packet> {
         Packet::Cut {
             generation,
             cut: cut().into(),
-            plan: CutPlan { takes_snapshot: true, executes: Some(NodeId(3)) },
+            plan: CutPlan {
+                takes_snapshot: true,
+                executes: Some(NodeId(3)),
+                parts: [1, 7, u64::MAX].into(),
+            },
         },
+        Packet::Trial { generation, epoch: 7, part: 3, left: Tid(12) },
+        Packet::Tried { generation, epoch: 7, part: 3 },
         Packet::Durable { generation, epoch: 1 },
         Packet::Executed { generation, epoch: 1, buffered, counts: counts() },
         Packet::Part {

@@ -13,6 +13,7 @@ use tidemill_function::{NodeId, Rows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_txn::program::QuestionId;
 
+use super::careful::Verdicts;
 use super::known::Known;
 use super::ranks::Ranks;
 use super::read::Read;
@@ -20,7 +21,7 @@ use super::run::Running;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, Records, Token};
 use crate::parts::LoadedRows;
-use crate::records::{base_after, Form, Manifest, Record, Topic};
+use crate::records::{base_after, Form, Manifest, Record, Topic, POISON};
 
 /// The state of a worker that goes back to the snapshot.
 pub(super) struct Loading {
@@ -40,6 +41,7 @@ pub(super) struct Loading {
     again: BTreeMap<u32, (u64, u64)>,
     /// Past answers from outside.
     answers: Vec<(Tid, QuestionId, Arc<[u8]>)>,
+    verdicts: Verdicts,
 }
 
 /// Rows of some partitions, from the objects of the snapshot from one on.
@@ -102,7 +104,7 @@ impl Worker {
         let loads: Vec<Load> = loads.into_iter().filter(is_needed).map(load).collect();
         self.survivor = survivor;
         let outputs = vec![None; self.settings.sources as usize];
-        let (known, answers) = (Known::default(), Vec::new());
+        let (known, answers, verdicts) = Default::default();
         let manifest = form.manifest.clone();
         let prepared = prepared.and_then(|(_, of)| of.rows);
         let event_time = self.settings.event_time.clone();
@@ -113,8 +115,19 @@ impl Worker {
         let again: BTreeMap<u32, (u64, u64)> = again.collect();
         let sources: Vec<u32> = again.keys().copied().collect();
         let asked = loads.len();
-        let loading =
-            Loading { form, prepared, had, node, loads, outputs, known, ranks, again, answers };
+        let loading = Loading {
+            form,
+            prepared,
+            had,
+            node,
+            loads,
+            outputs,
+            known,
+            ranks,
+            again,
+            answers,
+            verdicts,
+        };
         self.stage = Stage::Loading(Box::new(loading));
         sources.into_iter().for_each(|source| self.read_again(source, effects));
         (0..asked).for_each(|nth| self.ask_for_rows(nth, effects));
@@ -165,12 +178,15 @@ impl Worker {
             let (topic, limit) = (Topic::Output(source), None);
             return effects.push(Effect::Read { token, topic, from, limit });
         };
-        for (_, record) in records {
+        for (at, record) in records {
             match record {
                 Record::Outputs(outputs) => {
                     outputs.iter().for_each(|output| loading.known.add(output));
                 }
                 Record::Emitted(emitted) => loading.known.emitted.extend(emitted.ids()),
+                Record::Answer { tid, asked: POISON, answer } => {
+                    loading.verdicts.add(tid, &answer, (source, at));
+                }
                 // The owner of another call's rows may ask the same question.
                 Record::Answer { tid, asked, answer } => {
                     loading.answers.push((tid, asked, answer));
@@ -251,13 +267,14 @@ impl Worker {
         let form = loading.form.clone();
         let (mut known, answers) = (take(&mut loading.known), take(&mut loading.answers));
         known.emitted.sort_unstable();
-        let ranks = loading.ranks.take();
+        let (ranks, verdicts) = (loading.ranks.take(), take(&mut loading.verdicts));
         let ends = loading.outputs.iter().map(|end| end.unwrap_or_default()).collect();
         let mut running =
             Running::new(form, node, rows, known, self.functions.clone(), &self.settings);
         running.node = running.node.on(self.pool.clone());
         running.loaded_ends = ends;
         running.ranks = ranks;
+        running.verdicts = verdicts;
         if let Some(left) = running.known.last() {
             running.node.output_left(left);
         }

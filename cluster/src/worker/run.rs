@@ -1,6 +1,7 @@
 //! Executing cuts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
@@ -11,6 +12,7 @@ use tidemill_function::{
 };
 use tidemill_txn::order::Newest;
 
+use super::careful::{first_part, Verdicts};
 use super::known::Known;
 use super::outputs::Held;
 use super::ranks::Ranks;
@@ -24,9 +26,6 @@ use crate::Settings;
 
 /// The place of the event that reports a request's result: after all events of its transaction.
 const LAST: u32 = u32::MAX;
-/// The bits for the number of a part of an epoch. Numbers of an epoch's parts are above those of
-/// the epoch before.
-const PARTS_BITS: u32 = 24;
 /// The approximate number of pieces with events in event time that an epoch takes of a source.
 const PIECES: u64 = 4;
 /// The maximum number of calls that are reported as not deterministic.
@@ -277,6 +276,52 @@ impl EventRun {
         })
     }
 
+    /// Returns some of its events.
+    fn slice(&self, rows: Range<usize>) -> EventRun {
+        let from = match self.rows {
+            None => self.from.as_ref().map(|from| from.after(rows.start as u64)),
+            Some(_) => self.from.clone(),
+        };
+        EventRun {
+            tids: self.tids[rows.clone()].to_vec(),
+            batch: self.batch.slice(rows.start, rows.len()),
+            from,
+            rows: self.rows.as_ref().map(|all| all[rows.clone()].to_vec()),
+            ..*self
+        }
+    }
+
+    /// Divides it among parts: `nth` is the part of a transaction. Events with a judged transaction,
+    /// and those with transactions in several parts, become tasks.
+    pub fn divide(
+        &self,
+        nth: &dyn Fn(Tid) -> usize,
+        is_judged: &dyn Fn(&Tid) -> bool,
+        functions: &dyn Functions,
+        parts: &mut [PartWork],
+    ) {
+        let tids = |row: usize| (0..self.each).map(move |of| Tid(self.tids[row] + of * self.step));
+        let part = |row: usize| {
+            let last = Tid(self.tids[row] + (self.each - 1) * self.step);
+            let part = nth(Tid(self.tids[row]));
+            (part == nth(last) && !tids(row).any(|tid| is_judged(&tid))).then_some(part)
+        };
+        let mut from = 0;
+        while from < self.tids.len() {
+            let Some(of) = part(from) else {
+                for (handler, tid) in tids(from).enumerate() {
+                    let task = self.task((from, handler), functions);
+                    parts[nth(tid)].tasks.extend(task.map(|task| (tid, task)));
+                }
+                from += 1;
+                continue;
+            };
+            let more = (from + 1..self.tids.len()).take_while(|row| part(*row) == Some(of)).count();
+            parts[of].runs.push(self.slice(from..from + 1 + more));
+            from += 1 + more;
+        }
+    }
+
     /// Returns the task of a transaction.
     fn task(&self, (row, handler): (usize, usize), functions: &dyn Functions) -> Option<Task> {
         let handler_of = *functions.by_column(self.stream)?.get(handler)?;
@@ -392,6 +437,11 @@ pub(super) struct Running {
     pub bases: VecDeque<(u64, u64)>,
     pub reported_base: Option<u64>,
     pub saving: Option<Saving>,
+    pub verdicts: Verdicts,
+    /// The last transaction whose output had left when it went back to the snapshot.
+    pub left: Tid,
+    /// The part of a careful epoch in the last report to the coordinator, and whether it has answered.
+    pub trial: Option<(u64, u64, bool)>,
 }
 
 impl Running {
@@ -414,6 +464,7 @@ impl Running {
         let inputs = own.map(source).collect();
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
         let owners = form.assignment.owners.clone();
+        let left = known.last().unwrap_or(Tid(0));
         Running {
             node: Node::new(node, functions, owners, settings.function, rows),
             inputs,
@@ -439,6 +490,9 @@ impl Running {
             bases: VecDeque::new(),
             reported_base: None,
             saving: None,
+            verdicts: Verdicts::default(),
+            left,
+            trial: None,
             own: node,
             form,
         }
@@ -558,11 +612,15 @@ impl Worker {
         if running.node.is_running() || (running.current.is_none() && !self.take_next(effects)) {
             return false;
         }
+        if !self.may_begin(effects) {
+            return false;
+        }
         let Stage::Running(running) = &mut self.stage else { return false };
         let Some((number, part)) = running.parts.pop_front() else { return false };
-        let PartWork { tasks, runs } = part;
-        let requests: Vec<(Tid, Call)> =
-            tasks.iter().map(|(tid, task)| (*tid, task.call.clone())).collect();
+        let PartWork { mut tasks, runs } = part;
+        let (verdicts, functions) = (&running.verdicts, &*self.functions);
+        let call = |(tid, task): &mut (Tid, Task)| (*tid, verdicts.call(*tid, task, functions));
+        let requests: Vec<(Tid, Call)> = tasks.iter_mut().map(call).collect();
         running.open.extend(tasks);
         let events = by_handler(&runs, &*self.functions);
         running.runs = runs;
@@ -605,8 +663,9 @@ impl Worker {
         };
         running.current = running.cuts.pop_front();
         running.bases.push_back((cut.epoch, cut.next_base()));
-        let first = cut.epoch << PARTS_BITS;
-        running.parts = (first..).zip(parts).collect();
+        let begins = running.current.as_ref().map_or_else(Arc::default, |of| of.1.parts.clone());
+        let parts = running.divide(parts, &begins, &*self.functions);
+        running.parts = (first_part(&cut)..).zip(parts).collect();
         true
     }
 
@@ -730,8 +789,8 @@ impl Worker {
         running.executed = epoch;
         let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
         let current = running.current.take();
-        if current.is_some_and(|(_, plan)| plan.takes_snapshot) {
-            self.save(epoch, effects);
+        if let Some((cut, _)) = current.filter(|(_, plan)| plan.takes_snapshot) {
+            self.save(&cut, effects);
         }
         self.report_outbox(effects);
         self.send(Packet::Executed { generation, epoch, buffered, counts }, effects);

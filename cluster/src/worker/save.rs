@@ -8,7 +8,7 @@ use tidemill_snapshot::Work;
 use super::ranks::Ranks;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet, StoredPart};
-use crate::records::Waiting;
+use crate::records::{CutRecord, Waiting};
 
 /// The number of attempts to store a part.
 const TRIES_MAX: u32 = 4;
@@ -31,7 +31,8 @@ pub(super) struct Saving {
 
 impl Worker {
     /// Takes the rows that have changed since the last snapshot.
-    pub(super) fn save(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
+    pub(super) fn save(&mut self, cut: &CutRecord, effects: &mut Vec<Effect>) {
+        let (epoch, base) = (cut.epoch, cut.next_base());
         let (generation, me) = (self.generation, self.me.0);
         let Stage::Running(running) = &mut self.stage else { return };
         let rows = running.node.rows_mut();
@@ -39,7 +40,8 @@ impl Worker {
             rows.give_up((generation, before.epoch));
         }
         let rows = Arc::new(rows.take((generation, epoch)));
-        let outputs = running.ends.clone();
+        let mut outputs = running.ends.clone();
+        running.verdicts.keep_after(base, self.settings.sources, &mut outputs);
         let waiting = running.ranks.as_ref().map_or_else(Vec::new, Ranks::first);
         let name = format!("part-{generation}-{epoch}-{me}");
         let (tries, is_asked, part, is_reported) = (0, false, None, false);

@@ -3,15 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tidemill_cluster::{Output, Record, Topic, Worker};
+use tidemill_cluster::{Output, Record, Topic, Worker, POISON};
 use tidemill_core::{Key, Row, StreamId, Value};
 use tidemill_function::{
-    Call, Event, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings, Tid,
+    Call, Event, Functions as _, Node, NodeId, Outbox, Owners, Path, Rows, Sequencing, Settings,
+    Tid,
 };
 
 use super::expected::{Epoch, Expected, Taken};
 use super::script::{
-    asked, Answers, OnNodes, Script, ABORTED_MOVES, ABORTS, CALLS_MAX, DEPTH_MAX, LATES,
+    asked, Answers, OnNodes, Script, ABORTED_MOVES, ABORTS, CALLS_MAX, DEPTH_MAX, LATES, POISONED,
 };
 use super::world::World;
 
@@ -181,11 +182,18 @@ fn limits(world: &World) -> Result<(), String> {
 /// before its cut is recorded.
 fn answers(world: &World) -> Result<Answers, String> {
     let mut answers = Answers::new();
-    for (tid, _, answer) in world.log.answers() {
+    let mut verdicts = BTreeMap::new();
+    for (tid, question, answer) in world.log.answers() {
+        if question == POISON {
+            // The first of two counts.
+            verdicts.entry((tid, POISONED.to_vec())).or_insert(answer.to_vec());
+            continue;
+        }
         if let Some(other) = answers.insert((tid, asked(answer)), answer.to_vec()) {
             return Err(format!("outside: {tid:?} received {answer:?} and {other:?}"));
         }
     }
+    answers.extend(verdicts);
     match &world.left_early {
         None => Ok(answers),
         Some(what) => Err(format!("outside: {what}")),
@@ -343,26 +351,34 @@ fn atomicity(found: &Tables, wanted: &Expected) -> Result<(), String> {
 
 /// Checks that the rows equal those of an uninterrupted run on one node with the same cuts.
 fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), String> {
-    let functions = OnNodes { script: world.script.clone() };
+    let functions = Arc::new(OnNodes::new(&world.script));
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
     let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
     let mut node = Node::new(
         me,
-        Arc::new(functions),
+        functions.clone(),
         owners,
         settings,
         Rows::new(&world.script.program.tables, 7),
     );
     node.output_left(Tid(u64::MAX));
+    let mut refused = BTreeMap::new();
     for (tid, asked, answer) in world.log.answers() {
         node.know(tid, asked, answer.into());
+        if asked == POISON {
+            refused.entry(tid).or_insert(String::from_utf8_lossy(answer));
+        }
     }
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
+        let executed = |(tid, call): &(Tid, Call)| match refused.get(tid) {
+            Some(reason) => (*tid, functions.refusal(reason)),
+            None => (*tid, call.clone()),
+        };
         node.begin(
             n as u64 + 1,
             epoch.clock_us.into(),
-            epoch.requests.clone(),
+            epoch.requests.iter().map(executed).collect(),
             (Vec::new(), tidemill_function::ColumnPlan::default()),
             &mut out,
         );

@@ -210,7 +210,7 @@ fn epochs(
     calls: &[(u32, u64, u32, Call)],
     watermarks: &[Position],
 ) -> (Vec<Epoch>, Vec<Option<Tid>>, Vec<u64>) {
-    let functions = OnNodes { script: script.clone() };
+    let functions = OnNodes::new(script);
     let count = taken.first().map_or(1, |cut| cut.upto.len() as u32);
     let mut tids = vec![None; calls.len()];
     let (mut epochs, mut lates, mut lates_before) = (Vec::new(), Vec::new(), 0);

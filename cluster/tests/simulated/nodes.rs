@@ -29,7 +29,7 @@ struct Net {
 impl Net {
     fn new(script: &Arc<Script>, nodes: u16, settings: Settings) -> Net {
         let owners = Owners::equal(nodes);
-        let program = Arc::new(OnNodes { script: script.clone() });
+        let program = Arc::new(OnNodes::new(script));
         let node = |n| {
             let store = Rows::new(&script.program.tables, 7);
             Node::new(NodeId(n), program.clone(), owners.clone(), settings, store)

@@ -32,6 +32,9 @@ pub const OUTBOX: TableId = TableId(4);
 /// An index of the items by their value. It may have another owner than the items.
 const BY_N: TableId = TableId(5);
 
+/// The key of verdicts on transactions that end workers, among the answers.
+pub const POISONED: &[u8] = b"poisoned";
+
 /// The stream of emitted events.
 pub const EVENTS: StreamId = StreamId(1);
 /// The stream of reported aborts: the numbers of the calls and the reasons.
@@ -52,6 +55,8 @@ pub const TRANSFER: u32 = 1 << 17;
 const EVENTS_OF: [u32; 2] = [1 << 18, 1 << 19];
 /// The function that reports a late event.
 const LATE: u32 = 1 << 20;
+/// A call that aborts with the reason in its only argument.
+const REFUSAL: u32 = (1 << 20) + 1;
 /// The function that receives an answer to work outside. Only the first answer counts.
 const ANSWER: u32 = 1 << 21;
 

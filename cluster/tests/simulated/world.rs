@@ -8,11 +8,12 @@ mod trouble;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use tidemill_cluster::{
     load_rows, put_part, wire, Address, Coordinator, Counts, Effect, EventSource, EventTime,
-    Events, Input, Manifest, Member, Packet, Record, Request, Settings, Topic, Worker,
+    Events, Input, Manifest, Member, Packet, Record, Request, Settings, Topic, Worker, POISON,
 };
 use tidemill_core::{Batch, Key, Late, Value};
 use tidemill_durable::{MemoryStore, Store};
@@ -174,12 +175,14 @@ impl World {
         let mut dice = Dice::new(seed);
         let keys = 3 + dice.below(20) as i64;
         let script = Script::random(&mut dice, keys);
-        let functions = OnNodes { script: script.clone() };
+        let mut functions = OnNodes::new(&script);
         let sources = 1 + dice.below(4) as u32;
         // Separate generators, so that the draws of the first one stay as they were.
         let mut more = Dice::new(seed ^ 0xE7E7);
         let mut ends = Dice::new(seed ^ 0xE1D);
         let mut begins = Dice::new(seed ^ 0xBE91);
+        let mut poisons = Dice::new(seed ^ 0xDEAD);
+        functions.poison = poisons.chance(25).then(|| 1 + poisons.below(30) as i64);
         // The last source has no such events and does not end, so that all the others may end.
         let timed = if sources > 1 && ends.chance(40) { sources - 1 } else { sources };
         let event_time = Arc::new(event_time(&mut more, timed));
@@ -213,6 +216,11 @@ impl World {
             buffered_bytes_max,
             memory_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
+            deaths_max: if functions.poison.is_some() {
+                2 + poisons.below(3) as u32
+            } else {
+                u32::MAX
+            },
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
                 depth_max: DEPTH_MAX,
@@ -305,6 +313,11 @@ impl World {
             Some(Machine::Coordinator(coordinator)) => (*coordinator.progress().counts).clone(),
             _ => Counts::default(),
         }
+    }
+
+    /// Returns the number of recorded verdicts on requests that end workers.
+    pub fn verdicts(&self) -> usize {
+        self.log.answers().filter(|(_, asked, _)| *asked == POISON).count()
     }
 
     pub fn sources(&self) -> u32 {
@@ -696,6 +709,12 @@ impl World {
         match &mut running.machine {
             Machine::Coordinator(machine) => machine.handle(input, &mut effects),
             Machine::Worker(machine) => machine.handle(input, &mut effects),
+        }
+        if self.functions.has_struck.swap(false, Ordering::Relaxed) {
+            self.say(|| format!("{process:?} has executed what ends it"));
+            self.kill(process);
+            let in_us = self.dice.below(100 * MS);
+            return self.after(in_us, Step::Start(process));
         }
         let has_left = matches!(&running.machine, Machine::Worker(worker) if worker.has_left());
         for effect in effects {

@@ -303,13 +303,17 @@ impl Cluster {
         Ok(is_whole)
     }
 
-    /// Whether all files of the app have ended and are in cuts, and there is at least one. All work
-    /// outside that they caused must be done, too.
+    /// Whether all files of the app have ended and have been executed, and there is at least one. All
+    /// work outside that they caused must be done, too.
     fn has_input_ended(&self) -> bool {
         if self.has_ended.load(Ordering::Acquire) {
             return true;
         }
-        let Status { sources: cuts, outside, .. } = self.coordinator.status();
+        let Status { sources: cuts, outside, epoch, executed, .. } = self.coordinator.status();
+        // While workers die of the last rows, nobody could take a snapshot of all.
+        if executed != Some(epoch) {
+            return false;
+        }
         let ends = |(source, about): (u32, &About)| {
             let cut = cuts.get(source as usize).map_or(0, |source| source.cut);
             !about.follows && self.feeds.end(source).is_some_and(|end| cut > end)

@@ -246,6 +246,7 @@ impl ClusterSettings {
                 buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
                 memory_bytes_max: spec.settings.memory_bytes_max as u64,
                 clock_jump_us_max: spec.settings.clock_jump_us_max,
+                deaths_max: spec.settings.poison_after,
                 function: tidemill_function::Settings {
                     seed: spec.program.seed,
                     output_bytes_max: self.message_bytes_max,

@@ -44,6 +44,11 @@ impl Letters {
         Letters(letters)
     }
 
+    /// Whether events of a stream have dead letters.
+    pub fn has(&self, stream: StreamId) -> bool {
+        self.0.contains_key(&stream)
+    }
+
     /// Returns the arguments of a dead letter's call for a row from the source of this name.
     /// Returns `None` where the stream has no dead letters.
     pub fn call(&self, stream: StreamId, source: &str, bad: &BadRow) -> Option<Vec<Value>> {

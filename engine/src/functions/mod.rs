@@ -513,7 +513,12 @@ impl AppFunctions {
     pub fn unreadable(&self, why: &str) -> Call {
         let end = (0..=WHY_BYTES_MAX.min(why.len())).rfind(|at| why.is_char_boundary(*at));
         let why = &why[..end.unwrap_or(0)];
-        let args = [Value::str(&format!("the request can't be read: {why}"))];
+        self.aborts(&format!("the request can't be read: {why}"))
+    }
+
+    /// Creates a call that aborts with a reason.
+    fn aborts(&self, why: &str) -> Call {
+        let args = [Value::str(why)];
         let key = placed(&self.program.tables[0], 0, &args).into();
         Call { target: UNREADABLE, table: TableId(0), key, args: args.into() }
     }
@@ -566,6 +571,23 @@ impl AppFunctions {
             return Err(Error::program(what));
         }
         Ok(())
+    }
+
+    /// Returns the stream and the values of an event.
+    fn event_of(&self, call: &Call) -> Option<(StreamId, Vec<Value>)> {
+        match call.target {
+            Times::ADMITTED => {
+                let (stream, _, _, event) = Batches::admitted(&self.program, call)?;
+                Some((stream, event.args.to_vec()))
+            }
+            target => match self.round_of(target) {
+                Some(stream) => Some((stream, call.args.to_vec())),
+                None => {
+                    let handler = self.handler_of_call(call)?;
+                    Some((self.program.handlers[handler].input, self.row(handler, call)))
+                }
+            },
+        }
     }
 
     /// Whether a call is an answer to work outside.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
-use tidemill_connect::values;
+use tidemill_connect::{values, BadRow};
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
 use tidemill_function::{
     Activation, Call, Changes, ColumnOutput, Context, Counts, EventPlace, Functions, RowAt,
@@ -72,6 +72,26 @@ impl Functions for AppFunctions {
         }
         let calls = AppFunctions::event(self, stream, row);
         calls.unwrap_or_else(|error| vec![self.unreadable(&error.what)])
+    }
+
+    fn dead_letter(&self, call: &Call, place: Option<&EventPlace>, reason: &str) -> Option<Call> {
+        let (stream, values) = self.event_of(call)?;
+        let EventPlace { name, row } = place?;
+        self.letters.has(stream).then(|| {
+            let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+            let bad = BadRow {
+                offset: *row,
+                origin: "engine".into(),
+                line: 0,
+                raw: values.join(", "),
+                reason: reason.into(),
+            };
+            self.dead(stream, name, &bad)
+        })
+    }
+
+    fn refusal(&self, reason: &str) -> Call {
+        self.aborts(reason)
     }
 
     fn count(

@@ -114,6 +114,7 @@ impl Site {
             buffered_bytes_max: u64::MAX,
             memory_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
+            deaths_max: u32::MAX,
             function: tidemill_function::Settings::default(),
         };
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
 //! A script's functions as nodes see them.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use tidemill_core::{Row, StreamId, TableId, Value};
@@ -12,8 +12,8 @@ use tidemill_txn::Program;
 
 use super::machine::{Machine, Memory, Pause};
 use super::{
-    int, ints, row_of, said, Script, ABORTED_MOVES, ABORTS, ANSWER, EVENTS, LATE, LATES, MOVE,
-    MOVES, MOVE_HANDLER, ONCE, OUTBOX, REQUESTS, TIMED, TRANSFER,
+    int, ints, row_of, said, Script, ABORTED_MOVES, ABORTS, ANSWER, ENTITIES, EVENTS, LATE, LATES,
+    MOVE, MOVES, MOVE_HANDLER, ONCE, OUTBOX, REFUSAL, REQUESTS, TIMED, TRANSFER,
 };
 
 /// The memory of a function on a node.
@@ -322,10 +322,22 @@ impl Activation for TellsLate {
 pub struct OnNodes {
     /// The script.
     pub script: Arc<Script>,
+    /// The request that ends a worker that executes it, and whether that has happened.
+    pub poison: Option<i64>,
+    pub has_struck: AtomicBool,
 }
 
 impl OnNodes {
+    /// Creates the functions of a script, none of which ends a worker.
+    pub fn new(script: &Arc<Script>) -> OnNodes {
+        OnNodes { script: script.clone(), poison: None, has_struck: AtomicBool::new(false) }
+    }
+
     fn running(&self, function: u32, call: &Call) -> Result<Running, Abort> {
+        // The argument after the value is the request's number.
+        if self.poison.is_some_and(|id| call.args.get(1) == Some(&Value::Int(id))) {
+            self.has_struck.store(true, Ordering::Relaxed);
+        }
         self.script.code(function)?;
         let machine = Machine::new(function, call);
         Ok(Running { script: self.script.clone(), machine })
@@ -345,6 +357,10 @@ impl Functions for OnNodes {
         let Target::Function(function) = call.target else { unreachable!("nodes use rows") };
         if function == LATE {
             return Ok(Box::new(TellsLate([call.args[0].clone(), call.args[2].clone()])));
+        }
+        if function == REFUSAL {
+            let Value::Str(reason) = &call.args[0] else { unreachable!("it is a text") };
+            return Err(Abort::refused(&**reason));
         }
         if function == ANSWER {
             return Ok(Box::new(Answered(call.clone())));
@@ -385,6 +401,11 @@ impl Functions for OnNodes {
             Some((0, _)) => Call { target: Target::Function(LATE), ..call },
             _ => call,
         }
+    }
+
+    fn refusal(&self, reason: &str) -> Call {
+        let (key, args) = ([Value::Int(0)].into(), [Value::str(reason)].into());
+        Call { target: Target::Function(REFUSAL), table: ENTITIES[0], key, args }
     }
 
     fn event(&self, _: StreamId, row: &[Value]) -> Vec<Call> {

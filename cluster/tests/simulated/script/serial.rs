@@ -9,7 +9,7 @@ use tidemill_txn::program::{Abort, AbortKind, Asker, Opaque, Take, Tx};
 use super::machine::{Machine, Memory, Pause};
 use super::{
     int, ints, row_of, said, Answers, Script, ANSWER, BEGINS, CALLS_MAX, DEPTH_MAX, ENTITIES,
-    EVENTS, MOVE, ONCE, OUTBOX, REQUESTS, TRANSFER,
+    EVENTS, MOVE, ONCE, OUTBOX, POISONED, REQUESTS, TRANSFER,
 };
 
 /// The functions in the reference: a call runs at once, where it is made.
@@ -130,6 +130,12 @@ impl Opaque for Serial {
     fn call(&self, event: &[Value], tx: &mut dyn Tx) -> Result<(), Abort> {
         let at = |n: usize| int(&event[n]);
         let (n, function, table, key) = (at(0), at(1) as u32, TableId(at(2) as u16), at(3));
+        // Requests that are never executed have no place. No request has one in the run that
+        // computes the watermarks.
+        let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
+        if let Some(reason) = self.answers.get(&(tid, POISONED.to_vec())) {
+            return Err(Abort::refused(String::from_utf8_lossy(reason)));
+        }
         let value = if function == ANSWER {
             match tx.get(OUTBOX, &row_of(&[key]))? {
                 Some(_) => {
@@ -181,9 +187,6 @@ impl Opaque for Serial {
         } else {
             let mut calls = 1;
             let (script, replies) = (&self.script, Vec::new());
-            // Requests that are never executed have no place. No request has one in the run that
-            // computes the watermarks.
-            let tid = self.tids.get(n as usize).copied().flatten().unwrap_or_default();
             let answers = &self.answers;
             let mut memory =
                 OnTx { script, tx, calls: &mut calls, depth: 0, replies, tid, answers };
