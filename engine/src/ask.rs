@@ -11,7 +11,7 @@ use tidemill_env::{Addr, Connection, Env};
 
 use crate::data_dir::Site;
 use crate::moves::Way;
-use crate::process_mode::held;
+use crate::process_mode::{held, CLUSTER};
 use crate::serve::{Lines, Reply};
 use crate::stopped;
 
@@ -74,7 +74,12 @@ impl Request {
     /// Sends the request to a running engine, or answers it from the files.
     fn send(&mut self) -> From {
         self.tries -= 1;
-        let path = Site::socket(&self.data_dir);
+        // An unreadable directory is reported below.
+        let held = held(&*self.env.disk, &self.data_dir).unwrap_or_default();
+        let path = match held {
+            Some(Way::Several) => Site::socket(&self.data_dir.join(CLUSTER)),
+            Some(Way::One) | None => Site::socket(&self.data_dir),
+        };
         match self.env.net.connect(&Addr::Unix(path.clone()), CONNECT_US) {
             Ok(connection) => match self.write(connection) {
                 Ok(lines) => From::Running(Box::new(lines)),
@@ -88,9 +93,7 @@ impl Request {
                     lines.push_back(String::from_utf8_lossy(line).into_owned());
                     Ok(())
                 };
-                // An unreadable directory is reported below.
-                let held = held(&*self.env.disk, &self.data_dir).unwrap_or_default();
-                let read = if held == Some(Way::Several) { "snapshot" } else { "stopped" };
+                let read = if held == Some(Way::Several) { stopped::SNAPSHOT } else { "stopped" };
                 let mut reply = Reply::new(&mut put, read);
                 let answer = stopped::answer(&self.env, &self.data_dir, &self.text, &mut reply);
                 // It is written to memory, so it can't fail.

@@ -2,11 +2,12 @@
 //! for later queries. They are added at delivery only, so that nothing is visible before its cut is
 //! durable. They are bounded in rows and bytes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tidemill_core::{Batch, Schema};
 use tidemill_txn::program::{Origin, Program};
+use tracing::warn;
 
 use crate::clients::RetainedRows;
 use crate::internal::{Internal, RingFacts};
@@ -20,6 +21,7 @@ const JOINED_ROWS_MAX: usize = 1_024;
 const JOINED_BYTES_MAX: usize = 64 << 10;
 
 /// The last rows of a stream. They are numbered from 0, from the first start of the app on.
+#[derive(Clone)]
 pub(crate) struct Ring {
     pub(crate) schema: Arc<Schema>,
     /// Whether it is of a dead-letter or late stream.
@@ -34,7 +36,7 @@ pub(crate) struct Ring {
 }
 
 /// The last rows of all streams, by name.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Rings {
     pub(crate) by_name: BTreeMap<String, Ring>,
 }
@@ -98,6 +100,12 @@ impl Ring {
         self.batches.push_back((batch, bytes));
     }
 
+    /// Drops all rows. The number `next` comes after them.
+    fn restart(&mut self, next: u64) {
+        self.batches.clear();
+        (self.next, self.rows, self.bytes) = (next, 0, 0);
+    }
+
     fn drop_front(&mut self) {
         if let Some((batch, bytes)) = self.batches.pop_front() {
             self.rows -= batch.len();
@@ -154,30 +162,38 @@ impl Rings {
                 bytes: 0,
             }
         };
-        for stream in program.streams.iter().filter(|s| !is_hidden(&s.spec.name)) {
+        let streams = || program.streams.iter().filter(|s| !is_hidden(&s.spec.name));
+        for stream in streams().filter(|stream| stream.is_output()) {
+            by_name.insert(stream.spec.name.to_string(), ring(&stream.spec.schema, false));
+        }
+        // The program of several processes has these streams, too.
+        for stream in streams().filter(|stream| !stream.is_output()) {
             let (name, schema) = (&stream.spec.name, &stream.spec.schema);
-            match stream.origin {
-                Origin::Input | Origin::Derived { .. } => {
-                    by_name.insert(format!("{name}.late"), ring(schema, true));
-                    by_name.insert(format!("{name}.dead"), ring(&dead_schema(), true));
-                }
-                _ => {
-                    by_name.insert(name.to_string(), ring(schema, false));
-                }
-            }
+            by_name.insert(format!("{name}.late"), ring(schema, true));
+            by_name.insert(format!("{name}.dead"), ring(&dead_schema(), true));
         }
         Rings { by_name }
     }
 
-    /// Creates the rings of emitted streams only, numbered from a row on.
-    pub(crate) fn of_emitted(program: &Program, settings: &Settings, from: u64) -> Rings {
+    /// Creates the rings of streams whose rows the log of several processes has. It has the results
+    /// and aborts of transactions only where they are `written` to sinks. Bad and late rows that one
+    /// process has `found` get rings, too.
+    pub(crate) fn on_several(
+        program: &Program,
+        settings: &Settings,
+        written: &BTreeSet<String>,
+        found: &[RingFacts],
+    ) -> Rings {
         let mut rings = Rings::new(program, settings);
-        rings.by_name.values_mut().for_each(|ring| ring.next = from);
-        let is_emitted = |name: &String| {
+        let is_emitted = |name: &str| {
             let mut streams = program.streams.iter();
-            streams.any(|s| *s.spec.name == **name && s.origin == Origin::Emitted)
+            streams.any(|s| *s.spec.name == *name && s.origin == Origin::Emitted)
         };
-        rings.by_name.retain(|name, _| is_emitted(name));
+        let is_found = |name: &str| found.iter().any(|facts| facts.stream == *name);
+        rings.by_name.retain(|name, ring| match ring.is_dlq {
+            true => is_emitted(name) || is_found(name),
+            false => is_emitted(name) || written.contains(name),
+        });
         rings
     }
 
@@ -191,11 +207,29 @@ impl Rings {
         for (name, ring) in &mut self.by_name {
             ring.next = internal.facts.outlets.get(name).map_or(0, |facts| facts.rows);
         }
-        for facts in &internal.rings {
-            let Some(ring) = self.by_name.get_mut(&facts.stream) else { continue };
-            ring.next = facts.next - facts.batches.iter().map(|b| b.len() as u64).sum::<u64>();
-            facts.batches.iter().for_each(|batch| ring.push(batch.clone()));
+        self.restore(&internal.rings);
+    }
+
+    /// Continues with the retained rows of streams, without those that have other columns. Returns
+    /// the streams for which there is no ring.
+    pub(crate) fn restore(&mut self, rings: &[RingFacts]) -> Vec<RingFacts> {
+        let mut others = Vec::new();
+        for facts in rings {
+            let Some(ring) = self.by_name.get_mut(&facts.stream) else {
+                others.push(facts.clone());
+                continue;
+            };
+            let rows: usize = facts.batches.iter().map(Batch::len).sum();
+            if facts.batches.iter().all(|batch| batch.schema() == &ring.schema) {
+                ring.restart(facts.next - rows as u64);
+                facts.batches.iter().for_each(|batch| ring.push(batch.clone()));
+                continue;
+            }
+            ring.restart(facts.next);
+            let what = format!("{rows} retained rows of {} have other columns", facts.stream);
+            warn!(target: "tidemill::recovery", what, "dropped");
         }
+        others
     }
 
     /// Adds events of an epoch whose cut is durable.
@@ -203,6 +237,11 @@ impl Rings {
         if let Some(ring) = self.by_name.get_mut(stream).filter(|_| !batch.is_empty()) {
             ring.push(batch.clone());
         }
+    }
+
+    /// Whether a stream is one of dead letters or late rows.
+    pub(crate) fn is_dlq(&self, stream: &str) -> bool {
+        self.by_name.get(stream).is_some_and(|ring| ring.is_dlq)
     }
 
     /// The dead-letter and late streams that have had rows.
@@ -275,6 +314,48 @@ mod tests {
         }
         rings.push("s.late", &batch(next, 1 << 20));
         assert!(rings.by_name["s.late"].bytes < 4096, "no large batch is held by its end");
+    }
+
+    #[test]
+    fn several_processes_have_the_rings_of_one_where_the_log_has_the_rows() {
+        let mut b = Builder::new("app");
+        let x = || vec![Column::new("x", DataType::Int)];
+        let input = b.stream("s", x());
+        b.emitted("out", x());
+        for name in ["pay", "buy"] {
+            let mut h = b.handler(name, input);
+            let value = h.column("x");
+            h.output(&[("y", value)]);
+            h.done();
+        }
+        let program = b.finish().unwrap();
+        let settings = Settings { dlq_rows_max: 3, tail_rows: 5, ..Settings::default() };
+        let one = Rings::new(&program, &settings);
+        let written = ["pay".to_owned()].into();
+        let names = |rings: &Rings| rings.by_name.keys().cloned().collect::<Vec<_>>();
+        let several = Rings::on_several(&program, &settings, &written, &[]);
+        assert_eq!(names(&several), ["out", "pay"]);
+        let late = RingFacts { stream: "s.late".into(), next: 1, batches: Vec::new() };
+        let mut several = Rings::on_several(&program, &settings, &written, &[late]);
+        assert_eq!(names(&several), ["out", "pay", "s.late"]);
+        for (name, ring) in &several.by_name {
+            let of = &one.by_name[name];
+            assert_eq!((of.is_dlq, of.rows_max), (ring.is_dlq, ring.rows_max), "{name}");
+            assert_eq!(ring.schema, of.schema, "{name}");
+        }
+        // Rows with other columns are left out, and their numbers are not used again.
+        let other = Schema::new(vec![Column::new("y", DataType::Int)]);
+        let rows = Batch::from_rows(other.into(), [&[Value::Int(1)][..]]);
+        let facts = |stream: &str, batch: Batch| RingFacts {
+            stream: stream.into(),
+            next: 7,
+            batches: vec![batch],
+        };
+        let found = [facts("out", rows), facts("s.late", batch(0, 4)), facts("buy", batch(0, 1))];
+        let others = several.restore(&found);
+        assert_eq!(others.len(), 1);
+        let of = |name: &str| (several.by_name[name].first(), several.by_name[name].next());
+        assert_eq!((of("out"), of("s.late")), ((7, 7), (4, 7)));
     }
 
     /// A batch of one row takes kilobytes, and so would thousands of them.

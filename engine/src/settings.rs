@@ -271,6 +271,12 @@ impl Settings {
         Some(self.deadline_us.unwrap_or(DEADLINE_US)).filter(|us| *us > 0)
     }
 
+    /// Settings with which retained rows are read, however many there are.
+    pub(crate) fn all_rows() -> Settings {
+        let [tail_rows, tail_bytes, dlq_rows_max, dlq_bytes_max] = [usize::MAX; 4];
+        Settings { tail_rows, tail_bytes, dlq_rows_max, dlq_bytes_max, ..Settings::default() }
+    }
+
     /// Refuses directives for the log that can't be followed.
     pub(crate) fn check_log(&self) -> tidemill_core::Result<()> {
         let Some(log) = &self.log else { return Ok(()) };

@@ -67,7 +67,6 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
             let ls = Ls::take(&mut fields)?;
             fields.done()?;
             let left = Left::open(env, path)?;
-            left.retains("dead letters and late rows")?;
             let past = left.at(Moment::Newest)?;
             ls.rows(&ls.find(&past.rings)?, past.epoch, reply)
         }
@@ -101,12 +100,14 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
             let tail = serve::Tail::take(&mut fields)?;
             fields.done()?;
             let left = Left::open(env, path)?;
-            left.retains("rows of streams")?;
             let past = left.at(Moment::Newest)?;
-            tail.answer_stopped((&left.program, &past.rings), reply)
+            let is_several = matches!(left.from, From::Several(_));
+            tail.answer_stopped((&left.program, &past.rings), is_several, reply)
         }
         "dlq_replay" => {
-            Site::look(&env.disk, path)?;
+            if held(&*env.disk, path)? != Some(Way::Several) {
+                Site::look(&env.disk, path)?;
+            }
             // A running engine would refuse this, too.
             refuse_replay(&serve::Replay::take(&mut fields)?, env, path)?;
             Err(needs_engine(path, "dlq_replay").into())
@@ -118,6 +119,9 @@ pub(crate) fn answer(env: &Env, path: &Path, request: &str, reply: &mut Reply<'_
         other => Err(serve::unknown(other)),
     }
 }
+
+/// The source of answers about the newest snapshot of several processes.
+pub(crate) const SNAPSHOT: &str = "snapshot";
 
 /// The error for a directory that can't be read without its engine.
 pub(crate) fn no_snapshot(path: &Path) -> Error {
@@ -160,18 +164,6 @@ impl Left<'_> {
         Ok(Left { env, from, stored, program, manifest, settings })
     }
 
-    /// Refuses to show rows that several processes have in memory only.
-    fn retains(&self, what: &str) -> Result<()> {
-        match &self.from {
-            From::One(_) => Ok(()),
-            From::Several(_) => {
-                Err(Error::setting(format!("several processes retain {what} in memory only")).help(
-                    "while the coordinator runs with --http, GET /streams/NAME has them; or write them to a sink",
-                ))
-            }
-        }
-    }
-
     fn at(&self, moment: Moment) -> Result<Past> {
         let site = match &self.from {
             From::One(site) => site,
@@ -206,7 +198,12 @@ impl Left<'_> {
         }
         let mut tables = tables(&self.program, 0);
         load(&looked.store, &self.manifest, &looked.left.internal, &mut tables)?;
-        let rings = Rings::new(&self.program, &self.settings);
+        let found = &looked.left.internal.rings;
+        // The rows are all that were retained.
+        let has_rows = found.iter().filter(|facts| !facts.batches.is_empty());
+        let written = has_rows.map(|facts| facts.stream.clone()).collect();
+        let mut rings = Rings::on_several(&self.program, &Settings::all_rows(), &written, found);
+        rings.restore(found);
         Ok(Past { tables, epoch, clock_us, rings, unreplayed: 0 })
     }
 

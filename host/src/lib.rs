@@ -42,7 +42,7 @@ mod worker;
 pub use coordinator::{CoordinatorProcess, Status};
 pub use outside::Outboxes;
 pub use questions::Answers;
-pub use request_server::{source_of, Answer, Listener, Placed, RequestServer};
+pub use request_server::{source_of, Answer, Placed, RequestServer};
 pub use served::{hold, FileLog, Served, SEGMENT_BYTES};
 pub use tidemill_cluster::{Left, LeftOut};
 pub use worker::{Ended, WorkerProcess};

@@ -41,9 +41,6 @@ pub enum Answer {
 /// unknown.
 pub type Placed = Box<dyn FnOnce(Option<Tid>, Answer) + Send>;
 
-/// A callback for all records of outputs, in the order of each source.
-pub type Listener = Arc<dyn Fn(u32, &Record) + Send + Sync>;
-
 /// Takes the replies to requests of another process.
 pub(crate) type Route = Arc<dyn Fn(Vec<Output>) + Send + Sync>;
 
@@ -56,7 +53,6 @@ pub struct RequestServer {
     outputs: u32,
     own: u64,
     waiting: Arc<Mutex<Waiting>>,
-    listener: Option<Listener>,
     begun: Once,
 }
 
@@ -78,22 +74,16 @@ fn own_of(id: &RequestId) -> Option<u64> {
 
 impl RequestServer {
     /// Creates a request server without requests. It uses the first `sources` of all sources.
-    /// `listener` receives all outputs after [`RequestServer::begin`].
-    pub fn open(
-        env: &Env,
-        log: Arc<dyn Log>,
-        (sources, outputs): (u32, u32),
-        listener: Option<Listener>,
-    ) -> RequestServer {
+    pub fn open(env: &Env, log: Arc<dyn Log>, (sources, outputs): (u32, u32)) -> RequestServer {
         let (own, waiting) = (env.random.next_u64(), Arc::default());
         let begun = Once::new();
-        RequestServer { log, sources, outputs, own, waiting, listener, begun }
+        RequestServer { log, sources, outputs, own, waiting, begun }
     }
 
     /// Creates a request server in a process that reads no outputs: the coordinator sends it the
     /// replies. Until it does, requests are refused.
     pub(crate) fn cut_off(env: &Env, log: Arc<dyn Log>, sources: u32) -> RequestServer {
-        let server = RequestServer::open(env, log, (sources, 0), None);
+        let server = RequestServer::open(env, log, (sources, 0));
         server.waiting.lock().is_cut_off = true;
         server
     }
@@ -146,8 +136,8 @@ impl RequestServer {
             let unknown: Arc<Unknown> = Arc::new((Mutex::new(self.outputs), Condvar::new()));
             for source in 0..self.outputs {
                 let (log, waiting) = (Arc::downgrade(&self.log), Arc::downgrade(&self.waiting));
-                let (listener, unknown) = (self.listener.clone(), Some(unknown.clone()));
-                let tail = Tail { log, waiting, listener, source, unknown };
+                let unknown = Some(unknown.clone());
+                let tail = Tail { log, waiting, source, unknown };
                 // Earlier outputs are not needed. This read only finds where they end.
                 tail.read(u64::MAX, None);
             }
@@ -240,7 +230,6 @@ type Unknown = (Mutex<u32>, Condvar);
 struct Tail {
     log: Weak<dyn Log>,
     waiting: Weak<Mutex<Waiting>>,
-    listener: Option<Listener>,
     source: u32,
     unknown: Option<Arc<Unknown>>,
 }
@@ -267,17 +256,9 @@ impl Tail {
             *unknown.0.lock() -= 1;
             unknown.1.notify_all();
         }
-        let listened = |record: &Record| {
-            if let Some(listener) = &self.listener {
-                listener(self.source, record);
-            }
-        };
-        let outputs = records.into_iter().filter_map(|(_, record)| {
-            listened(&record);
-            match record {
-                Record::Outputs(outputs) => Some(outputs),
-                _ => None,
-            }
+        let outputs = records.into_iter().filter_map(|(_, record)| match record {
+            Record::Outputs(outputs) => Some(outputs),
+            _ => None,
         });
         let mut elsewhere: Vec<(Route, Vec<Output>)> = Vec::new();
         for output in outputs.flatten() {

@@ -4,11 +4,11 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use common::{transfer, Coordinator, Site, OPENING};
 use parking_lot::Mutex;
-use tidemill_cluster::{Output, Record};
+use tidemill_cluster::{Log, Output, Record, Records, Topic};
 use tidemill_env::Env;
 use tidemill_host::Answer;
 
@@ -29,7 +29,7 @@ fn way(n: i64) -> (i64, i64, i64) {
 #[test]
 fn several_workers_execute_one_order() {
     let mut site = Site::new(4);
-    let coordinator = site.coordinator(None);
+    let coordinator = site.coordinator();
     let workers: Vec<_> = (0..3).map(|_| site.worker()).collect();
     coordinator.wait_for(3);
     let sent: Vec<_> = (0..2_000)
@@ -64,7 +64,7 @@ fn several_workers_execute_one_order() {
 #[test]
 fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     let mut site = Site::new(3);
-    let coordinator = site.coordinator(None);
+    let coordinator = site.coordinator();
     let workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
     coordinator.wait_for(2);
     let waits: Vec<_> =
@@ -100,23 +100,34 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
 #[derive(Default)]
 struct Left(Mutex<BTreeMap<Vec<u8>, usize>>);
 
-fn listener(left: &Arc<Left>) -> tidemill_host::Listener {
-    let left = left.clone();
-    Arc::new(move |_, record| {
-        let Record::Outputs(outputs) = record else { return };
-        for output in outputs {
-            if let Output::Reply { id, .. } = output {
-                *left.0.lock().entry(id.to_vec()).or_default() += 1;
+/// Counts the replies of a source, from an offset on.
+fn count(log: Weak<dyn Log>, source: u32, from: u64, left: Weak<Left>) {
+    let Some(open) = log.upgrade() else { return };
+    let then = move |found: Option<Records>| {
+        let Some(to) = left.upgrade() else { return };
+        let Records { records, upto } =
+            found.unwrap_or(Records { records: Vec::new(), upto: from });
+        for (_, record) in records {
+            let Record::Outputs(outputs) = record else { continue };
+            for output in outputs {
+                if let Output::Reply { id, .. } = output {
+                    *to.0.lock().entry(id.to_vec()).or_default() += 1;
+                }
             }
         }
-    })
+        count(log, source, upto, left);
+    };
+    open.read(Topic::Output(source), from, Some(4096), 1_000_000, Box::new(then));
 }
 
 #[test]
 fn workers_that_die_and_come_lose_nothing_and_repeat_nothing() {
     let mut site = Site::new(4);
     let left = Arc::new(Left::default());
-    let coordinator = site.coordinator(Some(listener(&left)));
+    let coordinator = site.coordinator();
+    for source in 0..4 {
+        count(Arc::downgrade(coordinator.request_server.log()), source, 0, Arc::downgrade(&left));
+    }
     let mut workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
     coordinator.wait_for(2);
     let mut balances = BTreeMap::new();
@@ -157,13 +168,13 @@ fn workers_that_die_and_come_lose_nothing_and_repeat_nothing() {
 /// Stops the coordinator, and starts it again at the same place.
 fn again(site: &mut Site, coordinator: Coordinator) -> Coordinator {
     drop(coordinator);
-    site.coordinator(None)
+    site.coordinator()
 }
 
 #[test]
 fn a_coordinator_that_comes_back_goes_on() {
     let mut site = Site::new(2);
-    let mut coordinator = site.coordinator(None);
+    let mut coordinator = site.coordinator();
     let workers: Vec<_> = (0..2).map(|_| site.worker()).collect();
     coordinator.wait_for(2);
     let mut balances = BTreeMap::new();

@@ -129,7 +129,7 @@ def test_several_processes_say_that_replies_are_not_followed(tmp_path: Path) -> 
         for name in ("trip.go", "book", "book.aborted"):
             status, found = error(url, f"streams/{name}")
             base = name.removesuffix(".aborted")
-            what = f"replies and aborts of {base} can't be followed on several processes"
+            what = f"results and aborts of {base} are not retained on several processes"
             assert (status, found["what"]) == (404, what)
         assert error(url, "streams/bookd")[1]["what"] == "there is no stream bookd"
         assert error(url, "streams/hotels")[1]["what"] == "hotels is a table, not a stream"

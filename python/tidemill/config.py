@@ -250,28 +250,26 @@ SETTINGS: Final[dict[str, Setting]] = {
         _ROWS,
         (*_ONE, *_SEVERAL),
         default="10,000",
-        help="Rows of each output that are retained for followers, in memory and in each snapshot.",
+        help="Rows of each output that are retained for followers.",
     ),
     "tail_bytes": _int(
         1,
         _BYTES,
         (*_ONE, *_SEVERAL),
         default="4 MiB",
-        help=(
-            "Bytes of each output that are retained for followers, in memory and in each snapshot."
-        ),
+        help="Bytes of each output that are retained for followers.",
     ),
     "dlq_rows_max": _int(
         1,
         _ROWS,
-        _ONE,
+        (*_ONE, *_SEVERAL),
         default="10,000",
         help="Rows that are retained of each stream of bad and late events.",
     ),
     "dlq_bytes_max": _int(
         1,
         _BYTES,
-        _ONE,
+        (*_ONE, *_SEVERAL),
         default="4 MiB",
         help="Bytes that are retained of each stream of bad and late events.",
     ),
@@ -844,7 +842,7 @@ def _missing(name: str, mode: str, known: set[str], layers: Layers) -> str:
         return "log_to or log"
     # Clients follow an output over HTTP, or at the socket in the data directory.
     is_kept = name.startswith(("tail_", "dlq_"))
-    return "http_port" if is_kept and mode != DIRECTORY and "http_port" not in known else ""
+    return "http_port" if is_kept and mode == MEMORY and "http_port" not in known else ""
 
 
 def _or(modes: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ use super::available::Available;
 use super::cut::Running;
 use super::{Coordinator, LeftOut, Pending, Stage};
 use crate::effect::{Address, CutPlan, Effect, Packet, Records};
-use crate::records::{Assignment, Buffered, Form, Member, Record, Topic};
+use crate::records::{Assignment, Buffered, Form, Manifest, Member, Record, Topic, Written};
 
 /// A generation whose members go back to the snapshot.
 pub(super) struct Forming {
@@ -71,6 +71,13 @@ impl Coordinator {
                 | Record::Emitted(_)
                 | Record::Answer { .. } => {}
             }
+        }
+        if self.settings.copies_outputs && self.manifest.written.outputs.is_empty() {
+            // Before this start outputs were not written elsewhere, so all that was needed has left.
+            let Manifest { base, outputs, written, .. } = Arc::make_mut(&mut self.manifest);
+            *written =
+                Written { base: *base, outputs: outputs.clone(), note: written.note.clone() }
+                    .into();
         }
         match self.stage {
             Stage::Reading => self.fence(effects),

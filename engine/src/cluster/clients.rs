@@ -21,7 +21,7 @@ use crate::calls::{self, Procedure, Then};
 use crate::clients::{App, Declared, Health, RetainedRows, StreamProgress};
 use crate::followed::Changes;
 use crate::functions::AppFunctions;
-use crate::requests::{is_hidden, Request};
+use crate::requests::Request;
 use crate::rings::Rings;
 use crate::serve;
 use crate::settings::Settings;
@@ -43,6 +43,9 @@ pub(super) trait Home: Send + Sync {
 
     /// As [`App::retained`], for a stream that has retained rows.
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
+
+    /// As [`App::is_recovering`].
+    fn is_recovering(&self) -> bool;
 
     /// As [`App::news`].
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress;
@@ -74,6 +77,8 @@ pub(super) struct Requests {
     procedures: Arc<BTreeMap<String, Procedure>>,
     version: Option<String>,
     settings: Arc<Settings>,
+    /// The streams with retained rows, without these.
+    empty: Arc<Rings>,
     message_bytes_max: usize,
     clock: Arc<dyn Clock>,
 }
@@ -87,6 +92,7 @@ impl Requests {
         server: RequestServer,
         env: &Env,
     ) -> Requests {
+        let written = spec.sinks.iter().map(|decl| decl.stream.clone()).collect();
         Requests {
             server: Arc::new(server),
             functions: functions.clone(),
@@ -94,6 +100,7 @@ impl Requests {
             program: Arc::new(spec.program.clone()),
             version: spec.version.clone(),
             settings: Arc::new(spec.settings.clone()),
+            empty: Rings::on_several(functions.program(), &spec.settings, &written, &[]).into(),
             message_bytes_max: settings.message_bytes_max,
             clock: env.clock.clone(),
         }
@@ -104,9 +111,12 @@ impl Requests {
         !calls::is_of_private(&self.program, &self.procedures, stream)
     }
 
-    /// The settings that the app was started with.
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
+    /// Refuses a stream whose rows clients may not see, or none of which are retained.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn check_retained(&self, stream: &str) -> Result<()> {
+        retained(self, &self.empty, (stream, 0, 0)).map(drop)
     }
 
     /// Returns the clients of this process.
@@ -180,10 +190,7 @@ impl App for Clients {
     }
 
     fn streams(&self) -> Vec<(String, Arc<Schema>)> {
-        let of = &self.requests;
-        let mut streams = Rings::of_emitted(of.functions.program(), &of.settings, 0).streams();
-        streams.retain(|(name, _)| !is_hidden(name));
-        streams
+        self.requests.empty.streams()
     }
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
@@ -192,6 +199,10 @@ impl App for Clients {
 
     fn is_remote(&self) -> bool {
         self.home.is_remote()
+    }
+
+    fn is_recovering(&self) -> bool {
+        self.home.is_recovering()
     }
 
     fn follows_tables(&self) -> bool {

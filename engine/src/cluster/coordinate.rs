@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use serde_json::json;
 use tidemill_cluster::{
-    EventTime, Events, LateEvent, Log, Record, SourceProgress, SplitLog, Times, WrongClock,
+    EventTime, Events, LateEvent, Log, SourceProgress, SplitLog, Times, WrongClock,
 };
 use tidemill_core::{Batch, Error, Position, Result, StreamId};
-use tidemill_durable::Within;
+use tidemill_durable::{Store, Within};
 use tidemill_env::{Addr, Env, Lock};
 use tidemill_function::{Call, Functions as _};
 use tidemill_host::{
-    hold, Answers, CoordinatorProcess, FileLog, LeftOut, Listener, Placed, RequestServer, Served,
-    Shared, Status, COORDINATOR, SEGMENT_BYTES,
+    hold, Answers, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
+    Status, COORDINATOR, SEGMENT_BYTES,
 };
 use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
@@ -33,8 +33,10 @@ use super::firings::Timers;
 use super::format::Json;
 use super::from_one::OneState;
 use super::questions::{self, Question};
-use super::settings::{Cuts, TOGETHER};
-use super::sinks::{DeclaredSinks, Sinks};
+use super::retained::RingStore;
+use super::settings::Cuts;
+use super::sinks::{DeclaredSinks, Note, Sinks};
+use super::socket::{Desk, Socket};
 use super::topics::{sources, Topics};
 use super::upgrade::{Found, Starting, FILES};
 use super::{address, clients, cuts, fingerprint, log_of, metrics, ClusterSettings};
@@ -44,7 +46,6 @@ use crate::emptied::{Emptied, Purpose};
 use crate::file_conflicts;
 use crate::functions::AppFunctions;
 use crate::logging;
-use crate::rings::Rings;
 use crate::settings::Settings;
 use crate::spec::AppSpec;
 use crate::upgrade;
@@ -54,8 +55,9 @@ const LEAVE_WAIT_US: u64 = 60_000_000;
 
 /// An app on several processes, at its coordinator.
 pub struct Cluster {
-    // Fields are dropped in this order. Timers, sinks and counts use the request server and the
-    // coordinator,
+    // Fields are dropped in this order. The socket, timers, sinks and counts use the request server
+    // and the coordinator,
+    socket: Socket,
     timers: Timers,
     sinks: Sinks,
     counts: CountsFile,
@@ -180,11 +182,6 @@ impl Cluster {
             0 => log,
             _ => Arc::new(SplitLog::inputs(first, rows.clone(), log)),
         };
-        // The number of an event is never used again. So a follower of an ended coordinator learns
-        // that it has missed rows. In the served log a record has at most `TOGETHER` outputs, which
-        // bounds the numbers before.
-        let now = || env.clock.now_us().unsigned_abs();
-        let numbered = served.as_ref().map_or_else(now, |own| own.begins_at() * TOGETHER as u64);
         match served {
             None => cuts::check(&*log, sources)?,
             Some(_) => {
@@ -193,6 +190,7 @@ impl Cluster {
             }
         }
         let shared = Shared { log: log.clone(), store: store(settings, env)? };
+        let objects: Arc<dyn Store> = Arc::new(Within::new(shared.store.clone(), &host.cluster));
         let starting = Starting {
             env,
             dir,
@@ -202,7 +200,7 @@ impl Cluster {
             event_time: &host.machine.event_time,
             settings: &spec.settings,
             log: &*log,
-            store: Arc::new(Within::new(shared.store.clone(), &host.cluster)),
+            store: objects.clone(),
             name: &host.cluster,
             kept: settings.kept(&host.cluster),
             sources,
@@ -223,12 +221,15 @@ impl Cluster {
         // The directory belongs to this cluster now.
         let closed = env.disk.close_to_others(dir);
         closed.map_err(|e| Error::io(format!("the directory {}", dir.display()), &e))?;
+        let newest = Found::read(&*log)?.manifest.unwrap_or_default();
+        let retained = RingStore::open(&objects, Note::of(&newest.written)?.run())?.1;
+        let delivered = Arc::new(Delivered::new(ways.rings(functions.program(), &retained)));
         let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
         let inputs = (of_files > 0).then_some((first, rows));
         let served = Served { log: served, inputs };
         let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
         // Sinks write through a connection of their own, so that they do not delay the replies.
-        let apart = match ways.is_empty() {
+        let apart = match ways.are_none() {
             true => None,
             false => {
                 let topics = (outputs, followed.clone(), of_files);
@@ -237,15 +238,18 @@ impl Cluster {
         };
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());
-        let sinks = Sinks::start(ways, program_on_nodes.clone(), &coordinator, outputs)?;
-        let rings = Rings::of_emitted(functions.program(), &spec.settings, numbered);
-        let delivered = Arc::new(Delivered::new(rings));
-        let (hears, of) = (delivered.clone(), functions.clone());
-        let listener = move |_: u32, record: &Record| hears.take(of.program(), record);
-        let listener: Listener = Arc::new(listener);
-        let server = RequestServer::open(env, log, (settings.sources, sources), Some(listener));
+        let retained = (objects, delivered.clone());
+        let sinks = Sinks::start(ways, program_on_nodes, &coordinator, outputs, retained)?;
+        let server = RequestServer::open(env, log, (settings.sources, sources));
         let requests = Requests::new(spec, &functions, settings, server, env);
         Ok(Cluster {
+            socket: Socket::open(Desk {
+                env: env.clone(),
+                dir: dir.clone(),
+                delivered: delivered.clone(),
+                requests: requests.clone(),
+                coordinator: coordinator.clone(),
+            })?,
             timers: Timers::start(env, &requests.server, &functions)?,
             counts: CountsFile::start(env, dir.clone(), &coordinator)?,
             sinks,
@@ -294,7 +298,10 @@ impl Cluster {
         self.counts.store();
         address::remove(&self.env, &self.dir);
         let is_wanted = !may_come && self.has_input_ended();
-        self.sinks.finish(&self.env, is_whole && is_wanted)?;
+        let finished = self.sinks.finish(&self.env, is_whole && is_wanted);
+        self.delivered.end();
+        self.socket.close();
+        finished?;
         if is_wanted && !is_whole && !self.sinks.rows().is_empty() {
             let what =
                 "the last snapshot could not be taken in time, so the sinks are not complete";
@@ -551,13 +558,15 @@ impl Home for Cluster {
     }
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        self.requests.server.begin();
         let rings = self.delivered.rings.lock();
         clients::retained(&self.requests, &rings, (stream, from, rows_max))
     }
 
+    fn is_recovering(&self) -> bool {
+        self.delivered.is_recovering()
+    }
+
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
-        self.requests.server.begin();
         let epoch = self.delivered.wait(seen.epoch, Duration::from_micros(timeout_us));
         StreamProgress { epoch, over: self.status().ended.is_some() }
     }
@@ -585,9 +594,9 @@ impl Answers for Cluster {
         let Some(question) = Question::of(question) else { return };
         match question {
             Question::HasGeneration => then(vec![u8::from(self.has_generation())]),
+            Question::IsRecovering => then(vec![u8::from(self.delivered.is_recovering())]),
             Question::Health => then(questions::health(&Home::health(self))),
             Question::Metrics => then(Home::metrics(self).into_bytes()),
-            // The outputs are read since the worker has connected its clients.
             Question::Retained { stream, from, rows_max } => {
                 let rings = self.delivered.rings.lock();
                 let found = clients::retained(&self.requests, &rings, (&stream, from, rows_max));

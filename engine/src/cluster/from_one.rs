@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    EventSource, EventTime, Log, Manifest, Record, Request, RequestId, Times, Topic, Written,
+    EventSource, EventTime, Log, Manifest, Record, Request, RequestId, Times, Topic,
 };
 use tidemill_connect::{Place, Polled, Source};
 use tidemill_core::{Error, Kind, Position, Result, Row, SourceId, StreamId};
@@ -24,6 +24,7 @@ use tidemill_txn::program::Program;
 
 use super::ask::answer;
 use super::feeds::{Feeds, FilesAt};
+use super::retained::RingStore;
 use super::sinks::Note;
 use super::upgrade::Starting;
 use super::ClusterSettings;
@@ -32,11 +33,12 @@ use crate::compare::{encoded, Comparison};
 use crate::data_dir::{hold_free, Site};
 use crate::fingerprint;
 use crate::functions::AppFunctions;
-use crate::internal::{Facts, SourceFacts};
+use crate::internal::{Facts, RingFacts, SourceFacts};
 use crate::moves::{settle, Move, Way};
 use crate::outlets::sink_keys;
 use crate::process_mode;
 use crate::requests;
+use crate::rings::Rings;
 use crate::schema::{records_after, Left};
 use crate::spec::AppSpec;
 use crate::stored::Stored;
@@ -184,10 +186,9 @@ impl TakenOver<'_> {
         let offsets = facts.sources.iter().map(|source| source.next_offset);
         let base = offsets.fold(facts.seq, u64::max);
         let times = self.times(left, starting.event_time);
-        let written = match facts.sinks.is_empty() {
-            true => Written::default(),
-            false => Note::new(*app, &facts.sinks).at(base, outputs.clone()),
-        };
+        let rings = retained(left, starting);
+        RingStore::open(&starting.store, *app)?.0.save(generation, &rings)?;
+        let written = Note::new(*app, &facts.sinks).at(base, outputs.clone());
         Ok(Some(Manifest {
             program: starting.fingerprint,
             generation,
@@ -436,4 +437,20 @@ fn counts(facts: &Facts) -> Counts {
         reasons: facts.reasons.clone(),
         ..Counts::default()
     }
+}
+
+/// Returns the retained rows of streams.
+fn retained(left: &Left, starting: &Starting<'_>) -> Vec<RingFacts> {
+    let mut rings = Rings::new(&left.stored.program, starting.settings);
+    rings.resume(&left.internal);
+    let here = starting.ways.rings(starting.program, &[]);
+    let is_here =
+        |of: &RingFacts| rings.is_dlq(&of.stream) || here.by_name.contains_key(&of.stream);
+    let mut facts = rings.facts();
+    for of in facts.iter_mut().filter(|of| !is_here(of)) {
+        // Rows of such a stream are not counted from now on. The number that is left out tells
+        // followers that some are missing.
+        (of.next, of.batches) = (of.next + 1, Vec::new());
+    }
+    facts
 }

@@ -14,6 +14,8 @@ use tidemill_env::{Disk, Env};
 use tidemill_log::{LogKind, LogSpec};
 
 use super::log_of;
+use super::retained::RingStore;
+use super::sinks::Note;
 use super::to_one::counts;
 use super::upgrade::{left, Written};
 use crate::process_mode::CLUSTER;
@@ -53,7 +55,10 @@ impl LookedAt {
             tries += 1;
             let read = || -> Result<(Left, Manifest)> {
                 let manifest = newest(&*store)?.ok_or_else(|| nothing(&cluster))?;
-                Ok((left(&store, &is.app, &manifest)?, manifest))
+                let mut left = left(&store, &is.app, &manifest)?;
+                let run = Note::of(&manifest.written)?.run();
+                left.internal.rings = RingStore::open(&store, run)?.1;
+                Ok((left, manifest))
             };
             match read() {
                 Err(error) if error.kind == Kind::Io && tries < TRIES => {}

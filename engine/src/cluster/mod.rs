@@ -15,6 +15,8 @@
 //! | `topics` | the app's own topics, as sources |
 //! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
+//! | `retained` | the last rows of streams, over restarts |
+//! | `socket` | the answers at the socket of the coordinator's directory |
 //! | `times` | streams with event time, by their sources |
 //! | `firings` | firings of timers, which the coordinator's clock requests |
 //! | `join` | a worker |
@@ -44,8 +46,10 @@ mod look;
 mod metrics;
 mod panics;
 mod questions;
+mod retained;
 mod settings;
 mod sinks;
+mod socket;
 mod times;
 mod to_one;
 mod topics;

@@ -9,12 +9,10 @@ use tidemill_core::wire::{
     put_batch, put_bytes, put_u32, put_u64, take_batch, take_text, take_u32, take_u64, take_u8,
 };
 use tidemill_core::{Error, Result};
-use tidemill_function::Functions as _;
 use tidemill_host::WorkerProcess;
 
-use super::clients::{self, Home, Requests};
+use super::clients::{Home, Requests};
 use crate::clients::{Health, RetainedRows, StreamProgress};
-use crate::rings::Rings;
 
 /// The longest wait for an answer. The coordinator answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -24,6 +22,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 pub(super) enum Question {
     /// Whether a generation runs. The answer is a byte.
     HasGeneration,
+    /// Whether rows of earlier runs are still read again. The answer is a byte.
+    IsRecovering,
     /// The answer is JSON.
     Health,
     /// The answer is text.
@@ -53,6 +53,7 @@ impl Question {
                 out.push(4);
                 put_u64(*seen, &mut out);
             }
+            Question::IsRecovering => out.push(5),
         }
         out
     }
@@ -70,6 +71,7 @@ impl Question {
                 rows_max: take_u64(input)? as usize,
             },
             4 => Question::News { seen: take_u64(input)? },
+            5 => Question::IsRecovering,
             _ => return None,
         };
         input.is_empty().then_some(question)
@@ -141,12 +143,14 @@ impl Home for Away {
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
         // The coordinator has the same streams.
-        let of = &self.requests;
-        let empty = Rings::of_emitted(of.functions.program(), of.settings(), 0);
-        clients::retained(of, &empty, (stream, from, rows_max))?;
+        self.requests.check_retained(stream)?;
         let question = Question::Retained { stream: stream.into(), from, rows_max };
         let answer = self.ask(&question, ANSWER);
         answer.and_then(|answer| retained_of(&answer)).ok_or_else(|| self.nobody())
+    }
+
+    fn is_recovering(&self) -> bool {
+        self.ask(&Question::IsRecovering, ANSWER).is_some_and(|answer| answer == [1])
     }
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {
@@ -191,6 +195,7 @@ mod tests {
     fn questions_come_back() {
         for question in [
             Question::HasGeneration,
+            Question::IsRecovering,
             Question::Health,
             Question::Metrics,
             Question::Retained { stream: "paid".into(), from: 7, rows_max: 256 },
@@ -203,7 +208,7 @@ mod tests {
             assert_eq!(Question::of(&[&bytes[..], &[0]].concat()), None, "{question:?} and more");
             assert_eq!(Question::of(&bytes), Some(question));
         }
-        assert_eq!(Question::of(&[5]), None);
+        assert_eq!(Question::of(&[6]), None);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tidemill_mesh::{Secret, Tls};
 use tidemill_txn::program::Extent;
 
 use super::feeds;
+use super::sinks::outputs_leave;
 use super::topics::sources;
 use super::upgrade::Kept;
 use crate::functions::{has_sole_owner, knows_rows};
@@ -236,7 +237,7 @@ impl ClusterSettings {
                 has_sole_owner: has_sole_owner(spec),
                 alternates: false,
                 // Only processes of the cluster read a log that the coordinator serves.
-                copies_outputs: !spec.sinks.is_empty(),
+                copies_outputs: outputs_leave(spec),
                 outputs_max: if self.log.is_some() { self.together } else { TOGETHER },
                 output_bytes: OUTPUT_BYTES[usize::from(self.log.is_some())],
                 snapshot_every: 1,

@@ -1,4 +1,5 @@
-//! Sinks of an app on several processes. The coordinator writes outputs to topics and files.
+//! Sinks of an app on several processes. The coordinator writes outputs to topics and files, and
+//! retains the last ones (`retained`).
 //!
 //! Outputs are in the log. When all outputs of an epoch are there, its events are put into the one
 //! order, over all sources, and written. So each event is a row with a number, as in one process,
@@ -6,7 +7,7 @@
 //! sinks' positions. After a start the coordinator reads the outputs from there, and asks each sink
 //! how many rows it has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +16,22 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::{Log, Manifest, OutputReader, Records, Topic, Written};
 use tidemill_connect::{sink, Sink, SinkPlace, SinkSettings, Troubles};
-use tidemill_core::{Error, Kind, Result, Schema, StreamId};
+use tidemill_core::{Error, Kind, Late, Result, Schema, StreamId, StreamTime};
+use tidemill_durable::Store;
 use tidemill_env::{Env, Handle};
 use tidemill_host::{CoordinatorProcess, Left};
 use tidemill_kafka::stream::{open_sink, RowIds};
-use tidemill_txn::Program;
+use tidemill_txn::program::{Origin, Program, Stream};
 
 use super::ask::answer;
+use super::delivered::Delivered;
 use super::panics::catch_panic;
+use super::retained::{Retaining, RingStore};
 use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
-use crate::internal::SinkFacts;
+use crate::internal::{RingFacts, SinkFacts};
+use crate::requests::is_hidden;
+use crate::rings::Rings;
+use crate::settings::Settings;
 use crate::spec::{AppSpec, SinkDecl, Target};
 
 /// The most records that are read at once, and the most rows that are written at once.
@@ -34,8 +41,10 @@ const WRITTEN: usize = 1 << 16;
 const READ_WAIT_US: u64 = 200_000;
 /// How long the thread waits for outputs before it checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// The period of reports to the coordinator about the written rows, in nanoseconds.
+/// The shortest period of reports to the coordinator about the written rows, in nanoseconds.
 const TELL_NS: u64 = 1_000_000_000;
+/// The share of the time that reports may take: one part of so many.
+const TELL_SHARE: u64 = 20;
 /// How long the end waits for unwritten rows.
 const END: Duration = Duration::from_secs(15);
 /// How long it waits where the output is complete for good.
@@ -50,15 +59,22 @@ pub(super) struct Note {
     /// A part of the ids of rows, in hexadecimal digits. A start from scratch gets a different one.
     run: String,
     pub sinks: Vec<SinkFacts>,
+    /// The number of the next row of each stream whose rows are retained.
+    #[serde(default)]
+    rows: BTreeMap<String, u64>,
 }
 
 impl Note {
     /// Creates the note of a run with these sinks.
     pub fn new(run: u128, sinks: &[SinkFacts]) -> Note {
-        Note { run: format!("{run:032x}"), sinks: sinks.to_vec() }
+        Note { run: format!("{run:032x}"), sinks: sinks.to_vec(), rows: BTreeMap::new() }
     }
 
-    fn of(written: &Written) -> Result<Note> {
+    /// Reads the note of a manifest.
+    ///
+    /// # Errors
+    /// When another version of Tidemill has written it.
+    pub fn of(written: &Written) -> Result<Note> {
         if written.note.is_empty() {
             return Ok(Note::default());
         }
@@ -71,7 +87,7 @@ impl Note {
         })
     }
 
-    /// The run, which is 0 where there are no sinks.
+    /// The run, which is 0 where an earlier version wrote no note.
     pub fn run(&self) -> u128 {
         // `begin` has written it as hexadecimal digits, and a manifest is checked as a whole.
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
@@ -109,6 +125,23 @@ pub(super) struct DeclaredSinks {
     troubles: Troubles,
     /// The target of reports about files that wait for disk space.
     waits: SpaceWaits,
+    /// The limits of retained rows.
+    settings: Settings,
+    /// Whether outputs are written or retained.
+    leave: bool,
+}
+
+/// Whether outputs of an app are written to sinks, or retained.
+pub(super) fn outputs_leave(spec: &AppSpec) -> bool {
+    let is_read = |stream: &Stream| match (&stream.origin, &stream.spec.time) {
+        (Origin::Emitted, _) => !is_hidden(&stream.spec.name),
+        (Origin::Input, StreamTime::Event { .. }) => stream.spec.late == Late::Side,
+        _ => false,
+    };
+    // Rows of files and topics may be dead letters.
+    !spec.sinks.is_empty()
+        || spec.sources.iter().any(|decl| !decl.is_pushed())
+        || spec.program.streams.iter().any(is_read)
 }
 
 impl DeclaredSinks {
@@ -123,9 +156,10 @@ impl DeclaredSinks {
         env: &Env,
     ) -> Result<DeclaredSinks> {
         let (app, troubles) = (program.name.to_string(), Troubles::default());
-        let waits = SpaceWaits::default();
+        let (waits, settings) = (SpaceWaits::default(), spec.settings.clone());
         let env = patient(env, &waits);
-        let mut ways = DeclaredSinks { env, app, all: Vec::new(), fresh, troubles, waits };
+        let (all, leave) = (Vec::new(), outputs_leave(spec));
+        let mut ways = DeclaredSinks { env, app, all, fresh, troubles, waits, settings, leave };
         for decl in &spec.sinks {
             let (SinkDecl { stream, at, .. }, target) = (decl.clone(), decl.target()?);
             let name = target.name();
@@ -144,13 +178,22 @@ impl DeclaredSinks {
         Ok(ways)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+    /// Creates the rings of the streams whose rows are retained, with those that were `found`.
+    pub fn rings(&self, program: &Program, found: &[RingFacts]) -> Rings {
+        let written: BTreeSet<String> = self.all.iter().map(|way| way.stream.clone()).collect();
+        let mut rings = Rings::on_several(program, &self.settings, &written, found);
+        rings.restore(found);
+        rings
+    }
+
+    /// Whether outputs are neither written nor retained.
+    pub fn are_none(&self) -> bool {
+        !self.leave
     }
 
     /// The number and the columns of a sink's stream in a version of the program.
     fn stream(&self, program: &Program, way: &DeclaredSink) -> Result<(StreamId, Arc<Schema>)> {
-        let is_it = |stream: &tidemill_txn::program::Stream| *stream.spec.name == *way.stream;
+        let is_it = |stream: &Stream| *stream.spec.name == *way.stream;
         let found = program.streams.iter().position(is_it);
         let found = found.ok_or_else(|| {
             let what = format!("there is no stream {} to write", way.stream);
@@ -184,7 +227,8 @@ impl DeclaredSinks {
 
     /// Returns the positions of sinks where a log begins, or where another version of the app
     /// continues it. Existing sinks keep their positions, and new ones begin now. Before that, the
-    /// outputs of the earlier version are written to the sinks that still exist.
+    /// outputs of the earlier version are written to the sinks that still exist. Streams keep the
+    /// numbers of their retained rows.
     ///
     /// # Errors
     /// When a new sink can't be opened, or outputs can't be read or written.
@@ -192,21 +236,24 @@ impl DeclaredSinks {
         &self,
         program: &Program,
         manifest: &Manifest,
+        store: &Arc<dyn Store>,
         before: Option<(&Program, &dyn Log)>,
     ) -> Result<Written> {
         let known = match before {
-            Some((program, log)) => self.catch_up(program, manifest, log)?,
+            Some((program, log)) => self.catch_up(program, manifest, store, log)?,
             None => Note::of(&manifest.written)?,
         };
-        if self.all.is_empty() {
-            return Ok(Written::default());
-        }
         let mut run = known.run.clone();
         if run.is_empty() {
             let random = [self.env.random.next_u64(), self.env.random.next_u64()];
             run = random.iter().map(|half| format!("{half:016x}")).collect();
         }
-        let mut note = Note { run, sinks: Vec::new() };
+        let mut note = Note { run, ..Note::default() };
+        let (_, retained) = RingStore::open(store, note.run())?;
+        for (name, _) in self.rings(program, &[]).streams() {
+            let next = retained.iter().find(|facts| facts.stream == name).map_or(0, |of| of.next);
+            note.rows.insert(name, next);
+        }
         for way in &self.all {
             let (_, schema) = self.stream(program, way)?;
             let place = match (known.place(way), &way.target) {
@@ -224,17 +271,28 @@ impl DeclaredSinks {
                 place,
             });
         }
-        Ok(note.at(manifest.base, manifest.outputs.clone()))
+        let outputs = match self.are_none() {
+            // Nobody reads them.
+            true => Vec::new(),
+            false => manifest.outputs.clone(),
+        };
+        Ok(note.at(manifest.base, outputs))
     }
 
-    /// Writes all outputs up to a snapshot, by the program that has executed them.
+    /// Writes and retains all outputs up to a snapshot, by the program that has executed them.
     ///
     /// # Errors
     /// When outputs can't be read or written.
-    pub fn catch_up(&self, program: &Program, manifest: &Manifest, log: &dyn Log) -> Result<Note> {
+    pub fn catch_up(
+        &self,
+        program: &Program,
+        manifest: &Manifest,
+        store: &Arc<dyn Store>,
+        log: &dyn Log,
+    ) -> Result<Note> {
         let written = &manifest.written;
         let note = Note::of(written)?;
-        if note.sinks.is_empty() || written.base >= manifest.base {
+        if written.outputs.is_empty() || written.base >= manifest.base {
             return Ok(note);
         }
         let mut ends = Vec::new();
@@ -244,9 +302,11 @@ impl DeclaredSinks {
         let (base, recorded) = (manifest.base, manifest.base);
         let written = written.clone();
         let left = Left { generation: u64::MAX, base, ends, recorded, written };
-        let mut writer = Writer::open(self, program, &left, true)?;
+        let delivered = Arc::new(Delivered::new(self.rings(program, &[])));
+        let mut writer = Writer::open(self, program, &left, (store, delivered), true)?;
         let never = AtomicBool::new(false);
         writer.write(&left, log, &never)?;
+        writer.retaining.save(manifest.generation)?;
         Note::of(&writer.written()?)
     }
 }
@@ -265,15 +325,26 @@ struct Writer {
     env: Env,
     run: String,
     sinks: Vec<(StreamId, Open)>,
+    retaining: Retaining,
     leaving: OutputReader,
     is_settled: bool,
 }
 
+/// The store of retained rows, and their followers.
+type Retained<'a> = (&'a Arc<dyn Store>, Arc<Delivered>);
+
 impl Writer {
     /// Opens all sinks at their positions. Sinks without a position are an error, or are left out
     /// with `skips`.
-    fn open(ways: &DeclaredSinks, program: &Program, left: &Left, skips: bool) -> Result<Writer> {
+    fn open(
+        ways: &DeclaredSinks,
+        program: &Program,
+        left: &Left,
+        (store, delivered): Retained<'_>,
+        skips: bool,
+    ) -> Result<Writer> {
         let note = Note::of(&left.written)?;
+        let retaining = Retaining::open(delivered, program, (store, note.run()), &note.rows)?;
         let mut sinks = Vec::new();
         for way in &ways.all {
             let Some(place) = note.place(way) else {
@@ -293,13 +364,13 @@ impl Writer {
             let (stream, name, at) = (way.stream.clone(), way.name.clone(), way.at.clone());
             sinks.push((id, Open { stream, name, sink, at }));
         }
-        let wanted: BTreeMap<StreamId, Arc<Schema>> = sinks
-            .iter()
-            .map(|(id, _)| (*id, program.streams[id.index()].spec.schema.clone()))
-            .collect();
+        let mut wanted: BTreeMap<StreamId, Arc<Schema>> = retaining.wanted(program).collect();
+        for (id, _) in &sinks {
+            wanted.insert(*id, program.streams[id.index()].spec.schema.clone());
+        }
         let leaving = OutputReader::after(&left.written, left.ends.len() as u32, wanted);
         let env = ways.env.clone();
-        Ok(Writer { env, run: note.run, sinks, leaving, is_settled: false })
+        Ok(Writer { env, run: note.run, sinks, retaining, leaving, is_settled: false })
     }
 
     /// Writes all outputs up to `left`. Returns whether they could be read.
@@ -320,6 +391,7 @@ impl Writer {
         }
         // A later generation has begun, and reports more.
         let Some(ready) = self.leaving.ready(left) else { return Ok(true) };
+        self.retaining.take(&ready);
         for (stream, batch) in ready {
             for (_, open) in self.sinks.iter_mut().filter(|(of, _)| *of == stream) {
                 for from in (0..batch.len()).step_by(WRITTEN) {
@@ -330,6 +402,7 @@ impl Writer {
             }
         }
         if left.base >= left.recorded && !std::mem::replace(&mut self.is_settled, true) {
+            self.retaining.settle();
             for (_, open) in &mut self.sinks {
                 open.sink.settle().map_err(|error| error.at(open.at.clone()))?;
             }
@@ -345,9 +418,21 @@ impl Writer {
         self.sinks.iter_mut().try_for_each(finish)
     }
 
-    /// Returns the durable positions of all sinks.
+    /// Stores the retained rows. A failure is a trouble, and the next time may succeed. Returns
+    /// whether all rows are stored.
+    fn save(&mut self, generation: u64, troubles: &Troubles) -> bool {
+        let saved = self.retaining.save(generation);
+        match &saved {
+            Ok(()) => troubles.clear(RETAINED),
+            Err(error) => troubles.report(RETAINED, &error.what),
+        }
+        saved.is_ok()
+    }
+
+    /// Returns the durable positions of all sinks and of the retained rows, which were stored.
     fn written(&mut self) -> Result<Written> {
-        let mut note = Note { run: self.run.clone(), sinks: Vec::new() };
+        let rows = self.retaining.rows();
+        let mut note = Note { run: self.run.clone(), sinks: Vec::new(), rows };
         for (_, open) in &mut self.sinks {
             let place = open.sink.sync().map_err(|error| error.at(open.at.clone()))?;
             let (stream, path) = (open.stream.clone(), open.name.clone());
@@ -386,8 +471,9 @@ struct Room {
     troubles: Troubles,
 }
 
-/// The name of this report among the troubles of sinks.
+/// The names of reports among the troubles of sinks.
 const ROOM: &str = "sinks";
+const RETAINED: &str = "retained rows";
 
 impl SpaceWaiter for Room {
     fn gives_up(&self) -> bool {
@@ -423,11 +509,13 @@ impl Sinks {
         program: Arc<Program>,
         coordinator: &Arc<CoordinatorProcess>,
         log: Arc<dyn Log>,
+        (store, delivered): (Arc<dyn Store>, Arc<Delivered>),
     ) -> Result<Sinks> {
         let (state, troubles) = (Arc::<SinkState>::default(), ways.troubles.clone());
         let room: Arc<dyn SpaceWaiter> =
             Arc::new(Room { state: state.clone(), troubles: troubles.clone() });
-        if ways.is_empty() {
+        if ways.are_none() {
+            delivered.settle();
             state.has_ended.store(true, Ordering::Release);
             return Ok(Sinks { state, troubles, _room: room, thread: Mutex::new(None) });
         }
@@ -435,7 +523,9 @@ impl Sinks {
         let _ = ways.waits.set(Arc::downgrade(&room));
         let (env, coordinator, own) = (ways.env.clone(), coordinator.clone(), state.clone());
         let run = move || {
-            let done = catch_panic("sinks", || run(&ways, &program, &coordinator, &*log, &own));
+            let retained = (&store, delivered);
+            let body = || run(&ways, &program, &coordinator, &*log, retained, &own);
+            let done = catch_panic("sinks", body);
             *own.failed.lock() = done.err();
             own.has_ended.store(true, Ordering::Release);
         };
@@ -505,10 +595,11 @@ fn run(
     program: &Program,
     coordinator: &CoordinatorProcess,
     log: &dyn Log,
+    retained: Retained<'_>,
     state: &SinkState,
 ) -> Result<()> {
     let mut writer: Option<Writer> = None;
-    let (mut reported_ns, mut is_news, mut unwritten) = (0, false, None);
+    let (mut report_ns, mut is_news, mut unwritten, mut generation) = (0, false, None, 0);
     loop {
         let is_ending = state.is_ending.load(Ordering::Acquire);
         let left = coordinator.left(LOOK).or(unwritten.take());
@@ -522,8 +613,9 @@ fn run(
                 Some(open) => open,
                 // The sinks are opened after the generation has begun. Then no earlier one writes
                 // any more.
-                None => writer.insert(Writer::open(ways, program, &left, false)?),
+                None => writer.insert(Writer::open(ways, program, &left, retained.clone(), false)?),
             };
+            generation = left.generation;
             let is_written = open.write(&left, log, &state.gives_up)?;
             is_news |= is_written;
             let of = |(_, open): &(StreamId, Open)| {
@@ -533,13 +625,20 @@ fn run(
             // A later report covers this one.
             unwritten = (!is_written).then_some(left);
         }
-        let now_ns = ways.env.clock.monotonic_ns();
-        if let (Some(writer), true) = (&mut writer, is_news && now_ns > reported_ns + TELL_NS) {
-            (reported_ns, is_news) = (now_ns, false);
-            coordinator.has_written(writer.written()?);
+        let now_ns = || ways.env.clock.monotonic_ns();
+        if let (Some(writer), true) = (&mut writer, is_news && now_ns() > report_ns) {
+            let begun_ns = now_ns();
+            is_news = !writer.save(generation, &ways.troubles);
+            if !is_news {
+                coordinator.has_written(writer.written()?);
+            }
+            let ended_ns = now_ns();
+            report_ns = ended_ns + TELL_NS.max(TELL_SHARE * (ended_ns - begun_ns));
         }
     }
     let Some(writer) = &mut writer else { return Ok(()) };
+    // Rows that can't be stored are in the log, and the next start reads them there.
+    writer.save(generation, &ways.troubles);
     writer.written()?;
     match state.is_all.load(Ordering::Acquire) && unwritten.is_none() {
         true => writer.finish(),

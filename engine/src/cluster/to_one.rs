@@ -25,6 +25,7 @@ use tidemill_txn::program::Program;
 use super::ask::read;
 use super::feeds::{Feeds, FilesAt};
 use super::log_of;
+use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
 use super::times::event_time;
 use super::upgrade::{left, Found, TimedSource, Version, Written};
@@ -247,6 +248,7 @@ impl Several {
             );
         }
         let note = self.sinks(spec, env)?;
+        left.internal.rings = RingStore::open(&self.store, note.run())?.1;
         let mut inputs = manifest.inputs[self.own(spec)..].to_vec();
         for (nth, from) in &again.files {
             inputs[*nth] = *from;
@@ -347,11 +349,11 @@ impl Several {
         Ok(again)
     }
 
-    /// Writes all outputs that have not left, and returns the positions of the sinks.
+    /// Writes and retains all outputs that have not left, and returns the positions of the sinks.
     fn sinks(&self, spec: &AppSpec, env: &Env) -> Result<Note> {
         let program = self.functions.program();
         let sinks = DeclaredSinks::open(spec, program, false, env)?;
-        let note = sinks.catch_up(program, &self.manifest, &self.log)?;
+        let note = sinks.catch_up(program, &self.manifest, &self.store, &self.log)?;
         let had = note.sinks.iter().map(|sink| (sink.stream.clone(), sink.path.clone())).collect();
         match crate::outlets::sink_keys(&spec.sinks)? == had {
             true => Ok(note),

@@ -20,7 +20,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_manifest_object, take_part_of_before};
-use tidemill_cluster::{EventSource, EventTime, Log, Manifest, Record, Records, Times, Topic};
+use tidemill_cluster::{
+    EventSource, EventTime, Log, Manifest, Record, Records, Times, Topic, Written as Places,
+};
 use tidemill_core::{encode, Error, Kind, Position, Result, StreamTime, TableId};
 use tidemill_durable::{name_taken, MemoryStore, Store};
 use tidemill_env::{Disk, Env};
@@ -29,11 +31,12 @@ use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
 use super::from_one::TakenOver;
-use super::sinks::DeclaredSinks;
+use super::retained::RingStore;
+use super::sinks::{DeclaredSinks, Note};
 use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
 use crate::data_dir::replace;
-use crate::internal::{Facts, Internal};
+use crate::internal::{Facts, Internal, RingFacts};
 use crate::renames::Renames;
 use crate::schema::Left;
 use crate::settings::{Settings, Upgrade};
@@ -340,10 +343,13 @@ impl Starting<'_> {
         let times = carried(&is.event_sources, &now.event_sources, &manifest)?;
         let (app, objects) = self.with_versions(is, now, &manifest)?;
         let read = Manifest { objects: objects.clone(), ..(*manifest).clone() };
-        let left = left(&self.store, &app, &read)?;
+        let mut left = left(&self.store, &app, &read)?;
+        let run = Note::of(&manifest.written)?.run();
+        left.internal.rings = RingStore::open(&self.store, run)?.1;
         let mut comparison = Comparison::of(self.env, &left, &now.app, &self.settings.renames)?;
         let before = Some((&is.app.program, self.log));
-        let mut places = self.ways.begin(self.program, &manifest, before)?;
+        let mut places = self.ways.begin(self.program, &manifest, &self.store, before)?;
+        let (mut retained, rings) = self.retained(&left, now, &places)?;
         let (generation, epoch) = (generation + 1, manifest.epoch + 1);
         let mut converted = self.converted(generation, epoch, self.fingerprint);
         comparison.convert(&self.store, &left.manifest, |table, partition, key, row| {
@@ -374,8 +380,29 @@ impl Starting<'_> {
         }
         manifest.times = times;
         self.publish(manifest)?;
+        retained.save(generation, &rings)?;
         self.write(now.clone(), None)?;
         Ok(said)
+    }
+
+    /// Returns the retained rows in the columns of this version. Late ones are converted. Those of
+    /// outputs with other columns are dropped when they are read.
+    fn retained(
+        &self,
+        left: &Left,
+        now: &Version,
+        places: &Places,
+    ) -> Result<(RingStore, Vec<RingFacts>)> {
+        let run = Note::of(places)?.run();
+        let (retained, rings) = RingStore::open(&self.store, run)?;
+        let (manifest, stored) = (left.manifest.clone(), left.stored.clone());
+        let internal = Internal { rings: rings.clone(), ..left.internal.clone() };
+        let left = Left { manifest, stored, internal };
+        let renames = &self.settings.renames;
+        let carried = Comparison::of(self.env, &left, &now.app, renames)?.internal.rings;
+        let carried =
+            |of: RingFacts| carried.iter().find(|to| to.stream == of.stream).cloned().unwrap_or(of);
+        Ok((retained, rings.into_iter().map(carried).collect()))
     }
 
     /// Returns the version of the state and the objects of the newest snapshot. If an earlier version
@@ -577,7 +604,7 @@ impl Starting<'_> {
                 self.one.as_ref().map(|one| one.manifest(self, generation)).transpose()?.flatten();
             let has_moved = moved.is_some();
             let mut first = moved.unwrap_or(empty);
-            first.written = self.ways.begin(self.program, &first, None)?.into();
+            first.written = self.ways.begin(self.program, &first, &self.store, None)?.into();
             match has_moved {
                 true => self.publish(first)?,
                 false => self.append(generation, Record::Snapshot(first.into()))?,

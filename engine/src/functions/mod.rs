@@ -503,6 +503,13 @@ impl AppFunctions {
         }
     }
 
+    /// Finds a stream whose events only clients send, if something takes them.
+    pub fn pushed(&self, name: &str) -> Option<StreamId> {
+        let is_call = |of: &StreamId| self.program.calls.contains(of);
+        let found = self.taken(name).ok()?;
+        Some(found).filter(|of| !self.from_sources.contains(of) && !is_call(of))
+    }
+
     /// Returns a stream's name and columns.
     pub fn stream(&self, stream: StreamId) -> Option<(Arc<str>, Arc<Schema>)> {
         let spec = &self.program.streams.get(stream.index())?.spec;

@@ -11,7 +11,10 @@ use tidemill_core::{Error, Key, Result, Row};
 use tidemill_env::Connection;
 
 use super::query::{Plan, Rows};
-use super::{backup, dlq, status, tail, Answer, Fields, Lines, Ls, Query, Reply, Stop};
+use super::{
+    backup, dlq, status, tail, Answer, AnswerRequest, Fields, Lines, LiveRings, Ls, Query, Reply,
+    Stop,
+};
 use crate::past::{Basis, Moment};
 use crate::view::View;
 
@@ -26,7 +29,11 @@ static ONE_PAST: Mutex<()> = Mutex::new(());
 static ONE_SCAN: Mutex<()> = Mutex::new(());
 
 /// Answers all requests of a connection.
-pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &AtomicBool) {
+pub(super) fn serve(
+    answer: &AnswerRequest,
+    connection: Box<dyn Connection>,
+    stopping: &AtomicBool,
+) {
     let Ok(mut out) = connection.try_clone() else { return };
     if connection.set_read_timeout(Some(IDLE_US)).is_err() {
         return;
@@ -45,8 +52,7 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
             }
             Ok(None) | Err(_) => return,
         };
-        let answer =
-            catch_unwind(AssertUnwindSafe(|| answer(view, stopping, &request, &mut reply)));
+        let answer = catch_unwind(AssertUnwindSafe(|| answer(&request, stopping, &mut reply)));
         let answer = answer.unwrap_or_else(|_| {
             Err(Error::internal("answering the request failed; the engine keeps running").into())
         });
@@ -65,7 +71,13 @@ pub(super) fn serve(view: &View, connection: Box<dyn Connection>, stopping: &Ato
     }
 }
 
-fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<'_>) -> Answer {
+/// Answers a request to an engine in one process.
+pub(super) fn answer(
+    view: &View,
+    stopping: &AtomicBool,
+    request: &[u8],
+    reply: &mut Reply<'_>,
+) -> Answer {
     let mut fields = Fields::parse(request)?;
     let stops = || {
         if stopping.load(Ordering::Acquire) {
@@ -98,7 +110,16 @@ fn answer(view: &View, stopping: &AtomicBool, request: &[u8], reply: &mut Reply<
         "tail" => {
             let tail = tail::Tail::take(&mut fields)?;
             fields.done()?;
-            tail.answer(view, stopping, reply)
+            let shared = &view.shared;
+            let rings = LiveRings {
+                program: &view.program,
+                rings: &shared.rings,
+                changed: &shared.rings_changed,
+                is_recovering: shared.out.lock().is_recovering,
+                is_over: &|| stopping.load(Ordering::Acquire) || shared.is_over(),
+                is_several: false,
+            };
+            tail.answer(&rings, reply)
         }
         "dlq_ls" => {
             let ls = Ls::take(&mut fields)?;

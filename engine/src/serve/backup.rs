@@ -14,6 +14,7 @@ use tidemill_snapshot::{epochs, load, newest, open_at, Manifest, Part};
 use crate::begins::StartPositions;
 use crate::cluster::LookedAt;
 use crate::data_dir::{taken, Site};
+use crate::emptied::is_passing;
 use crate::needed;
 use crate::process_mode::CLUSTER;
 use crate::stored::Stored;
@@ -101,7 +102,9 @@ pub(crate) fn copy_several(env: &Env, from: &Path, to: &Path) -> Result<Value> {
         .map_err(|error| error.help("stop the coordinator first: it has the log"))?;
     let _target = begin_copy((disk, from), to)?;
     let target = to.join(CLUSTER);
-    copy_files(&**disk, &cluster, &target, &|name| !matches!(name, "LOCK" | "log" | "program"))?;
+    copy_files(&**disk, &cluster, &target, &|name| {
+        !matches!(name, "log" | "program") && !is_passing(name)
+    })?;
     let (log, records) = looked.records()?;
     tidemill_log::copy(&**disk, &log, records.start, records.end, &target.join("log"))?;
     // The app comes at the end: a folder without it holds no state.

@@ -1,13 +1,14 @@
 //! Dead-letter and late streams: their rows, and sending these again.
 
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{json, Map};
 use tidemill_connect::push::TrySend;
 use tidemill_connect::values;
-use tidemill_core::{Batch, Error, Result, Row, Value};
+use tidemill_core::{Batch, Error, Result, Row, Schema, Value};
 
 use super::tail::ring;
 use super::{Answer, Fields, Reply};
@@ -132,6 +133,41 @@ impl Replay {
         })
     }
 
+    /// Returns the rows as events of the stream that they were for.
+    ///
+    /// # Errors
+    /// When a row is not retained, or is no event as it is.
+    pub(crate) fn batch(&self, rings: &Rings, schema: &Arc<Schema>) -> Result<Batch> {
+        let is_late = self.stream.ends_with(".late");
+        let ring = ring(rings, &self.stream)?;
+        let row = |again: &Again| -> Result<Row> {
+            let of = |why: String| Error::input(format!("row {}: {why}", again.row));
+            if again.row < ring.first() || again.row >= ring.next() {
+                return Err(
+                    of("it is not retained".into()).help(retained_rows(ring.first(), ring.next()))
+                );
+            }
+            if let Some(value) = &again.value {
+                return values::read_row(value.get(), schema)
+                    .map_err(|why| of(values::with_kind(&why)));
+            }
+            let (_, batch) = &ring.rows(again.row, 1)[0];
+            let found = batch.row(0);
+            if is_late {
+                return Ok(found);
+            }
+            match found.last() {
+                Some(Value::Str(raw)) => values::read_row(raw, schema).map_err(|why| {
+                    of(format!("its raw text can't be sent as it is: {why}"))
+                        .help("give the corrected event as \"value\"")
+                }),
+                _ => Err(Error::internal("a dead-letter row has no raw text")),
+            }
+        };
+        let rows = self.rows.iter().map(row).collect::<Result<Vec<Row>>>()?;
+        Ok(Batch::from_rows(schema.clone(), rows.iter().map(|row| &row[..])))
+    }
+
     /// Sends all rows or none. Returns their number.
     pub(super) fn send(&self, view: &View) -> Result<u64> {
         let base = self.base()?;
@@ -141,37 +177,8 @@ impl Replay {
             let help = format!("{}; {}", other.help, error.help);
             other.help(help)
         })?;
-        let schema = pushed.handle.schema().clone();
-        let is_late = self.stream.ends_with(".late");
-        let rings = view.shared.rings.lock();
-        let ring = ring(&rings, &self.stream)?;
-        let row = |again: &Again| -> Result<Row> {
-            let of = |why: String| Error::input(format!("row {}: {why}", again.row));
-            if again.row < ring.first() || again.row >= ring.next() {
-                return Err(
-                    of("it is not retained".into()).help(retained_rows(ring.first(), ring.next()))
-                );
-            }
-            if let Some(value) = &again.value {
-                return values::read_row(value.get(), &schema)
-                    .map_err(|why| of(values::with_kind(&why)));
-            }
-            let (_, batch) = &ring.rows(again.row, 1)[0];
-            let found = batch.row(0);
-            if is_late {
-                return Ok(found);
-            }
-            match found.last() {
-                Some(Value::Str(raw)) => values::read_row(raw, &schema).map_err(|why| {
-                    of(format!("its raw text can't be sent as it is: {why}"))
-                        .help("give the corrected event as \"value\"")
-                }),
-                _ => Err(Error::internal("a dead-letter row has no raw text")),
-            }
-        };
-        let rows = self.rows.iter().map(row).collect::<Result<Vec<Row>>>()?;
-        drop(rings);
-        let batch = Batch::from_rows(schema, rows.iter().map(|row| &row[..]));
+        let batch = self.batch(&view.shared.rings.lock(), pushed.handle.schema())?;
+        let rows = batch.len() as u64;
         match pushed.handle.try_send(batch)? {
             TrySend::Sent(sent) => pushed.sent.fetch_max(pushed.known + sent, Ordering::AcqRel),
             TrySend::Full(_) => {
@@ -180,6 +187,6 @@ impl Replay {
             }
         };
         view.gate.wake_source(pushed.source);
-        Ok(rows.len() as u64)
+        Ok(rows)
     }
 }

@@ -18,13 +18,14 @@ mod tail;
 
 use std::collections::BTreeMap;
 use std::net::Shutdown;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use tidemill_core::{Error, Result};
-use tidemill_env::{Addr, Connection, Handle, Listener};
+use tidemill_env::{Addr, Clock, Connection, Env, Handle, Listener, Threads};
 
 use crate::data_dir::Site;
 use crate::view::View;
@@ -38,7 +39,7 @@ pub(crate) use query::Query;
 pub(crate) use reply::{Answer, Reply, Stop};
 pub(crate) use request::Fields;
 pub(crate) use status::{add, streams};
-pub(crate) use tail::{no_rows, ring_among, Tail};
+pub(crate) use tail::{no_rows, ring_among, LiveRings, Tail};
 
 /// The most connections at a time.
 const CONNECTIONS_MAX: usize = 32;
@@ -47,24 +48,28 @@ const GRACE: Duration = Duration::from_secs(2);
 /// The time after which a client that reads no lines is disconnected, in microseconds.
 const WRITE_US: u64 = 10_000_000;
 
-/// Serves one connection. It ends with the connection, or soon after `stopping`.
-type Serve = Arc<dyn Fn(Box<dyn Connection>, &AtomicBool) + Send + Sync>;
+/// Answers a request. Its waits end soon after `stopping`.
+pub(crate) type AnswerRequest =
+    Arc<dyn Fn(&[u8], &AtomicBool, &mut Reply<'_>) -> Answer + Send + Sync>;
 
 /// The request server of an engine with a data directory.
 pub(crate) struct Server {
     endpoints: Vec<Endpoint>,
 }
 
-/// A listener with its connections.
-struct Endpoint {
+/// A listener at the socket of a data directory, with its connections.
+pub(crate) struct Endpoint {
     listener: Arc<dyn Listener>,
     sessions: Arc<Sessions>,
-    view: Arc<View>,
+    /// Ends the waits of answers, which then look at `stopping`.
+    wake: Box<dyn Fn() + Send + Sync>,
     thread: Handle,
 }
 
-#[derive(Default)]
 struct Sessions {
+    clock: Arc<dyn Clock>,
+    threads: Arc<dyn Threads>,
+    answer: AnswerRequest,
     stopping: AtomicBool,
     open: Mutex<Open>,
     ended: Condvar,
@@ -85,12 +90,14 @@ impl Server {
     pub(crate) fn start(view: &Arc<View>) -> Result<Server> {
         let mut endpoints = Vec::new();
         if let Some((site, _)) = &view.site {
-            let path = Site::socket(&site.path);
-            let of = view.clone();
-            let serve: Serve = Arc::new(move |connection, stopping| {
-                answer::serve(&of, connection, stopping);
+            let (of, waits) = (view.clone(), view.shared.clone());
+            let answer: AnswerRequest = Arc::new(move |request, stopping, reply| {
+                answer::answer(&of, stopping, request, reply)
             });
-            endpoints.push(Endpoint::open(view, Addr::Unix(path), "tidemill-sock", serve)?);
+            let wake = Box::new(move || {
+                waits.rings_changed.notify_all();
+            });
+            endpoints.push(Endpoint::open(&view.env, &site.path, answer, wake)?);
         }
         Ok(Server { endpoints })
     }
@@ -102,29 +109,40 @@ impl Server {
 }
 
 impl Endpoint {
-    fn open(view: &Arc<View>, addr: Addr, name: &str, serve: Serve) -> Result<Endpoint> {
-        let listener: Arc<dyn Listener> = view
-            .env
+    /// Listens at the socket of a directory.
+    ///
+    /// # Errors
+    /// When the address is not available, or no thread can be started.
+    pub(crate) fn open(
+        env: &Env,
+        dir: &Path,
+        answer: AnswerRequest,
+        wake: Box<dyn Fn() + Send + Sync>,
+    ) -> Result<Endpoint> {
+        let addr = Addr::Unix(Site::socket(dir));
+        let listener: Arc<dyn Listener> = env
             .net
             .listen(&addr)
             .map_err(|e| Error::io(format!("listening on {addr}"), &e))?
             .into();
-        let sessions = Arc::new(Sessions::default());
+        let (clock, threads) = (env.clock.clone(), env.threads.clone());
+        let (stopping, open, ended) = Default::default();
+        let sessions = Arc::new(Sessions { clock, threads, answer, stopping, open, ended });
         let accept = {
-            let (listener, sessions, view) = (listener.clone(), sessions.clone(), view.clone());
-            move || sessions.accept(&*listener, &view, &serve)
+            let (listener, sessions) = (listener.clone(), sessions.clone());
+            move || sessions.accept(&*listener)
         };
-        let thread = view
-            .env
+        let thread = env
             .threads
-            .spawn(name, Box::new(accept))
+            .spawn("tidemill-sock", Box::new(accept))
             .map_err(|e| Error::io("starting the thread that answers", &e))?;
-        Ok(Endpoint { listener, sessions, view: view.clone(), thread })
+        Ok(Endpoint { listener, sessions, wake, thread })
     }
 
-    fn close(self) {
+    /// Ends all answers, and waits until they have ended.
+    pub(crate) fn close(self) {
         self.sessions.stopping.store(true, Ordering::Release);
-        self.view.shared.rings_changed.notify_all();
+        (self.wake)();
         self.listener.close();
         // The thread's result does not matter.
         let _ = self.thread.join();
@@ -142,13 +160,13 @@ impl Endpoint {
 }
 
 impl Sessions {
-    fn accept(self: &Arc<Sessions>, listener: &dyn Listener, view: &Arc<View>, serve: &Serve) {
+    fn accept(self: &Arc<Sessions>, listener: &dyn Listener) {
         loop {
             match listener.accept() {
-                Ok((connection, _)) => self.begin(connection, view, serve),
+                Ok((connection, _)) => self.begin(connection),
                 Err(e) if e.kind() == std::io::ErrorKind::NotConnected => return,
                 // No file handle is free. One is likely to become free soon.
-                Err(_) => view.env.clock.sleep_us(10_000),
+                Err(_) => self.clock.sleep_us(10_000),
             }
             if self.stopping.load(Ordering::Acquire) {
                 return;
@@ -156,12 +174,7 @@ impl Sessions {
         }
     }
 
-    fn begin(
-        self: &Arc<Sessions>,
-        connection: Box<dyn Connection>,
-        view: &Arc<View>,
-        serve: &Serve,
-    ) {
+    fn begin(self: &Arc<Sessions>, connection: Box<dyn Connection>) {
         let Ok(handle) = connection.try_clone() else { return };
         if connection.set_write_timeout(Some(WRITE_US)).is_err() {
             return;
@@ -175,14 +188,14 @@ impl Sessions {
         open.next += 1;
         open.connections.insert(number, handle);
         drop(open);
-        let (sessions, serve) = (self.clone(), serve.clone());
+        let sessions = self.clone();
         let body = move || {
-            let answer = || serve(connection, &sessions.stopping);
+            let answer = || answer::serve(&sessions.answer, connection, &sessions.stopping);
             // A panic of one answer does not affect the others.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(answer));
             sessions.end(number);
         };
-        if view.env.threads.spawn("tidemill-answer", Box::new(body)).is_err() {
+        if self.threads.spawn("tidemill-answer", Box::new(body)).is_err() {
             self.end(number);
         }
     }

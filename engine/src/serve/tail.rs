@@ -1,8 +1,8 @@
 //! The events of a stream, as they become durable.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_connect::values;
 use tidemill_core::error::nearest;
@@ -13,12 +13,25 @@ use super::query::columns;
 use super::{Answer, Fields, Reply, Stop};
 use crate::requests::is_hidden;
 use crate::rings::{retained_rows, Ring, Rings};
-use crate::view::View;
 
 /// The rows that are taken at a time.
 const ROWS: usize = 256;
 /// The time without an event after which a heartbeat is sent.
 const LIFE: Duration = Duration::from_secs(1);
+
+/// The rings of a running app.
+pub(crate) struct LiveRings<'a> {
+    pub(crate) program: &'a Program,
+    pub(crate) rings: &'a Mutex<Rings>,
+    /// Notified when `rings` has changed, or nothing more comes.
+    pub(crate) changed: &'a Condvar,
+    /// Whether rows of an earlier run, which followers may have seen, are still to come.
+    pub(crate) is_recovering: bool,
+    /// Whether nothing more comes.
+    pub(crate) is_over: &'a dyn Fn() -> bool,
+    /// Whether the app runs on several processes.
+    pub(crate) is_several: bool,
+}
 
 pub(crate) struct Tail {
     stream: String,
@@ -59,11 +72,11 @@ pub(crate) fn no_rows(error: Error, program: &Program, stream: &str, is_several:
         ));
     }
     let base = stream.strip_suffix(".aborted").unwrap_or(stream);
-    let mut handlers = program.handlers.iter();
-    let is_called = handlers.any(|of| *of.name == *base && program.calls.contains(&of.input));
-    if is_several && is_called {
-        let what = format!("replies and aborts of {base} can't be followed on several processes");
-        return Error::setting(what).help("emit events from the function, and follow their stream");
+    if is_several && program.handlers.iter().any(|of| *of.name == *base) {
+        let what = format!("results and aborts of {base} are not retained on several processes");
+        return Error::setting(what).help(
+            "write them to a sink, which retains them, too; or emit events from the function, and follow their stream",
+        );
     }
     match program.streams.iter().any(|of| *of.spec.name == *stream) {
         true => error,
@@ -80,21 +93,15 @@ impl Tail {
         })
     }
 
-    pub(super) fn answer(
-        &self,
-        view: &View,
-        stopping: &AtomicBool,
-        reply: &mut Reply<'_>,
-    ) -> Answer {
-        let shared = &view.shared;
-        let is_recovering = shared.out.lock().is_recovering;
+    /// Answers from the rows of a running app, and follows them.
+    pub(crate) fn answer(&self, of: &LiveRings<'_>, reply: &mut Reply<'_>) -> Answer {
         let (schema, mut at) = {
-            let rings = shared.rings.lock();
+            let rings = of.rings.lock();
             let ring = ring(&rings, &self.stream)
-                .map_err(|error| no_rows(error, &view.program, &self.stream, false))?;
+                .map_err(|error| no_rows(error, of.program, &self.stream, of.is_several))?;
             let (first, next) = (ring.first(), ring.next());
             let from = self.from.unwrap_or(next);
-            if is_recovering && from >= next {
+            if of.is_recovering && from >= next {
                 let error = Error::resource(
                     "the engine is recovering, and does not know its last rows yet",
                 );
@@ -108,8 +115,8 @@ impl Tail {
         reply.line(&head)?;
         loop {
             // This is read first, so all rows before the end are visible below.
-            let is_over = stopping.load(Ordering::Acquire) || shared.is_over();
-            let mut rings = shared.rings.lock();
+            let is_over = (of.is_over)();
+            let mut rings = of.rings.lock();
             let ring = ring(&rings, &self.stream)?;
             if at < ring.first() {
                 let what = format!("rows from {at} on were dropped before they were read");
@@ -124,7 +131,7 @@ impl Tail {
                     drop(rings);
                     return reply.end(json!({"next": at}));
                 }
-                let waited = shared.rings_changed.wait_for(&mut rings, LIFE);
+                let waited = of.changed.wait_for(&mut rings, LIFE);
                 drop(rings);
                 if waited.timed_out() {
                     reply.line(&json!({"next": at}))?;
@@ -141,10 +148,11 @@ impl Tail {
     pub(crate) fn answer_stopped(
         &self,
         (program, rings): (&Program, &Rings),
+        is_several: bool,
         reply: &mut Reply<'_>,
     ) -> Answer {
         let ring = ring(rings, &self.stream)
-            .map_err(|error| no_rows(error, program, &self.stream, false))?;
+            .map_err(|error| no_rows(error, program, &self.stream, is_several))?;
         let (mut at, next) = (self.from.unwrap_or(ring.first()), ring.next());
         self.check(at, ring)?;
         reply

@@ -102,7 +102,6 @@ type Appended = Then<std::result::Result<u64, Refused>>;
 /// The log.
 pub struct FileLog {
     jobs: Sender<Job>,
-    begins_at: u64,
     shared: Arc<Shared>,
 }
 
@@ -164,15 +163,10 @@ impl FileLog {
         let files = Files::open(env, dir, app, held, sizes)?;
         let (jobs, coming) = unbounded();
         let shared = Arc::new(Shared { waits: AtomicBool::new(true), ..Shared::default() });
-        let (own, begins_at) = (shared.clone(), files.log.next());
+        let own = shared.clone();
         let body = Box::new(move || files.run(&coming, &own));
         env.threads.spawn("cluster-log", body).map_err(|e| Error::io("starting a thread", &e))?;
-        Ok(FileLog { jobs, begins_at, shared })
-    }
-
-    /// Returns the number of records that it has ever had, at the time when it was opened.
-    pub fn begins_at(&self) -> u64 {
-        self.begins_at
+        Ok(FileLog { jobs, shared })
     }
 
     /// Appends encoded records, like [`Log::append_all`]. `begins` is the generation that the only

@@ -11,7 +11,7 @@ use tidemill_durable::DirStore;
 use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, FileLog, Listener, RequestServer, Served, Settings, Shared,
+    hold, Answer, CoordinatorProcess, FileLog, RequestServer, Served, Settings, Shared,
     WorkerProcess, SEGMENT_BYTES,
 };
 use tidemill_mesh::Secret;
@@ -142,7 +142,7 @@ impl Site {
         Arc::new(DirStore::shared(&Env::real(), self.path("store")).expect("a store"))
     }
 
-    pub fn coordinator(&mut self, listener: Option<Listener>) -> Coordinator {
+    pub fn coordinator(&mut self) -> Coordinator {
         let env = Env::real();
         let held = hold(&env, &self.path("held")).expect("no other process uses it");
         let log = Arc::new(
@@ -154,8 +154,8 @@ impl Site {
         let process = started.expect("a coordinator");
         // A restarted coordinator listens at the same address.
         self.listen = process.address();
-        let request_server =
-            RequestServer::open(&env, log, (self.machine.sources, self.machine.sources), listener);
+        let sources = (self.machine.sources, self.machine.sources);
+        let request_server = RequestServer::open(&env, log, sources);
         request_server.begin();
         Coordinator { process, request_server }
     }
