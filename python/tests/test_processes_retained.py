@@ -154,6 +154,34 @@ def test_rows_move_between_one_process_and_several(tmp_path: Path) -> None:
         assert retained(tmp_path, "--from", "0") == expected(tmp_path, step + 1), step
 
 
+def test_rows_stay_in_an_upgrade(tmp_path: Path) -> None:
+    code_of = METER.replace("FOLLOW", "False")
+    (tmp_path / "app.py").write_text(code_of)
+    grow(tmp_path, 0)
+    code, _, errors = command(tmp_path, "run", "app.py", "--data-dir", "data", *TWO)
+    assert code == 0, errors
+    grow(tmp_path, 1)
+    more = 'notes = app.table("notes", key="id", id=int)\nalarms = app.stream'
+    (tmp_path / "app.py").write_text(code_of.replace("alarms = app.stream", more))
+    upgraded = ["run", "app.py", "--data-dir", "data", *TWO, "--upgrade"]
+    code, _, errors = command(tmp_path, *upgraded)
+    assert code == 0, errors
+    wanted = expected(tmp_path, 2)
+    assert retained(tmp_path, "--from", "0") == wanted
+    # Rows with other columns go, and their numbers are not used again.
+    changed = code_of.replace('"alarms", at=int, id=int', '"alarms", at=int, meter=int')
+    changed = changed.replace("at=e.at, id=e.id", "at=e.at, meter=e.id")
+    (tmp_path / "app.py").write_text(changed)
+    grow(tmp_path, 2)
+    code, _, errors = command(tmp_path, *upgraded, "--lossy")
+    assert code == 0, errors
+    found = retained(tmp_path)
+    first = wanted["alarms"][-1]["row"] + 1
+    assert [row["row"] for row in found["alarms"]] == [*range(first, first + 86)]
+    assert {*found["alarms"][0]["value"]} == {"at", "meter", "n"}
+    assert found["dlq"] == expected(tmp_path, 3)["dlq"]
+
+
 def test_limits_are_those_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(METER.replace("FOLLOW", "False"))
     for step in range(2):
