@@ -388,7 +388,9 @@ impl Worker {
             AHEAD_BYTES_MAX.min(AHEAD_ALL_BYTES_MAX / running.inputs.len().max(1) as u64);
         for (&source, input) in &mut running.inputs {
             let has_room = input.items.tasks < ahead_max as u64 && input.items.bytes < bytes_max;
-            if !input.is_asked && has_room {
+            // A recorded cut may have more requests than are read ahead with the present settings.
+            let next = running.cuts.front().map_or(0, |(cut, _)| cut.upto[source as usize]);
+            if !input.is_asked && (has_room || input.upto < next) {
                 input.is_asked = true;
                 reads.push((source, input.upto));
             }

@@ -651,7 +651,10 @@ impl Worker {
         }
         let parts = match coming {
             Coming::All(parts) => parts,
-            Coming::Later => return false,
+            Coming::Later => {
+                self.ask(effects);
+                return false;
+            }
             Coming::TooMany => {
                 // Other sources have the places after these, so two requests would have the same
                 // place.
