@@ -62,7 +62,7 @@ pub(crate) struct Card {
 const PARTS: [(&str, u128); 3] = [
     ("its tables, streams, handlers or sinks", u128::MAX << 64),
     ("the code of its functions or its Python", 0xFFFF_FFFF << 32),
-    ("its number of sources, log or store of snapshots", 0xFFFF_FFFF),
+    ("its number of sources, rows of an epoch, log or store of snapshots", 0xFFFF_FFFF),
 ];
 
 impl Card {
@@ -111,8 +111,8 @@ impl Card {
         if !differs.is_empty() {
             return Some(format!(
                 "{who} runs another program, or has other settings: it differs in {}; start all \
-                 processes of a cluster with the same app and Python, number of sources, log and store \
-                 of snapshots",
+                 processes of a cluster with the same app and Python, number of sources, rows of an \
+                 epoch (cluster_epoch_rows_max), log and store of snapshots",
                 differs.join(", and in ")
             ));
         }

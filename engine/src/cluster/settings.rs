@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use tidemill_core::encode::hash128;
-use tidemill_core::wire::{put_bytes, put_u128, put_u32};
+use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
@@ -273,6 +273,8 @@ impl ClusterSettings {
             put_bytes(code.as_bytes(), &mut codes);
         }
         put_u32(self.sources, &mut places);
+        // All of them divide epochs into the same parts.
+        put_u64(self.epoch_rows_max.unwrap_or(0), &mut places);
         places.push(self.log.is_some().into());
         // Brokers and directories may have other names on other machines.
         let bucket = self.snapshots.as_deref().filter(|at| at.contains("://"));
