@@ -19,7 +19,7 @@ const UNKNOWN: &str = "-";
 pub(super) struct Counting {
     /// The handlers, by the streams of their aborts.
     aborted: BTreeMap<StreamId, usize>,
-    /// The streams of dead letters, and those of late events.
+    /// The streams of dead letters, and those of late events of input streams.
     dead: Vec<StreamId>,
     late: Vec<StreamId>,
     /// The stream of aborted slides.
@@ -30,11 +30,13 @@ impl Counting {
     pub fn of(program: &Program) -> Counting {
         let all = || (0..).map(StreamId).zip(&program.streams);
         let is_stream = |name: &str| all().any(|(_, of)| *of.spec.name == *name);
+        // Each late event counts once, however many streams it is on.
+        let is_input =
+            |name: &str| all().any(|(_, of)| of.origin == Origin::Input && *of.spec.name == *name);
         // The streams that the engine adds to another for rows that it takes out.
-        let sides = |end: &str| {
+        let sides = |end: &str, is_of: &dyn Fn(&str) -> bool| {
             let emitted = all().filter(|(_, of)| of.origin == Origin::Emitted);
-            let own =
-                emitted.filter(|(_, of)| of.spec.name.strip_suffix(end).is_some_and(is_stream));
+            let own = emitted.filter(|(_, of)| of.spec.name.strip_suffix(end).is_some_and(is_of));
             own.map(|(id, _)| id).collect()
         };
         let is_slides = |of: &StreamId| {
@@ -43,8 +45,8 @@ impl Counting {
         };
         Counting {
             aborted: by_abort_stream(program),
-            dead: sides(".dead"),
-            late: sides(".late"),
+            dead: sides(".dead", &is_stream),
+            late: sides(".late", &is_input),
             slides: all().map(|(id, _)| id).find(is_slides),
         }
     }
@@ -96,16 +98,11 @@ impl Counting {
             let own: Vec<u32> = (0..batch.len() as u32).filter(is_own).collect();
             let batch = &if own.len() == batch.len() { batch.clone() } else { batch.take(&own) };
             counts.reasons.count(&program.handlers[handler].name, batch);
-            let reason = batch.schema().len() - 1;
-            let is_fault = |row: &usize| match batch.value(reason, *row) {
-                Value::Str(why) => why.starts_with(FAULT),
-                _ => false,
-            };
-            let faults = (0..batch.len()).filter(is_fault).count() as u64;
-            counts.faults += faults;
-            counts.refused += batch.len() as u64 - faults;
         }
+        // A transaction may take several events, and each of them is in the stream of its aborts.
         counts.ended += results.committed;
+        counts.refused += results.aborted;
+        counts.faults += results.failed;
         for (handler, abort) in &results.faults {
             name_fault(program, counts, Some(*handler), abort, None);
         }
@@ -129,7 +126,8 @@ impl Counting {
             let of = program.windows.iter().find(|of| of.name == *window);
             let event = format!("a slide of window {window}");
             let owner = of.map(|of| of.owner.index());
-            abort(program, counts, owner, &public(why), Some(&event));
+            // It is no transaction of a handler, so it counts only among the reasons.
+            reason(program, counts, owner, &public(why), Some(&event));
         }
     }
 }
@@ -156,15 +154,27 @@ pub(super) fn abort(
     abort: &Abort,
     event: Option<&str>,
 ) {
+    match abort.is_fault() {
+        true => counts.faults += 1,
+        false => counts.refused += 1,
+    }
+    reason(program, counts, number, abort, event);
+}
+
+/// Counts the reason of an abort.
+fn reason(
+    program: &Program,
+    counts: &mut Counts,
+    number: Option<usize>,
+    abort: &Abort,
+    event: Option<&str>,
+) {
     let handler = number.and_then(|number| program.handlers.get(number));
     let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
     counts.reasons.add(name, &abort.public_reason(), 1);
-    if !abort.is_fault() {
-        counts.refused += 1;
-        return;
+    if abort.is_fault() {
+        name_fault(program, counts, number, abort, event);
     }
-    counts.faults += 1;
-    name_fault(program, counts, number, abort, event);
 }
 
 /// Names the last fault, with its line.

@@ -206,6 +206,10 @@ pub struct SoleResults {
     pub calls: Vec<u64>,
     /// The number of transactions that committed, with those of calls.
     pub committed: u64,
+    /// The number of those that aborted, without calls and without failed functions.
+    pub aborted: u64,
+    /// The number of those whose functions failed, without calls.
+    pub failed: u64,
     /// Those that a `map` or `filter` can't compute: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
     /// The transactions whose functions failed: the handler, and the abort. Results of calls are left

@@ -417,6 +417,8 @@ impl Step<'_> {
         outcome.results.refused.extend(refused);
         outcome.results.faults.extend(faults);
         outcome.results.committed += done.committed;
+        outcome.results.aborted += done.aborted;
+        outcome.results.failed += done.failed;
         outcome.transactions += done.transactions as usize;
         Ok(overdue)
     }

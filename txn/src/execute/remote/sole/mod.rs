@@ -269,6 +269,7 @@ impl SoleOwner {
         let of = self.of.clone();
         segment.rank();
         let Segment { mut epoch, mut outcome, buffered, aborts, values, .. } = segment;
+        let before = outcome.refusals();
         epoch.ignores_deadlines = !terms.has_deadlines;
         epoch.answers = terms.answers.clone();
         self.executor.obey(terms.overdue.clone());
@@ -328,6 +329,12 @@ impl SoleOwner {
                 None => outcome.faults.push((fault.handler, fault.abort)),
             }
         }
+        // Those that are results, or refused as a whole, are counted there.
+        let (refused, failed) = outcome.refusals();
+        let failures = done.counts.iter().map(|of| of.faults).sum::<u64>();
+        let aborted = outcome.transactions - outcome.committed - failures;
+        outcome.aborted = aborted.saturating_sub(refused - before.0);
+        outcome.failed = failures.saturating_sub(failed - before.1);
         outcome.overdue = done.overdue;
         Ok(outcome)
     }

@@ -31,6 +31,10 @@ pub struct SoleOutcome {
     pub transactions: u64,
     /// The number of those that committed.
     pub committed: u64,
+    /// The number of those that aborted, without results and without failed functions.
+    pub aborted: u64,
+    /// The number of those whose functions failed, without results.
+    pub failed: u64,
     /// The number of the last version.
     pub seq: Seq,
 }
@@ -87,6 +91,14 @@ impl SoleOutcome {
         }
     }
 
+    /// Returns the numbers of results that are aborts, with all that was refused as a whole, and of
+    /// results whose functions failed.
+    pub(super) fn refusals(&self) -> (u64, u64) {
+        let aborts = || self.results.values().filter_map(|result| result.as_ref().err());
+        let failed = aborts().filter(|abort| abort.is_fault()).count();
+        ((aborts().count() - failed + self.refused.len()) as u64, failed as u64)
+    }
+
     /// Adds the outcome of a later segment.
     pub(super) fn add(&mut self, later: SoleOutcome) {
         self.outputs.extend(later.outputs);
@@ -96,6 +108,8 @@ impl SoleOutcome {
         self.overdue.extend(later.overdue);
         self.transactions += later.transactions;
         self.committed += later.committed;
+        self.aborted += later.aborted;
+        self.failed += later.failed;
         self.seq = self.seq.max(later.seq);
     }
 
