@@ -103,8 +103,11 @@ pub(crate) fn missing(log: &LogSpec) -> Error {
 pub(crate) fn ends(site: &Site, (input, cuts): (u64, u64)) -> Result<(u64, u64)> {
     let (cut_log, input_log) = (site.log(LogKind::Cuts), site.log(LogKind::Input));
     let has_input = is_begun(&*site.disk, &input_log)?;
-    if has_input && !is_begun(&*site.disk, &cut_log)? {
-        return Err(missing(&cut_log));
+    match (has_input, is_begun(&*site.disk, &cut_log)?) {
+        (true, false) => return Err(missing(&cut_log)),
+        // The first start has ended before anything was recorded.
+        (false, false) if (input, cuts) == (0, 0) => return Ok((0, 0)),
+        _ => {}
     }
     let mut needed = Needed::default();
     let mut reader = tidemill_log::read(site.disk.clone(), &cut_log, cuts)?.needing(cuts);
@@ -113,8 +116,9 @@ pub(crate) fn ends(site: &Site, (input, cuts): (u64, u64)) -> Result<(u64, u64)>
         needed.by(&cut, inputs);
     }
     let cuts = reader.next_number();
-    if !has_input && cuts > 0 {
-        return Err(missing(&input_log));
+    if !has_input {
+        let is_first = (input, cuts) == (0, 0);
+        return if is_first { Ok((0, 0)) } else { Err(missing(&input_log)) };
     }
     let mut reader = tidemill_log::read(site.disk.clone(), &input_log, input)?
         .needing(needed.records.max(input));
