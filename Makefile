@@ -143,7 +143,8 @@ test-python: setup ## Run the Python tests.
 # This runs more seeds than a build does. It kills an app KILLS times, and RECOVERY_KILLS times while it recovers. It
 # kills or suspends PROCESS_KILLS processes of clusters, and puts NETWORK_FAULTS between their hosts, which needs root.
 # It kills CYCLES workers under each of three benchmarks, watches memory for HOURS, and compares the adaptive strategy
-# with all others. Kills, faults, cycles and grids can be stopped and continued. With the CASES above, the engine alone
+# with all others. One in twenty of the CASES also goes from one process to several and back, with crashes; TIDEMILL_SEED
+# repeats one. Kills, faults, cycles and grids can be stopped and continued. With the CASES above, the engine alone
 # sees some 70,000 crashes and 30,000 damaged files; the tests print the numbers.
 soak: setup defects loom miri fuzz ## Kill, damage, watch and compare for hours.
 	TIDEMILL_CASES=$(CASES) cargo test --release -p tidemill-txn -p tidemill-engine -p tidemill-table -p tidemill-log -p tidemill-snapshot -p tidemill-connect -p tidemill-host -p tidemill-sim -p tidemill-cluster -p tidemill-function -- --show-output

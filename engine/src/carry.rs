@@ -66,6 +66,42 @@ pub(crate) fn carry(
     Ok((Internal { facts, buffered, rings }, carry.found))
 }
 
+/// Computes the events of a derived stream from the buffered events of its input. Returns them, and
+/// the number of those that the stream has no value for, with the reason.
+pub(crate) fn derived(
+    program: &Program,
+    stream: StreamId,
+    buffered: &[Run],
+) -> (Vec<Run>, Option<(u64, String)>) {
+    let (root, stages) = stages(program, stream);
+    let schema = &program.streams[stream.index()].spec.schema;
+    let (mut runs, mut failed) = (Vec::new(), None);
+    for run in buffered.iter().filter(|run| run.stream == root) {
+        let (mut builder, mut kept) = (BatchBuilder::new(schema.clone()), Vec::new());
+        for (index, row) in run.batch.rows().enumerate() {
+            let mut event = Ok(Some(row.into_vec()));
+            for (stage, schema) in &stages {
+                let Ok(Some(row)) = event else { break };
+                event = stage.apply(schema, &row);
+            }
+            match event {
+                Ok(Some(row)) => {
+                    builder.push(&row);
+                    kept.push(index as u32);
+                }
+                Ok(None) => {}
+                Err(why) => {
+                    let before = failed.map_or(0, |(count, _)| count);
+                    failed = Some((before + 1, why.to_string()));
+                }
+            }
+        }
+        let batch = builder.finish();
+        runs.push(Run { stream, batch, ..run.take(&kept) });
+    }
+    (runs, failed)
+}
+
 struct Carry<'a> {
     from: &'a Program,
     to: &'a Program,
@@ -317,33 +353,8 @@ impl<'a> Carry<'a> {
 
     /// Computes the events of a derived stream from the buffered events of its input.
     fn derive(&mut self, stream: StreamId, buffered: &[Run]) -> Vec<Run> {
-        let (root, stages) = stages(self.to, stream);
-        let schema = &self.to.streams[stream.index()].spec.schema;
-        let (mut derived, mut failed, mut fault) = (Vec::new(), 0, String::new());
-        for run in buffered.iter().filter(|run| run.stream == root) {
-            let (mut builder, mut kept) = (BatchBuilder::new(schema.clone()), Vec::new());
-            for (index, row) in run.batch.rows().enumerate() {
-                let mut event = Ok(Some(row.into_vec()));
-                for (stage, schema) in &stages {
-                    let Ok(Some(row)) = event else { break };
-                    event = stage.apply(schema, &row);
-                }
-                match event {
-                    Ok(Some(row)) => {
-                        builder.push(&row);
-                        kept.push(index as u32);
-                    }
-                    Ok(None) => {}
-                    Err(why) => {
-                        failed += 1;
-                        fault = why.to_string();
-                    }
-                }
-            }
-            let batch = builder.finish();
-            derived.push(Run { stream, batch, ..run.take(&kept) });
-        }
-        if failed > 0 {
+        let (runs, failed) = derived(self.to, stream, buffered);
+        if let Some((failed, fault)) = failed {
             self.found.why.push(format!(
                 "stream {}: it has no value for {} that wait ({fault}): correct the expression, or \
                  run the earlier version until they are executed",
@@ -351,7 +362,7 @@ impl<'a> Carry<'a> {
                 counted(failed, "event")
             ));
         }
-        derived
+        runs
     }
 
     /// Converts the last rows of a late or dead-letter stream. Drops all of them when one does not

@@ -29,12 +29,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
-use tidemill_connect::{files, FilesSettings, Place, Source};
+use tidemill_connect::{files, Chunk, FilesSettings, Place, Source};
 use tidemill_core::{Error, Result, StreamId};
 use tidemill_env::{Disk, Env, Handle};
 use tidemill_txn::program::{Program, Stream};
 
 use self::feed::Feed;
+pub(super) use self::file::place_of;
 use self::marks::{FileMark, Known, Mark, Marks};
 use super::panics::catch_panic;
 use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
@@ -118,11 +119,20 @@ pub(super) type NamedFile = (String, Box<dyn Source>);
 /// The positions of the files of a declaration.
 pub(super) struct FilesAt<'a> {
     pub decl: &'a SourceDecl,
-    /// The name of each file, and its position.
-    pub places: Vec<(String, Place)>,
+    pub files: Vec<FileAt>,
     /// The newest event time of the rows before.
     pub newest_us: Option<i64>,
     pub have_ended: bool,
+}
+
+/// The position of a file.
+pub(super) struct FileAt {
+    pub name: String,
+    pub place: Place,
+    /// The rows after it that were executed while earlier ones waited.
+    pub left_out: Vec<Range<u64>>,
+    /// Rows before it that have not been received: others between them were executed before.
+    pub ahead: Vec<Chunk>,
 }
 
 /// Opens a declaration's files, which are at their marks.
@@ -244,15 +254,17 @@ impl Feeds {
     pub fn begin_at(disk: &dyn Disk, dir: &Path, all: Vec<FilesAt<'_>>) -> Result<()> {
         let have_ended = all.iter().all(|files| files.have_ended);
         let known = |(nth, of): (usize, FilesAt<'_>)| {
-            let offset = of.places.iter().map(|(_, place)| place.offset).sum();
-            let file = |(name, place): (String, Place)| {
+            let offset = of.files.iter().map(|file| file.place.offset).sum();
+            let left_out = of.files.iter().map(|file| file.left_out.clone()).collect();
+            let file = |FileAt { name, place, .. }: FileAt| {
                 let read = place.clone();
                 FileMark { name, place, given: 0, read }
             };
-            let files = of.places.into_iter().map(file).collect();
+            let files = of.files.into_iter().map(file).collect();
             let mark = Mark { offset, newest_us: of.newest_us, files };
-            let ends_at = have_ended.then_some(offset);
-            let known = Known { first: mark.clone(), last: mark, ends_at, ended: Vec::new() };
+            let (first, last, ended) = (mark.clone(), mark, Vec::new());
+            let known =
+                Known { first, last, ends_at: have_ended.then_some(offset), ended, left_out };
             (key_of(nth, of.decl), known)
         };
         let marks: Marks = all.into_iter().enumerate().map(known).collect();
@@ -290,9 +302,9 @@ impl Feeds {
         let marks = marks.unwrap_or_default();
         let stand_at = |((nth, decl), input): ((usize, &'a SourceDecl), &u64)| {
             let (mut feed, _) = opened(spec, functions, &marks, (nth, decl), env)?;
-            let places = feed.places(*input)?;
+            let files = feed.places(*input)?;
             let (newest_us, have_ended) = (feed.newest_us(), feed.had_ended(*input));
-            Ok(FilesAt { decl, places, newest_us, have_ended })
+            Ok(FilesAt { decl, files, newest_us, have_ended })
         };
         let all = of_files(spec).enumerate().zip(inputs);
         all.map(|of| stand_at(of).map_err(|e: Error| e.at(of.0 .1.at.clone()))).collect()

@@ -2,33 +2,35 @@
 //!
 //! The newest snapshot becomes the first one of the cluster's log. The position of each file becomes a
 //! mark (`feeds`), as if the coordinator had read the file. Events that wait for their watermark are
-//! received again: from their file, or from the log, where they are put. Cuts after the snapshot can't
-//! move, because only the way to run that recorded them can execute them.
+//! received again: from their file, or from the log, where they are put. A file leaves out the rows
+//! between them, which were executed. Events that wait for their batch become rows. Cuts after the
+//! snapshot can't move, because only the way to run that recorded them can execute them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidemill_cluster::{
     EventSource, EventTime, Log, Manifest, Record, Request, RequestId, Times, Topic,
 };
-use tidemill_connect::{Place, Polled, Source};
-use tidemill_core::{Error, Kind, Position, Result, Row, SourceId, StreamId};
+use tidemill_core::{
+    Error, Kind, Position, Result, Row, SourceId, Stamp, StreamId, StreamTime, TableId,
+};
 use tidemill_durable::Store;
 use tidemill_env::{Env, Lock};
 use tidemill_function::{Counts, Functions as _};
 use tidemill_place::partition_of_bytes;
-use tidemill_txn::execute::HandlerCounts;
+use tidemill_txn::execute::{HandlerCounts, OpenBatches};
 use tidemill_txn::order::Run;
 use tidemill_txn::program::Program;
 
 use super::ask::answer;
-use super::feeds::{Feeds, FilesAt};
+use super::feeds::{place_of, Feeds, FileAt, FilesAt};
 use super::retained::RingStore;
 use super::sinks::Note;
 use super::upgrade::Starting;
 use super::ClusterSettings;
-use crate::changes::counted;
 use crate::compare::{encoded, Comparison};
 use crate::data_dir::{hold_free, Site};
 use crate::fingerprint;
@@ -49,15 +51,22 @@ pub(super) struct OneState {
     dir: PathBuf,
     /// It is `None` if nothing was executed yet.
     left: Option<Stopped>,
-    /// The sources with waiting events, each with the first one. They are received again. In a file all
-    /// events from there on wait.
-    waits_from: BTreeMap<SourceId, u64>,
+    /// The events of sources that wait for their watermark. They are received again.
+    waiting: BTreeMap<SourceId, Waiting>,
     moving: Move,
     _held: Box<dyn Lock>,
 }
 
 /// The most waiting events in a record of the log.
 const TOGETHER: usize = 256;
+
+/// The events of a source that wait for their watermark.
+struct Waiting {
+    /// Their rows, ascending.
+    rows: Vec<u64>,
+    /// A time of an earlier row, if one of them is late by it.
+    newest_us: Option<i64>,
+}
 
 /// The app's id, its newest snapshot, and the store.
 type Stopped = (u128, Left, Arc<dyn Store>);
@@ -90,10 +99,9 @@ impl OneState {
             return Ok(None);
         }
         let left = newest(spec, settings, (env, &dir)).map_err(|error| moved(&dir, error))?;
-        let waits_from = left.as_ref().map(|(_, left, _)| waits_from(left)).transpose();
-        let waits_from = waits_from.map_err(|error| moved(&dir, error))?.unwrap_or_default();
+        let waiting = left.as_ref().map(|(_, left, _)| waiting(left)).unwrap_or_default();
         let moving = Move::begin(disk, &dir, Way::Several)?;
-        Ok(Some(OneState { env: env.clone(), dir, left, waits_from, moving, _held: held }))
+        Ok(Some(OneState { env: env.clone(), dir, left, waiting, moving, _held: held }))
     }
 
     /// Stores the positions of files as marks, in the coordinator's directory.
@@ -109,26 +117,28 @@ impl OneState {
                 sources.next();
                 continue;
             }
-            let (mut places, mut newest_us, mut have_ended) = (Vec::new(), None, true);
+            let (mut at, mut newest_us, mut have_ended) = (Vec::new(), None, true);
             let opened = Feeds::files(decl, &left.stored.program, &self.env)?;
             for ((name, mut file), (source, facts)) in opened.into_iter().zip(sources.by_ref()) {
-                let place = match self.waits_from.get(&source) {
-                    Some(from) => place_of(&mut *file, &name, *from)?,
-                    None => facts.place.clone(),
+                let (place, left_out) = match self.waiting.get(&source) {
+                    Some(Waiting { rows, .. }) => (
+                        place_of(&mut *file, &name, rows[0], |_| {})?,
+                        between(rows, facts.next_offset),
+                    ),
+                    None => (facts.place.clone(), Vec::new()),
                 };
                 newest_us = newest_us.max(self.newest_us(source, facts));
                 have_ended &= facts.ended && place == facts.place;
-                places.push((name, place));
+                at.push(FileAt { name, place, left_out, ahead: Vec::new() });
             }
-            files.push(FilesAt { decl, places, newest_us, have_ended });
+            files.push(FilesAt { decl, files: at, newest_us, have_ended });
         }
         Feeds::begin_at(&*self.env.disk, dir, files)
     }
 
-    /// The newest time of a source's events that do not wait. It is unknown where some wait, until they
-    /// are received again.
+    /// The newest time of a source's events before those that are received again.
     fn newest_us(&self, source: SourceId, facts: &SourceFacts) -> Option<i64> {
-        facts.time_max.filter(|_| !self.waits_from.contains_key(&source))
+        self.waiting.get(&source).map_or(facts.time_max, |waiting| waiting.newest_us)
     }
 
     /// Returns it with the app's functions and files, which know the places in a cluster.
@@ -168,8 +178,10 @@ impl TakenOver<'_> {
         comparison.convert(store, &left.manifest, |table, partition, key, row| {
             converted.push(table, partition, key, row);
         })?;
+        let incomplete = functions.open_batches().into_iter();
+        let incomplete = incomplete.flat_map(|open| incomplete_batches(left, open));
         // One process has executed the firings of timers up to its last cut.
-        for (table, row) in functions.fired(clock_us) {
+        for (table, row) in functions.fired(clock_us).into_iter().chain(incomplete) {
             let spec = &functions.program().tables[table.index()];
             let (key, bytes) = encoded(spec, &row);
             converted.push(table, partition_of_bytes(spec, &key), &key, &bytes);
@@ -209,12 +221,16 @@ impl TakenOver<'_> {
     /// Appends the waiting events of pushed streams to the log, as if clients had just sent them.
     fn send_again(&self, left: &Left, log: &dyn Log, generation: u64) -> Result<()> {
         let program = &left.stored.program;
-        for source in self.one.waits_from.keys().filter(|source| is_pushed(left, **source)) {
+        for (source, waiting) in &self.one.waiting {
+            if !is_pushed(left, *source) {
+                continue;
+            }
             let is_own =
                 |run: &&Run| run.source == *source && program.root_stream(run.stream) == run.stream;
             let mut rows: Vec<(u64, StreamId, Row)> = Vec::new();
             for run in left.internal.buffered.iter().filter(is_own) {
                 let own = run.offsets.iter().zip(run.batch.rows());
+                let own = own.filter(|(offset, _)| waiting.rows.binary_search(offset).is_ok());
                 rows.extend(own.map(|(offset, row)| (*offset, run.stream, row)));
             }
             rows.sort_by_key(|(offset, ..)| *offset);
@@ -360,49 +376,76 @@ fn is_same(left: &Left, spec: &AppSpec) -> Result<bool> {
     Ok(text(&left.stored.program) == text(&program) && sink_keys(&spec.sinks)? == sinks)
 }
 
-/// Returns the first waiting event of each source.
-///
-/// # Errors
-/// When a source has events behind it that were executed.
-fn waits_from(left: &Left) -> Result<BTreeMap<SourceId, u64>> {
+/// Whether an event waits for its batch. Otherwise it waits for its watermark.
+fn waits_for_batch(left: &Left, run: &Run, row: usize) -> bool {
     let program = &left.stored.program;
-    let (mut roots, mut others) = (BTreeMap::<_, Vec<u64>>::new(), BTreeMap::<_, Vec<u64>>::new());
-    let mut is_apart = false;
+    let root = &program.streams[program.root_stream(run.stream).index()].spec;
+    let mark = left.internal.facts.watermarks[run.stream.index()];
+    root.time == StreamTime::Arrival || run.admitted.is_some() || run.position(row) < mark
+}
+
+/// Returns the events that wait for their watermark. All streams of an event wait for the same one.
+fn waiting(left: &Left) -> BTreeMap<SourceId, Waiting> {
+    let program = &left.stored.program;
+    let mut all = BTreeMap::<SourceId, Vec<(u64, i64, i64)>>::new();
     for run in &left.internal.buffered {
-        let root = program.root_stream(run.stream);
-        let of = if root == run.stream { &mut roots } else { &mut others };
-        of.entry(run.source).or_default().extend(&run.offsets);
-        is_apart |= run.admitted.is_some();
-        // Streams without batches have executed the events that wait for a batch of the root.
-        let is_whole = |stream: StreamId| {
-            program.root_stream(stream) != root
-                || program.streams[stream.index()].batch.is_some()
-                || program.handlers_on(stream).next().is_none()
-        };
-        let all = || (0..program.streams.len() as u16).map(StreamId);
-        is_apart |= program.streams[root.index()].batch.is_some() && !all().all(is_whole);
+        let spec = &program.streams[run.stream.index()].spec;
+        let StreamTime::Event { column } = spec.time else { continue };
+        if program.root_stream(run.stream) != run.stream {
+            continue;
+        }
+        let times = run.batch.ints(column).expect("it is a time");
+        for row in (0..times.len()).filter(|row| !waits_for_batch(left, run, *row)) {
+            let own = all.entry(run.source).or_default();
+            own.push((run.offsets[row], run.times[row], times[row]));
+        }
     }
-    let mut from = BTreeMap::new();
-    for (source, offsets) in &mut roots {
-        offsets.sort_unstable();
-        let next = left.internal.facts.sources[source.index()].next_offset;
-        let first = offsets.first().copied().unwrap_or(next);
-        is_apart |= !is_pushed(left, *source) && offsets.len() as u64 != next - first;
-        from.insert(*source, first);
-    }
-    let is_alone = |(source, offsets): (&SourceId, &Vec<u64>)| {
-        let own = roots.get(source).map_or(&[][..], |own| own);
-        offsets.iter().any(|offset| own.binary_search(offset).is_err())
+    let of_source = |(source, mut rows): (SourceId, Vec<(u64, i64, i64)>)| {
+        rows.sort_unstable();
+        let out_of_orderness_us = program.sources[source.index()].out_of_orderness_us;
+        let (mut newest_us, mut before_us) = (None, None);
+        for (_, stands_us, own_us) in &rows {
+            if stands_us != own_us {
+                // It is late, and stands where its source stood.
+                let by_us = Some(stands_us.saturating_add(out_of_orderness_us));
+                if before_us < by_us {
+                    (newest_us, before_us) = (newest_us.max(by_us), by_us);
+                }
+            }
+            before_us = before_us.max(Some(*own_us));
+        }
+        let rows = rows.into_iter().map(|(offset, ..)| offset).collect();
+        (source, Waiting { rows, newest_us })
     };
-    if is_apart || others.iter().any(is_alone) {
-        let waiting = roots.values().chain(others.values()).map(|offsets| offsets.len() as u64);
-        let what = format!(
-            "{} wait for their batch or their watermark, and others that came after them do not",
-            counted(waiting.sum(), "event")
-        );
-        return Err(Error::setting(what).help("run it without --processes until they are executed"));
+    all.into_iter().map(of_source).collect()
+}
+
+/// Returns the ranges between rows, up to an end.
+fn between(rows: &[u64], end: u64) -> Vec<Range<u64>> {
+    let ends = rows[1..].iter().copied().chain([end]);
+    let ranges = rows.iter().zip(ends).map(|(row, end)| row + 1..end);
+    ranges.filter(|range| !range.is_empty()).collect()
+}
+
+/// Returns the events that wait for their batch, as rows of several processes.
+fn incomplete_batches(left: &Left, open: &OpenBatches) -> Vec<(TableId, Row)> {
+    let mut rows = Vec::new();
+    for (stream, _) in open.tables() {
+        let mut events: Vec<(Stamp, i64, Row)> = Vec::new();
+        for run in left.internal.buffered.iter().filter(|run| run.stream == stream) {
+            let own = (0..run.offsets.len()).filter(|row| waits_for_batch(left, run, *row));
+            events.extend(own.map(|row| (run.stamp(row), run.times[row], run.batch.row(row))));
+        }
+        if events.is_empty() {
+            continue;
+        }
+        // Those of a stream without event time have one source, and times that do not go back.
+        events.sort_by(|a, b| a.0.cmp(&b.0));
+        let since_us = events.iter().map(|(_, time_us, _)| *time_us).min().unwrap_or(0);
+        let events: Vec<Row> = events.into_iter().map(|(.., row)| row).collect();
+        rows.extend(open.rows(&left.stored.program, stream, (&events, since_us)));
     }
-    Ok(from)
+    rows
 }
 
 /// Whether the events of a source are pushed.
@@ -410,17 +453,6 @@ fn is_pushed(left: &Left, source: SourceId) -> bool {
     let Stored { program, sources, .. } = &left.stored;
     let name = &program.sources[source.index()].name;
     sources.iter().any(|decl| decl.is_pushed() && **name == format!("{}/push", decl.stream))
-}
-
-/// Reads a file up to a row, and returns the position before it.
-fn place_of(file: &mut dyn Source, name: &str, row: u64) -> Result<Place> {
-    while file.place().offset < row {
-        let Polled::Rows(_) = file.poll((row - file.place().offset) as usize)? else {
-            let what = format!("{name} has fewer rows than before");
-            return Err(Error::input(what).help("restore it as it was"));
-        };
-    }
-    Ok(file.place())
 }
 
 /// The counts of transactions.

@@ -1,17 +1,18 @@
 //! The state of an app that ran on several processes, as one process takes it over (`moves.rs`).
 //!
 //! The newest snapshot of the coordinator's directory becomes one of the data directory. The marks of
-//! files become positions. Events that wait for their watermark are received again: from their file, or
-//! from the input log, where they are put. Cuts and requests after the snapshot can't move, because only
-//! the way to run that recorded them can execute them.
+//! files become positions. Events that wait become buffered ones (`waiting`). Cuts and requests after
+//! the snapshot can't move, because only the way to run that recorded them can execute them.
+
+mod waiting;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_cluster::{Manifest, Record, Topic, Waiting};
-use tidemill_connect::{Chunk, Place};
-use tidemill_core::{Batch, Error, Late, Position, Result, Row, SourceId, SourceSpec, StreamTime};
+use tidemill_cluster::{Manifest, Record, Topic};
+use tidemill_connect::Place;
+use tidemill_core::{Error, Position, Result, SourceSpec, StreamTime};
 use tidemill_durable::{DirStore, Store, Within};
 use tidemill_env::Env;
 use tidemill_function::{Call, Functions as _};
@@ -19,16 +20,17 @@ use tidemill_host::FileLog;
 use tidemill_log::{Log, LogKind};
 use tidemill_snapshot::{Delta, Snapshots};
 use tidemill_txn::execute::HandlerCounts;
-use tidemill_txn::order::{Groups, Newest};
+use tidemill_txn::order::Groups;
 use tidemill_txn::program::Program;
 
+use self::waiting::{Numbers, Waiting};
 use super::ask::read;
+use super::backends;
 use super::feeds::{Feeds, FilesAt};
-use super::log_of;
 use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
-use super::times::event_time;
 use super::upgrade::{left, Found, TimedSource, Version, Written};
+use super::{log_of, ClusterSettings};
 use crate::changes::counted;
 use crate::compare::Comparison;
 use crate::counts::Counts;
@@ -38,14 +40,10 @@ use crate::functions::{AppFunctions, Nobody};
 use crate::internal::{Facts, SourceFacts};
 use crate::moves::{settle, Move, Way};
 use crate::process_mode::{self, CLUSTER};
-use crate::records;
 use crate::schema::Left;
 use crate::settings::{OnFault, SEGMENT_BYTES_MIN};
 use crate::spec::AppSpec;
 use crate::stored::Stored;
-
-/// The most rows in a record of the input log.
-const ROWS: usize = 4096;
 
 /// Takes over the state of several processes, if a data directory holds it. `to` is the app as
 /// manifests of one process store it.
@@ -71,9 +69,7 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
         Error { what, ..error }
     };
     let several = Several::open(spec, &cluster, env).map_err(moved)?;
-    let again = several.again(spec, &cluster, env).map_err(moved)?;
-    let pushed = again.pushed(to).map_err(moved)?;
-    let (left, run) = several.left(spec, to, (&cluster, &again), env).map_err(moved)?;
+    let (left, run) = several.left(spec, to, &cluster, env).map_err(moved)?;
     let mut comparison = Comparison::of(env, &left, to, &BTreeMap::new())?;
     let mut delta = Delta::whole();
     comparison.convert(&several.store, &left.manifest, |table, partition, key, row| {
@@ -86,11 +82,7 @@ pub(crate) fn to_one(spec: &AppSpec, to: &Stored, dir: &Path, env: &Env) -> Resu
     write_identity(disk, dir, app, &spec.program.name).map_err(io)?;
     for kind in [LogKind::Cuts, LogKind::Input] {
         let spec = log_spec(dir, app, kind, SEGMENT_BYTES_MIN);
-        let mut log = Log::open(env.disk.clone(), spec, 0)?;
-        for record in pushed.iter().filter(|_| kind == LogKind::Input) {
-            log.append(records::ROWS, record)?;
-        }
-        log.commit()?;
+        Log::open(env.disk.clone(), spec, 0)?.commit()?;
     }
     let mut head = left.manifest.head.clone();
     head.epoch = comparison.internal.facts.epoch;
@@ -216,49 +208,33 @@ impl Several {
             (log, NewestFound::Whole(manifest)) => (log, manifest),
             (_, NewestFound::Unfinished(why)) => return Err(unfinished(why)),
         };
-        if !exists("snapshots")? && !manifest.objects.is_empty() {
-            return Err(Error::setting(
-                "its snapshots are elsewhere (cluster_snapshots), or missing",
-            )
-            .help(again));
+        let snapshots = written.cluster.and_then(|kept| kept.snapshots);
+        if snapshots.is_none() && !exists("snapshots")? && !manifest.objects.is_empty() {
+            return Err(Error::setting("its snapshots are missing").help(again));
         }
-        let store = DirStore::shared(env, cluster.join("snapshots"))?;
-        let store = Arc::new(Within::new(Arc::new(store), &name));
+        let dir = cluster.to_path_buf();
+        let settings = ClusterSettings { dir, snapshots, ..ClusterSettings::default() };
+        let store = Arc::new(Within::new(backends::store(&settings, env)?, &name));
         Ok(Several { functions, is, manifest, store, log })
     }
 
     /// Returns the state as that of an app in one process, and the run in the ids of sinks' rows.
-    fn left(
-        &self,
-        spec: &AppSpec,
-        to: &Stored,
-        (cluster, again): (&Path, &Again),
-        env: &Env,
-    ) -> Result<(Left, u128)> {
+    fn left(&self, spec: &AppSpec, to: &Stored, cluster: &Path, env: &Env) -> Result<(Left, u128)> {
         let Several { is, manifest, .. } = self;
         let mut left = left(&self.store, &is.app, manifest)?;
-        let counted_rows = left.stored.program.tables.iter().zip(&left.internal.facts.tables);
-        let is_open = |(table, rows): &(&tidemill_core::TableSpec, &u64)| {
-            table.name.starts_with("tidemill.open.") && **rows > 0
-        };
-        if let Some((_, rows)) = counted_rows.clone().find(is_open) {
-            let what = format!("{} wait for their batch", counted(*rows, "event"));
-            return Err(
-                Error::setting(what).help("run it with --processes N until they are executed")
-            );
+        let inputs = &manifest.inputs[self.own(spec)..];
+        let mut files = Feeds::stand_at(spec, &self.functions, (cluster, inputs), env)?;
+        let numbers = Numbers::of(to, &files);
+        let mut waiting = Waiting::new(self.functions.program(), &numbers);
+        self.waiting(spec, cluster, env, &mut waiting)?;
+        for (nth, files) in files.iter_mut().enumerate() {
+            waiting.ahead(nth, files)?;
         }
         let note = self.sinks(spec, env)?;
         left.internal.rings = RingStore::open(&self.store, note.run())?.1;
-        let mut inputs = manifest.inputs[self.own(spec)..].to_vec();
-        for (nth, from) in &again.files {
-            inputs[*nth] = *from;
-        }
-        let files = Feeds::stand_at(spec, &self.functions, (cluster, &inputs), env)?;
         let program = &mut left.stored.program;
         program.sources.clone_from(&to.program.sources);
-        let mut newest = newest(&is.event_sources, manifest);
-        // The newest times are known when the waiting events have been received again.
-        newest.retain(|stream, _| !again.rows.contains_key(stream));
+        let newest = newest(&is.event_sources, manifest);
         let mut watermarks = vec![Position::MIN; program.streams.len()];
         for of in &is.event_sources {
             let stream = program.streams.iter().position(|stream| *stream.spec.name == *of.stream);
@@ -269,6 +245,11 @@ impl Several {
             }
         }
         let frontiers_us = Groups::of(program)?.frontiers_us(&watermarks, manifest.clock_us);
+        let sources = sources(to, files, &newest);
+        let incomplete = self.incomplete_batches(&left)?;
+        waiting.incomplete(incomplete, &watermarks, &sources)?;
+        let sources = waiting.received(sources);
+        left.internal.buffered = waiting.runs()?;
         let facts = Facts {
             epoch: manifest.epoch,
             clock_us: manifest.clock_us,
@@ -276,7 +257,7 @@ impl Several {
             // It is not below the places of transactions, which random numbers are made of. So they
             // are higher if several processes take the state over again.
             seq: manifest.base.saturating_mul(manifest.inputs.len() as u64),
-            sources: sources(to, files, &newest),
+            sources,
             frontiers_us,
             counts: counts(&left.stored, manifest),
             sinks: note.sinks.clone(),
@@ -296,59 +277,6 @@ impl Several {
         self.manifest.inputs.len() - files
     }
 
-    /// Finds the events that wait for their watermark.
-    ///
-    /// # Errors
-    /// When a file has others behind them that were executed, or the log can't be read.
-    fn again(&self, spec: &AppSpec, cluster: &Path, env: &Env) -> Result<Again> {
-        let Several { functions, manifest, log, .. } = self;
-        let own = self.own(spec);
-        let event_time = event_time(spec, own as u32, &[])?;
-        let mut again = Again::default();
-        for Waiting { event_source, record, newest_us } in manifest.waiting.iter().flatten() {
-            let of = &event_time.sources()[*event_source as usize];
-            let input = manifest.inputs[of.source as usize];
-            let feed = (of.source as usize).checked_sub(own);
-            let records = match feed {
-                Some(nth) => Feeds::region(spec, functions, (cluster, nth), *record..input, env)?,
-                None => read(log, Topic::Input(of.source), *record)?.records,
-            };
-            let watermark = manifest.times.watermarks[of.group];
-            let mut newest = Newest::after(*newest_us, of.out_of_orderness_us);
-            let (mut rows, mut is_apart) = (Vec::new(), false);
-            for (record, call) in records.iter().flat_map(|(at, of)| calls(functions, *at, of)) {
-                is_apart |= functions.is_dead_letter(&call);
-                let timed = functions.timed(&call).filter(|_| functions.is_event(&call));
-                let Some((stream, time_us)) = timed else { continue };
-                if stream != of.stream {
-                    continue;
-                }
-                let is_late = newest.take(time_us).is_some();
-                if is_late && of.late == Late::Admit {
-                    return Err(waiting("late events that were admitted"));
-                }
-                let at = Position { time_us, source: SourceId(*event_source), offset: record };
-                match !is_late && at >= watermark {
-                    true => rows.push((at, call.args.to_vec().into())),
-                    false => is_apart = true,
-                }
-            }
-            match feed {
-                Some(_) if is_apart => {
-                    return Err(waiting("events that came before executed ones"));
-                }
-                Some(nth) => {
-                    again.files.insert(nth, *record);
-                }
-                None => {
-                    let name = &functions.program().streams[of.stream.index()].spec.name;
-                    again.rows.entry(name.to_string()).or_default().extend(rows);
-                }
-            }
-        }
-        Ok(again)
-    }
-
     /// Writes and retains all outputs that have not left, and returns the positions of the sinks.
     fn sinks(&self, spec: &AppSpec, env: &Env) -> Result<Note> {
         let program = self.functions.program();
@@ -364,73 +292,6 @@ impl Several {
     }
 }
 
-fn waiting(what: &str) -> Error {
-    Error::setting(format!("{what} wait for their watermark"))
-        .help("run it with --processes N until they are executed")
-}
-
-/// Returns the calls in a record, each with its offset.
-fn calls(functions: &AppFunctions, at: u64, record: &Record) -> Vec<(u64, Call)> {
-    match record {
-        Record::Requests(requests) => requests.iter().map(|of| (at, of.call.clone())).collect(),
-        Record::Events(events) => {
-            let offset = |nth: usize| if events.is_run { at + nth as u64 } else { at };
-            let rows = events.batch.rows().enumerate();
-            let calls = rows.flat_map(|(nth, row)| {
-                let calls = functions.event(events.stream, &row).unwrap_or_default();
-                calls.into_iter().map(move |call| (offset(nth), call))
-            });
-            calls.collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// The events that wait for their watermark. One process receives them again.
-#[derive(Default)]
-struct Again {
-    /// By file source: the first record that waits, as all after it do.
-    files: BTreeMap<usize, u64>,
-    /// By pushed stream: the rows, with their positions.
-    rows: BTreeMap<String, Vec<(Position, Row)>>,
-}
-
-impl Again {
-    /// Returns the rows of pushed streams as records of the input log, in the order of their times.
-    ///
-    /// # Errors
-    /// When a stream takes no events in one process.
-    fn pushed(&self, to: &Stored) -> Result<Vec<Vec<u8>>> {
-        let mut records = Vec::new();
-        for (stream, rows) in &self.rows {
-            let is_it = |source: &&SourceSpec| {
-                *to.program.streams[source.stream.index()].spec.name == **stream
-            };
-            let (source, spec) = (0..)
-                .map(SourceId)
-                .zip(&to.program.sources)
-                .find(|(_, source)| is_it(source))
-                .ok_or_else(|| {
-                    waiting(&format!(
-                        "events of stream {stream}, which only clients of several processes send,"
-                    ))
-                })?;
-            let schema = &to.program.streams[spec.stream.index()].spec.schema;
-            let mut rows: Vec<&(Position, Row)> = rows.iter().collect();
-            rows.sort_by_key(|(at, _)| *at);
-            for (nth, some) in rows.chunks(ROWS).enumerate() {
-                let first = (nth * ROWS) as u64;
-                let next_offset = first + some.len() as u64;
-                let batch = Batch::from_rows(schema.clone(), some.iter().map(|(_, row)| &row[..]));
-                let (offsets, bad) = ((first..next_offset).collect(), Vec::new());
-                let chunk = Chunk { batch, offsets, bad, next_offset };
-                records.push(records::put_rows(source, &chunk));
-            }
-        }
-        Ok(records)
-    }
-}
-
 /// The newest time of each stream's events.
 fn newest(event_sources: &[TimedSource], manifest: &Manifest) -> BTreeMap<String, i64> {
     let mut newest = BTreeMap::new();
@@ -443,7 +304,8 @@ fn newest(event_sources: &[TimedSource], manifest: &Manifest) -> BTreeMap<String
     newest
 }
 
-/// The positions of sources. Pushed rows are numbered from 0, because their log starts again.
+/// The positions of sources. Pushed rows are numbered from 0, because their log starts again, and those
+/// that wait are the first ones.
 fn sources(
     to: &Stored,
     files: Vec<FilesAt<'_>>,
@@ -464,8 +326,9 @@ fn sources(
             sources.push(SourceFacts { name, next_offset: 0, time_max, ended: false, place });
             continue;
         }
-        let Some(FilesAt { places, newest_us, have_ended, .. }) = files.next() else { break };
-        for ((_, place), source) in places.into_iter().zip(specs.by_ref()) {
+        let Some(FilesAt { files, newest_us, have_ended, .. }) = files.next() else { break };
+        for (file, source) in files.into_iter().zip(specs.by_ref()) {
+            let place = file.place;
             let is_begun = place.offset > 0;
             let time_max = is_timed(source).and(newest_us).filter(|_| is_begun);
             let (name, next_offset) = (source.name.to_string(), place.offset);

@@ -426,6 +426,11 @@ impl AppFunctions {
         firings.flat_map(|call| self.requests.executed(&call, now_us)).collect()
     }
 
+    /// The tables of incomplete batches, if a node owns all rows.
+    pub fn open_batches(&self) -> Option<&OpenBatches> {
+        self.sole.as_ref().map(|sole| sole.open_batches())
+    }
+
     /// Returns the columns of a call by its name: the entity's key, where it has one, and the
     /// parameters.
     ///

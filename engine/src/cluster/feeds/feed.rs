@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use tidemill_cluster::{EventPlace, Events, Record, Records, Request, RequestId};
-use tidemill_connect::{files, BadRow, FilesSettings, Place};
+use tidemill_connect::{files, BadRow, FilesSettings};
 use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Error, Result, Row, StreamId, StreamTime};
 use tidemill_env::Env;
@@ -14,7 +14,7 @@ use tidemill_function::Functions as _;
 
 use super::file::File;
 use super::marks::{Ended, Known, Mark};
-use super::About;
+use super::{About, FileAt};
 use crate::functions::AppFunctions;
 use crate::spec::SourceDecl;
 
@@ -93,7 +93,11 @@ impl Feed {
             StreamTime::Arrival => None,
         };
         let opened = files::open(&settings, &schema, env)?.into_iter();
-        let files: Vec<File> = opened.map(|(name, source)| File::new(name, source, time)).collect();
+        let left_out = |nth: usize| known?.left_out.get(nth).cloned();
+        let file = |(nth, (name, source))| {
+            File::new(name, source, time, left_out(nth).unwrap_or_default())
+        };
+        let files: Vec<File> = opened.enumerate().map(file).collect();
         let begin =
             Mark { offset: 0, newest_us: None, files: files.iter().map(File::mark).collect() };
         let (path, follows) = (settings.path, settings.follow);
@@ -127,7 +131,7 @@ impl Feed {
 
     /// Resumes from the known marks. So changed files are refused before anything runs.
     fn take_up(&mut self, known: &Known) -> Result<()> {
-        let Known { first, last, ends_at, ended } = known;
+        let Known { first, last, ends_at, ended, .. } = known;
         self.ended.clone_from(ended);
         let (was, is) = (last.names(), self.marks[0].names());
         if was != is {
@@ -214,7 +218,12 @@ impl Feed {
         let first = self.marks.front().expect("there is one").clone();
         let last = self.marks.back().expect("there is one").clone();
         let (ends_at, ended) = (self.ends_at, self.ended.clone());
-        (self.key.clone(), Known { first, last, ends_at, ended })
+        let files = self.files.iter().zip(&first.files);
+        let mut left_out: Vec<_> = files.map(|(file, at)| file.left_out_after(&at.place)).collect();
+        if left_out.iter().all(Vec::is_empty) {
+            left_out.clear();
+        }
+        (self.key.clone(), Known { first, last, ends_at, ended, left_out })
     }
 
     /// Whether more has been read than the durable marks say.
@@ -306,16 +315,20 @@ impl Feed {
         Ok(Records { records, upto: self.position() })
     }
 
-    /// Moves to an offset that was read before, and returns the name and the position of each file.
+    /// Moves to an offset that was read before, and returns the position of each file.
     ///
     /// # Errors
     /// When the files have changed since then.
-    pub fn places(&mut self, from: u64) -> Result<Vec<(String, Place)>> {
+    pub fn places(&mut self, from: u64) -> Result<Vec<FileAt>> {
         if !self.had_ended(from) {
             // Nothing else reads, so this is not ended early.
             self.seek(from, &AtomicBool::new(false))?;
         }
-        self.files.iter_mut().map(|file| Ok((file.name.clone(), file.exact_place()?))).collect()
+        let place = |file: &mut File| {
+            let (place, ahead) = file.exact_place()?;
+            Ok(FileAt { name: file.name.clone(), place, left_out: Vec::new(), ahead })
+        };
+        self.files.iter_mut().map(place).collect()
     }
 
     /// Whether its end is before an offset.

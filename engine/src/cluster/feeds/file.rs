@@ -1,5 +1,7 @@
 //! A file of a feed.
 
+use std::ops::Range;
+
 use arrow_array::cast::AsArray as _;
 use arrow_array::types::Int64Type;
 use tidemill_connect::{BadRow, Chunk, Place, Polled, Source};
@@ -22,10 +24,18 @@ pub(super) struct File {
     /// The time of the next row, if it has been looked up.
     next_us: Option<i64>,
     pub has_ended: bool,
+    /// The rows that are left out, in order: they were executed before the feed began, while earlier
+    /// ones waited.
+    left_out: Vec<Range<u64>>,
 }
 
 impl File {
-    pub fn new(name: String, source: Box<dyn Source>, time: Option<usize>) -> File {
+    pub fn new(
+        name: String,
+        source: Box<dyn Source>,
+        time: Option<usize>,
+        left_out: Vec<Range<u64>>,
+    ) -> File {
         File {
             name,
             source,
@@ -36,7 +46,13 @@ impl File {
             place: Place::start(),
             next_us: None,
             has_ended: false,
+            left_out,
         }
+    }
+
+    /// The rows that are left out after a position.
+    pub fn left_out_after(&self, at: &Place) -> Vec<Range<u64>> {
+        self.left_out.iter().filter(|rows| rows.end > at.offset).cloned().collect()
     }
 
     /// Whether there is a next row. Reads it, with at most `rows` rows in all.
@@ -47,7 +63,7 @@ impl File {
             }
             self.stands();
             match self.source.poll(rows)? {
-                Polled::Rows(chunk) => self.chunk = Some(chunk),
+                Polled::Rows(chunk) => self.chunk = Some(without(chunk, &self.left_out)),
                 Polled::Pending => break,
                 Polled::End => self.has_ended = true,
             }
@@ -115,8 +131,12 @@ impl File {
         let Some(chunk) = &self.chunk else { return 0 };
         let rest = &chunk.offsets[self.good..];
         let bad = chunk.bad.get(self.bad).map_or(u64::MAX, |bad| bad.offset);
-        // The numbers of the rows are consecutive, except for those of bad rows.
-        rest.partition_point(|offset| *offset < bad)
+        let first = rest.first().copied().unwrap_or(0);
+        let after = self.left_out.partition_point(|rows| rows.start <= first);
+        let gap = self.left_out.get(after).map_or(u64::MAX, |rows| rows.start);
+        // The numbers of the rows are consecutive, except for those of bad rows, and of rows that are
+        // left out.
+        rest.partition_point(|offset| *offset < bad.min(gap))
     }
 
     /// Whether the next row could not be read.
@@ -150,27 +170,26 @@ impl File {
         }
     }
 
-    /// Returns its present position as one between two rows, from which any reader continues.
+    /// Returns its present position as one between two rows, from which any reader continues. If rows
+    /// after it are left out, the position is after these. The rows before them come with it.
     ///
     /// # Errors
     /// When the input has changed.
-    pub fn exact_place(&mut self) -> Result<Place> {
-        let FileMark { place, given, .. } = self.mark();
-        if given == 0 {
-            return Ok(place);
+    pub fn exact_place(&mut self) -> Result<(Place, Vec<Chunk>)> {
+        let FileMark { mut place, given, .. } = self.mark();
+        if given > 0 {
+            let next = self.offset();
+            self.source.resume(&place)?;
+            place = place_of(&mut *self.source, &self.name, next, |_| {})?;
         }
-        self.source.resume(&place)?;
-        let mut left = given as usize;
-        while left > 0 {
-            match self.source.poll(left)? {
-                Polled::Rows(chunk) => left -= chunk.rows(),
-                Polled::Pending | Polled::End => {
-                    let what = format!("{} has fewer rows than before", self.name);
-                    return Err(Error::input(what).help("restore it as it was"));
-                }
-            }
+        let after = self.left_out.last().map_or(0, |rows| rows.end);
+        let mut ahead = Vec::new();
+        if place.offset < after {
+            self.source.resume(&place)?;
+            let take = |chunk| ahead.push(without(chunk, &self.left_out));
+            place = place_of(&mut *self.source, &self.name, after, take)?;
         }
-        Ok(self.source.place())
+        Ok((place, ahead))
     }
 
     /// Moves to an earlier position. Returns whether there are as many rows as had been given out.
@@ -198,4 +217,42 @@ impl File {
     pub fn verify(&mut self, mark: &FileMark) -> Result<()> {
         self.source.resume(&mark.read)
     }
+}
+
+/// Reads a source on to a row, and returns the position before it. `take` gets the rows before it.
+///
+/// # Errors
+/// When the input has changed.
+pub(in crate::cluster) fn place_of(
+    source: &mut dyn Source,
+    name: &str,
+    row: u64,
+    mut take: impl FnMut(Chunk),
+) -> Result<Place> {
+    while source.place().offset < row {
+        let Polled::Rows(chunk) = source.poll((row - source.place().offset) as usize)? else {
+            let what = format!("{name} has fewer rows than before");
+            return Err(Error::input(what).help("restore it as it was"));
+        };
+        take(chunk);
+    }
+    Ok(source.place())
+}
+
+/// Returns the rows of a chunk that are not left out.
+fn without(mut chunk: Chunk, left_out: &[Range<u64>]) -> Chunk {
+    let first = chunk.next_offset - chunk.rows() as u64;
+    if left_out.last().is_none_or(|last| last.end <= first) {
+        return chunk;
+    }
+    let stays = |offset: u64| {
+        let after = left_out.partition_point(|rows| rows.start <= offset);
+        after == 0 || left_out[after - 1].end <= offset
+    };
+    let rows = (0..).zip(&chunk.offsets).filter(|(_, offset)| stays(**offset));
+    let rows: Vec<u32> = rows.map(|(row, _)| row).collect();
+    chunk.batch = chunk.batch.take(&rows);
+    chunk.offsets.retain(|offset| stays(*offset));
+    chunk.bad.retain(|bad| stays(bad.offset));
+    chunk
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _};
+use std::ops::Range;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -27,6 +28,9 @@ pub(super) struct Known {
     /// The ends that it had before it grew.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<Ended>,
+    /// For each file, the rows that are left out: from the first to the one after the last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<Vec<Range<u64>>>,
 }
 
 /// An end after which there are more rows.

@@ -407,3 +407,60 @@ fn an_end_that_comes_again_is_known() {
     assert_eq!(of(&opened), again);
     assert_eq!(opened.rows.feeds.end(FIRST), Some(again.upto - 1));
 }
+
+#[test]
+fn rows_that_were_executed_before_are_left_out() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    fill(dir.path());
+    let (spec, env) = (app(dir.path()), Env::real());
+    let rows_of = |records: &[(u64, Record)]| -> Vec<u64> {
+        let row = |(_, record): &(u64, Record)| match record {
+            Record::Events(events) => Some(events.from.as_ref().unwrap().row),
+            _ => None,
+        };
+        records.iter().filter_map(row).collect()
+    };
+    let whole = rows_of(&open(&dir).unwrap().all(FIRST + 1, 4096));
+    let left_out = vec![4..6, 10..11, 900..1_100];
+    let at = |decl: &SourceDecl| {
+        let file = |(name, mut source): NamedFile| match decl.stream == "votes" {
+            true => {
+                let place = place_of(&mut *source, &name, 3, |_| {}).unwrap();
+                FileAt { name, place, left_out: left_out.clone(), ahead: Vec::new() }
+            }
+            false => {
+                let (left_out, ahead) = Default::default();
+                FileAt { name, place: Place::start(), left_out, ahead }
+            }
+        };
+        Feeds::files(decl, &spec.program, &env).unwrap().into_iter().map(file).collect()
+    };
+    let all = of_files(&spec).map(|decl| {
+        let (files, newest_us, have_ended) = (at(decl), None, false);
+        FilesAt { decl, files, newest_us, have_ended }
+    });
+    Feeds::begin_at(&*env.disk, dir.path(), all.collect()).unwrap();
+    let stays = |row: &u64| *row >= 3 && !left_out.iter().any(|rows| rows.contains(row));
+    let wanted: Vec<u64> = whole.into_iter().filter(stays).collect();
+    for step in [1, 7, 4096] {
+        let opened = open(&dir).unwrap();
+        let (mut found, mut from) = (Vec::new(), 3);
+        while opened.rows.feeds.end(FIRST + 1).is_none_or(|end| from <= end) {
+            let Records { records, upto } = opened.read(FIRST + 1, from, step).unwrap();
+            found.extend(records);
+            from = upto;
+        }
+        assert_eq!(rows_of(&found), wanted, "step {step}");
+        let offsets: Vec<u64> = found.iter().map(|(offset, _)| *offset).collect();
+        assert!(offsets.iter().copied().eq(3..from));
+    }
+    // A reader that can't leave them out begins after them, and gets the rows between them.
+    let functions = AppFunctions::new(&spec, Arc::new(Nobody)).unwrap();
+    let inputs = [0, 5];
+    let at = Feeds::stand_at(&spec, &functions, (dir.path(), &inputs), &env).unwrap();
+    let file = &at[1].files[0];
+    let ahead: Vec<u64> =
+        file.ahead.iter().flat_map(|chunk| chunk.offsets.iter().copied()).collect();
+    let between = wanted.into_iter().filter(|row| (7..1_100).contains(row));
+    assert_eq!((file.place.offset, ahead), (1_100, between.collect()));
+}

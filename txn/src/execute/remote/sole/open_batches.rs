@@ -106,14 +106,51 @@ impl OpenBatches {
             waiting.put_by_key(&Key::of(&[root.clone(), Value::Int(nth)]), None, seq);
         }
         for (nth, event) in (from..).zip(events) {
-            let row = [root.clone(), Value::Int(nth)].into_iter().chain(event.iter().cloned());
-            let row: Row = row.collect();
+            let row = event_row(&root, nth, event);
             waiting.put_by_key(&Key::of(&row[..2]), Some(&row), seq);
         }
-        let [root, name] = key(program, stream);
-        let mark = [root, name, Value::Int(end), Value::Timestamp(since_us)];
+        let mark = mark(program, stream, (end, since_us));
         let row = (end > 0).then_some(&mark[..]);
         tables[self.marks.index()].put_by_key(&Key::of(&mark[..2]), row, seq);
+    }
+
+    /// Returns the rows that an incomplete batch of a stream consists of, each with its table. Its
+    /// events are in their order, and the first one came at a time.
+    pub fn rows(
+        &self,
+        program: &Program,
+        stream: StreamId,
+        (events, since_us): (&[Row], i64),
+    ) -> Vec<(TableId, Row)> {
+        let (root, table) = (root(program, stream), self.waiting[&stream]);
+        let event = |(nth, event): (i64, &Row)| (table, event_row(&root, nth, event));
+        let mark = mark(program, stream, (events.len() as i64, since_us));
+        (0..).zip(events).map(event).chain([(self.marks, mark.into())]).collect()
+    }
+
+    /// The table with the first times of incomplete batches.
+    pub fn marks(&self) -> TableId {
+        self.marks
+    }
+
+    /// Returns the streams in batches, each with the table of its events that wait.
+    pub fn tables(&self) -> impl Iterator<Item = (StreamId, TableId)> + '_ {
+        self.waiting.iter().map(|(stream, table)| (*stream, *table))
+    }
+
+    /// Returns the number of an event in its batch, and the event, from its row.
+    pub fn event(row: &[Value]) -> Option<(i64, &[Value])> {
+        match row {
+            [_, Value::Int(nth), event @ ..] => Some((*nth, event)),
+            _ => None,
+        }
+    }
+
+    /// Returns the time at which the batch of a stream has begun, if a row of the table of such times
+    /// says that.
+    pub fn since_us(program: &Program, stream: StreamId, row: &[Value]) -> Option<i64> {
+        let (_, since_us) = mark_of(Some(row)).filter(|_| row[..2] == key(program, stream))?;
+        Some(since_us)
     }
 
     /// Counts an ended source of a stream's batches. Returns whether all `sources` have ended. `seq` is
@@ -183,6 +220,17 @@ fn mark_of(row: Option<&[Value]>) -> Option<(i64, i64)> {
 /// Returns the name of a stream's input stream.
 fn root(program: &Program, stream: StreamId) -> Value {
     Value::str(&program.streams[program.root_stream(stream).index()].spec.name)
+}
+
+/// Returns the row of an event in a batch.
+fn event_row(root: &Value, nth: i64, event: &[Value]) -> Row {
+    [root.clone(), Value::Int(nth)].into_iter().chain(event.iter().cloned()).collect()
+}
+
+/// Returns the row with the number of a batch's events, and the time of the first.
+fn mark(program: &Program, stream: StreamId, (count, since_us): (i64, i64)) -> [Value; 4] {
+    let [root, name] = key(program, stream);
+    [root, name, Value::Int(count), Value::Timestamp(since_us)]
 }
 
 /// Returns the key of a stream's mark.

@@ -30,6 +30,11 @@ pub struct SoleProgram {
 pub(super) type View = (StreamId, Timed);
 
 impl SoleProgram {
+    /// The tables of incomplete batches.
+    pub fn open_batches(&self) -> &OpenBatches {
+        &self.open
+    }
+
     /// Prepares a program. `open` has the tables of incomplete batches. The input events of
     /// `passed_on` streams are outputs, too. Slides whose triggers abort are reported on the stream
     /// `aborted_slides`.
