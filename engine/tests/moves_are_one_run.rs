@@ -8,6 +8,7 @@ mod inputs;
 mod random;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use tidemill_engine::{
     has_sole_owner, join, unfinished, AppFunctions, AppSpec, Cluster, ClusterSettings,
     JoinedWorker, Mill, OnFault, Settings, SinkDecl, SourceDecl, StartFunction, Summary, Way,
 };
-use tidemill_env::Env;
+use tidemill_env::{Addr, Connection, Env, Listener, Net};
 use tidemill_function::{Activation, Call};
 use tidemill_reference::InputRow;
 use tidemill_sim::{SimDisk, SimEnv};
@@ -240,6 +241,31 @@ fn dies(worker: JoinedWorker) {
     worker.process.end();
 }
 
+/// A network with the sockets that are files of the simulated disk, and the real one for the rest.
+struct Nets {
+    files: Arc<dyn Net>,
+    rest: Arc<dyn Net>,
+}
+
+impl Nets {
+    fn of(&self, at: &Addr) -> &dyn Net {
+        match at {
+            Addr::Unix(_) => &*self.files,
+            _ => &*self.rest,
+        }
+    }
+}
+
+impl Net for Nets {
+    fn listen(&self, at: &Addr) -> io::Result<Box<dyn Listener>> {
+        self.of(at).listen(at)
+    }
+
+    fn connect(&self, at: &Addr, timeout_us: u64) -> io::Result<Box<dyn Connection>> {
+        self.of(at).connect(at, timeout_us)
+    }
+}
+
 /// A case on its way, with the disk as the last process has left it.
 struct Journey<'c> {
     case: &'c Case,
@@ -254,17 +280,16 @@ struct Journey<'c> {
 }
 
 impl Journey<'_> {
-    /// The real environment with the simulated disk.
+    /// The real environment with the simulated disk, and the sockets on it.
     fn env(&self) -> Env {
-        Env { disk: self.disk.clone(), ..Env::real() }
+        let net = Arc::new(Nets { files: SimEnv::new(1).env().net, rest: Env::real().net });
+        Env { disk: self.disk.clone(), net, ..Env::real() }
     }
 
     fn start(&mut self, leg: Leg) -> Result<Running, Error> {
         let (env, dice) = (self.env(), &mut self.dice);
         let workers = match leg {
             Leg::One => {
-                // It listens at a file of its directory.
-                let env = Env { net: SimEnv::new(1).env().net, ..env };
                 let settings = Settings {
                     workers: 1 + dice.below(3) as usize,
                     epoch_idle: dice.chance(70),

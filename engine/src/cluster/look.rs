@@ -25,7 +25,7 @@ use crate::settings::SEGMENT_BYTES_MIN;
 /// How often the snapshot is read again when the processes have removed its objects.
 const TRIES: usize = 3;
 /// The prefix of manifests among the objects.
-const MANIFEST: &str = "manifest-";
+pub(super) const MANIFEST: &str = "manifest-";
 
 /// The state of several processes in a data directory.
 pub(crate) struct LookedAt {

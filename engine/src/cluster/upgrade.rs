@@ -31,6 +31,7 @@ use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
 use super::from_one::TakenOver;
+use super::look::MANIFEST;
 use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
 use crate::changes::{counted, first_differences, Change};
@@ -593,9 +594,12 @@ impl Starting<'_> {
 
     /// Records in a new log which program it belongs to.
     fn begin(&self, found: Found) -> Result<()> {
-        let generation = found.generation;
+        let mut generation = found.generation;
         let mut manifest = found.manifest;
         if manifest.is_none() {
+            if self.one.is_some() {
+                generation = generation.max(self.unused_generation()?);
+            }
             let nothing = vec![0; self.sources as usize];
             let (inputs, outputs) = (nothing.clone(), nothing);
             let program = self.fingerprint;
@@ -625,6 +629,18 @@ impl Starting<'_> {
             "give the directory that it had (--data-dir), or start that version in this one once: it writes there \
              what an upgrade needs; or give this cluster another name (cluster_name)",
         ))
+    }
+
+    /// Returns a generation after those of all manifests in the store. A store that is not in the data
+    /// directory still has those of an interrupted move.
+    fn unused_generation(&self) -> Result<u64> {
+        let objects = self.store.list("")?.into_iter();
+        let of = |name: &str| {
+            let (generation, _) = name.strip_prefix(MANIFEST)?.split_once('-')?;
+            generation.parse::<u64>().ok()
+        };
+        let last = objects.filter_map(|object| of(&object.name)).max();
+        Ok(last.map_or(0, |last| last + 1))
     }
 
     /// Refuses a log that does not belong to the program in the directory.
