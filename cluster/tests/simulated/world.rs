@@ -216,11 +216,7 @@ impl World {
             buffered_bytes_max,
             memory_bytes_max: u64::MAX,
             clock_jump_us_max: i64::MAX,
-            deaths_max: if functions.poison.is_some() {
-                2 + poisons.below(3) as u32
-            } else {
-                u32::MAX
-            },
+            deaths_max: functions.poison.map_or(u32::MAX, |_| 2 + poisons.below(3) as u32),
             function: tidemill_function::Settings {
                 calls_max: CALLS_MAX,
                 depth_max: DEPTH_MAX,
@@ -305,7 +301,6 @@ impl World {
         world
     }
 
-    /// Returns the number of sources.
     /// Returns the counts of transactions that the coordinator knows.
     pub fn counts(&self) -> Counts {
         let process = self.processes.get(&Process::Coordinator(self.coordinator));
@@ -320,6 +315,7 @@ impl World {
         self.log.answers().filter(|(_, asked, _)| *asked == POISON).count()
     }
 
+    /// Returns the number of sources.
     pub fn sources(&self) -> u32 {
         self.settings.sources
     }
