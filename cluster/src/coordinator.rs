@@ -477,7 +477,7 @@ impl Coordinator {
         };
         self.lost_pairs.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
-        self.has_waited(effects);
+        self.begins_part(effects);
         if self.is_ending {
             self.try_end(effects);
         }

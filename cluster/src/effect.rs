@@ -301,8 +301,8 @@ pub struct CutPlan {
     pub takes_snapshot: bool,
     /// The node that executes it alone, if one does and if it can be executed by column.
     pub executes: Option<NodeId>,
-    /// The places at which its parts begin, if a transaction in it may have ended a worker. Then a
-    /// worker asks before it begins a part: [`Packet::Trial`].
+    /// The places at which its parts begin, if a transaction in it may have ended a worker. Then
+    /// all members begin each part together: [`Packet::Trial`].
     pub parts: Arc<[u64]>,
 }
 
@@ -366,7 +366,7 @@ pub enum Packet {
         /// The counts of the transactions that the worker received in that epoch.
         counts: Counts,
     },
-    /// From a worker: it is about to begin a part of an epoch, with transactions that it received.
+    /// From a worker: it is about to begin a part of an epoch.
     Trial {
         /// The generation.
         generation: u64,
@@ -377,7 +377,7 @@ pub enum Packet {
         /// The last transaction whose output had left before.
         left: Tid,
     },
-    /// To a worker: it may begin that part now.
+    /// To a worker: all members begin that part now.
     Tried {
         /// The generation.
         generation: u64,

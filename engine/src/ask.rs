@@ -12,7 +12,7 @@ use tidemill_env::{Addr, Connection, Env};
 use crate::data_dir::Site;
 use crate::moves::Way;
 use crate::process_mode::{held, CLUSTER};
-use crate::serve::{Lines, Reply};
+use crate::serve::{Fields, Lines, Reply};
 use crate::stopped;
 
 /// The time for a running engine to accept a connection, in microseconds.
@@ -71,6 +71,12 @@ pub fn ask(env: &Env, data_dir: &Path, request: &str) -> Replies {
 }
 
 impl Request {
+    /// Whether it is about retained rows, which a coordinator has.
+    fn is_of_retained(&self) -> bool {
+        let fields = Fields::parse(self.text.as_bytes());
+        fields.is_ok_and(|fields| matches!(fields.verb(), "tail" | "dlq_ls" | "dlq_replay"))
+    }
+
     /// Sends the request to a running engine, or answers it from the files.
     fn send(&mut self) -> From {
         self.tries -= 1;
@@ -80,7 +86,12 @@ impl Request {
             Some(Way::Several) => Site::socket(&self.data_dir.join(CLUSTER)),
             Some(Way::One) | None => Site::socket(&self.data_dir),
         };
-        match self.env.net.connect(&Addr::Unix(path.clone()), CONNECT_US) {
+        let connection = match held == Some(Way::Several) && !self.is_of_retained() {
+            // The coordinator has no tables, so it is not asked to load them.
+            true => Err(io::ErrorKind::NotFound.into()),
+            false => self.env.net.connect(&Addr::Unix(path.clone()), CONNECT_US),
+        };
+        match connection {
             Ok(connection) => match self.write(connection) {
                 Ok(lines) => From::Running(Box::new(lines)),
                 Err(_) if self.tries > 0 => self.send(),

@@ -63,7 +63,7 @@ pub(super) struct Running {
     pub since_us: u64,
     /// The last cut that was made, and the last durable one.
     pub epoch: u64,
-    durable: u64,
+    pub durable: u64,
     clock_us: i64,
     /// The monotonic time when that cut was made, or became known.
     cut_us: u64,

@@ -13,14 +13,14 @@
 //! verdict is recorded among the outputs, and the next generation does not execute the transaction.
 //! There is no verdict if outputs have left that may depend on its result.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_function::Tid;
 
 use super::{Coordinator, Pending, Stage};
-use crate::effect::{Address, Effect, Packet};
+use crate::effect::{Effect, Packet};
 use crate::records::{CutRecord, Member, Record, Topic, POISON};
 
 /// The most parts of the suspect places of a cut.
@@ -84,14 +84,17 @@ pub(super) struct Deaths {
     last: Option<(Tid, String)>,
 }
 
-/// A part that waits to be tried.
-struct Wait {
-    until_us: u64,
-    member: Member,
-    packet: Packet,
+/// A part that members are about to begin, each at its own time.
+struct Asked {
+    epoch: u64,
+    part: u64,
+    members: BTreeSet<Member>,
+    /// The last transaction whose output had left before.
+    left: Tid,
 }
 
-/// The careful execution of epochs by a generation.
+/// The careful execution of epochs by a generation. All members begin a part together, so that nothing
+/// else is executed meanwhile.
 #[derive(Default)]
 pub(super) struct Trials {
     /// The places of the cuts that not all members have executed, by epoch.
@@ -100,15 +103,20 @@ pub(super) struct Trials {
     parts: BTreeMap<u64, Arc<[u64]>>,
     /// The part that is executed.
     now: Option<(u64, u64)>,
-    wait: Option<Wait>,
-    /// How long it has waited, in microseconds.
-    waited_us: Option<u64>,
+    /// The next part, until it begins.
+    asked: Option<Asked>,
+    /// The time until which the suspect waits, and how long that is, in microseconds. There is one wait
+    /// in a generation.
+    wait: Option<(u64, u64)>,
+    is_waiting: bool,
+    /// Whether a verdict is being recorded.
+    is_judging: bool,
 }
 
 impl Trials {
     /// Returns what is executed.
     fn executed(&self) -> Executed {
-        if self.wait.is_some() {
+        if self.is_waiting {
             return Executed::Waited;
         }
         if let Some((epoch, part)) = self.now {
@@ -227,11 +235,17 @@ impl Coordinator {
         let Stage::Running(running) = &self.stage else { return };
         self.deaths.ended = Some(Ended {
             members: running.form.assignment.members.clone(),
-            lived_us: self
-                .now_us
-                .saturating_sub(running.since_us + running.trials.waited_us.unwrap_or(0)),
+            lived_us: self.now_us.saturating_sub(
+                running.since_us + running.trials.wait.map_or(0, |(_, waits_us)| waits_us),
+            ),
             executed: running.trials.executed(),
         });
+    }
+
+    /// Notes that all members of the next generation have gone back to the snapshot. A later death has
+    /// another cause than the work of the last generation.
+    pub(super) fn has_formed(&mut self) {
+        self.deaths.ended = None;
     }
 
     /// Takes the death of a worker.
@@ -239,8 +253,7 @@ impl Coordinator {
         self.deaths.died(member);
     }
 
-    /// Notes that a member begins a part of an epoch, and lets it. A transaction that is tried again
-    /// alone has to wait first, once in a generation. If there is a verdict on it, records that.
+    /// Notes that a member is about to begin a part of an epoch.
     pub(super) fn tries(
         &mut self,
         member: Member,
@@ -248,36 +261,52 @@ impl Coordinator {
         left: Tid,
         effects: &mut Vec<Effect>,
     ) {
-        let now_us = self.now_us;
-        let (suspect, verdict) =
-            (self.deaths.suspect.clone(), self.deaths.judge(self.settings.deaths_max, left));
         let Stage::Running(running) = &mut self.stage else { return };
-        let generation = running.form.generation;
+        let asked = &mut running.trials.asked;
+        if asked.as_ref().is_none_or(|of| (of.epoch, of.part) < (epoch, part)) {
+            *asked = Some(Asked { epoch, part, members: BTreeSet::new(), left });
+        }
+        if let Some(of) = asked.as_mut().filter(|of| (of.epoch, of.part) == (epoch, part)) {
+            of.members.insert(member);
+            of.left = of.left.max(left);
+        }
+        self.begins_part(effects);
+    }
+
+    /// Lets all members begin a part once all have reported it. A transaction that is tried again alone
+    /// has to wait first. If there is a verdict on it, records that.
+    pub(super) fn begins_part(&mut self, effects: &mut Vec<Effect>) {
+        let (now_us, suspect) = (self.now_us, self.deaths.suspect.clone());
+        let Stage::Running(running) = &mut self.stage else { return };
+        let members = &running.form.assignment.members;
+        let Some(Asked { epoch, part, members: have, left }) = &running.trials.asked else {
+            return;
+        };
+        if !members.iter().all(|member| have.contains(member)) {
+            return;
+        }
+        let (generation, epoch, part, left) = (running.form.generation, *epoch, *part, *left);
+        let is_durable = epoch <= running.durable;
         let trials = &mut running.trials;
-        trials.now = trials.now.max(Some((epoch, part)));
-        let packet = Packet::Tried { generation, epoch, part };
         let is_it = |suspect: &Suspect| {
             suspect.is_alone() && trials.part(epoch, part) == Some(suspect.places.clone())
         };
-        match (suspect.filter(is_it), verdict) {
-            (Some(_), Some((tid, reason))) => self.record(tid, reason, effects),
-            (Some(suspect), None) if trials.waited_us.is_none() => {
-                trials.waited_us = Some(suspect.lived_us);
-                let until_us = now_us + suspect.lived_us;
-                trials.wait = Some(Wait { until_us, member, packet });
+        if let Some(suspect) = suspect.filter(is_it) {
+            if let Some((tid, reason)) = self.deaths.judge(self.settings.deaths_max, left) {
+                // The verdict is on a transaction of a cut that nobody makes again.
+                if is_durable && !std::mem::replace(&mut trials.is_judging, true) {
+                    self.record(tid, reason, effects);
+                }
+                return;
             }
-            _ => effects.push(Effect::Send { to: Address::Worker(member), packet }),
+            let wait = trials.wait.get_or_insert((now_us + suspect.lived_us, suspect.lived_us));
+            trials.is_waiting = now_us < wait.0;
+            if trials.is_waiting {
+                return;
+            }
         }
-    }
-
-    /// Lets a member begin a part that has waited long enough.
-    pub(super) fn has_waited(&mut self, effects: &mut Vec<Effect>) {
-        let now_us = self.now_us;
-        let Stage::Running(running) = &mut self.stage else { return };
-        let wait = &mut running.trials.wait;
-        if let Some(Wait { member, packet, .. }) = wait.take_if(|wait| wait.until_us <= now_us) {
-            effects.push(Effect::Send { to: Address::Worker(member), packet });
-        }
+        (trials.now, trials.asked) = (Some((epoch, part)), None);
+        self.send(&Packet::Tried { generation, epoch, part }, effects);
     }
 
     /// Appends a verdict. The next generation obeys it.

@@ -189,6 +189,7 @@ impl Coordinator {
         let (form, available) = (forming.form.clone(), std::mem::take(&mut forming.available));
         let buffered = std::mem::take(&mut forming.formed);
         self.patience = 1;
+        self.has_formed();
         let cuts = std::mem::take(&mut self.cuts);
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
         running.buffered = buffered;

@@ -87,24 +87,23 @@ impl Running {
         divided
     }
 
-    /// Whether a part with work may begin. If not, the coordinator is asked.
+    /// Whether all members are about to begin a part.
     fn may_begin(&self, epoch: u64, part: u64) -> bool {
         self.trial == Some((epoch, part, true))
     }
 }
 
 impl Worker {
-    /// Returns whether the next part may begin: it is not careful, it is empty, or the coordinator knows
-    /// of it. Otherwise tells the coordinator.
+    /// Returns whether the next part may begin: it is not careful, or all members are about to begin it.
+    /// Otherwise reports that this one is.
     pub(super) fn may_begin(&mut self, effects: &mut Vec<Effect>) -> bool {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return false };
         let Some((cut, plan)) = &running.current else { return true };
         let (epoch, left) = (cut.epoch, running.left);
-        let Some((number, work)) = running.parts.front() else { return true };
+        let Some((number, _)) = running.parts.front() else { return true };
         let part = number - first_part(cut);
-        let is_empty = work.tasks.is_empty() && work.runs.is_empty();
-        if plan.parts.is_empty() || is_empty || running.may_begin(epoch, part) {
+        if plan.parts.is_empty() || running.may_begin(epoch, part) {
             return true;
         }
         let asked = Some((epoch, part, false));
@@ -114,7 +113,7 @@ impl Worker {
         false
     }
 
-    /// Begins the part that the coordinator knows of now.
+    /// Begins the part that all members are about to begin.
     pub(super) fn tried(&mut self, epoch: u64, part: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         if running.trial == Some((epoch, part, false)) {

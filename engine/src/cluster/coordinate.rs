@@ -80,6 +80,8 @@ pub struct Cluster {
     feeds: Arc<Feeds>,
     /// Whether all files have ended for good.
     has_ended: AtomicBool,
+    /// The epoch up to which all of them are in cuts, once they are.
+    input_epoch: OnceLock<u64>,
     event_time: Arc<EventTime>,
     log: Dispatch,
     /// The log of the cluster, if the coordinator serves it.
@@ -262,6 +264,7 @@ impl Cluster {
             followed,
             feeds,
             has_ended: AtomicBool::new(false),
+            input_epoch: OnceLock::new(),
             event_time,
             delivered,
             http: OnceLock::new(),
@@ -297,7 +300,9 @@ impl Cluster {
         let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
         self.counts.store();
         address::remove(&self.env, &self.dir);
-        let is_wanted = !may_come && self.has_input_ended();
+        // A snapshot of everything has all that is in cuts.
+        let is_all_cut = || is_whole && self.input_cut(&self.coordinator.status()).is_some();
+        let is_wanted = !may_come && (self.has_input_ended() || is_all_cut());
         let finished = self.sinks.finish(&self.env, is_whole && is_wanted);
         self.delivered.end();
         self.socket.close();
@@ -316,20 +321,27 @@ impl Cluster {
         if self.has_ended.load(Ordering::Acquire) {
             return true;
         }
-        let Status { sources: cuts, outside, epoch, executed, .. } = self.coordinator.status();
+        let status = self.coordinator.status();
         // While workers die of the last rows, nobody could take a snapshot of all.
-        if executed != Some(epoch) {
-            return false;
-        }
+        let has_ended = self
+            .input_cut(&status)
+            .is_some_and(|epoch| status.executed.is_some_and(|executed| executed >= epoch));
+        self.has_ended.store(has_ended, Ordering::Release);
+        has_ended
+    }
+
+    /// The epoch up to which all files of the app are in cuts, if they are, and if all work outside
+    /// that they caused is done.
+    fn input_cut(&self, status: &Status) -> Option<u64> {
+        let Status { sources: cuts, outside, epoch, .. } = status;
         let ends = |(source, about): (u32, &About)| {
             let cut = cuts.get(source as usize).map_or(0, |source| source.cut);
             !about.follows && self.feeds.end(source).is_some_and(|end| cut > end)
         };
         // Answers of work outside are new input.
-        let is_done = self.functions.outboxes().is_empty() || outside == Some(0);
-        let has_ended = is_done && self.feeds.all().count() > 0 && self.feeds.all().all(ends);
-        self.has_ended.store(has_ended, Ordering::Release);
-        has_ended
+        let is_done = self.functions.outboxes().is_empty() || *outside == Some(0);
+        let are_cut = is_done && self.feeds.all().count() > 0 && self.feeds.all().all(ends);
+        are_cut.then(|| *self.input_epoch.get_or_init(|| *epoch))
     }
 
     /// Returns the present status.

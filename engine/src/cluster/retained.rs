@@ -171,11 +171,13 @@ impl Retaining {
             let at = rows.get(name).copied().unwrap_or(0);
             if ring.next() < at {
                 let what = format!(
-                    "the retained rows of stream {name} end at row {}, but the newest snapshot says that they have                      {at} rows",
+                    "the retained rows of stream {name} end at row {}, but the newest snapshot says that they have \
+                     {at} rows",
                     ring.next()
                 );
                 return Err(Error::new(Kind::Io, what).help(
-                    "an object of the snapshots whose name begins with 'retained.' is missing: restore it, or a                      backup (tidemill restore)",
+                    "an object of the snapshots whose name begins with 'retained.' is missing: restore it, or a \
+                     backup (tidemill restore)",
                 ));
             }
             streams.insert(id, (name.to_owned(), at));
