@@ -3,9 +3,9 @@
 //! All of its state is in the log. A coordinator that starts reads the cuts, fences them with the
 //! next number, and forms a generation of all workers that are alive. The modules by phase:
 //! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
-//! [`deaths`] finds the transactions that end workers. [`merge`] has workers merge the objects of snapshots. [`prepare`] has new workers read the snapshot
-//! before they join. [`unreachable`] knows which members
-//! can't reach each other.
+//! [`deaths`] finds the transactions that end workers. [`merge`] has workers merge the objects of
+//! snapshots. [`prepare`] has new workers read the snapshot before they join. [`unreachable`] knows
+//! which members can't reach each other.
 
 mod available;
 mod choice;

@@ -2,9 +2,9 @@
 //!
 //! The modules by phase: [`prepare`] reads the rows that a new worker will need. [`load`] goes back
 //! to the snapshot. [`known`] has the outputs that left before. [`run`] executes cuts, and
-//! [`outputs`] appends their outputs. [`careful`] does so after a death. [`ranks`] finds the order of events in event time. [`read`]
-//! finds the tasks in records. [`outside`] asks the questions of functions. [`save`] stores parts of
-//! snapshots.
+//! [`outputs`] appends their outputs. [`careful`] does so after a death. [`ranks`] finds the order
+//! of events in event time. [`read`] finds the tasks in records. [`outside`] asks the questions of
+//! functions. [`save`] stores parts of snapshots.
 
 mod careful;
 mod known;

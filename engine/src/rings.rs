@@ -274,12 +274,13 @@ pub fn retained_rows(first: u64, next: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use tidemill_core::{Column, DataType, Value};
     use tidemill_txn::program::Builder;
 
-    fn batch(from: i64, rows: i64) -> Batch {
+    /// Rows of one column with numbers in order.
+    pub(crate) fn batch(from: i64, rows: i64) -> Batch {
         let schema = Arc::new(Schema::new(vec![Column::new("x", DataType::Int)]));
         let rows: Vec<[Value; 1]> = (from..from + rows).map(|x| [Value::Int(x)]).collect();
         Batch::from_rows(schema, rows.iter().map(|r| &r[..]))

@@ -244,19 +244,13 @@ impl Retaining {
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Column, DataType, Value};
+    use tidemill_core::{Column, DataType};
     use tidemill_durable::MemoryStore;
     use tidemill_txn::program::Builder;
 
     use super::*;
-    use crate::rings::Rings;
+    use crate::rings::{tests::batch, Rings};
     use crate::settings::Settings;
-
-    fn batch(from: i64, rows: i64) -> Batch {
-        let schema = Arc::new(Schema::new(vec![Column::new("x", DataType::Int)]));
-        let rows: Vec<[Value; 1]> = (from..from + rows).map(|x| [Value::Int(x)]).collect();
-        Batch::from_rows(schema, rows.iter().map(|r| &r[..]))
-    }
 
     /// Opens the rings of a stream `out`, of which the manifest says that this many rows come before
     /// the place to read from.
