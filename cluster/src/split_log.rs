@@ -1,5 +1,6 @@
-//! Logs with some topics elsewhere: the cuts, or the inputs of the last sources.
+//! Logs with some topics elsewhere: the cuts, or the inputs of some sources.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidemill_core::Error;
@@ -20,10 +21,9 @@ impl SplitLog {
         SplitLog { is_apart: Box::new(|topic| topic == Topic::Cuts), apart: cuts, rest }
     }
 
-    /// Creates a log with the inputs of this source and of those after it in `inputs`, and the rest
-    /// in `rest`.
-    pub fn inputs(first: u32, inputs: Arc<dyn Log>, rest: Arc<dyn Log>) -> SplitLog {
-        let is_apart = move |topic| matches!(topic, Topic::Input(source) if source >= first);
+    /// Creates a log with the inputs of these sources in `inputs`, and the rest in `rest`.
+    pub fn inputs(sources: Range<u32>, inputs: Arc<dyn Log>, rest: Arc<dyn Log>) -> SplitLog {
+        let is_apart = move |topic| matches!(topic, Topic::Input(of) if sources.contains(&of));
         SplitLog { is_apart: Box::new(is_apart), apart: inputs, rest }
     }
 

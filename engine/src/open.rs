@@ -12,7 +12,7 @@ use tidemill_connect::{
 use tidemill_core::{Error, Result, Schema, SourceId, SourceSpec, StreamId, StreamTime};
 use tidemill_env::Env;
 use tidemill_flow::{Branch, Input, Stage as FlowStage};
-use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSource};
+use tidemill_kafka::stream::{open_sink, open_sources, Numbers, RowIds, TopicSource};
 use tidemill_log::LogKind;
 use tidemill_table::Table;
 use tidemill_txn::execute::tables;
@@ -288,7 +288,7 @@ pub(crate) fn partitions(
                 (None, Some(topic)) => {
                     let settings = TopicSource::from_json(&topic.to_string())?;
                     let who = format!("source of {}: topic {}", decl.stream, settings.topic);
-                    open_sources(&settings, &schema, env, troubles, &who)?
+                    open_sources(&settings, &schema, env, Numbers::Counted, (troubles, &who))?
                 }
                 (Some(_), Some(_)) => {
                     let what =

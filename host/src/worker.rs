@@ -1,5 +1,6 @@
 //! The process of a worker.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -43,6 +44,17 @@ pub enum Ended {
     Failed(String),
 }
 
+/// The logs that a worker reads, and appends to.
+#[derive(Default)]
+pub struct WorkerLogs {
+    /// The log of the cluster. Without one, it is the log that the coordinator serves.
+    pub log: Option<Arc<dyn Log>>,
+    /// The inputs of some sources that this process reads elsewhere.
+    pub inputs: Option<(Range<u32>, Arc<dyn Log>)>,
+    /// The sources whose inputs only the coordinator can read.
+    pub served: Range<u32>,
+}
+
 /// A running worker.
 pub struct WorkerProcess {
     mesh: Arc<Mesh>,
@@ -79,9 +91,7 @@ struct ProcessState {
 
 impl WorkerProcess {
     /// Joins a cluster as soon as its coordinator is reachable, and executes its part from then on.
-    /// Without a `log`, it uses the log that the coordinator serves. From a certain source on, only
-    /// the coordinator may be able to read the inputs. An app with outboxes needs `outboxes`, which
-    /// have work done outside.
+    /// An app with outboxes needs `outboxes`, which have work done outside.
     ///
     /// # Errors
     /// If it can't listen at the address.
@@ -90,7 +100,7 @@ impl WorkerProcess {
         settings: Settings,
         coordinator: Addr,
         (functions, pool): (Arc<dyn Functions>, Arc<dyn Pool>),
-        (log, inputs_served): (Option<Arc<dyn Log>>, Option<u32>),
+        logs: WorkerLogs,
         store: Arc<dyn Store>,
         outboxes: Option<Arc<dyn Outboxes>>,
     ) -> Result<WorkerProcess> {
@@ -122,11 +132,14 @@ impl WorkerProcess {
             let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
             state.remote.get_or_init(remote).clone()
         };
-        let log: Arc<dyn Log> = match (log, inputs_served) {
-            (None, _) => remote(),
-            (Some(log), None) => log,
-            (Some(log), Some(first)) => Arc::new(SplitLog::inputs(first, remote(), log)),
+        let mut log = match logs.log {
+            None => remote(),
+            Some(log) if logs.served.is_empty() => log,
+            Some(log) => Arc::new(SplitLog::inputs(logs.served, remote(), log)),
         };
+        if let Some((sources, inputs)) = logs.inputs {
+            log = Arc::new(SplitLog::inputs(sources, inputs, log));
+        }
         if let Some(outboxes) = &outboxes {
             outboxes.begin(log.clone())?;
         }

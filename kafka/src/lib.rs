@@ -52,7 +52,7 @@ pub use client::{Client, OnMessage};
 pub use hash::partition_of_key;
 pub use log::KafkaLog;
 pub use message::{Format, Outgoing};
-pub use settings::{Followed, KafkaSettings};
+pub use settings::KafkaSettings;
 
 /// The header with the generation of a record of cuts or outputs, in decimal digits.
 pub const GENERATION: &str = "tidemill-generation";

@@ -38,8 +38,6 @@ pub(crate) struct Part {
     pub(crate) topic: Topic,
     pub(crate) name: String,
     pub(crate) partition: i32,
-    /// Whether its topic belongs to others.
-    pub(crate) is_followed: bool,
     pub(crate) fence: Mutex<Fence>,
     /// The number of appends that wait until all records before them have been seen. For cuts, the
     /// number of all that have ever waited.
@@ -383,7 +381,7 @@ impl KafkaLog {
 
     fn part(&self, topic: Topic) -> Option<usize> {
         let outputs = self.settings.total();
-        let inputs = outputs - self.settings.elsewhere;
+        let inputs = self.settings.sources;
         let nth = match topic {
             Topic::Input(n) if n < inputs => n as usize,
             Topic::Output(n) if n < outputs => inputs as usize + n as usize,
@@ -412,25 +410,22 @@ fn parts(settings: &KafkaSettings) -> Vec<Part> {
         let name = name.clone();
         (0..count).map(move |number| (name.clone(), partition(number)))
     };
-    let followed = settings.followed.iter().flat_map(|f| of(&f.topic, f.partitions));
-    let inputs = of(&settings.inputs, settings.sources).map(|place| (place, false));
-    let inputs = inputs.chain(followed.map(|place| (place, true)));
-    let input = |(source, (place, is_followed))| (Topic::Input(source), place, is_followed);
+    let inputs = (0..).zip(of(&settings.inputs, settings.sources));
+    let inputs = inputs.map(|(source, place)| (Topic::Input(source), place));
     let outputs = (0..).zip(of(&settings.outputs, settings.total()));
-    let outputs = outputs.map(|(source, place)| (Topic::Output(source), place, false));
-    let cuts = settings.cuts.iter().map(|name| (Topic::Cuts, (name.clone(), 0), false));
-    let part = |(topic, (name, partition), is_followed)| Part {
+    let outputs = outputs.map(|(source, place)| (Topic::Output(source), place));
+    let cuts = settings.cuts.iter().map(|name| (Topic::Cuts, (name.clone(), 0)));
+    let part = |(topic, (name, partition))| Part {
         topic,
         name,
         partition,
-        is_followed,
         fence: Mutex::default(),
         judged: AtomicU64::new(0),
         outstanding: AtomicU64::new(0),
         progress_ns: AtomicU64::new(0),
         suspected: Mutex::new(None),
     };
-    (0..).zip(inputs).map(input).chain(outputs).chain(cuts).map(part).collect()
+    inputs.chain(outputs).chain(cuts).map(part).collect()
 }
 
 fn make<T: FromClientConfigAndContext<Listener>>(
@@ -468,8 +463,7 @@ impl Log for KafkaLog {
         record: Record,
         then: Then<Result<u64, Refused>>,
     ) {
-        let part = self.part(topic).filter(|part| !self.core.parts[*part].is_followed);
-        let Some(part) = part else { return then(Err(Refused::Unknown)) };
+        let Some(part) = self.part(topic) else { return then(Err(Refused::Unknown)) };
         let message = encode(&*self.format, topic, generation, &record);
         let begins = matches!(record, Record::Generation { .. });
         let must_count = matches!(record, Record::Answer { .. });
@@ -508,8 +502,7 @@ impl Log for KafkaLog {
             () if is_away => Some(format!("no broker of {brokers} answers: {heard}")),
             () => {
                 let is_suspected = self.core.parts.iter().any(|part| self.core.suspects(part));
-                let own = self.core.too_large().or_else(|| is_suspected.then_some(heard));
-                own.or_else(|| self.format.trouble())
+                self.core.too_large().or_else(|| is_suspected.then_some(heard))
             }
         }
     }

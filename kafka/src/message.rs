@@ -46,23 +46,6 @@ pub trait Format: Send + Sync {
     /// be read is a request that will be refused.
     fn requests(&self, message: &Message<'_>) -> Record;
 
-    /// Whether everything needed to read a message of a followed topic is known. Until it is, this
-    /// message and those after it wait.
-    fn is_ready(&self, _topic: &str, _message: &Message<'_>) -> bool {
-        true
-    }
-
-    /// Returns the requests of a message of a followed topic, of which there may be none. The
-    /// message is [ready](Format::is_ready).
-    fn followed(&self, _topic: &str, message: &Message<'_>) -> Record {
-        self.requests(message)
-    }
-
-    /// Returns the reason why messages are not ready.
-    fn trouble(&self) -> Option<String> {
-        None
-    }
-
     /// Returns the message for a record of the inputs or the outputs. The message of a
     /// [`Record::Generation`] is for people only, because it is read by its headers.
     fn encode(&self, record: &Record) -> Outgoing;
@@ -142,7 +125,6 @@ pub(crate) fn decode(
     message: &Message<'_>,
 ) -> Result<Record, Unread> {
     match part.topic {
-        Topic::Input(_) if part.is_followed => Ok(format.followed(&part.name, message)),
         Topic::Input(_) => Ok(format.requests(message)),
         Topic::Output(_) => format.decode(message).ok_or(Unread::Foreign),
         Topic::Cuts => {

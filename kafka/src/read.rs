@@ -10,7 +10,6 @@ use crossbeam_channel::{select, Receiver, Sender};
 use rdkafka::consumer::base_consumer::PartitionQueue;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
-use rdkafka::message::OwnedMessage;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tidemill_cluster::{Record, Records, Refused, Then, Topic};
 use tidemill_connect::Message;
@@ -88,8 +87,6 @@ impl Read {
 /// A place in a partition from which one of the consumers reads.
 struct Cursor {
     queue: PartitionQueue<Listener>,
-    /// The next message, if it can't be read yet.
-    held: Option<OwnedMessage>,
     /// All messages below this offset have been taken.
     position: u64,
     judge: Judge,
@@ -232,7 +229,7 @@ impl Driver {
         let mut seen = Vec::new();
         let mut next = Next::Taken;
         while seen.len() < TURN && matches!(next, Next::Taken) {
-            next = cursor.next(core, part, &|_| true, |message| {
+            next = cursor.next(core, part, |message| {
                 seen.push((message.offset, mark(message)));
                 Ok(())
             });
@@ -382,9 +379,8 @@ impl Driver {
         }
         self.core.trust(part);
         // Cuts are deleted when the log is trimmed, and outputs by their age. So a reader from
-        // their beginning wants what is left. All inputs must exist. Of a followed topic, reading
-        // begins with the first message that exists.
-        if from < low && !(from == 0 && (part.is_fenced() || part.is_followed)) {
+        // their beginning wants what is left. All inputs must exist.
+        if from < low && !(from == 0 && part.is_fenced()) {
             return self.core.lose(part.deleted(from, low));
         }
         if read.limit.is_none() {
@@ -463,7 +459,7 @@ impl Driver {
         if below <= side.trimmed || self.core.is_lost() {
             return;
         }
-        let deletes = part.topic == Topic::Cuts || self.settings.deletes && !part.is_followed;
+        let deletes = part.topic == Topic::Cuts || self.settings.deletes;
         let mut delete = deletes.then_some(below);
         let mut known = None;
         let mut say = None;
@@ -537,31 +533,14 @@ impl Cursor {
         &mut self,
         core: &Core,
         part: &Part,
-        is_ready: &dyn Fn(&Message<'_>) -> bool,
         take: impl FnOnce(&Message<'_>) -> Result<(), Error>,
     ) -> Next {
-        if let Some(held) = self.held.take_if(|held| is_ready(&incoming(held))) {
-            let message = incoming(&held);
-            self.position = message.offset + 1;
-            if let Err(error) = take(&message) {
-                core.lose(error);
-            }
-            return Next::Taken;
-        }
-        if self.held.is_some() {
-            return Next::None;
-        }
         match self.queue.poll(Duration::ZERO) {
             None => Next::None,
             Some(Ok(found)) => {
                 let message = incoming(&found);
                 if message.offset < self.position {
                     return Next::Taken;
-                }
-                if !is_ready(&message) {
-                    self.is_live = true;
-                    self.held = Some(found.detach());
-                    return Next::None;
                 }
                 self.position = message.offset + 1;
                 (self.is_live, self.is_at_end) = (true, false);
@@ -601,9 +580,7 @@ fn fill(
     let end = read.end.unwrap_or(u64::MAX);
     while taken < TURN && !read.is_full() && cursor.position < end {
         taken += 1;
-        let is_ready =
-            |message: &Message<'_>| !part.is_followed || format.is_ready(&part.name, message);
-        let next = cursor.next(core, part, &is_ready, |message| {
+        let next = cursor.next(core, part, |message| {
             let mark = if part.is_fenced() { mark(message) } else { Mark::default() };
             if part.is_fenced() {
                 seen.push((message.offset, mark));
@@ -692,7 +669,7 @@ fn assign(
     }
     let judge = Judge { generation };
     *cursor =
-        Some(Cursor { queue, held: None, position: from, judge, is_live: false, is_at_end: false });
+        Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false });
 }
 
 fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {

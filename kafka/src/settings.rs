@@ -21,12 +21,8 @@ pub struct KafkaSettings {
     /// log.
     pub cuts: Option<String>,
     /// The number of sources of the inputs. The topic has at least this many partitions. The
-    /// outputs have one more for each followed partition, and for each source whose requests are
-    /// read elsewhere.
+    /// outputs have one more for each source whose requests are read elsewhere.
     pub sources: u32,
-    /// Topics of others whose messages are also requests. Each partition is a source, after those
-    /// of the inputs. Nothing is appended to them, and nothing deleted.
-    pub followed: Vec<Followed>,
     /// The number of sources after these whose requests are read elsewhere. Their outputs are in
     /// the outputs, too.
     pub elsewhere: u32,
@@ -50,15 +46,6 @@ pub struct KafkaSettings {
     pub properties: BTreeMap<String, String>,
 }
 
-/// A topic of others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Followed {
-    /// The topic's name.
-    pub topic: String,
-    /// The number of its partitions.
-    pub partitions: u32,
-}
-
 impl KafkaSettings {
     /// Creates settings with topics named after an app, and defaults for the rest.
     pub fn new(brokers: &str, app: &str, sources: u32) -> KafkaSettings {
@@ -68,7 +55,6 @@ impl KafkaSettings {
             outputs: format!("{app}.outputs"),
             cuts: Some(format!("{app}.cuts")),
             sources,
-            followed: Vec::new(),
             elsewhere: 0,
             replication: 1,
             linger_ms: 2,
@@ -88,11 +74,9 @@ impl KafkaSettings {
         cuts.into_iter().chain(others)
     }
 
-    /// Returns the number of sources, including followed partitions and those that are read
-    /// elsewhere.
+    /// Returns the number of sources, including those that are read elsewhere.
     pub(crate) fn total(&self) -> u32 {
-        let more = self.followed.iter().map(|followed| followed.partitions);
-        more.fold(self.sources, u32::saturating_add).saturating_add(self.elsewhere)
+        self.sources.saturating_add(self.elsewhere)
     }
 
     pub(crate) fn timeout(&self) -> std::time::Duration {
@@ -116,18 +100,6 @@ impl KafkaSettings {
                 self.total()
             ))
             .help("change cluster_sources"));
-        }
-        for (nth, Followed { topic, .. }) in self.followed.iter().enumerate() {
-            if [inputs, outputs].contains(&topic) || cuts == Some(topic) {
-                return Err(Error::setting(format!(
-                    "topic {topic} belongs to the cluster's log itself"
-                ))
-                .help("read another topic, or give the cluster another name (cluster_name)"));
-            }
-            if self.followed[..nth].iter().any(|other| other.topic == *topic) {
-                return Err(Error::setting(format!("two streams read topic {topic}"))
-                    .help("declare one of them: several handlers may take its events"));
-            }
         }
         for name in self.properties.keys() {
             if let Some((_, instead)) = TAKEN.iter().find(|(taken, _)| taken == name) {

@@ -11,7 +11,7 @@ use tidemill_core::{Error, Result};
 
 use crate::log::{Core, Listener};
 use crate::security;
-use crate::settings::{Followed, KafkaSettings};
+use crate::settings::KafkaSettings;
 
 /// The time before a created topic is checked again, in microseconds.
 const LOOK_US: u64 = 50_000;
@@ -46,14 +46,6 @@ pub(crate) fn open(
     for (name, ..) in settings.topics() {
         refuse_compacted(core, admin, settings, name)?;
     }
-    for Followed { topic, partitions: wanted } in &settings.followed {
-        let found = partitions(core, client, settings, topic)?.unwrap_or(0);
-        if found < *wanted {
-            let what = format!("the topic {topic} has {found} partitions, but had {wanted} before");
-            return Err(Error::setting(what).help("restore it as it was"));
-        }
-        refuse_compacted(core, admin, settings, topic)?;
-    }
     Ok(())
 }
 
@@ -63,8 +55,8 @@ fn too_few(name: &str, found: u32, wanted: u32, settings: &KafkaSettings) -> Err
     ));
     if name == settings.outputs && found >= settings.sources {
         return error.help(format!(
-            "the partitions of topics that are followed are sources, too: kafka-topics --alter --topic {name} \
-             --partitions {wanted}"
+            "the topics' partitions and the files that the app reads are sources, too: kafka-topics --alter --topic \
+             {name} --partitions {wanted}"
         ));
     }
     error.help(format!(
@@ -80,8 +72,7 @@ pub(crate) fn warm<C: ClientContext>(
     client: &Client<C>,
     settings: &KafkaSettings,
 ) -> Result<()> {
-    let followed = settings.followed.iter().map(|followed| &*followed.topic);
-    for name in settings.topics().map(|(name, ..)| name).chain(followed) {
+    for (name, ..) in settings.topics() {
         client
             .fetch_metadata(Some(name), settings.timeout())
             .map_err(|e| unreachable(core, settings, &e))?;

@@ -25,6 +25,7 @@ from .kill.cluster import (
     troubles,
     wait_for,
 )
+from .test_processes_retained import command
 from .test_promises_processes import Cluster, call
 
 pytestmark = pytest.mark.servers
@@ -122,15 +123,27 @@ def outputs(name: str) -> list[str]:
         return [row["text"] for row in mill.table(texts).rows()]
 
 
+def dead_letters(data: Path) -> list[dict[str, Any]]:
+    """Returns the retained dead letters of the payments of a stopped app."""
+    flags = ["--from", "0", "--no-follow", "--data-dir", str(data)]
+    code, [*rows, _], errors = command(data, "tail", "payments.dead", *flags)
+    assert code == 0, errors
+    return [row["value"] for row in rows]
+
+
 @pytest.mark.alone
-def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_log_in_kafka", [False, True])
+def test_topics_of_the_app_are_sources_of_the_cluster(
+    is_log_in_kafka: bool, tmp_path: Path
+) -> None:
     name = f"topics-{secrets.token_hex(4)}"
     create(f"{name}-payments", 3)
     create(f"{name}-votes", 2)
     (tmp_path / "ledger.py").write_text(CODE.replace('"LEDGER", "ledger"', f'"LEDGER", "{name}"'))
     sets = (f"cluster_name={name}", "cluster_sources=2")
     flags = ["--data-dir", str(tmp_path / "data"), *settings(*sets), "--http", "0"]
-    flags += ["--log", f"kafka://{brokers()}", "--snapshots", str(tmp_path / "snapshots")]
+    if is_log_in_kafka:
+        flags += ["--log", f"kafka://{brokers()}"]
 
     def start(folder: str, *more: str) -> Process:
         app = str(tmp_path / "ledger.py")
@@ -191,14 +204,18 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
         assert found[0].value["raw"] == BAD
         reaches(url, wanted)
         assert parent.stop() == 0
-    dead = [json.loads(text) for text in outputs(name) if '"reason"' in text]
+    dead = dead_letters(tmp_path / "data")
+    if is_log_in_kafka:
+        said = [json.loads(text) for text in outputs(name) if '"reason"' in text]
+        assert len(said) == len(dead)
     assert len(dead) == bad
     assert all("column 'n'" in row["reason"] for row in dead)
     assert all(row["origin"].startswith(f"{name}-payments/") for row in dead)
     # More partitions are other sources: behind those that are there they may come.
     grow(f"{name}-votes", 3)
-    refused("third", f"--alter --topic {name}.outputs --partitions 8")
-    grow(f"{name}.outputs", 8)
+    if is_log_in_kafka:
+        refused("third", f"--alter --topic {name}.outputs --partitions 8")
+        grow(f"{name}.outputs", 8)
     refused("again", "-votes (3)]")
     with start("fourth", "--upgrade") as parent:
         url = parent.find(r"http +(http://\S+)")
@@ -206,18 +223,84 @@ def test_topics_of_the_app_are_sources_of_the_cluster(tmp_path: Path) -> None:
         reaches(url, wanted + more)
         assert parent.stop() == 0
     grow(f"{name}-payments", 4)
-    grow(f"{name}.outputs", 9)
+    if is_log_in_kafka:
+        grow(f"{name}.outputs", 9)
     refused("fifth", "new sources may only come after the existing ones", "--upgrade")
 
 
-def test_topics_that_the_log_is_not_beside_are_refused(tmp_path: Path) -> None:
+BEGINS = """
+import tidemill as tm
+
+app = tm.App("begins")
+sums = app.table("sums", key="id", id=int, n=tm.column(int, default=0))
+numbers = app.stream("numbers", n=int)
+numbers.read(tm.kafka("TOPIC", brokers="BROKERS", MORE))
+
+
+@app.transaction(numbers)
+def add(tx, e):
+    sums[0].n += e.n
+
+
+@app.procedure()
+def total(tx):
+    return sums[0].n
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"), [('begin="latest"', 1000), ("partitions=[1]", 10), ("", 1111)]
+)
+def test_reading_begins_where_the_app_says(more: str, wanted: int, tmp_path: Path) -> None:
+    topic = f"begins-{secrets.token_hex(4)}"
+    create(topic, 2)
+    text = BEGINS.replace("TOPIC", topic).replace("BROKERS", brokers()).replace("MORE", more)
+    (tmp_path / "begins.py").write_text(text)
+
+    def write(*numbers: int) -> None:
+        """Writes the first, third, ... message to partition 0, and the others to 1."""
+        app = tm.App("writer")
+        rows = app.stream("rows", n=int)
+        rows.write(tm.kafka(topic, brokers=brokers()))
+        with app.start() as mill:
+            mill.send(rows, [{"n": n} for n in numbers])
+            mill.finish()
+
+    def total(parent: Process) -> int:
+        with tm.Client(joined(parent), retries=100) as client:
+            found = client.call("total")
+        assert isinstance(found, int)
+        return found
+
+    def start(name: str) -> Process:
+        app, data = str(tmp_path / "begins.py"), str(tmp_path / "data")
+        flags = ["--data-dir", data, *settings(), "--http", "0", "--processes", "2"]
+        return Process(tmp_path / name, "run", app, *flags)
+
+    write(100, 10, 1)
+    with start("first") as parent:
+        total(parent)
+        kill_all(parent)
+    # It arrives while the app does not run.
+    write(1000)
+    for name in ("second", "third"):
+        with start(name) as parent:
+            wait_for(f"{wanted}", lambda at=parent: total(at) == wanted)
+            kill_all(parent)
+
+
+def test_topics_of_the_log_and_missing_ones_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ledger.py").write_text(CODE)
     app = str(tmp_path / "ledger.py")
-    for more, why in (
-        ([], "and the log is elsewhere"),
-        (["--log", "kafka://127.0.0.1:1"], "and the log is elsewhere"),
-        (["--log", f"kafka://{brokers()}"], "there is no topic ledger-payments"),
+    log = ["--log", f"kafka://{brokers()}"]
+    for topic, more, why in (
+        (None, [], "there is no topic ledger-payments"),
+        (None, log, "there is no topic ledger-payments"),
+        ("own.inputs", [*log, "--set", "cluster_name=own"], "belongs to the cluster's log itself"),
     ):
+        if topic:
+            text = CODE.replace('f"{NAME}-payments"', f'"{topic}"')
+            (tmp_path / "ledger.py").write_text(text)
         flags = ["--data-dir", str(tmp_path / "data"), "--http", "0", *more]
         with Process(tmp_path / "refused", "run", app, "--processes", "1", *flags) as parent:
             assert parent.process.wait(60) in (1, 2)

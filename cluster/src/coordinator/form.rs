@@ -56,11 +56,15 @@ impl Coordinator {
                     self.cuts.retain(|cut| cut.epoch > manifest.epoch);
                     self.manifest = manifest;
                 }
-                // The first record of a log says where a writer of outputs begins.
+                // The first record of a log says where sources and a writer of outputs begin.
                 Record::Snapshot(manifest)
                     if self.manifest.epoch == 0 && self.manifest.written.note.is_empty() =>
                 {
-                    Arc::make_mut(&mut self.manifest).written = manifest.written.clone();
+                    let own = Arc::make_mut(&mut self.manifest);
+                    own.written = manifest.written.clone();
+                    if manifest.inputs.len() == own.inputs.len() {
+                        own.inputs.clone_from(&manifest.inputs);
+                    }
                 }
                 // Own cuts and snapshots since then are newer than these.
                 Record::Cut(_) | Record::Snapshot(_) => {}

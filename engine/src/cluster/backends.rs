@@ -7,7 +7,7 @@ use tidemill_cluster::Log;
 use tidemill_core::{Error, Result};
 use tidemill_durable::{DirStore, Store};
 use tidemill_env::Env;
-use tidemill_kafka::{Followed, KafkaLog, KafkaSettings};
+use tidemill_kafka::{KafkaLog, KafkaSettings};
 use tidemill_s3::{S3Options, S3Store};
 
 use super::format::Json;
@@ -39,8 +39,8 @@ pub(super) fn check(settings: &ClusterSettings) -> Result<()> {
     Ok(())
 }
 
-/// Opens the log of an app with `feeds` sources of files; `None` where the coordinator serves the
-/// log. `linger_ms` is how long appends wait for others, or the default.
+/// Opens the log of an app with as many sources `elsewhere`; `None` where the coordinator serves
+/// the log. `linger_ms` is how long appends wait for others, or the default.
 ///
 /// # Errors
 /// When the log can't be opened.
@@ -48,12 +48,12 @@ pub(super) fn log(
     settings: &ClusterSettings,
     name: &str,
     linger_ms: Option<u32>,
-    (json, followed, feeds): (Json, Vec<Followed>, u32),
+    (json, elsewhere): (Json, u32),
     env: &Env,
 ) -> Result<Option<Arc<dyn Log>>> {
     let Some(brokers) = settings.log.as_deref().and_then(brokers) else { return Ok(None) };
     let mut kafka = KafkaSettings::new(brokers, name, settings.sources);
-    (kafka.followed, kafka.elsewhere) = (followed, feeds);
+    kafka.elsewhere = elsewhere;
     kafka.properties.clone_from(&settings.log_options);
     // Outputs that are already in one message do not wait for others.
     let together = (settings.together > 1).then_some(0);

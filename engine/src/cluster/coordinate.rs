@@ -18,7 +18,6 @@ use tidemill_host::{
     hold, Answers, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
     Status, COORDINATOR, SEGMENT_BYTES,
 };
-use tidemill_kafka::Followed;
 use tidemill_mesh::{check_address, Peer};
 use tidemill_txn::program::Program;
 use tracing::dispatcher::{get_default, with_default};
@@ -37,7 +36,7 @@ use super::retained::RingStore;
 use super::settings::Cuts;
 use super::sinks::{DeclaredSinks, Note, Sinks};
 use super::socket::{Desk, Socket};
-use super::topics::{sources, Topics};
+use super::topics::{sources, ReadTopic, Topics};
 use super::upgrade::{Found, Starting, FILES};
 use super::{address, clients, cuts, fingerprint, log_of, metrics, ClusterSettings};
 use crate::clients::{Health, RetainedRows, StreamProgress};
@@ -74,8 +73,8 @@ pub struct Cluster {
     dir: PathBuf,
     /// The changes of an upgrade at the start, if there was one.
     upgraded: Option<serde_json::Value>,
-    /// The app's topics. Their partitions are the last sources.
-    followed: Vec<Followed>,
+    /// The app's topics. Their partitions are the sources after those of requests.
+    topics: Vec<ReadTopic>,
     /// The app's files, as sources after the topics.
     feeds: Arc<Feeds>,
     /// Whether all files have ended for good.
@@ -127,11 +126,11 @@ impl Cluster {
         logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
         backends::check(settings)?;
         let topics = Topics::open(spec, &functions, settings, env)?;
-        let followed = topics.followed();
-        let mut host = settings.host(spec, &followed, secret, env)?;
+        let read = topics.read();
+        let mut host = settings.host(spec, &read, secret, env)?;
         // A taken address is refused before anything is written.
         check_address(env, &host.listen)?;
-        let first = settings.sources + sources(&followed);
+        let first = settings.sources + sources(&read);
         let of_files = feeds::count(spec);
         let sources = first + of_files;
         let program = spec.program.clone();
@@ -160,10 +159,8 @@ impl Cluster {
         }
         // Cuts are appended one at a time, and everything waits for them. So the log gets no linger
         // time.
-        let json = Json::new(functions.clone(), fingerprint(spec), topics);
-        let outputs = Json::new(functions.clone(), fingerprint(spec), Topics::default());
-        let topics = (json, followed.clone(), of_files);
-        let elsewhere = log(settings, &host.cluster, Some(0), topics, env)?;
+        let json = || (Json::new(functions.clone(), fingerprint(spec)), sources - settings.sources);
+        let elsewhere = log(settings, &host.cluster, Some(0), json(), env)?;
         let own = |held| {
             FileLog::open(env, dir.join("log"), log_of(&host.cluster), held, SEGMENT_BYTES)
                 .map(Arc::new)
@@ -182,7 +179,7 @@ impl Cluster {
         let rows: Arc<dyn Log> = Arc::new(Rows { feeds: feeds.clone(), env: env.clone() });
         let log: Arc<dyn Log> = match of_files {
             0 => log,
-            _ => Arc::new(SplitLog::inputs(first, rows.clone(), log)),
+            _ => Arc::new(SplitLog::inputs(first..sources, rows.clone(), log)),
         };
         match served {
             None => cuts::check(&*log, sources)?,
@@ -198,7 +195,8 @@ impl Cluster {
             dir,
             program: functions.program(),
             fingerprint: host.machine.program,
-            topics: read(&followed, spec),
+            read: sources_read(&read, spec),
+            begins: begins(&read, settings.sources, of_files),
             event_time: &host.machine.event_time,
             settings: &spec.settings,
             log: &*log,
@@ -206,7 +204,6 @@ impl Cluster {
             name: &host.cluster,
             kept: settings.kept(&host.cluster),
             sources,
-            feeds: of_files,
             ways: &ways,
             one: one.as_ref().map(|one| one.taken_over(&functions, &feeds)),
             has_own_requests: served.is_some(),
@@ -234,8 +231,7 @@ impl Cluster {
         let apart = match ways.are_none() {
             true => None,
             false => {
-                let topics = (outputs, followed.clone(), of_files);
-                self::log(settings, &cluster, None, topics, env)?
+                self::log(settings, &cluster, None, json(), env)?
             }
         };
         let outputs = apart.unwrap_or_else(|| log.clone());
@@ -261,7 +257,7 @@ impl Cluster {
             functions,
             program,
             settings: spec.settings.clone(),
-            followed,
+            topics: read,
             feeds,
             has_ended: AtomicBool::new(false),
             input_epoch: OnceLock::new(),
@@ -527,11 +523,11 @@ impl Cluster {
     /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
         let mut nth = source.checked_sub(self.requests.server.sources())?;
-        for topic in &self.followed {
-            if nth < topic.partitions {
-                return Some(format!("{}/{nth}", topic.topic));
+        for topic in &self.topics {
+            if let Some((partition, _)) = topic.begins.get(nth as usize) {
+                return Some(format!("{}/{partition}", topic.topic()));
             }
-            nth -= topic.partitions;
+            nth -= topic.sources();
         }
         let mut files = self.feeds.all().filter(|(of, _)| *of == source);
         files.next().map(|(_, about)| about.path.display().to_string())
@@ -554,9 +550,17 @@ fn directories(settings: &ClusterSettings) -> Vec<PathBuf> {
     snapshots.map(PathBuf::from).chain([settings.dir.clone()]).collect()
 }
 
+/// Returns the first record of each source in a new cluster. Its own sources come first, and files
+/// last.
+fn begins(topics: &[ReadTopic], own: u32, files: u32) -> Vec<u64> {
+    let of_topics = topics.iter().flat_map(|topic| topic.begins.iter().map(|(_, begin)| *begin));
+    let none = |count: u32| std::iter::repeat_n(0, count as usize);
+    none(own).chain(of_topics).chain(none(files)).collect()
+}
+
 /// Names the sources after the log's own ones, each with its number of partitions.
-fn read(topics: &[Followed], spec: &AppSpec) -> Vec<(String, u32)> {
-    let topics = topics.iter().map(|topic| (topic.topic.clone(), topic.partitions));
+fn sources_read(topics: &[ReadTopic], spec: &AppSpec) -> Vec<(String, u32)> {
+    let topics = topics.iter().map(|topic| (topic.name.clone(), topic.sources()));
     topics.chain(feeds::of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 

@@ -30,7 +30,6 @@ use tidemill_function::{Call, Functions as _, Tid};
 use tidemill_kafka::{Format, Outgoing};
 use tidemill_txn::program::Abort;
 
-use super::topics::Topics;
 use crate::functions::AppFunctions;
 
 const REQUEST_ID: &str = "request-id";
@@ -53,7 +52,6 @@ pub(super) struct Json {
     functions: Arc<AppFunctions>,
     /// The version of the app, in hexadecimal digits.
     version: String,
-    topics: Topics,
 }
 
 /// A request as a client writes it.
@@ -80,9 +78,9 @@ struct Named<'a> {
 }
 
 impl Json {
-    /// Creates the format of an app with this fingerprint, and of the topics that it follows.
-    pub fn new(functions: Arc<AppFunctions>, fingerprint: u128, topics: Topics) -> Json {
-        Json { functions, version: format!("{fingerprint:032x}"), topics }
+    /// Creates the format of an app with this fingerprint.
+    pub fn new(functions: Arc<AppFunctions>, fingerprint: u128) -> Json {
+        Json { functions, version: format!("{fingerprint:032x}") }
     }
 
     /// Parses the requests of a message; `id` is the id in its headers, for a single request.
@@ -339,18 +337,6 @@ impl Format for Json {
             _ => {}
         }
         self.record(message.value, id).unwrap_or_else(|why| refused(&why))
-    }
-
-    fn is_ready(&self, topic: &str, message: &Message<'_>) -> bool {
-        self.topics.is_ready(topic, message)
-    }
-
-    fn followed(&self, topic: &str, message: &Message<'_>) -> Record {
-        self.topics.record(&self.functions, topic, message)
-    }
-
-    fn trouble(&self) -> Option<String> {
-        self.topics.trouble()
     }
 
     fn encode(&self, record: &Record) -> Outgoing {

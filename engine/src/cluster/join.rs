@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use tidemill_cluster::Log;
 use tidemill_core::Result;
 use tidemill_env::Env;
-use tidemill_host::WorkerProcess;
+use tidemill_host::{WorkerLogs, WorkerProcess};
 use tracing::dispatcher::with_default;
 use tracing::Dispatch;
 
@@ -72,14 +73,19 @@ fn begin(
     backends::check(settings)?;
     process_mode::for_worker(&*env.disk, &settings.dir)?;
     let topics = Topics::open(spec, &functions, settings, env)?;
-    let followed = topics.followed();
-    let host = settings.host(spec, &followed, secret, env)?;
+    let read = topics.read();
+    let host = settings.host(spec, &read, secret, env)?;
     let at = address("join", coordinator)?;
-    let json = Json::new(functions.clone(), fingerprint(spec), topics);
-    let (sources, feeds) = (host.machine.sources, feeds::count(spec));
-    let log = log(settings, &host.cluster, None, (json, followed, feeds), env)?;
+    let json = Json::new(functions.clone(), fingerprint(spec));
+    let (first, end) = (settings.sources, host.machine.sources);
+    let log = log(settings, &host.cluster, None, (json, end - first), env)?;
     // The coordinator reads the files.
-    let log = (log, (feeds > 0).then_some(sources - feeds));
+    let files = end - feeds::count(spec)..end;
+    let mut logs = WorkerLogs { log, inputs: None, served: files.clone() };
+    if !read.is_empty() {
+        let rows: Arc<dyn Log> = Arc::new(topics.start(first, &functions, env)?);
+        logs.inputs = Some((first..files.start, rows));
+    }
     let outboxes = OutboxesOnNode::of(spec, &functions, settings.sources, env)?;
     let threads = match spec.settings.workers {
         0 => env.threads.cores(),
@@ -88,7 +94,7 @@ fn begin(
     let pool = Arc::new(Workers::start(env, threads)?);
     let store = store(settings, env)?;
     let on = (functions.clone() as _, pool as _);
-    let worker = WorkerProcess::start(env, host, at, on, log, store, outboxes)?;
+    let worker = WorkerProcess::start(env, host, at, on, logs, store, outboxes)?;
     let worker = Arc::new(worker);
     let server = worker.request_server(env, settings.sources);
     let requests = Requests::new(spec, &functions, settings, server, env);

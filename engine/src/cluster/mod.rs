@@ -70,21 +70,21 @@ use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 
 use tidemill_core::Result;
 use tidemill_env::Env;
-use tidemill_kafka::Followed;
 
+use self::topics::ReadTopic;
 use crate::data_dir::hold_free;
 use crate::moves::{settle, Way};
 use crate::outlets::sink_keys;
 use crate::process_mode::{self, CLUSTER};
 use crate::spec::AppSpec;
 
-/// Creates the format of messages of an app that follows no topics, for fuzzing.
+/// Creates the format of messages of an app, for fuzzing.
 #[cfg(any(fuzzing, test))]
 pub(crate) fn messages(
     functions: std::sync::Arc<crate::functions::AppFunctions>,
     fingerprint: u128,
 ) -> impl tidemill_kafka::Format {
-    format::Json::new(functions, fingerprint, topics::Topics::default())
+    format::Json::new(functions, fingerprint)
 }
 
 /// Returns the settings, by their names, with which a killed run must be finished before an app goes
@@ -112,15 +112,15 @@ fn find_unfinished(env: &Env, dir: &Path, wanted: Way) -> Result<Option<serde_js
 fn executes(
     spec: &AppSpec,
     message_bytes_max: usize,
-    topics: &[Followed],
+    topics: &[ReadTopic],
     event_time: &EventTime,
 ) -> Result<u128> {
     let mut bytes = Vec::new();
     put_u128(fingerprint(spec), &mut bytes);
     put_u64(message_bytes_max as u64, &mut bytes);
-    for Followed { topic, partitions } in topics {
-        put_bytes(topic.as_bytes(), &mut bytes);
-        put_u32(*partitions, &mut bytes);
+    for topic in topics {
+        put_bytes(topic.name.as_bytes(), &mut bytes);
+        put_u32(topic.sources(), &mut bytes);
     }
     // Before "open", other tables had the events that wait for their batch.
     if spec.program.streams.iter().any(|stream| stream.batch.is_some()) {

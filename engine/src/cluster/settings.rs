@@ -9,13 +9,12 @@ use tidemill_core::wire::{put_bytes, put_u128, put_u32, put_u64};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
-use tidemill_kafka::Followed;
 use tidemill_mesh::{Secret, Tls};
 use tidemill_txn::program::Extent;
 
 use super::feeds;
 use super::sinks::outputs_leave;
-use super::topics::sources;
+use super::topics::{sources, ReadTopic};
 use super::upgrade::Kept;
 use crate::functions::{has_sole_owner, knows_rows};
 use crate::spec::AppSpec;
@@ -161,7 +160,7 @@ impl ClusterSettings {
     pub(super) fn host(
         &self,
         spec: &AppSpec,
-        topics: &[Followed],
+        topics: &[ReadTopic],
         secret: &[u8],
         env: &Env,
     ) -> Result<Host> {

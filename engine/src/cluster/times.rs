@@ -4,10 +4,10 @@
 
 use tidemill_cluster::{EventSource, EventTime, Interval};
 use tidemill_core::{Result, StreamId, StreamTime};
-use tidemill_kafka::Followed;
 use tidemill_txn::order::Groups;
 use tidemill_txn::program::Origin;
 
+use super::topics::ReadTopic;
 use crate::spec::AppSpec;
 
 /// Returns the streams with event time of an app. Its requests come by `own` sources, and the
@@ -15,7 +15,7 @@ use crate::spec::AppSpec;
 ///
 /// # Errors
 /// When streams that share a table have times of different types.
-pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Result<EventTime> {
+pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[ReadTopic]) -> Result<EventTime> {
     let program = &spec.program;
     let of = Groups::of(program)?.of;
     let mut groups: Vec<usize> = Vec::new();
@@ -52,7 +52,7 @@ pub(super) fn event_time(spec: &AppSpec, own: u32, topics: &[Followed]) -> Resul
             feed += 1;
             feed - 1..feed
         } else {
-            let partitions = topics.next().map_or(0, |topic| topic.partitions);
+            let partitions = topics.next().map_or(0, ReadTopic::sources);
             next += partitions;
             next - partitions..next
         };
@@ -120,8 +120,11 @@ mod tests {
         let sources =
             vec![topic("bids"), pushed, file("bids"), topic("calls"), votes, file("calls")];
         let spec = AppSpec::new(b.finish().unwrap(), sources, Settings::default());
-        let followed = |topic: &str, partitions| Followed { topic: topic.into(), partitions };
-        let topics = [followed("bids", 2), followed("calls", 1), followed("votes", 1)];
+        let read = |name: &str, partitions| {
+            let begins = (0..partitions).map(|partition| (partition, 0)).collect();
+            ReadTopic { name: name.into(), begins }
+        };
+        let topics = [read("bids", 2), read("calls", 1), read("votes", 1)];
         let of = event_time(&spec, 2, &topics).unwrap();
         let found: Vec<_> = of
             .sources()

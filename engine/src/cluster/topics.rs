@@ -1,52 +1,78 @@
 //! The app's own topics. Each partition is a source of the cluster, after those of the log's
-//! inputs. So cuts have their positions, as those of all sources, and messages are not stored
-//! again.
+//! inputs. Each process reads the partitions of its sources itself (`rows`). So cuts have their
+//! positions, as those of all sources, and messages are not stored again. The topics may be in any
+//! Kafka, wherever the log is.
 
-use std::sync::Arc;
+mod rows;
 
-use tidemill_cluster::{EventPlace, Events, Record, Request, RequestId};
-use tidemill_connect::{Message, Troubles};
-use tidemill_core::{Batch, Error, Result, StreamId};
+use tidemill_connect::Troubles;
+use tidemill_core::{Error, Result, StreamId};
 use tidemill_env::Env;
-use tidemill_kafka::stream::{FollowedTopic, TopicSource};
-use tidemill_kafka::Followed;
+use tidemill_kafka::stream::{open_sources, Begin, Numbers, Opened, TopicSource};
 
+use super::backends::brokers;
 use super::ClusterSettings;
 use crate::functions::AppFunctions;
 use crate::spec::{AppSpec, SourceDecl};
 
-/// The number of sources of topics.
-pub(super) fn sources(topics: &[Followed]) -> u32 {
-    topics.iter().map(|topic| topic.partitions).sum()
+/// A topic that an app reads.
+#[derive(Clone, Debug)]
+pub(super) struct ReadTopic {
+    /// The topic's name. If the app has chosen the partitions, their numbers follow it.
+    pub name: String,
+    /// The partitions, each with the offset at which a new cluster begins.
+    pub begins: Vec<(u32, u64)>,
 }
 
-/// The topics that an app follows.
-#[derive(Default)]
+impl ReadTopic {
+    /// The topic's name alone.
+    pub fn topic(&self) -> &str {
+        self.name.split(' ').next().unwrap_or_default()
+    }
+
+    /// The number of its partitions, each of which is a source.
+    pub fn sources(&self) -> u32 {
+        self.begins.len() as u32
+    }
+}
+
+/// The number of sources of topics.
+pub(super) fn sources(topics: &[ReadTopic]) -> u32 {
+    topics.iter().map(ReadTopic::sources).sum()
+}
+
+/// The topics of an app, which are open.
 pub(super) struct Topics {
-    all: Vec<(StreamId, FollowedTopic)>,
-    /// The reports of schema registries.
+    all: Vec<Topic>,
     troubles: Troubles,
+}
+
+/// An open topic.
+struct Topic {
+    stream: StreamId,
+    is: ReadTopic,
+    /// Whether reading begins with the first message that exists.
+    is_from_first: bool,
+    /// Its partitions.
+    opened: Vec<Opened>,
+    /// The user's line of its declaration.
+    at: String,
 }
 
 impl Topics {
     /// Opens the topics of an app.
     ///
     /// # Errors
-    /// When a topic is in another Kafka cluster than the log, when its events are not taken, and as
-    /// for any topic.
+    /// When a topic's events are not taken, or the topic belongs to the log, and as for any topic.
     pub fn open(
         spec: &AppSpec,
         functions: &AppFunctions,
         settings: &ClusterSettings,
         env: &Env,
     ) -> Result<Topics> {
-        let mut topics = Topics::default();
-        for decl in &spec.sources {
-            // Pushed events come by the log, and the coordinator reads files.
-            if decl.kafka.is_none() {
-                continue;
-            }
-            let opened = topics.one(decl, functions, settings, env);
+        let mut topics = Topics { all: Vec::new(), troubles: Troubles::default() };
+        for decl in spec.sources.iter().filter(|decl| decl.kafka.is_some()) {
+            let opened = topics.one(spec, decl, functions, settings, env);
             topics.all.push(opened.map_err(|error| error.at(decl.at.clone()))?);
         }
         Ok(topics)
@@ -54,88 +80,51 @@ impl Topics {
 
     fn one(
         &self,
+        spec: &AppSpec,
         decl: &SourceDecl,
         functions: &AppFunctions,
         settings: &ClusterSettings,
         env: &Env,
-    ) -> Result<(StreamId, FollowedTopic)> {
-        let name = &decl.stream;
+    ) -> Result<Topic> {
+        let stream = functions.taken(&decl.stream)?;
         let json = decl.kafka.as_ref().expect("it reads a topic");
-        let stream = functions.taken(name)?;
         let mut topic = TopicSource::from_json(&json.to_string())?;
-        let brokers = settings.log.as_deref().and_then(super::backends::brokers);
-        if brokers != Some(topic.brokers.trim()) {
-            let (topic, at) = (&topic.topic, topic.brokers.trim());
-            let what = format!("topic {topic} is at {at}, and the log is elsewhere");
-            return Err(Error::setting(what).help(format!(
-                "use --log kafka://{at}; on several processes topics and log are in one Kafka, which both \
-                 name in the same way"
-            )));
+        let log = settings.log.as_deref().and_then(brokers);
+        let is_at_log = log == Some(topic.brokers.trim());
+        let own = ["inputs", "outputs", "cuts"].map(|of| format!("{}.{of}", settings.name(spec)));
+        if is_at_log && own.contains(&topic.topic) {
+            let what = format!("topic {} belongs to the cluster's log itself", topic.topic);
+            return Err(Error::setting(what)
+                .help("read another topic, or give the cluster another name (cluster_name)"));
         }
-        if !topic.properties.is_empty() && topic.properties != settings.log_options {
-            let what = format!("topic {} and the log have different properties", topic.topic);
-            return Err(Error::setting(what).help(
-                "on several processes cluster_log_options apply to both: leave properties= out",
-            ));
+        if is_at_log && topic.properties.is_empty() {
+            topic.properties.clone_from(&settings.log_options);
         }
-        topic.properties.clone_from(&settings.log_options);
+        let name = match &topic.partitions {
+            None => topic.topic.clone(),
+            Some(chosen) => format!("{} {chosen:?}", topic.topic),
+        };
+        if self.all.iter().any(|other| other.is.name == name) {
+            return Err(Error::setting(format!("two streams read topic {name}"))
+                .help("declare one of them: several handlers may take its events"));
+        }
         let schema = functions.stream(stream).map(|(_, schema)| schema);
         let schema = schema.expect("it is one of them");
-        let who = format!("stream {name}");
-        Ok((stream, FollowedTopic::open(&topic, &schema, env, (&self.troubles, &who))?))
-    }
-
-    /// The topics that the log follows.
-    pub fn followed(&self) -> Vec<Followed> {
-        self.all.iter().map(|(_, topic)| topic.followed.clone()).collect()
-    }
-
-    /// The reason why the reading of messages is blocked, if it is.
-    pub fn trouble(&self) -> Option<String> {
-        let failed = self.all.iter().find_map(|(_, topic)| {
-            let error = topic.failed()?;
-            Some(format!("topic {}: {error}", topic.followed.topic))
-        });
-        let said = self.troubles.all().into_iter().next();
-        failed.or_else(|| said.map(|(who, what)| format!("{who}: {what}")))
-    }
-
-    fn find(&self, name: &str) -> Option<&(StreamId, FollowedTopic)> {
-        self.all.iter().find(|(_, topic)| topic.followed.topic == name)
-    }
-
-    /// Whether a message can be read now.
-    pub fn is_ready(&self, topic: &str, message: &Message<'_>) -> bool {
-        self.find(topic).is_none_or(|(_, topic)| topic.is_ready(message))
-    }
-
-    /// Returns the record of a message: its event, or a request if it can't be read. Then it becomes
-    /// a row of the stream's dead letters.
-    pub fn record(
-        &self,
-        functions: &Arc<AppFunctions>,
-        topic: &str,
-        message: &Message<'_>,
-    ) -> Record {
-        let Some((stream, followed)) = self.find(topic) else {
-            return Record::Requests(Vec::new());
+        let who = format!("stream {}", decl.stream);
+        let opened =
+            open_sources(&topic, &schema, env, Numbers::Offsets, (&self.troubles, &who))?;
+        let partition = |(name, source): &Opened| {
+            let number = name.rsplit_once('/').and_then(|(_, number)| number.parse().ok());
+            let begin = source.place().begin.unwrap_or(0);
+            (number.expect("the name ends with it"), begin)
         };
-        let (stream, nobody) = (*stream, RequestId::from([]));
-        match (followed.row(message), functions.stream(stream)) {
-            (Ok(row), Some((_, schema))) if row.len() == schema.len() => {
-                let name = format!("{topic}/{}", message.partition).into();
-                let from = Some(EventPlace { name, row: message.offset });
-                let batch = Batch::from_rows(schema, [&row[..]]);
-                Record::Events(Events { stream, from, is_run: true, batch })
-            }
-            (Err(bad), _) => {
-                let call = functions.dead(stream, &bad.origin, &bad);
-                Record::Requests(vec![Request { id: nobody, call }])
-            }
-            (Ok(_), _) => {
-                let call = functions.unreadable("the message has other columns than the stream");
-                Record::Requests(vec![Request { id: nobody, call }])
-            }
-        }
+        let begins: Vec<_> = opened.iter().map(partition).collect();
+        let (is_from_first, at) = (topic.begin == Begin::Earliest, decl.at.clone());
+        Ok(Topic { stream, is: ReadTopic { name, begins }, is_from_first, opened, at })
+    }
+
+    /// The topics, in the order of their sources.
+    pub fn read(&self) -> Vec<ReadTopic> {
+        self.all.iter().map(|topic| topic.is.clone()).collect()
     }
 }

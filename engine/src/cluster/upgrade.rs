@@ -223,7 +223,10 @@ pub(super) struct Starting<'a> {
     /// The program as nodes execute it, and its identity.
     pub program: &'a tidemill_txn::Program,
     pub fingerprint: u128,
-    pub topics: Vec<(String, u32)>,
+    /// The topics and files that are read, each with its number of sources.
+    pub read: Vec<(String, u32)>,
+    /// The first record of each source in a new cluster.
+    pub begins: Vec<u64>,
     pub event_time: &'a EventTime,
     pub settings: &'a Settings,
     pub log: &'a dyn Log,
@@ -234,9 +237,6 @@ pub(super) struct Starting<'a> {
     /// The settings that the log depends on.
     pub kept: Kept,
     pub sources: u32,
-    /// The number of sources that are files, which come last. Their unread rows are not requests
-    /// yet.
-    pub feeds: u32,
     /// The sinks.
     pub ways: &'a DeclaredSinks,
     /// The state of one process, where this start takes it over.
@@ -257,7 +257,7 @@ impl Starting<'_> {
     /// Nothing has changed then.
     pub fn agree(&self) -> Result<Option<serde_json::Value>> {
         let app = Stored::on_several(self.program);
-        let (fingerprint, topics) = (shown(self.fingerprint), self.topics.clone());
+        let (fingerprint, topics) = (shown(self.fingerprint), self.read.clone());
         let event_sources = self.event_sources();
         let now = Version { fingerprint, topics, event_sources, app };
         let (found, written) = (self.newest()?, self.written()?);
@@ -368,9 +368,9 @@ impl Starting<'_> {
         self.append(generation, Record::Generation { generation })?;
         let program = self.fingerprint;
         let mut manifest = Manifest { program, generation, epoch, objects, ..(*manifest).clone() };
-        for offsets in [&mut manifest.inputs, &mut manifest.outputs] {
-            offsets.resize(offsets.len().max(self.sources as usize), 0);
-        }
+        manifest.inputs.extend(self.begins.iter().skip(manifest.inputs.len()));
+        let all = manifest.outputs.len().max(self.sources as usize);
+        manifest.outputs.resize(all, 0);
         if !places.outputs.is_empty() {
             places.outputs.resize(manifest.outputs.len(), 0);
         }
@@ -502,7 +502,7 @@ impl Starting<'_> {
             ]));
         }
         let mut requests = 0;
-        for source in (0..self.sources - self.feeds).filter(|_| self.has_own_requests) {
+        for source in (0..self.own()).filter(|_| self.has_own_requests) {
             let from = manifest.inputs.get(source as usize).copied().unwrap_or(0);
             let found = self.read(Topic::Input(source), from)?.records;
             requests += found.iter().map(|(_, record)| requests_of(record)).sum::<u64>();
@@ -542,8 +542,7 @@ impl Starting<'_> {
     /// Refuses a log that has fewer requests than cuts include. A cut is recorded after the
     /// requests that it includes.
     fn check_inputs(&self, needed: &[u64]) -> Result<()> {
-        let read: u32 = self.topics.iter().map(|(_, partitions)| partitions).sum();
-        let own = self.sources.saturating_sub(read) as usize;
+        let own = self.own() as usize;
         for (source, needed) in needed.iter().enumerate().take(own) {
             let until_ns = self.env.clock.monotonic_ns() + SURE_NS;
             loop {
@@ -578,7 +577,7 @@ impl Starting<'_> {
         let Some(had) = all.checked_sub(read(&is.topics)).filter(|_| all > 0) else {
             return Ok(());
         };
-        let has = self.sources - read(&self.topics);
+        let has = self.own();
         if had == has {
             return Ok(());
         }
@@ -600,8 +599,7 @@ impl Starting<'_> {
             if self.one.is_some() {
                 generation = generation.max(self.unused_generation()?);
             }
-            let nothing = vec![0; self.sources as usize];
-            let (inputs, outputs) = (nothing.clone(), nothing);
+            let (inputs, outputs) = (self.begins.clone(), vec![0; self.sources as usize]);
             let program = self.fingerprint;
             let empty = Manifest { program, generation, inputs, outputs, ..Manifest::default() };
             let moved =
@@ -663,6 +661,12 @@ impl Starting<'_> {
             ),
         };
         Err(Error::setting(what).help(help))
+    }
+
+    /// The number of sources of requests.
+    fn own(&self) -> u32 {
+        let read: u32 = self.read.iter().map(|(_, sources)| sources).sum();
+        self.sources - read
     }
 
     fn read(&self, topic: Topic, from: u64) -> Result<Records> {

@@ -12,7 +12,7 @@ use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
     hold, Answer, CoordinatorProcess, FileLog, RequestServer, Served, Settings, Shared,
-    WorkerProcess, SEGMENT_BYTES,
+    WorkerLogs, WorkerProcess, SEGMENT_BYTES,
 };
 use tidemill_mesh::Secret;
 use tidemill_txn::pool::SingleThread;
@@ -169,7 +169,7 @@ impl Site {
             settings,
             at,
             (Accounts::new(), Arc::new(SingleThread)),
-            (None, None),
+            WorkerLogs::default(),
             store,
             None,
         )

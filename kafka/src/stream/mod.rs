@@ -21,7 +21,6 @@
 //! This module must not know the meaning of rows.
 
 mod begin;
-mod follow;
 mod listen;
 mod records;
 mod send;
@@ -31,10 +30,9 @@ mod source;
 mod tail;
 mod watch;
 
-pub use follow::FollowedTopic;
 pub use settings::{Begin, SinkSchema, TopicSink, TopicSource};
 pub use sink::{open as open_sink, RowIds};
-pub use source::open as open_sources;
+pub use source::{open as open_sources, Numbers, Opened};
 
 /// The header with the id of a row: the app and its data directory, the stream, and the row's
 /// number, as `app-0123456789abcdef/stream/17`. The id is the same in every write of the row.

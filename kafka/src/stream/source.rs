@@ -12,7 +12,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::Message as Found;
 use tidemill_connect::message::Schemas;
 use tidemill_connect::{
-    BadRow, Checksum, Chunk, Message, MessageRows, Place, Polled, Source, Troubles,
+    BadRow, Checksum, Chunk, Message, MessageRows, Place, Polled, Source, Troubles, Waker,
 };
 use tidemill_core::encode::hash128;
 use tidemill_core::wire::{put_bytes, put_u32, put_u64};
@@ -39,6 +39,16 @@ const WAIT: Duration = Duration::from_millis(50);
 /// A source partition and its name: topic and partition.
 pub type Opened = (String, Box<dyn Source>);
 
+/// The numbers of a source's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// The rows are counted from 0. A place has the checksum of the last message.
+    Counted,
+    /// A row's number is the offset of its message, so there may be gaps. A place is an offset, and
+    /// 0 is where reading begins.
+    Offsets,
+}
+
 /// Opens a topic to read. Returns a name and a source for each partition, in order. Its name among
 /// `troubles` is `who`.
 ///
@@ -49,8 +59,8 @@ pub fn open(
     settings: &TopicSource,
     schema: &Arc<Schema>,
     env: &Env,
-    troubles: &Troubles,
-    who: &str,
+    numbers: Numbers,
+    (troubles, who): (&Troubles, &str),
 ) -> Result<Vec<Opened>> {
     settings.check()?;
     let TopicSource { topic, brokers, .. } = settings;
@@ -92,7 +102,9 @@ pub fn open(
                 settling: None,
                 settled: None,
                 looked: 0,
+                waker: None,
             },
+            numbers,
             schema: schema.clone(),
             rows,
             schemas: schemas.clone(),
@@ -107,13 +119,14 @@ pub fn open(
     wanted.iter().zip(begins).enumerate().map(open).collect()
 }
 
-pub(super) fn not_made(error: KafkaError) -> Error {
+fn not_made(error: KafkaError) -> Error {
     Error::resource(format!("a client for Kafka could not be made: {error}"))
 }
 
 /// A partition that is read.
 struct PartitionSource {
     reading: Reading,
+    numbers: Numbers,
     schema: Arc<Schema>,
     rows: MessageRows,
     /// The fetcher of the messages' schemas, if they have some.
@@ -148,6 +161,8 @@ struct Reading {
     settled: Option<u64>,
     /// The number of the last look that was used.
     looked: u64,
+    /// The function to call when there are messages again.
+    waker: Option<Waker>,
 }
 
 /// The next thing in the queue.
@@ -202,7 +217,10 @@ impl Reading {
         let failed =
             |error: KafkaError| Error::new(Kind::Io, format!("reading {}: {error}", self.origin));
         // The queue is taken before the partition is assigned, so that no message goes elsewhere.
-        let queue = consumer.split_partition_queue(topic, self.partition);
+        let mut queue = consumer.split_partition_queue(topic, self.partition);
+        if let (Some(queue), Some(waker)) = (&mut queue, self.waker.clone()) {
+            queue.set_nonempty_callback(move || waker());
+        }
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(topic, self.partition, offset(from)).map_err(failed)?;
         consumer.incremental_assign(&list).map_err(failed)?;
@@ -310,6 +328,18 @@ impl Reading {
         Ok(false)
     }
 
+    /// Goes to an offset that was the next one before. The topic must still have its message.
+    fn go_to_offset(&mut self, from: u64) -> Result<()> {
+        (self.settling, self.settled) = (None, None);
+        let (low, end) = self.ends()?;
+        self.next = from;
+        match from {
+            from if from > end => Err(self.shorter(end, from)),
+            from if from < low => Err(self.trimmed(low, from)),
+            from => self.assign(from),
+        }
+    }
+
     /// Goes to a place, and checks that the topic is the one that was read up to there.
     fn go_to(&mut self, place: &Place) -> Result<()> {
         (self.settling, self.settled) = (None, None);
@@ -380,7 +410,11 @@ impl PartitionSource {
             self.reading.assign(self.reading.next)?;
         }
         self.has_looked = false;
-        let first = self.place.offset;
+        let (first, numbers) = (self.place.offset, self.numbers);
+        let number = |taken: &Taken, offset: u64| match numbers {
+            Numbers::Counted => first + taken.rows() as u64,
+            Numbers::Offsets => offset,
+        };
         let mut taken = Taken::default();
         let (mut end_seen, mut failed) = (false, None);
         // The offset after the last taken message.
@@ -391,7 +425,8 @@ impl PartitionSource {
                 let failed = self.schemas.as_ref().and_then(|schemas| schemas.failed());
                 return failed.map_or(Ok(Polled::Pending), Err);
             }
-            taken.take(first, &held, &mut self.rows, &mut self.builder, &self.reading.origin);
+            let row = number(&taken, at(&held));
+            taken.take(row, &held, &mut self.rows, &mut self.builder, &self.reading.origin);
             next = Some((at(&held) + 1, checksum(self.reading.partition, &held)));
         }
         let reading = &self.reading;
@@ -405,7 +440,7 @@ impl PartitionSource {
                         self.held = Some(message.detach());
                         break;
                     }
-                    let row = first + taken.rows() as u64;
+                    let row = number(&taken, at(&message));
                     let origin = &reading.origin;
                     taken.take(row, &message, &mut self.rows, &mut self.builder, origin);
                     last = Some(message);
@@ -445,7 +480,7 @@ impl PartitionSource {
         // An end of the partition from before that says nothing.
         self.reading.looked = self.reading.watch().asked();
         (self.reading.is_at_end, self.reading.settling) = (end_seen, None);
-        let next_offset = first + taken.rows() as u64;
+        let next_offset = number(&taken, next);
         self.place = Place { offset: next_offset, bytes: next, checksum, ..self.place.clone() };
         let Taken { offsets, bad, .. } = taken;
         Ok(Polled::Rows(Chunk { batch: self.builder.finish(), offsets, bad, next_offset }))
@@ -475,7 +510,11 @@ impl Source for PartitionSource {
     fn resume(&mut self, place: &Place) -> Result<()> {
         self.failed = None;
         self.held = None;
-        match self.reading.go_to(place) {
+        let gone = match self.numbers {
+            Numbers::Offsets if place.offset > 0 => self.reading.go_to_offset(place.offset),
+            Numbers::Counted | Numbers::Offsets => self.reading.go_to(place),
+        };
+        match gone {
             Ok(()) => {
                 let begin = place.begin.or(self.place.begin);
                 self.place = Place { begin, ..place.clone() };
@@ -494,6 +533,10 @@ impl Source for PartitionSource {
 
     fn has_looked(&self) -> bool {
         self.has_looked
+    }
+
+    fn set_waker(&mut self, waker: Waker) {
+        self.reading.waker = Some(waker);
     }
 }
 
@@ -534,7 +577,7 @@ impl Taken {
 }
 
 /// Returns a message that can't be read as a bad row of this number.
-pub(super) fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<str>) -> BadRow {
+fn bad(row: u64, message: &Message<'_>, reason: &str, origin: &Arc<str>) -> BadRow {
     let value = message.value.unwrap_or_default();
     let head = &value[..value.len().min(BadRow::RAW_BYTES_MAX)];
     let raw = String::from_utf8_lossy(head);

@@ -8,7 +8,7 @@ use tidemill_connect::source::contract::{check, read_on, Taken};
 use tidemill_connect::{MessageFormat, Polled, Source, Troubles};
 use tidemill_core::{Batch, Column, DataType, Error, Row, Schema, Value};
 use tidemill_env::Env;
-use tidemill_kafka::stream::{open_sink, open_sources, SinkSchema, TopicSink, TopicSource};
+use tidemill_kafka::stream::{open_sink, open_sources, Numbers, SinkSchema, TopicSink, TopicSource};
 
 use crate::common::{brokers, control_of};
 use crate::refusing::{Refusing, REFUSALS};
@@ -198,7 +198,13 @@ fn server_avro_comes_back_as_it_was_written() {
         sink.finish().unwrap();
     }
     let opened =
-        open_sources(&read_avro(&topic), &schema, &Env::real(), &Troubles::default(), "test");
+        open_sources(
+            &read_avro(&topic),
+            &schema,
+            &Env::real(),
+            Numbers::Counted,
+            (&Troubles::default(), "test"),
+        );
     let mut source = opened.unwrap().remove(0).1;
     let (mut found, begun) = (Vec::new(), Instant::now());
     while found.len() < 30 {
@@ -285,7 +291,13 @@ fn server_a_source_waits_for_a_registry() {
     let ids = [id, next(1), next(2)];
     let troubles = Troubles::default();
     let open = || -> Box<dyn Source> {
-        let opened = open_sources(&read_avro(&name), &schema(), &Env::real(), &troubles, "test");
+        let opened = open_sources(
+            &read_avro(&name),
+            &schema(),
+            &Env::real(),
+            Numbers::Counted,
+            (&troubles, "test"),
+        );
         opened.unwrap().remove(0).1
     };
     let mut source = open();

@@ -8,7 +8,7 @@ use tidemill_connect::source::contract::{check, read_on, Taken};
 use tidemill_connect::{Place, Polled, Sink, SinkPlace, Source, Troubles};
 use tidemill_core::{Batch, Error, Kind, Result, Row};
 use tidemill_kafka::partition_of_key;
-use tidemill_kafka::stream::{open_sources, Begin, TopicSink, TopicSource};
+use tidemill_kafka::stream::{open_sources, Begin, Numbers, TopicSink, TopicSource};
 
 use crate::common::{brokers, make_topic, remove_topic};
 use crate::topic::*;
@@ -208,7 +208,13 @@ fn server_a_topic_is_watched_while_it_is_read() {
 
 pub fn open_plain(topic: &str, troubles: &Troubles) -> Box<dyn Source> {
     let settings = TopicSource::new(topic, &brokers());
-    let opened = open_sources(&settings, &schema(), &tidemill_env::Env::real(), troubles, "test");
+    let opened = open_sources(
+        &settings,
+        &schema(),
+        &tidemill_env::Env::real(),
+        Numbers::Counted,
+        (troubles, "test"),
+    );
     opened.unwrap().remove(0).1
 }
 

@@ -12,7 +12,7 @@ use tidemill_connect::source::contract::Taken;
 use tidemill_connect::{Place, Polled, Sink, SinkPlace, Source, Troubles};
 use tidemill_core::{Column, DataType, Result, Row, Schema, Value};
 use tidemill_env::Env;
-use tidemill_kafka::stream::{open_sink, open_sources, RowIds, TopicSink, TopicSource};
+use tidemill_kafka::stream::{open_sink, open_sources, Numbers, RowIds, TopicSink, TopicSource};
 
 use crate::common::{brokers, make_topic};
 pub use crate::read::{all, config, LONG};
@@ -146,7 +146,13 @@ impl Source for Whole {
 }
 
 pub fn sources(settings: &TopicSource) -> Result<Vec<Box<dyn Source>>> {
-    let opened = open_sources(settings, &schema(), &Env::real(), &Troubles::default(), "test")?;
+    let opened = open_sources(
+        settings,
+        &schema(),
+        &Env::real(),
+        Numbers::Counted,
+        (&Troubles::default(), "test"),
+    )?;
     let whole = |(_, inner)| Box::new(Whole { inner, has_ended: false }) as Box<dyn Source>;
     Ok(opened.into_iter().map(whole).collect())
 }

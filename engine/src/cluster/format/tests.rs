@@ -19,7 +19,7 @@ fn format() -> Json {
     h.output(&[("id", id)]);
     h.done();
     let spec = AppSpec::new(b.finish().unwrap(), Vec::new(), Settings::default());
-    Json::new(AppFunctions::new(&spec, Arc::new(Nobody)).unwrap(), 7, Topics::default())
+    Json::new(AppFunctions::new(&spec, Arc::new(Nobody)).unwrap(), 7)
 }
 
 fn message<'a>(value: &'a [u8], headers: &[(&'a str, &'a [u8])]) -> Message<'a> {
@@ -222,7 +222,7 @@ fn requests_for_another_version_are_refused() {
     let call = functions.only_event("opened", &[Value::Int(1)]).unwrap();
     let record = Record::Requests(vec![Request { id: (*b"a").into(), call }; 2]);
     let Outgoing { value, headers, .. } =
-        Json::new(functions, 8, Topics::default()).encode(&record);
+        Json::new(functions, 8).encode(&record);
     let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
     let found = taken(format().requests(&message(&value, &headers)));
     assert_eq!(found.len(), 2);
