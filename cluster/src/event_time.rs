@@ -155,7 +155,7 @@ impl EventTime {
     }
 
     /// Returns the event source of a stream's events from a source.
-    pub(crate) fn of(&self, source: u32, stream: StreamId) -> Option<u32> {
+    pub fn of(&self, source: u32, stream: StreamId) -> Option<u32> {
         self.by_stream.get(&(source, stream)).copied()
     }
 

@@ -37,7 +37,7 @@ use super::settings::Cuts;
 use super::sinks::{DeclaredSinks, Note, Sinks};
 use super::socket::{Desk, Socket};
 use super::topics::{sources, ReadTopic, Topics};
-use super::upgrade::{Found, Starting, FILES};
+use super::upgrade::{sources_read, Found, Starting};
 use super::{address, clients, cuts, fingerprint, log_of, metrics, ClusterSettings};
 use crate::clients::{Health, RetainedRows, StreamProgress};
 use crate::clocks;
@@ -125,7 +125,7 @@ impl Cluster {
         spec.settings.check()?;
         logging::started(&spec.program.name, Some(&settings.dir), &spec.settings);
         backends::check(settings)?;
-        let topics = Topics::open(spec, &functions, settings, env)?;
+        let mut topics = Topics::open(spec, &functions, settings, env)?;
         let read = topics.read();
         let mut host = settings.host(spec, &read, secret, env)?;
         // A taken address is refused before anything is written.
@@ -137,13 +137,16 @@ impl Cluster {
         let dir = &settings.dir;
         // The check comes before anything is emptied or opened for writing.
         file_conflicts::check(spec, &directories(settings), env)?;
-        let one = OneState::find(spec, settings, env)?;
+        let mut one = OneState::find(spec, settings, env)?;
         let held = hold(env, dir)?;
         let emptied = Emptied { disk: &*env.disk, path: dir, purpose: Purpose::Coordinator };
         let was_begun = emptied.is_begun()?;
         let fresh = settings.fresh || was_begun;
         let ways = DeclaredSinks::open(spec, functions.program(), fresh, env)?;
-        one.iter().try_for_each(|one| one.mark(spec, dir))?;
+        if let Some(one) = &mut one {
+            one.stand(spec, &mut topics, settings.sources)?;
+            one.mark(spec, dir)?;
+        }
         let feeds = Feeds::open(spec, &functions, (first, dir, fresh), env)?;
         host.machine.resumed = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
@@ -556,12 +559,6 @@ fn begins(topics: &[ReadTopic], own: u32, files: u32) -> Vec<u64> {
     let of_topics = topics.iter().flat_map(|topic| topic.begins.iter().map(|(_, begin)| *begin));
     let none = |count: u32| std::iter::repeat_n(0, count as usize);
     none(own).chain(of_topics).chain(none(files)).collect()
-}
-
-/// Names the sources after the log's own ones, each with its number of partitions.
-fn sources_read(topics: &[ReadTopic], spec: &AppSpec) -> Vec<(String, u32)> {
-    let topics = topics.iter().map(|topic| (topic.name.clone(), topic.sources()));
-    topics.chain(feeds::of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 
 impl Home for Cluster {

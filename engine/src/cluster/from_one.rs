@@ -1,10 +1,13 @@
 //! The state of an app that ran in one process, as several processes take it over (`moves.rs`).
 //!
 //! The newest snapshot becomes the first one of the cluster's log. The position of each file becomes a
-//! mark (`feeds`), as if the coordinator had read the file. Events that wait for their watermark are
-//! received again: from their file, or from the log, where they are put. A file leaves out the rows
-//! between them, which were executed. Events that wait for their batch become rows. Cuts after the
-//! snapshot can't move, because only the way to run that recorded them can execute them.
+//! mark (`feeds`), as if the coordinator had read the file. Those of topics are in the snapshot
+//! (`topics`). Events that wait for their watermark are received again: from their file or topic, or
+//! from the log, where they are put. A file leaves out the rows between them, which were executed.
+//! Events that wait for their batch become rows. Cuts after the snapshot can't move, because only the
+//! way to run that recorded them can execute them.
+
+mod topics;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,6 +16,7 @@ use std::sync::Arc;
 
 use tidemill_cluster::{
     EventSource, EventTime, Log, Manifest, Record, Request, RequestId, Times, Topic,
+    Waiting as Since,
 };
 use tidemill_core::{
     Error, Kind, Position, Result, Row, SourceId, Stamp, StreamId, StreamTime, TableId,
@@ -26,6 +30,7 @@ use tidemill_txn::order::Run;
 use tidemill_txn::program::Program;
 
 use super::ask::answer;
+use self::topics::TopicAt;
 use super::feeds::{place_of, Feeds, FileAt, FilesAt};
 use super::retained::RingStore;
 use super::sinks::Note;
@@ -53,6 +58,8 @@ pub(super) struct OneState {
     left: Option<Stopped>,
     /// The events of sources that wait for their watermark. They are received again.
     waiting: BTreeMap<SourceId, Waiting>,
+    /// The positions of partitions of topics.
+    topics: BTreeMap<SourceId, TopicAt>,
     moving: Move,
     _held: Box<dyn Lock>,
 }
@@ -64,8 +71,17 @@ const TOGETHER: usize = 256;
 struct Waiting {
     /// Their rows, ascending.
     rows: Vec<u64>,
+    /// The times at which they stand.
+    stands_us: Vec<i64>,
     /// A time of an earlier row, if one of them is late by it.
     newest_us: Option<i64>,
+}
+
+impl Waiting {
+    /// Returns the time at which the event of a row stands, if that waits.
+    fn stands_us(&self, row: u64) -> Option<i64> {
+        self.rows.binary_search(&row).ok().map(|nth| self.stands_us[nth])
+    }
 }
 
 /// The app's id, its newest snapshot, and the store.
@@ -101,7 +117,8 @@ impl OneState {
         let left = newest(spec, settings, (env, &dir)).map_err(|error| moved(&dir, error))?;
         let waiting = left.as_ref().map(|(_, left, _)| waiting(left)).unwrap_or_default();
         let moving = Move::begin(disk, &dir, Way::Several)?;
-        Ok(Some(OneState { env: env.clone(), dir, left, waiting, moving, _held: held }))
+        let (env, topics) = (env.clone(), BTreeMap::new());
+        Ok(Some(OneState { env, dir, left, waiting, topics, moving, _held: held }))
     }
 
     /// Stores the positions of files as marks, in the coordinator's directory.
@@ -111,8 +128,9 @@ impl OneState {
     pub fn mark(&self, spec: &AppSpec, dir: &Path) -> Result<()> {
         let Some((_, left, _)) = &self.left else { return Ok(()) };
         let mut sources = (0..).map(SourceId).zip(&left.internal.facts.sources);
+        let mut sources = sources.by_ref().filter(|(source, _)| !self.topics.contains_key(source));
         let mut files = Vec::new();
-        for decl in &spec.sources {
+        for decl in spec.sources.iter().filter(|decl| decl.kafka.is_none()) {
             if decl.files.is_none() {
                 sources.next();
                 continue;
@@ -188,10 +206,23 @@ impl TakenOver<'_> {
         }
         let (_, objects) = converted.end()?;
         self.send_again(left, starting.log, generation)?;
-        let mut inputs = vec![0; starting.sources as usize];
+        let mut inputs = starting.begins.clone();
         for (source, at, _) in feeds.positions() {
             inputs[source as usize] = at;
         }
+        let mut buffered = inputs.clone();
+        let mut waiting = Vec::new();
+        for (id, at) in &one.topics {
+            (inputs[at.source as usize], buffered[at.source as usize]) = (at.next, at.next);
+            let stream = left.stored.program.sources[id.index()].stream;
+            let event_source = starting.event_time.of(at.source, stream);
+            if let (Some(first), Some(event_source)) = (&at.waits, event_source) {
+                buffered[at.source as usize] = first.record;
+                let (record, newest_us) = (first.record, first.newest_us);
+                waiting.push(Since { event_source, record, newest_us });
+            }
+        }
+        waiting.sort_by_key(|of| of.event_source);
         let outputs = vec![0; inputs.len()];
         // Random numbers are made of the places of transactions, and in one process of the numbers of
         // events.
@@ -207,8 +238,8 @@ impl TakenOver<'_> {
             epoch,
             clock_us,
             base,
-            buffered: if times.newest.is_empty() { Vec::new() } else { inputs.clone() },
-            waiting: Some(Vec::new()),
+            buffered: if times.newest.is_empty() { Vec::new() } else { buffered },
+            waiting: Some(waiting),
             inputs,
             times,
             outputs,
@@ -260,7 +291,11 @@ impl TakenOver<'_> {
         let (facts, program) = (&left.internal.facts, &left.stored.program);
         let sources = || (0..).map(SourceId).zip(program.sources.iter().zip(&facts.sources));
         let newest = |of: &EventSource| {
+            if let Some((id, _)) = self.one.topics.iter().find(|(_, at)| at.source == of.source) {
+                return facts.sources[id.index()].time_max;
+            }
             let of_stream = sources().filter(|(_, (source, _))| source.stream == of.stream);
+            let of_stream = of_stream.filter(|(id, _)| !self.one.topics.contains_key(id));
             // Waiting events of a pushed stream are received again by the first source.
             let is_again = of.source == 0 || self.is_feed(of.source);
             let newest = of_stream.filter_map(|(id, (_, facts))| match is_again {
@@ -274,8 +309,7 @@ impl TakenOver<'_> {
         for of in event_time.sources() {
             let mark = facts.watermarks.get(of.stream.index()).copied().unwrap_or(Position::MIN);
             if mark != Position::MIN && mark != Position::MAX {
-                // No executed event is received again, so all others of this time are still to come.
-                let mark = Position { time_us: mark.time_us, ..Position::MIN };
+                let mark = self.mark(program, mark, event_time);
                 watermarks[of.group] = watermarks[of.group].max(mark);
             }
         }
@@ -289,6 +323,21 @@ impl TakenOver<'_> {
             idle: Vec::new(),
             ended: ended.map(|(nth, _)| nth).collect(),
             late: facts.counts.late,
+        }
+    }
+
+    /// Returns a watermark as a position among the event sources. Of the events at its time, workers
+    /// receive executed ones again only from topics.
+    fn mark(&self, program: &Program, mark: Position, event_time: &EventTime) -> Position {
+        let stream = program.sources.get(mark.source.index()).map(|source| source.stream);
+        let topic = self.one.topics.get(&mark.source);
+        let (source, offset) = topic.map_or((None, 0), |at| (Some(at.source), at.mark));
+        let is_it = |of: &&EventSource| {
+            Some(of.stream) == stream && source.is_none_or(|source| source == of.source)
+        };
+        match event_time.sources().iter().position(|of| is_it(&of)) {
+            Some(nth) => Position { time_us: mark.time_us, source: SourceId(nth as u32), offset },
+            None => Position { time_us: mark.time_us, ..Position::MIN },
         }
     }
 
@@ -325,9 +374,6 @@ fn newest(
     let again = "run it without --processes, or choose another --data-dir";
     if settings.log.is_some() {
         return Err(Error::setting("the log is in Kafka").help(again));
-    }
-    if spec.sources.iter().any(|decl| decl.kafka.is_some()) {
-        return Err(Error::setting("it reads topics, whose positions can't move yet").help(again));
     }
     let site = Site::look(&env.disk, dir)?;
     if site.name != *spec.program.name {
@@ -414,8 +460,9 @@ fn waiting(left: &Left) -> BTreeMap<SourceId, Waiting> {
             }
             before_us = before_us.max(Some(*own_us));
         }
+        let stands_us = rows.iter().map(|(_, stands_us, _)| *stands_us).collect();
         let rows = rows.into_iter().map(|(offset, ..)| offset).collect();
-        (source, Waiting { rows, newest_us })
+        (source, Waiting { rows, stands_us, newest_us })
     };
     all.into_iter().map(of_source).collect()
 }

@@ -6,13 +6,14 @@
 
 mod waiting;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use tidemill_cluster::{Manifest, Record, Topic};
 use tidemill_connect::Place;
-use tidemill_core::{Error, Position, Result, SourceSpec, StreamTime};
+use tidemill_core::{Error, Position, Result, SourceId, SourceSpec, StreamTime};
 use tidemill_durable::{DirStore, Store, Within};
 use tidemill_env::Env;
 use tidemill_function::{Call, Functions as _};
@@ -29,7 +30,8 @@ use super::backends;
 use super::feeds::{Feeds, FilesAt};
 use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
-use super::upgrade::{left, Found, TimedSource, Version, Written};
+use super::topics::{sources as sources_of_topics, ReadTopic, Topics};
+use super::upgrade::{left, sources_read, Found, TimedSource, Version, Written};
 use super::{log_of, ClusterSettings};
 use crate::changes::counted;
 use crate::compare::Comparison;
@@ -165,6 +167,8 @@ struct Several {
     manifest: Arc<Manifest>,
     store: Arc<dyn Store>,
     log: FileLog,
+    /// The topics that the app reads.
+    topics: (Vec<ReadTopic>, RefCell<Topics>),
 }
 
 impl Several {
@@ -176,6 +180,8 @@ impl Several {
                 "run it with --processes N once more, and stop it with Ctrl-C or SIGTERM: that leaves a snapshot",
             )
         };
+        let upgrade =
+            "let this version take it over first: run it with --processes N and --upgrade, and stop it";
         let disk = &*env.disk;
         let exists = |name: &str| {
             let path = cluster.join(name);
@@ -193,14 +199,12 @@ impl Several {
         let functions = functions(spec)?;
         if !is_same(&is.app.program, functions.program()) {
             let what = "it belongs to another version of the app";
-            return Err(Error::setting(what).help(
-                "let this version take it over first: run it with --processes N and --upgrade, and stop it",
-            ));
+            return Err(Error::setting(what).help(upgrade));
         }
-        if !is.has_only_files() {
-            return Err(
-                Error::setting("it reads topics, whose positions can't move yet").help(again)
-            );
+        let topics = Topics::open(spec, &functions, &ClusterSettings::default(), env)?;
+        let topics_read = topics.read();
+        if !is.reads(&sources_read(&topics_read, spec)) {
+            return Err(Error::setting("it was read from other topics or partitions").help(upgrade));
         }
         // Answers to work outside are asked for again, because the rows of that work are there.
         let is_answer = |call: &Call| functions.is_answer(call, &spec.externals);
@@ -215,16 +219,17 @@ impl Several {
         let dir = cluster.to_path_buf();
         let settings = ClusterSettings { dir, snapshots, ..ClusterSettings::default() };
         let store = Arc::new(Within::new(backends::store(&settings, env)?, &name));
-        Ok(Several { functions, is, manifest, store, log })
+        let topics = (topics_read, RefCell::new(topics));
+        Ok(Several { functions, is, manifest, store, log, topics })
     }
 
     /// Returns the state as that of an app in one process, and the run in the ids of sinks' rows.
     fn left(&self, spec: &AppSpec, to: &Stored, cluster: &Path, env: &Env) -> Result<(Left, u128)> {
         let Several { is, manifest, .. } = self;
         let mut left = left(&self.store, &is.app, manifest)?;
-        let inputs = &manifest.inputs[self.own(spec)..];
+        let inputs = &manifest.inputs[self.first_file(spec)..];
         let mut files = Feeds::stand_at(spec, &self.functions, (cluster, inputs), env)?;
-        let numbers = Numbers::of(to, &files);
+        let numbers = Numbers::of(to, &files, &self.topics.0);
         let mut waiting = Waiting::new(self.functions.program(), &numbers);
         self.waiting(spec, cluster, env, &mut waiting)?;
         for (nth, files) in files.iter_mut().enumerate() {
@@ -245,7 +250,8 @@ impl Several {
             }
         }
         let frontiers_us = Groups::of(program)?.frontiers_us(&watermarks, manifest.clock_us);
-        let sources = sources(to, files, &newest);
+        let topics = self.topics(spec, &numbers, env)?;
+        let sources = sources(to, files, &newest, topics);
         let incomplete = self.incomplete_batches(&left)?;
         waiting.incomplete(incomplete, &watermarks, &sources)?;
         let sources = waiting.received(sources);
@@ -273,8 +279,41 @@ impl Several {
 
     /// The number of sources of requests.
     fn own(&self, spec: &AppSpec) -> usize {
+        self.first_file(spec) - sources_of_topics(&self.topics.0) as usize
+    }
+
+    /// The number of sources of requests and topics.
+    fn first_file(&self, spec: &AppSpec) -> usize {
         let files = spec.sources.iter().filter(|decl| decl.files.is_some()).count();
         self.manifest.inputs.len() - files
+    }
+
+    /// Returns the positions of the topics' partitions.
+    fn topics(
+        &self,
+        spec: &AppSpec,
+        numbers: &Numbers,
+        env: &Env,
+    ) -> Result<BTreeMap<SourceId, SourceFacts>> {
+        let Several { manifest, is, topics: (read, topics), .. } = self;
+        let decls = spec.sources.iter().filter(|decl| decl.kafka.is_some());
+        let mut found = BTreeMap::new();
+        for ((nth, topic), decl) in read.iter().enumerate().zip(decls) {
+            for (of, (partition, _)) in topic.begins.iter().enumerate() {
+                let number = found.len();
+                let source = self.own(spec) + number;
+                let place = topics.borrow_mut().place((nth, of), manifest.inputs[source], env);
+                let place = place.map_err(|error| error.at(decl.at.clone()))?;
+                let is_it = |of: &TimedSource| of.source as usize == source;
+                let timed = is.event_sources.iter().position(is_it);
+                let time_max = timed.and_then(|timed| *manifest.times.newest.get(timed)?);
+                let name = format!("{}/{}/{partition}", decl.stream, topic.topic());
+                let (next_offset, ended) = (place.offset, false);
+                let facts = SourceFacts { name, next_offset, time_max, ended, place };
+                found.insert(numbers.topics[number], facts);
+            }
+        }
+        Ok(found)
     }
 
     /// Writes and retains all outputs that have not left, and returns the positions of the sinks.
@@ -310,6 +349,7 @@ fn sources(
     to: &Stored,
     files: Vec<FilesAt<'_>>,
     newest: &BTreeMap<String, i64>,
+    mut topics: BTreeMap<SourceId, SourceFacts>,
 ) -> Vec<SourceFacts> {
     let is_timed = |source: &SourceSpec| {
         let spec = &to.program.streams[source.stream.index()].spec;
@@ -319,6 +359,13 @@ fn sources(
     let mut sources = Vec::new();
     let mut files = files.into_iter();
     for decl in &to.sources {
+        while let Some(facts) = topics.remove(&SourceId(sources.len() as u32)) {
+            sources.push(facts);
+            specs.next();
+        }
+        if decl.kafka.is_some() {
+            continue;
+        }
         if decl.files.is_none() {
             let Some(source) = specs.next() else { break };
             let time_max = is_timed(source).and_then(|stream| newest.get(stream).copied());

@@ -5,8 +5,10 @@
 
 mod rows;
 
-use tidemill_connect::Troubles;
-use tidemill_core::{Error, Result, StreamId};
+use std::ops::Range;
+
+use tidemill_connect::{Chunk, Place, Polled, Troubles};
+use tidemill_core::{Error, Kind, Result, StreamId};
 use tidemill_env::Env;
 use tidemill_kafka::stream::{open_sources, Begin, Numbers, Opened, TopicSource};
 
@@ -14,6 +16,11 @@ use super::backends::brokers;
 use super::ClusterSettings;
 use crate::functions::AppFunctions;
 use crate::spec::{AppSpec, SourceDecl};
+
+/// The longest time for messages to be read again, in nanoseconds.
+const REGION_NS: u64 = 60_000_000_000;
+/// The pause while there are no messages, in microseconds.
+const PENDING_US: u64 = 2_000;
 
 /// A topic that an app reads.
 #[derive(Clone, Debug)]
@@ -121,6 +128,83 @@ impl Topics {
         let begins: Vec<_> = opened.iter().map(partition).collect();
         let (is_from_first, at) = (topic.begin == Begin::Earliest, decl.at.clone());
         Ok(Topic { stream, is: ReadTopic { name, begins }, is_from_first, opened, at })
+    }
+
+    /// Reads the messages with offsets in a range of a partition again, as far as there are some.
+    ///
+    /// # Errors
+    /// When the range is not there any more, or no broker answers in time.
+    pub fn region(
+        &mut self,
+        (topic, partition): (usize, usize),
+        offsets: Range<u64>,
+        env: &Env,
+    ) -> Result<Vec<Chunk>> {
+        let Topic { opened, at, .. } = &mut self.all[topic];
+        let (name, source) = &mut opened[partition];
+        let begin = source.place().begin;
+        let (mut chunks, mut next) = (Vec::new(), offsets.start);
+        let until_ns = env.clock.monotonic_ns() + REGION_NS;
+        if offsets.is_empty() {
+            return Ok(chunks);
+        }
+        source.resume(&Place { offset: next, begin, ..Place::start() })?;
+        while next < offsets.end {
+            // Each message has an offset of its own, so there are at most that many.
+            match source.poll((offsets.end - next) as usize)? {
+                Polled::Rows(mut chunk) => {
+                    next = chunk.next_offset;
+                    // Between offsets there may be gaps, so some rows may be beyond the range.
+                    let rows = chunk.offsets.partition_point(|offset| *offset < offsets.end);
+                    chunk.batch = chunk.batch.slice(0, rows);
+                    chunk.offsets.truncate(rows);
+                    chunk.bad.retain(|bad| bad.offset < offsets.end);
+                    chunks.push(chunk);
+                }
+                Polled::Pending if source.has_looked() => return Ok(chunks),
+                Polled::Pending if env.clock.monotonic_ns() < until_ns => {
+                    env.clock.sleep_us(PENDING_US);
+                }
+                Polled::Pending | Polled::End => {
+                    let end = offsets.end;
+                    let what = format!("messages of {name} up to offset {end} can't be read");
+                    let help = "check that the brokers run, and that the topic is as it was";
+                    return Err(Error::new(Kind::Io, what).help(help).at(at.clone()));
+                }
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Returns the place of one process before the message at an offset of a partition.
+    ///
+    /// # Errors
+    /// When the partition has changed, or no broker answers in time.
+    pub fn place(
+        &mut self,
+        (topic, partition): (usize, usize),
+        offset: u64,
+        env: &Env,
+    ) -> Result<Place> {
+        let begin = match self.all[topic].is_from_first && offset == 0 {
+            true => None,
+            false => Some(offset),
+        };
+        let nothing_read = Place { begin, ..Place::start() };
+        if offset == 0 {
+            return Ok(nothing_read);
+        }
+        let source = &mut self.all[topic].opened[partition].1;
+        source.resume(&Place { offset, ..Place::start() })?;
+        match self.region((topic, partition), offset - 1..offset, env) {
+            // Without the message before it, it has no checksum.
+            Err(error) if error.kind == Kind::Input => {
+                Ok(Place { offset, bytes: offset, ..Place::start() })
+            }
+            Err(error) => Err(error),
+            Ok(chunks) if chunks.iter().all(|chunk| chunk.rows() == 0) => Ok(nothing_read),
+            Ok(_) => Ok(self.all[topic].opened[partition].1.place()),
+        }
     }
 
     /// The topics, in the order of their sources.

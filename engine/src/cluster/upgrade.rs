@@ -30,10 +30,12 @@ use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
+use super::feeds::of_files;
 use super::from_one::TakenOver;
 use super::look::MANIFEST;
 use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
+use super::topics::ReadTopic;
 use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
 use crate::data_dir::replace;
@@ -41,6 +43,7 @@ use crate::internal::{Facts, Internal, RingFacts};
 use crate::renames::Renames;
 use crate::schema::Left;
 use crate::settings::{Settings, Upgrade};
+use crate::spec::AppSpec;
 use crate::stored::Stored;
 use crate::upgrade::{check, refused};
 
@@ -48,7 +51,7 @@ use crate::upgrade::{check, refused};
 const PROGRAM: &str = "program";
 
 /// The names of files among topics begin with it. No topic has such a name.
-pub(super) const FILES: &str = "files of ";
+const FILES: &str = "files of ";
 
 /// Brokers may report a log as too short for a while. After this time it counts as too short. Also
 /// the pause between checks.
@@ -84,9 +87,9 @@ pub(super) struct TimedSource {
 }
 
 impl Version {
-    /// Whether it reads no topics. The names of files are among those of topics.
-    pub fn has_only_files(&self) -> bool {
-        self.topics.iter().all(|(topic, _)| topic.starts_with(FILES))
+    /// Whether it reads these topics and files.
+    pub fn reads(&self, read: &[(String, u32)]) -> bool {
+        self.topics == read
     }
 
     /// The number of sources that are no requests.
@@ -691,6 +694,12 @@ impl Starting<'_> {
         let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
         replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
     }
+}
+
+/// Names the sources after the log's own ones, each with its number of partitions.
+pub(super) fn sources_read(topics: &[ReadTopic], spec: &AppSpec) -> Vec<(String, u32)> {
+    let topics = topics.iter().map(|topic| (topic.name.clone(), topic.sources()));
+    topics.chain(of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 
 /// Refuses topics whose partitions would change their numbers among the sources. New ones come

@@ -2,10 +2,11 @@
 //! for their watermark are read again. Those that wait for their batch are rows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use tidemill_cluster::{EventSource, Record, Topic, Waiting as Since};
+use tidemill_cluster::{EventSource, Events, Record, Topic, Waiting as Since};
 use tidemill_connect::Place;
 use tidemill_core::{
     Batch, Error, Late, Position, Result, Row, SourceId, StreamId, StreamTime, Value,
@@ -20,6 +21,7 @@ use tidemill_txn::program::{Origin, Program};
 use super::super::ask::read;
 use super::super::feeds::{Feeds, FilesAt};
 use super::super::times::event_time;
+use super::super::topics::ReadTopic;
 use super::Several;
 use crate::carry::derived;
 use crate::changes::counted;
@@ -34,6 +36,8 @@ use crate::stored::Stored;
 pub(super) struct Numbers {
     /// By name of a pushed stream.
     pushed: BTreeMap<String, SourceId>,
+    /// The partitions of topics, in their order.
+    pub topics: Vec<SourceId>,
     /// For each declaration that reads files, the files by name.
     files: Vec<BTreeMap<String, SourceId>>,
     /// The streams of all sources, by name.
@@ -41,14 +45,21 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    pub fn of(to: &Stored, files: &[FilesAt<'_>]) -> Numbers {
+    pub fn of(to: &Stored, files: &[FilesAt<'_>], topics: &[ReadTopic]) -> Numbers {
         let stream = |source: &tidemill_core::SourceSpec| {
             to.program.streams[source.stream.index()].spec.name.to_string()
         };
         let streams = to.program.sources.iter().map(stream).collect();
-        let mut numbers = Numbers { pushed: BTreeMap::new(), files: Vec::new(), streams };
-        let (mut next, mut files) = ((0..).map(SourceId), files.iter());
+        let (pushed, files_of, topics_of) = Default::default();
+        let mut numbers = Numbers { pushed, topics: topics_of, files: files_of, streams };
+        let (mut next, mut files, mut topics) =
+            ((0..).map(SourceId), files.iter(), topics.iter());
         for decl in &to.sources {
+            if decl.kafka.is_some() {
+                let partitions = topics.next().map_or(0, |topic| topic.sources() as usize);
+                numbers.topics.extend(next.by_ref().take(partitions));
+                continue;
+            }
             if decl.files.is_none() {
                 numbers.pushed.extend(next.next().map(|source| (decl.stream.clone(), source)));
                 continue;
@@ -275,16 +286,20 @@ impl Several {
         env: &Env,
         to: &mut Waiting<'_>,
     ) -> Result<()> {
-        let Several { functions, manifest, log, .. } = self;
-        let own = self.own(spec);
-        let event_time = event_time(spec, own as u32, &[])?;
+        let Several { functions, manifest, log, topics: (topics, _), .. } = self;
+        let (own, first_file) = (self.own(spec), self.first_file(spec));
+        let event_time = event_time(spec, own as u32, topics)?;
         for Since { event_source, record, newest_us } in manifest.waiting.iter().flatten() {
             let of = &event_time.sources()[*event_source as usize];
             let input = manifest.inputs[of.source as usize];
-            let feed = (of.source as usize).checked_sub(own);
-            let records = match feed {
-                Some(nth) => Feeds::region(spec, functions, (cluster, nth), *record..input, env)?,
-                None => read(log, Topic::Input(of.source), *record)?.records,
+            let feed = (of.source as usize).checked_sub(first_file);
+            let topic = (of.source as usize).checked_sub(own).filter(|_| feed.is_none());
+            let records = match (feed, topic) {
+                (Some(nth), _) => {
+                    Feeds::region(spec, functions, (cluster, nth), *record..input, env)?
+                }
+                (None, Some(nth)) => self.messages(of.stream, nth, *record..input, env)?,
+                (None, None) => read(log, Topic::Input(of.source), *record)?.records,
             };
             let mut newest = Newest::after(*newest_us, of.out_of_orderness_us);
             for (at, record) in &records {
@@ -303,7 +318,10 @@ impl Several {
                         let (name, row) = event.of.as_ref()?;
                         Some((*to.numbers.files[nth].get(&**name)?, *row))
                     };
-                    let row_of = feed.and_then(row_of);
+                    let row_of = match topic {
+                        Some(nth) => Some((to.numbers.topics[nth], event.record)),
+                        None => feed.and_then(row_of),
+                    };
                     if feed.is_some() && row_of.is_none() {
                         return Err(Error::internal("an event that waits is from no known file"));
                     }
@@ -312,6 +330,33 @@ impl Several {
             }
         }
         Ok(())
+    }
+
+    /// Reads messages of a partition again, with the number that it has among those of all topics.
+    fn messages(
+        &self,
+        stream: StreamId,
+        mut nth: usize,
+        offsets: Range<u64>,
+        env: &Env,
+    ) -> Result<Vec<(u64, Record)>> {
+        let (read, topics) = &self.topics;
+        let mut topic = 0;
+        while nth >= read[topic].begins.len() {
+            nth -= read[topic].begins.len();
+            topic += 1;
+        }
+        let mut records = Vec::new();
+        for chunk in topics.borrow_mut().region((topic, nth), offsets, env)? {
+            for (offset, row) in chunk.offsets.iter().zip(0..) {
+                let (from, batch) = (None, chunk.batch.slice(row, 1));
+                records.push((
+                    *offset,
+                    Record::Events(Events { stream, from, is_run: false, batch }),
+                ));
+            }
+        }
+        Ok(records)
     }
 
     /// Returns the events that wait for their batch.
