@@ -85,6 +85,11 @@ impl StartPositions {
         now
     }
 
+    /// The position where a source began, if it is known.
+    pub(crate) fn known_source(&self, name: &str) -> Option<&Place> {
+        self.sources.get(name)
+    }
+
     /// The position where a sink began, if it is known.
     pub(crate) fn sink(&self, stream: &str, path: &str) -> Option<&SinkPlace> {
         let is_it = |s: &&SinkFacts| s.stream == stream && s.path == path;

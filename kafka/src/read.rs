@@ -668,8 +668,7 @@ fn assign(
         return core.note(&error, "");
     }
     let judge = Judge { generation };
-    *cursor =
-        Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false });
+    *cursor = Some(Cursor { queue, position: from, judge, is_live: false, is_at_end: false });
 }
 
 fn unassign(consumer: &BaseConsumer<Listener>, part: &Part) {

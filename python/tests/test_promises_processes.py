@@ -224,19 +224,19 @@ def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("topic", "options", "why"),
     [
-        ({"begin": "latest"}, "leave begin= out"),
-        ({"partitions": [0]}, "leave partitions= out"),
-        ({"properties": {"client.id": "x"}}, "leave properties= out"),
-        ({"brokers": "127.0.0.1:2"}, "and the log is elsewhere"),
+        ("payments", {"partitions": []}, "no partition is named"),
+        ("payments", {"properties": {"group.id": "x"}}, "no group is joined"),
+        ("payments", {"timeout": 0.05}, f"no broker of {NOWHERE} answers"),
+        ("bank.inputs", {}, "belongs to the cluster's log itself"),
     ],
 )
-def test_topics_are_read_whole_and_with_the_log(
-    options: dict[str, Any], why: str, tmp_path: Path
+def test_topics_that_can_not_be_read_are_refused(
+    topic: str, options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     def reads(app: tm.App, payments: tm.Stream, accounts: tm.Table) -> None:
-        payments.read(tm.kafka("payments", **{"brokers": NOWHERE, **options}))
+        payments.read(tm.kafka(topic, **{"brokers": NOWHERE, **options}))
 
         @app.transaction(payments)
         def pay(tx, e):

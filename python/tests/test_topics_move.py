@@ -14,7 +14,7 @@ import pytest
 import tidemill as tm
 
 from .beside import brokers, create
-from .kill.cluster import Process, joined, settings, wait_for
+from .kill.cluster import Process, joined, settings
 from .test_processes_retained import command
 
 pytestmark = pytest.mark.servers
@@ -24,7 +24,8 @@ CODE = """
 import tidemill as tm
 
 app = tm.App("market")
-books = app.table("books", key="id", id=int, hash=tm.column(int, default=7), n=tm.column(int, default=0))
+count = tm.column(int, default=0)
+books = app.table("books", key="id", id=int, hash=tm.column(int, default=7), n=count)
 bids = app.stream("bids", time="at", late="admit", at=int, id=int, n=int)
 bids.read(tm.kafka("NAME-bids", brokers="BROKERS"), out_of_orderness=20)
 asks = app.stream("asks", time="at", at=int, id=int, n=int)
@@ -127,7 +128,7 @@ def test_moves_are_one_run(seed: int, tmp_path: Path) -> None:
             url = joined(process) if flags else process.find(r"http +(http://\S+)")
             with tm.Client(url, retries=100) as client:
                 client.row("books", 1)
-            # Some steps end in the midst of the messages.
+            # Some steps end while there are more messages.
             time.sleep(dice.choice((0, 0.1, 0.5, 1.5)))
             assert process.stop() == 0, process.errors.read_text()
     writer.write(300)

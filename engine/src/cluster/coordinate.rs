@@ -147,6 +147,7 @@ impl Cluster {
             one.stand(spec, &mut topics, settings.sources)?;
             one.mark(spec, dir)?;
         }
+        let read = topics.read();
         let feeds = Feeds::open(spec, &functions, (first, dir, fresh), env)?;
         host.machine.resumed = feeds.goes_on.clone();
         let feeds = Arc::new(feeds);
@@ -233,9 +234,7 @@ impl Cluster {
         // Sinks write through a connection of their own, so that they do not delay the replies.
         let apart = match ways.are_none() {
             true => None,
-            false => {
-                self::log(settings, &cluster, None, json(), env)?
-            }
+            false => self::log(settings, &cluster, None, json(), env)?,
         };
         let outputs = apart.unwrap_or_else(|| log.clone());
         let program_on_nodes = Arc::new(functions.program().clone());

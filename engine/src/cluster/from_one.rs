@@ -29,8 +29,8 @@ use tidemill_txn::execute::{HandlerCounts, OpenBatches};
 use tidemill_txn::order::Run;
 use tidemill_txn::program::Program;
 
-use super::ask::answer;
 use self::topics::TopicAt;
+use super::ask::answer;
 use super::feeds::{place_of, Feeds, FileAt, FilesAt};
 use super::retained::RingStore;
 use super::sinks::Note;

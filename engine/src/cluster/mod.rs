@@ -12,7 +12,7 @@
 //! | `questions` | what a worker's clients ask of the coordinator |
 //! | `delivered` | the outputs that have left, for followers |
 //! | `metrics` | the metrics |
-//! | `topics` | the app's own topics, as sources |
+//! | `topics` | the app's own topics, as sources, and their rows |
 //! | `feeds` | files that the app's streams read, as sources |
 //! | `sinks` | topics and files that the app writes |
 //! | `retained` | the last rows of streams, over restarts |

@@ -118,8 +118,7 @@ impl Topics {
         let schema = functions.stream(stream).map(|(_, schema)| schema);
         let schema = schema.expect("it is one of them");
         let who = format!("stream {}", decl.stream);
-        let opened =
-            open_sources(&topic, &schema, env, Numbers::Offsets, (&self.troubles, &who))?;
+        let opened = open_sources(&topic, &schema, env, Numbers::Offsets, (&self.troubles, &who))?;
         let partition = |(name, source): &Opened| {
             let number = name.rsplit_once('/').and_then(|(_, number)| number.parse().ok());
             let begin = source.place().begin.unwrap_or(0);
@@ -128,6 +127,16 @@ impl Topics {
         let begins: Vec<_> = opened.iter().map(partition).collect();
         let (is_from_first, at) = (topic.begin == Begin::Earliest, decl.at.clone());
         Ok(Topic { stream, is: ReadTopic { name, begins }, is_from_first, opened, at })
+    }
+
+    /// Sets where reading of the partitions begins, for which that is known: by the topic's number,
+    /// and the partition's name.
+    pub fn begin_at(&mut self, known: impl Fn(usize, &str) -> Option<u64>) {
+        for (nth, topic) in self.all.iter_mut().enumerate() {
+            for ((name, _), (_, begin)) in topic.opened.iter().zip(&mut topic.is.begins) {
+                *begin = known(nth, name).unwrap_or(*begin);
+            }
+        }
     }
 
     /// Reads the messages with offsets in a range of a partition again, as far as there are some.

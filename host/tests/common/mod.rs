@@ -11,8 +11,8 @@ use tidemill_durable::DirStore;
 use tidemill_env::{Addr, Env};
 use tidemill_function::{Activation, Call, Context, Functions, Step, Stop, Target};
 use tidemill_host::{
-    hold, Answer, CoordinatorProcess, FileLog, RequestServer, Served, Settings, Shared,
-    WorkerLogs, WorkerProcess, SEGMENT_BYTES,
+    hold, Answer, CoordinatorProcess, FileLog, RequestServer, Served, Settings, Shared, WorkerLogs,
+    WorkerProcess, SEGMENT_BYTES,
 };
 use tidemill_mesh::Secret;
 use tidemill_txn::pool::SingleThread;

@@ -8,7 +8,9 @@ use tidemill_connect::source::contract::{check, read_on, Taken};
 use tidemill_connect::{MessageFormat, Polled, Source, Troubles};
 use tidemill_core::{Batch, Column, DataType, Error, Row, Schema, Value};
 use tidemill_env::Env;
-use tidemill_kafka::stream::{open_sink, open_sources, Numbers, SinkSchema, TopicSink, TopicSource};
+use tidemill_kafka::stream::{
+    open_sink, open_sources, Numbers, SinkSchema, TopicSink, TopicSource,
+};
 
 use crate::common::{brokers, control_of};
 use crate::refusing::{Refusing, REFUSALS};
@@ -197,14 +199,13 @@ fn server_avro_comes_back_as_it_was_written() {
         sink.commit().unwrap();
         sink.finish().unwrap();
     }
-    let opened =
-        open_sources(
-            &read_avro(&topic),
-            &schema,
-            &Env::real(),
-            Numbers::Counted,
-            (&Troubles::default(), "test"),
-        );
+    let opened = open_sources(
+        &read_avro(&topic),
+        &schema,
+        &Env::real(),
+        Numbers::Counted,
+        (&Troubles::default(), "test"),
+    );
     let mut source = opened.unwrap().remove(0).1;
     let (mut found, begun) = (Vec::new(), Instant::now());
     while found.len() < 30 {

@@ -221,8 +221,7 @@ fn requests_for_another_version_are_refused() {
     let functions = format().functions;
     let call = functions.only_event("opened", &[Value::Int(1)]).unwrap();
     let record = Record::Requests(vec![Request { id: (*b"a").into(), call }; 2]);
-    let Outgoing { value, headers, .. } =
-        Json::new(functions, 8).encode(&record);
+    let Outgoing { value, headers, .. } = Json::new(functions, 8).encode(&record);
     let headers: Vec<_> = headers.iter().map(|(name, value)| (&**name, &**value)).collect();
     let found = taken(format().requests(&message(&value, &headers)));
     assert_eq!(found.len(), 2);

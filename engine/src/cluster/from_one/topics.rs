@@ -11,6 +11,7 @@ use tidemill_core::{Error, Position, Result, SourceId, StreamTime};
 
 use super::super::topics::Topics;
 use super::{OneState, Waiting};
+use crate::begins::StartPositions;
 use crate::internal::SourceFacts;
 use crate::schema::Left;
 use crate::spec::{AppSpec, SourceDecl};
@@ -49,8 +50,16 @@ impl OneState {
     /// # Errors
     /// When other partitions were read, or messages can't be read again.
     pub fn stand(&mut self, spec: &AppSpec, topics: &mut Topics, first: u32) -> Result<()> {
-        let Some((_, left, _)) = &self.left else { return Ok(()) };
         let decls = spec.sources.iter().filter(|decl| decl.kafka.is_some());
+        let Some((_, left, _)) = &self.left else {
+            // Nothing was read yet, but it is known where reading begins.
+            let begins = StartPositions::read(&*self.env.disk, &self.dir)?;
+            let streams: Vec<&str> = decls.map(|decl| &*decl.stream).collect();
+            topics.begin_at(|topic, partition| {
+                begins.known_source(&format!("{}/{partition}", streams[topic]))?.begin
+            });
+            return Ok(());
+        };
         let (mut found, mut source) = (BTreeMap::new(), first);
         for (topic, (decl, read)) in decls.zip(topics.read()).enumerate() {
             let known = (0..).map(SourceId).zip(&left.internal.facts.sources);
@@ -170,12 +179,7 @@ impl Partition<'_> {
 
     /// Returns a time before the messages such that the same ones are late, and the offset of the
     /// first one that stands at the watermark's time and waits.
-    fn classified(
-        &self,
-        messages: &[Message],
-        waiting: &Waiting,
-        next: u64,
-    ) -> (Option<i64>, u64) {
+    fn classified(&self, messages: &[Message], waiting: &Waiting, next: u64) -> (Option<i64>, u64) {
         let Partition { decl, left, id, facts, .. } = *self;
         let stream = &left.stored.program.streams;
         let number = stream.iter().position(|stream| *stream.spec.name == *decl.stream);

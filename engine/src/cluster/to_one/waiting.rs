@@ -52,8 +52,7 @@ impl Numbers {
         let streams = to.program.sources.iter().map(stream).collect();
         let (pushed, files_of, topics_of) = Default::default();
         let mut numbers = Numbers { pushed, topics: topics_of, files: files_of, streams };
-        let (mut next, mut files, mut topics) =
-            ((0..).map(SourceId), files.iter(), topics.iter());
+        let (mut next, mut files, mut topics) = ((0..).map(SourceId), files.iter(), topics.iter());
         for decl in &to.sources {
             if decl.kafka.is_some() {
                 let partitions = topics.next().map_or(0, |topic| topic.sources() as usize);
@@ -350,10 +349,8 @@ impl Several {
         for chunk in topics.borrow_mut().region((topic, nth), offsets, env)? {
             for (offset, row) in chunk.offsets.iter().zip(0..) {
                 let (from, batch) = (None, chunk.batch.slice(row, 1));
-                records.push((
-                    *offset,
-                    Record::Events(Events { stream, from, is_run: false, batch }),
-                ));
+                records
+                    .push((*offset, Record::Events(Events { stream, from, is_run: false, batch })));
             }
         }
         Ok(records)

@@ -53,7 +53,10 @@ struct Shared {
 }
 
 enum Job {
-    Read { partition: usize, read: Read },
+    Read {
+        partition: usize,
+        read: Read,
+    },
     /// There may be messages.
     Look,
     /// The log has been dropped.
@@ -215,7 +218,8 @@ impl Reader {
                     }
                     Ok(Job::Look) => self.is_woken.store(false, Ordering::Release),
                     Ok(Job::End) | Err(RecvTimeoutError::Disconnected) => {
-                        let waiting = self.partitions.iter_mut().flat_map(|of| of.waiting.drain(..));
+                        let waiting =
+                            self.partitions.iter_mut().flat_map(|of| of.waiting.drain(..));
                         return waiting.for_each(|read| (read.then)(None));
                     }
                     Err(RecvTimeoutError::Timeout) => break,
@@ -286,7 +290,7 @@ impl Reader {
         }
     }
 
-    /// Notes that a partition can't be read. What has changed does not come back by waiting.
+    /// Notes that a partition can't be read. Waiting does not bring back messages that have gone.
     fn fails(&mut self, nth: usize, error: Error, now_ns: u64) {
         let partition = &mut self.partitions[nth];
         partition.position = None;
@@ -330,7 +334,11 @@ impl Partition {
             if self.failing.is_some_and(|(_, again_ns)| now_ns < again_ns) {
                 return Ok(Polled::Pending);
             }
-            self.source.resume(&Place { offset: from, begin: Some(self.begin), ..Place::start() })?;
+            self.source.resume(&Place {
+                offset: from,
+                begin: Some(self.begin),
+                ..Place::start()
+            })?;
             self.position = Some(from);
         }
         let polled = self.source.poll(rows_max)?;
