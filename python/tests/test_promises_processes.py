@@ -226,7 +226,6 @@ def test_what_has_not_succeeded_in_time_in_a_store_has_failed(
 @pytest.mark.parametrize(
     ("topic", "options", "why"),
     [
-        ("payments", {"partitions": []}, "no partition is named"),
         ("payments", {"properties": {"group.id": "x"}}, "no group is joined"),
         ("payments", {"timeout": 0.05}, f"no broker of {NOWHERE} answers"),
         ("bank.inputs", {}, "belongs to the cluster's log itself"),
