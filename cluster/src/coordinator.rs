@@ -137,6 +137,8 @@ pub struct Coordinator {
     preparing: Preparing,
     /// The workers that want to end.
     leaving: BTreeSet<Member>,
+    /// Where the first sources end, if the coordinator must end once they have been executed.
+    drains: Option<Vec<u64>>,
     /// Whether the coordinator itself must end, when everything that was executed is in a snapshot.
     is_ending: bool,
     /// The late event that is the reason for ending, if there is one.
@@ -182,6 +184,7 @@ impl Coordinator {
             deaths: Deaths::default(),
             preparing: Preparing::default(),
             leaving: BTreeSet::new(),
+            drains: None,
             is_ending: false,
             late_event: None,
             over_memory: None,
@@ -344,6 +347,10 @@ impl Coordinator {
                 }
             }
             Input::Written(written) => self.written = Some(written),
+            Input::Drain { ends } => {
+                self.drains = Some(ends);
+                self.try_drain(effects);
+            }
             Input::Leave => {
                 self.is_ending = true;
                 self.try_end(effects);
@@ -478,6 +485,7 @@ impl Coordinator {
         self.lost_pairs.forget(good_us, now_us, self.settings.lease_us);
         let is_lost = self.members().iter().any(|member| !self.seen.contains_key(member));
         self.begins_part(effects);
+        self.try_drain(effects);
         if self.is_ending {
             self.try_end(effects);
         }

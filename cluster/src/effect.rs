@@ -239,6 +239,12 @@ pub enum Input {
     /// All outputs of some epochs have been written elsewhere, and the next snapshot must record
     /// this. Only for a coordinator.
     Written(Arc<Written>),
+    /// No more requests come to the first sources, which end here. The process must end cleanly when
+    /// all of them have been executed, or when there is no worker. Only for a coordinator.
+    Drain {
+        /// The offset after the last record of each of these sources.
+        ends: Vec<u64>,
+    },
     /// The process must end cleanly. A worker ends when others have taken over the rows that it
     /// owns, and a coordinator when everything that was executed is in a snapshot.
     Leave,

@@ -265,7 +265,7 @@ impl Worker {
                 _ => {}
             },
             // Only coordinators store manifests.
-            Input::Stored { .. } => {}
+            Input::Drain { .. } | Input::Stored { .. } => {}
         }
     }
 

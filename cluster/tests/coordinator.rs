@@ -339,6 +339,26 @@ fn workers_merge_the_objects_in_turn_and_snapshots_stay_small() {
 }
 
 #[test]
+fn requests_that_have_come_are_executed_before_the_end() {
+    let mut all = Run::new(settings(), 2);
+    all.until(|all| all.machine.running().is_some());
+    all.offer(&[run(400, 400)]);
+    all.give(Input::Drain { ends: vec![1_000, 0] });
+    all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == 400));
+    // The last ones are in the log, and become available later.
+    (0..100).for_each(|_| all.tick());
+    assert!(!all.has_ended);
+    all.offer(&[run(1_000, 600)]);
+    all.until(|all| all.has_ended);
+    assert_eq!(all.cuts.last().unwrap().upto[0], 1_000);
+    assert_eq!(all.wholes.last(), Some(&true));
+    // Without workers nothing can be executed.
+    let mut all = Run::new(settings(), 0);
+    all.give(Input::Drain { ends: vec![1_000, 0] });
+    all.until(|all| all.has_ended);
+}
+
+#[test]
 fn a_coordinator_that_has_lost_its_workers_knows_that_its_last_cuts_are_in_no_snapshot() {
     for ends_at_once in [true, false] {
         let mut all = Run::new(Settings { snapshot_us: 900_000 * MS, ..settings() }, 2);

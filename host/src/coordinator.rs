@@ -28,6 +28,8 @@ use crate::{Settings, Shared, COORDINATOR};
 
 /// The reason in the status of a coordinator that has ended as requested.
 const ENDED: &str = "it was stopped";
+/// The longest time for the last requests, in microseconds.
+const DRAIN_WAIT_US: u64 = 10_000_000;
 /// The number of refused connections that are remembered.
 const REFUSALS: usize = 16;
 
@@ -215,14 +217,24 @@ impl CoordinatorProcess {
         Ok(CoordinatorProcess { mesh, state, thread })
     }
 
-    /// Stops cutting new epochs, waits at most `wait_us` microseconds until everything executed is
-    /// in a snapshot, and ends. Returns whether it is.
-    pub fn leave(&self, wait_us: u64) -> bool {
+    /// Ends cleanly. If it serves the log, it refuses further requests to the first `sources` sources,
+    /// and executes the ones that are there. Then it stops cutting new epochs. Waits at most `wait_us`
+    /// microseconds until everything executed is in a snapshot, and returns whether it is.
+    pub fn leave(&self, sources: u32, wait_us: u64) -> bool {
+        let ends = self.state.served.log.as_ref().and_then(|log| log.close_inputs(sources));
+        if let Some(ends) = ends {
+            self.state.inbox.push(Input::Drain { ends });
+            self.wait_for_end(wait_us.min(DRAIN_WAIT_US));
+        }
         self.state.inbox.push(Input::Leave);
+        self.wait_for_end(wait_us);
+        self.state.status.lock().is_whole
+    }
+
+    fn wait_for_end(&self, wait_us: u64) {
         let mut status = self.state.status.lock();
         let wait = Duration::from_micros(wait_us);
         self.state.end.wait_while_for(&mut status, |status| status.ended.is_none(), wait);
-        status.is_whole
     }
 
     /// Returns the epochs whose outputs have left completely, each time that there are more.

@@ -4,6 +4,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
 
 use common::{transfer, Coordinator, Site, OPENING};
@@ -69,11 +70,18 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     coordinator.wait_for(2);
     let waits: Vec<_> =
         (0..500).map(way).map(|(a, b, n)| coordinator.send(transfer(a, b, n))).collect();
-    // Some have been executed by then, the others later.
+    // Some have been executed by then, and the others are executed before the end.
     let _ = waits[100].recv_timeout(std::time::Duration::from_secs(20));
-    assert!(coordinator.process.leave(60_000_000), "{:?}", coordinator.process.status());
+    let waits: Vec<_> = (0..).zip(waits).filter(|(nth, _)| *nth != 100).collect();
+    assert!(coordinator.process.leave(3, 60_000_000), "{:?}", coordinator.process.status());
     let ended = coordinator.process.status();
     assert!(ended.epoch > 0 && ended.snapshot == ended.epoch, "{ended:?}");
+    // All requests that were there have been executed, and no more are accepted.
+    let is_answered = |wait: &Receiver<Answer>| matches!(wait.recv(), Ok(Answer::Returned(_)));
+    assert!(waits.iter().all(|(_, wait)| is_answered(wait)));
+    let (from, to, amount) = way(0);
+    let late = coordinator.send(transfer(from, to, amount));
+    assert!(matches!(late.recv(), Ok(Answer::Unknown)));
     let coordinator = again(&mut site, coordinator);
     coordinator.wait_for(2);
     let mut balances = BTreeMap::new();
@@ -91,7 +99,7 @@ fn who_ends_in_good_order_leaves_all_in_a_snapshot() {
     drop(workers);
     // Without workers that could take a snapshot, it does not wait, and reports that. Its status may
     // lack the last cut.
-    let is_whole = coordinator.process.leave(60_000_000);
+    let is_whole = coordinator.process.leave(3, 60_000_000);
     let ended = coordinator.process.status();
     assert!(!is_whole || ended.snapshot == ended.epoch, "{ended:?}");
 }

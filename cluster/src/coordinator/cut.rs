@@ -645,6 +645,21 @@ impl Coordinator {
         }
     }
 
+    /// Begins to end if all requests of the sources that have ended are in cuts, or if there are no
+    /// workers that could execute them.
+    pub(super) fn try_drain(&mut self, effects: &mut Vec<Effect>) {
+        let Some(ends) = self.drains.as_ref().filter(|_| !self.is_ending) else { return };
+        self.is_ending = match &self.stage {
+            Stage::Running(running) => {
+                running.available.iter().zip(ends).all(|(of, end)| of.upto() >= *end)
+            }
+            _ => self.seen.is_empty(),
+        };
+        if self.is_ending {
+            self.try_end(effects);
+        }
+    }
+
     /// Ends if everything executed is in the snapshot, or if there are no workers that could take
     /// one.
     pub(super) fn try_end(&mut self, effects: &mut Vec<Effect>) {

@@ -8,7 +8,7 @@ use tidemill_env::Env;
 use crate::data_dir::replace;
 
 /// The name of the file.
-const FILE: &str = "http";
+pub(super) const FILE: &str = "http";
 
 /// Writes the address.
 pub(super) fn write(env: &Env, dir: &Path, url: &str) {

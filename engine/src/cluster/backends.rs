@@ -12,6 +12,7 @@ use tidemill_s3::{S3Options, S3Store};
 
 use super::format::Json;
 use super::settings::Cuts;
+use super::upgrade::Written;
 use super::ClusterSettings;
 
 const KAFKA: &str = "kafka://";
@@ -64,6 +65,26 @@ pub(super) fn log(
     }
     let log = KafkaLog::open(env, kafka, Arc::new(json))?;
     Ok(Some(Arc::new(log)))
+}
+
+/// Opens the store of the snapshots of a coordinator's directory, to read it.
+///
+/// # Errors
+/// When it can't be opened.
+pub(super) fn kept_store(dir: &Path, written: &Written, env: &Env) -> Result<Arc<dyn Store>> {
+    let kept = written.cluster.as_ref();
+    let snapshots = kept.and_then(|kept| kept.snapshots.clone());
+    let local = match snapshots.as_deref() {
+        Some(url) if url.starts_with(S3) => None,
+        Some(place) => Some(Path::new(place).to_owned()),
+        None => Some(dir.join("snapshots")),
+    };
+    if let Some(local) = local {
+        return Ok(Arc::new(DirStore::alone(env.disk.clone(), local)));
+    }
+    let snapshots_allow_http = kept.is_some_and(|kept| kept.allow_http);
+    let dir = dir.to_path_buf();
+    store(&ClusterSettings { dir, snapshots, snapshots_allow_http, ..Default::default() }, env)
 }
 
 /// Opens the store of snapshots.

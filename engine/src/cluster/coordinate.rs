@@ -295,7 +295,7 @@ impl Cluster {
     /// the rest.
     pub fn leave(&self, may_come: bool) -> Result<bool> {
         self.timers.finish();
-        let is_whole = self.coordinator.leave(LEAVE_WAIT_US);
+        let is_whole = self.coordinator.leave(self.requests.server.sources(), LEAVE_WAIT_US);
         self.counts.store();
         address::remove(&self.env, &self.dir);
         // A snapshot of everything has all that is in cuts.

@@ -9,10 +9,11 @@ use serde_json::{json, Value};
 use tidemill_cluster::wire::take_manifest_object;
 use tidemill_cluster::Manifest;
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{DirStore, Store, Within};
+use tidemill_durable::{Store, Within};
 use tidemill_env::{Disk, Env};
 use tidemill_log::{LogKind, LogSpec};
 
+use super::backends::kept_store;
 use super::log_of;
 use super::retained::RingStore;
 use super::sinks::Note;
@@ -47,9 +48,8 @@ impl LookedAt {
     pub(crate) fn newest(env: &Env, dir: &Path) -> Result<LookedAt> {
         let cluster = dir.join(CLUSTER);
         let written = Written::read(&*env.disk, &cluster)?.ok_or_else(|| nothing(&cluster))?;
-        let (name, is) = (written.name(), written.is);
-        let root = DirStore::alone(env.disk.clone(), cluster.join("snapshots"));
-        let store: Arc<dyn Store> = Arc::new(Within::new(Arc::new(root), &name));
+        let (name, root) = (written.name(), kept_store(&cluster, &written, env)?);
+        let (is, store): (_, Arc<dyn Store>) = (written.is, Arc::new(Within::new(root, &name)));
         let mut tries = 0;
         loop {
             tries += 1;
@@ -131,7 +131,6 @@ fn newest(store: &dyn Store) -> Result<Option<Manifest>> {
 }
 
 fn nothing(cluster: &Path) -> Error {
-    Error::setting(format!("{} has no snapshot", cluster.display())).help(
-        "start the app with --processes N, which leaves one; snapshots elsewhere (cluster_snapshots) can't be read here",
-    )
+    Error::setting(format!("{} has no snapshot", cluster.display()))
+        .help("start the app with --processes N, which leaves one")
 }

@@ -7,6 +7,7 @@
 //! | `address` | the address for clients, beside the log |
 //! | `backends` | the log and the store that the settings name |
 //! | `format` | requests and outputs as messages of Kafka |
+//! | `copied` | copies of the state, for backups |
 //! | `coordinate` | the coordinator |
 //! | `clients` | the app as the clients of any of its processes see it |
 //! | `questions` | what a worker's clients ask of the coordinator |
@@ -34,6 +35,7 @@ mod ask;
 mod backends;
 mod clients;
 mod coordinate;
+mod copied;
 mod counts;
 mod cuts;
 mod delivered;
@@ -58,6 +60,7 @@ mod upgrade;
 pub(crate) use clients::partition_of;
 pub use clients::Clients;
 pub use coordinate::Cluster;
+pub(crate) use copied::copy;
 pub use join::{join, JoinedWorker};
 pub(crate) use look::LookedAt;
 pub use settings::ClusterSettings;

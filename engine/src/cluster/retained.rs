@@ -50,7 +50,7 @@ impl RingStore {
     pub fn open(store: &Arc<dyn Store>, run: u128) -> Result<(RingStore, Vec<RingFacts>)> {
         let objects = store.list("")?.into_iter().map(|object| object.name);
         // Those of other runs come first.
-        let known = objects.filter(|name| name.starts_with(PREFIX));
+        let known = objects.filter(|name| is_retained(name));
         let mut known: Vec<_> = known.map(|name| (id_of(&name, run), name)).collect();
         known.sort();
         let (mut newest, mut found) = ((0, 0), Vec::new());
@@ -84,6 +84,11 @@ impl RingStore {
         self.old.push(name);
         Ok(())
     }
+}
+
+/// Whether an object of the store of snapshots has retained rows.
+pub(super) fn is_retained(name: &str) -> bool {
+    name.starts_with(PREFIX)
 }
 
 fn name_of(run: u128, (generation, number): (u64, u64)) -> String {

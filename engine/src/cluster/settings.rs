@@ -150,7 +150,8 @@ impl ClusterSettings {
     /// The settings that the log of a cluster depends on.
     pub(super) fn kept(&self, name: &str) -> Kept {
         let ClusterSettings { sources, message_bytes_max, snapshots, .. } = self.clone();
-        Kept { name: name.to_owned(), sources, message_bytes_max, snapshots }
+        let allow_http = self.snapshots_allow_http && snapshots.is_some();
+        Kept { name: name.to_owned(), sources, message_bytes_max, snapshots, allow_http }
     }
 
     /// Returns the checked settings of a process.

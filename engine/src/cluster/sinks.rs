@@ -93,6 +93,11 @@ impl Note {
         u128::from_str_radix(&self.run, 16).unwrap_or_default()
     }
 
+    /// The number of the next row of each stream whose rows are retained.
+    pub fn rows(&self) -> impl Iterator<Item = (&String, u64)> {
+        self.rows.iter().map(|(stream, rows)| (stream, *rows))
+    }
+
     fn place(&self, way: &DeclaredSink) -> Option<&SinkPlace> {
         let is_it = |of: &&SinkFacts| of.stream == way.stream && of.path == way.name;
         self.sinks.iter().find(is_it).map(|of| &of.place)

@@ -212,13 +212,11 @@ impl Several {
             (log, NewestFound::Whole(manifest)) => (log, manifest),
             (_, NewestFound::Unfinished(why)) => return Err(unfinished(why)),
         };
-        let snapshots = written.cluster.and_then(|kept| kept.snapshots);
-        if snapshots.is_none() && !exists("snapshots")? && !manifest.objects.is_empty() {
+        let is_beside = written.cluster.as_ref().is_none_or(|kept| kept.snapshots.is_none());
+        if is_beside && !exists("snapshots")? && !manifest.objects.is_empty() {
             return Err(Error::setting("its snapshots are missing").help(again));
         }
-        let dir = cluster.to_path_buf();
-        let settings = ClusterSettings { dir, snapshots, ..ClusterSettings::default() };
-        let store = Arc::new(Within::new(backends::store(&settings, env)?, &name));
+        let store = Arc::new(Within::new(backends::kept_store(cluster, &written, env)?, &name));
         let topics = (topics_read, RefCell::new(topics));
         Ok(Several { functions, is, manifest, store, log, topics })
     }

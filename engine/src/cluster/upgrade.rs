@@ -119,18 +119,22 @@ pub(super) struct Kept {
     pub message_bytes_max: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshots: Option<String>,
+    /// Whether they are in S3 without TLS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub allow_http: bool,
 }
 
 impl Kept {
     /// Returns them by the names that users give them.
     pub fn settings(&self) -> serde_json::Value {
-        let Kept { name, sources, message_bytes_max, snapshots } = self;
+        let Kept { name, sources, message_bytes_max, snapshots, allow_http } = self;
         let mut settings = serde_json::json!({
             "cluster_name": name, "cluster_sources": sources,
             "cluster_message_bytes_max": message_bytes_max,
         });
         if let Some(snapshots) = snapshots {
             settings["cluster_snapshots"] = snapshots.as_str().into();
+            settings["cluster_snapshots_allow_http"] = (*allow_http).into();
         }
         settings
     }
@@ -163,6 +167,26 @@ impl Written {
                 "another version of tidemill has written it: use that one; or it is damaged: restore it as it was",
             )
         })
+    }
+}
+
+impl Written {
+    /// Returns the same with the snapshots beside it.
+    pub fn with_own_snapshots(mut self) -> Written {
+        if let Some(kept) = &mut self.cluster {
+            (kept.snapshots, kept.allow_http) = (None, false);
+        }
+        self
+    }
+
+    /// Stores it in a coordinator's directory.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<()> {
+        let text = serde_json::to_string(self).expect("an app is JSON");
+        let failed = |e| Error::io(format!("the directory {}", dir.display()), &e);
+        replace(disk, dir, PROGRAM, &text).map_err(failed)
     }
 }
 
@@ -690,9 +714,7 @@ impl Starting<'_> {
 
     fn write(&self, is: Version, becomes: Option<(u64, Version)>) -> Result<()> {
         let written = Written { is, becomes, cluster: Some(self.kept.clone()) };
-        let text = serde_json::to_string(&written).expect("an app is JSON");
-        let failed = |e| Error::io(format!("the directory {}", self.dir.display()), &e);
-        replace(&*self.env.disk, self.dir, PROGRAM, &text).map_err(failed)
+        written.write(&*self.env.disk, self.dir)
     }
 }
 

@@ -12,11 +12,9 @@ use tidemill_log::LogKind;
 use tidemill_snapshot::{epochs, load, newest, open_at, Manifest, Part};
 
 use crate::begins::StartPositions;
-use crate::cluster::LookedAt;
+use crate::cluster::{self, LookedAt};
 use crate::data_dir::{taken, Site};
-use crate::emptied::is_passing;
 use crate::needed;
-use crate::process_mode::CLUSTER;
 use crate::stored::Stored;
 use crate::view::View;
 
@@ -91,31 +89,20 @@ pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Va
     stopped(&site, to)
 }
 
-/// Copies the state of several processes, which are stopped, from a data directory to another folder.
+/// Copies the state of several processes from a data directory to another folder.
 pub(crate) fn copy_several(env: &Env, from: &Path, to: &Path) -> Result<Value> {
     let disk = &env.disk;
-    let cluster = from.join(CLUSTER);
     check_target((disk, from), to)?;
-    // Snapshots elsewhere are not copied.
-    let looked = LookedAt::newest(env, from)?;
-    let _held = tidemill_host::hold(env, &cluster)
-        .map_err(|error| error.help("stop the coordinator first: it has the log"))?;
+    LookedAt::newest(env, from)?;
     let _target = begin_copy((disk, from), to)?;
-    let target = to.join(CLUSTER);
-    copy_files(&**disk, &cluster, &target, &|name| {
-        !matches!(name, "log" | "program") && !is_passing(name)
-    })?;
-    let (log, records) = looked.records()?;
-    tidemill_log::copy(&**disk, &log, records.start, records.end, &target.join("log"))?;
-    // The app comes at the end: a folder without it holds no state.
-    copy_files(&**disk, &cluster, &target, &|name| name == "program")?;
+    cluster::copy(env, from, to)?;
     let mut report = LookedAt::newest(env, to)?.verify()?;
     report["to"] = json!(to);
     Ok(report)
 }
 
 /// Copies the files of a folder whose names at its top are wanted.
-fn copy_files(
+pub(crate) fn copy_files(
     disk: &dyn Disk,
     from: &Path,
     to: &Path,
@@ -221,7 +208,7 @@ fn copy(
     Ok(report)
 }
 
-fn copy_object(source: &dyn Store, target: &dyn Store, name: &str) -> Result<()> {
+pub(crate) fn copy_object(source: &dyn Store, target: &dyn Store, name: &str) -> Result<()> {
     let mut writer = target.create(name)?;
     let mut at = 0;
     loop {

@@ -31,7 +31,9 @@ use crate::data_dir::Site;
 use crate::view::View;
 
 pub(crate) use answer::{rows_after, unknown};
-pub(crate) use backup::{copy_several, count, restore, stopped as backup_stopped, verify};
+pub(crate) use backup::{
+    copy_files, copy_object, copy_several, count, restore, stopped as backup_stopped, verify,
+};
 pub(crate) use dlq::{not_pushed, Ls, Replay};
 pub(crate) use health::{health, metrics};
 pub(crate) use lines::Lines;

@@ -40,6 +40,9 @@ const HOLD_AGAIN_US: u64 = 10_000;
 /// The approximate maximum bytes that a read with a limit finds.
 const READ_BYTES: usize = 8 << 20;
 
+/// The longest wait for the ends of requests.
+const CLOSE: Duration = Duration::from_secs(5);
+
 /// The interval between checks whether a full disk has room, in microseconds.
 const FULL_US: u64 = 100_000;
 
@@ -122,6 +125,8 @@ struct Waiting {
     bytes: usize,
     /// The appends that had no room.
     lost: Lost,
+    /// Whether requests are refused.
+    is_closed: bool,
 }
 
 /// Takes a directory, which is created if missing, so that no other process writes a log there.
@@ -186,6 +191,29 @@ impl FileLog {
         self.job(Job::Append { topic, generation, begins, records, then });
     }
 
+    /// Refuses all requests from now on, and returns the offsets after the last ones of the first
+    /// `sources` sources. `None` if the log has failed.
+    pub fn close_inputs(&self, sources: u32) -> Option<Vec<u64>> {
+        self.shared.waiting.lock().is_closed = true;
+        // The thread takes jobs in their order, and so knows all earlier requests then.
+        let (tell, told) = unbounded();
+        for source in 0..sources {
+            let tell = tell.clone();
+            let then = move |found: Option<Found>| {
+                // The receiver may have given up.
+                let _ = tell.send((source, found.map(|found| found.upto)));
+            };
+            self.read_raw(Topic::Input(source), u64::MAX, None, 0, Box::new(then));
+        }
+        drop(tell);
+        let mut ends = vec![0; sources as usize];
+        for _ in 0..sources {
+            let (source, end) = told.recv_timeout(CLOSE).ok()?;
+            ends[source as usize] = end?;
+        }
+        Some(ends)
+    }
+
     /// Reads encoded records, like [`Log::read`].
     pub(crate) fn read_raw(
         &self,
@@ -233,6 +261,9 @@ impl Shared {
     /// Whether there is room for an append.
     fn takes(&self, topic: Topic, generation: u64, bytes: usize, max: usize) -> bool {
         let mut waiting = self.waiting.lock();
+        if waiting.is_closed && matches!(topic, Topic::Input(_)) {
+            return false;
+        }
         if waiting.lost.is_before(topic, generation) {
             return false;
         }
