@@ -522,14 +522,5 @@ fn counts(facts: &Facts) -> Counts {
 fn retained(left: &Left, starting: &Starting<'_>) -> Vec<RingFacts> {
     let mut rings = Rings::new(&left.stored.program, starting.settings);
     rings.resume(&left.internal);
-    let here = starting.ways.rings(starting.program, &[]);
-    let is_here =
-        |of: &RingFacts| rings.is_dlq(&of.stream) || here.by_name.contains_key(&of.stream);
-    let mut facts = rings.facts();
-    for of in facts.iter_mut().filter(|of| !is_here(of)) {
-        // Rows of such a stream are not counted from now on. The number that is left out tells
-        // followers that some are missing.
-        (of.next, of.batches) = (of.next + 1, Vec::new());
-    }
-    facts
+    starting.retained_here(&rings, rings.facts())
 }

@@ -41,6 +41,7 @@ use crate::compare::Comparison;
 use crate::data_dir::replace;
 use crate::internal::{Facts, Internal, RingFacts};
 use crate::renames::Renames;
+use crate::rings::Rings;
 use crate::schema::Left;
 use crate::settings::{Settings, Upgrade};
 use crate::spec::AppSpec;
@@ -430,7 +431,21 @@ impl Starting<'_> {
         let carried = Comparison::of(self.env, &left, &now.app, renames)?.internal.rings;
         let carried =
             |of: RingFacts| carried.iter().find(|to| to.stream == of.stream).cloned().unwrap_or(of);
-        Ok((retained, rings.into_iter().map(carried).collect()))
+        let rings = rings.into_iter().map(carried).collect();
+        let were = Rings::new(&left.stored.program, self.settings);
+        Ok((retained, self.retained_here(&were, rings)))
+    }
+
+    /// Returns the retained rows of an app that had rings, without those of streams whose rows are not
+    /// retained from now on. A number that is left out tells their followers that rows are missing.
+    pub fn retained_here(&self, were: &Rings, mut facts: Vec<RingFacts>) -> Vec<RingFacts> {
+        let here = self.ways.rings(self.program, &[]);
+        let is_here =
+            |of: &RingFacts| were.is_dlq(&of.stream) || here.by_name.contains_key(&of.stream);
+        for of in facts.iter_mut().filter(|of| !is_here(of)) {
+            (of.next, of.batches) = (of.next + 1, Vec::new());
+        }
+        facts
     }
 
     /// Returns the version of the state and the objects of the newest snapshot. If an earlier version
