@@ -5,12 +5,14 @@
 //! before the log, so that it has the transactions that caused them. Processes that run may remove
 //! objects and records meanwhile, when there is a newer snapshot. Then the copy begins again.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use tidemill_cluster::wire::put_manifest_object;
 use tidemill_cluster::Manifest;
 use tidemill_core::{Error, Kind, Result};
-use tidemill_durable::{DirStore, Store, Within};
+use tidemill_durable::{name_taken, DirStore, Store, Within};
 use tidemill_env::Env;
 use tidemill_host::FileLog;
 use tidemill_log::{LogKind, LogSpec};
@@ -24,9 +26,10 @@ use crate::process_mode::CLUSTER;
 use crate::serve::{copy_files, copy_object};
 use crate::settings::SEGMENT_BYTES_MIN;
 
-/// How often a copy is begun, and the pause before it is begun again, in microseconds.
-const TRIES: usize = 10;
-const AGAIN_US: u64 = 100_000;
+/// How often a copy is begun. Objects stay for the next try, so each try has less to copy.
+const TRIES: usize = 50;
+/// The pause before it is begun again, in microseconds.
+const AGAIN_US: u64 = 20_000;
 
 /// Copies the state of several processes from a data directory to another folder. The copy has its
 /// snapshots in itself, wherever those of the processes are.
@@ -52,11 +55,20 @@ pub(crate) fn copy(env: &Env, from: &Path, to: &Path) -> Result<()> {
         tries += 1;
         match copy_once(env, &written, (&cluster, &target)) {
             Err(error) if error.kind == Kind::Io && tries < TRIES => {
-                remove_all(&*env.disk, &target).map_err(|e| Error::io(target.display(), &e))?;
+                let log = target.join("log");
+                remove_all(&*env.disk, &log).map_err(|e| Error::io(log.display(), &e))?;
                 env.clock.sleep_us(AGAIN_US);
             }
             done => return done,
         }
+    }
+}
+
+/// Copies an object, unless an earlier try has copied it.
+fn copy_new(from: &dyn Store, to: &dyn Store, name: &str) -> Result<()> {
+    match to.get_range(name, 0, 0)? {
+        Some(_) => Ok(()),
+        None => copy_object(from, to, name),
     }
 }
 
@@ -70,14 +82,24 @@ fn copy_once(env: &Env, written: &Written, (from, to): (&Path, &Path)) -> Result
     let source = Within::new(backends::kept_store(from, written, env)?, &name);
     let target = DirStore::alone(disk.clone(), to.join("snapshots"));
     let target: Arc<dyn Store> = Arc::new(Within::new(Arc::new(target), &name));
-    let retained = source.list("")?.into_iter().map(|object| object.name);
-    let mut retained = retained.filter(|name| is_retained(name));
-    retained.try_for_each(|name| copy_object(&source, &*target, &name))?;
+    let all = source.list("")?.into_iter().map(|object| object.name);
+    let mut wanted: BTreeSet<String> = all.filter(|name| is_retained(name)).collect();
+    wanted.iter().try_for_each(|name| copy_new(&source, &*target, name))?;
     let manifest = copy_log(env, &name, (from, to))?;
-    let objects = manifest.objects.iter().map(|object| object.name.clone());
-    let own = (manifest.epoch > 0).then(|| manifest.name());
-    objects.chain(own).try_for_each(|name| copy_object(&source, &*target, &name))?;
+    for object in &manifest.objects {
+        copy_new(&source, &*target, &object.name)?;
+        wanted.insert(object.name.clone());
+    }
     check_retained(&target, &manifest)?;
+    for object in target.list("")?.into_iter().filter(|object| !wanted.contains(&object.name)) {
+        target.delete(&object.name)?;
+    }
+    // The one in the store may have been removed meanwhile.
+    let mut bytes = Vec::new();
+    put_manifest_object(&manifest, &mut bytes);
+    if manifest.epoch > 0 && !target.put(&manifest.name(), &bytes)? {
+        return Err(name_taken(&manifest.name()));
+    }
     // The app comes at the end: a folder without it holds no state.
     written.clone().with_own_snapshots().write(&**disk, to)
 }
