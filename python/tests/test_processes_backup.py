@@ -80,7 +80,7 @@ def test_a_backup_of_a_running_app_has_all_that_was_answered(
         url = joined(parent)
         callers = Callers(url)
         try:
-            for nth in range(6):
+            for nth in range(4):
                 before = list(callers.answered)
                 code, [said], errors = command(
                     tmp_path, "backup", f"copy-{nth}", "--data-dir", "data"
