@@ -50,11 +50,13 @@ pub(crate) fn copy(env: &Env, from: &Path, to: &Path) -> Result<()> {
             "back up the topics and the snapshots with their own tools, while the app is stopped",
         ));
     }
-    let mut tries = 0;
+    let (mut tries, mut last) = (0, String::new());
     loop {
         tries += 1;
         match copy_once(env, &written, (&cluster, &target)) {
-            Err(error) if error.kind == Kind::Io && tries < TRIES => {
+            // Whatever was removed is another object each time. The same error again lasts.
+            Err(error) if error.kind == Kind::Io && tries < TRIES && error.what != last => {
+                last = error.what;
                 let log = target.join("log");
                 remove_all(&*env.disk, &log).map_err(|e| Error::io(log.display(), &e))?;
                 env.clock.sleep_us(AGAIN_US);
@@ -116,9 +118,9 @@ fn copy_log(env: &Env, name: &str, (from, to): (&Path, &Path)) -> Result<Arc<Man
     let target = to.join("log");
     tidemill_log::copy(&**disk, &spec, first, end, &target)?;
     let copied = LogSpec { dir: target.clone(), ..spec };
-    let trimmed = || Error::new(Kind::Io, "the log was trimmed while it was copied");
     if tidemill_log::first(&**disk, &copied)? != first {
-        return Err(trimmed());
+        let what = format!("the log was trimmed after record {first} while it was copied");
+        return Err(Error::new(Kind::Io, what));
     }
     let held = tidemill_host::hold(env, to)?;
     let log = FileLog::open(env, target, app, held, SEGMENT_BYTES_MIN)?;
@@ -136,6 +138,11 @@ fn check_retained(store: &Arc<dyn Store>, manifest: &Manifest) -> Result<()> {
     let has_all = note.rows().all(|(stream, rows)| rows <= next(stream));
     match has_all {
         true => Ok(()),
-        false => Err(Error::new(Kind::Io, "rows of streams were stored while they were copied")),
+        false => {
+            let epoch = manifest.epoch;
+            let what =
+                format!("rows of streams were stored while they were copied, for epoch {epoch}");
+            Err(Error::new(Kind::Io, what))
+        }
     }
 }
