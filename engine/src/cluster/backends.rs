@@ -1,6 +1,6 @@
 //! The log and the store that the settings name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidemill_cluster::Log;
@@ -11,8 +11,8 @@ use tidemill_kafka::{KafkaLog, KafkaSettings};
 use tidemill_s3::{S3Options, S3Store};
 
 use super::format::Json;
+use super::program_file::Written;
 use super::settings::Cuts;
-use super::upgrade::Written;
 use super::ClusterSettings;
 
 const KAFKA: &str = "kafka://";
@@ -72,19 +72,15 @@ pub(super) fn log(
 /// # Errors
 /// When it can't be opened.
 pub(super) fn kept_store(dir: &Path, written: &Written, env: &Env) -> Result<Arc<dyn Store>> {
-    let kept = written.cluster.as_ref();
-    let snapshots = kept.and_then(|kept| kept.snapshots.clone());
-    let local = match snapshots.as_deref() {
-        Some(url) if url.starts_with(S3) => None,
-        Some(place) => Some(Path::new(place).to_owned()),
-        None => Some(dir.join("snapshots")),
-    };
-    if let Some(local) = local {
-        return Ok(Arc::new(DirStore::alone(env.disk.clone(), local)));
+    let mut settings = ClusterSettings { dir: dir.to_path_buf(), ..ClusterSettings::default() };
+    if let Some(kept) = &written.cluster {
+        settings.snapshots.clone_from(&kept.snapshots);
+        settings.snapshots_allow_http = kept.allow_http;
     }
-    let snapshots_allow_http = kept.is_some_and(|kept| kept.allow_http);
-    let dir = dir.to_path_buf();
-    store(&ClusterSettings { dir, snapshots, snapshots_allow_http, ..Default::default() }, env)
+    match folder(&settings) {
+        Some(folder) => Ok(Arc::new(DirStore::alone(env.disk.clone(), folder))),
+        None => in_bucket(&settings),
+    }
 }
 
 /// Opens the store of snapshots.
@@ -92,18 +88,26 @@ pub(super) fn kept_store(dir: &Path, written: &Written, env: &Env) -> Result<Arc
 /// # Errors
 /// When it can't be opened.
 pub(super) fn store(settings: &ClusterSettings, env: &Env) -> Result<Arc<dyn Store>> {
-    let dir = match settings.snapshots.as_deref() {
-        None => settings.dir.join("snapshots"),
-        Some(url) if url.starts_with(S3) => {
-            let options = S3Options {
-                allow_http: settings.snapshots_allow_http,
-                timeout_us: settings.snapshots_timeout_us,
-                ..S3Options::default()
-            };
-            return Ok(Arc::new(S3Store::open(url, &options)?));
-        }
-        Some(dir) => Path::new(dir).to_owned(),
+    let Some(folder) = folder(settings) else { return in_bucket(settings) };
+    env.disk.keep_private(&folder);
+    Ok(Arc::new(DirStore::shared(env, folder)?))
+}
+
+/// The folder of the snapshots, unless they are in a bucket.
+fn folder(settings: &ClusterSettings) -> Option<PathBuf> {
+    match settings.snapshots.as_deref() {
+        None => Some(settings.dir.join("snapshots")),
+        Some(url) if url.starts_with(S3) => None,
+        Some(folder) => Some(folder.into()),
+    }
+}
+
+fn in_bucket(settings: &ClusterSettings) -> Result<Arc<dyn Store>> {
+    let options = S3Options {
+        allow_http: settings.snapshots_allow_http,
+        timeout_us: settings.snapshots_timeout_us,
+        ..S3Options::default()
     };
-    env.disk.keep_private(&dir);
-    Ok(Arc::new(DirStore::shared(env, dir)?))
+    let url = settings.snapshots.as_deref().unwrap_or_default();
+    Ok(Arc::new(S3Store::open(url, &options)?))
 }

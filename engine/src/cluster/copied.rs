@@ -17,9 +17,10 @@ use tidemill_env::Env;
 use tidemill_host::FileLog;
 use tidemill_log::{LogKind, LogSpec};
 
+use super::program_file::Written;
 use super::retained::{is_retained, RingStore};
 use super::sinks::Note;
-use super::upgrade::{Found, Written};
+use super::upgrade::Found;
 use super::{address, backends, log_of};
 use crate::emptied::{is_passing, remove_all};
 use crate::process_mode::CLUSTER;
@@ -31,12 +32,17 @@ const TRIES: usize = 50;
 /// The pause before it is begun again, in microseconds.
 const AGAIN_US: u64 = 20_000;
 
-/// Copies the state of several processes from a data directory to another folder. The copy has its
-/// snapshots in itself, wherever those of the processes are.
+/// Copies the state of several processes from a data directory to another folder, which `begin`
+/// makes once nothing speaks against a copy. The copy has its snapshots in itself, wherever those of
+/// the processes are.
 ///
 /// # Errors
 /// When the log is in Kafka, there is no snapshot, anything is damaged, or the disk fails.
-pub(crate) fn copy(env: &Env, from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy<T>(
+    env: &Env,
+    (from, to): (&Path, &Path),
+    begin: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let (cluster, target) = (from.join(CLUSTER), to.join(CLUSTER));
     let written = Written::read(&*env.disk, &cluster)?;
     let written = written.filter(|written| written.becomes.is_none()).ok_or_else(|| {
@@ -50,6 +56,7 @@ pub(crate) fn copy(env: &Env, from: &Path, to: &Path) -> Result<()> {
             "back up the topics and the snapshots with their own tools, while the app is stopped",
         ));
     }
+    let begun = begin()?;
     let (mut tries, mut last) = (0, String::new());
     loop {
         tries += 1;
@@ -61,7 +68,7 @@ pub(crate) fn copy(env: &Env, from: &Path, to: &Path) -> Result<()> {
                 remove_all(&*env.disk, &log).map_err(|e| Error::io(log.display(), &e))?;
                 env.clock.sleep_us(AGAIN_US);
             }
-            done => return done,
+            done => return done.map(|()| begun),
         }
     }
 }

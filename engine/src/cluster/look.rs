@@ -15,10 +15,11 @@ use tidemill_log::{LogKind, LogSpec};
 
 use super::backends::kept_store;
 use super::log_of;
+use super::program_file::Written;
 use super::retained::RingStore;
 use super::sinks::Note;
 use super::to_one::counts;
-use super::upgrade::{left, Written};
+use super::upgrade::left;
 use crate::process_mode::CLUSTER;
 use crate::schema::Left;
 use crate::settings::SEGMENT_BYTES_MIN;

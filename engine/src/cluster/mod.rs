@@ -25,10 +25,11 @@
 //! | `cuts` | the check that the recorded cuts are there |
 //! | `ask` | requests to the log and the store that wait |
 //! | `panics` | panics of threads as errors |
+//! | `program_file` | the description of the program that the state belongs to |
 //! | `from_one` | the state of one process, which several take over |
 //! | `look` | the newest snapshot, as the commands read it |
 //! | `to_one` | the state of several processes, which one takes over |
-//! | `upgrade` | the program that the state belongs to, and upgrades to another version |
+//! | `upgrade` | the check of that program, and upgrades to another version |
 
 mod address;
 mod ask;
@@ -47,6 +48,7 @@ mod join;
 mod look;
 mod metrics;
 mod panics;
+mod program_file;
 mod questions;
 mod retained;
 mod settings;

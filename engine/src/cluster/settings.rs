@@ -13,9 +13,9 @@ use tidemill_mesh::{Secret, Tls};
 use tidemill_txn::program::Extent;
 
 use super::feeds;
+use super::program_file::Kept;
 use super::sinks::outputs_leave;
 use super::topics::{sources, ReadTopic};
-use super::upgrade::Kept;
 use crate::functions::{has_sole_owner, knows_rows};
 use crate::spec::AppSpec;
 

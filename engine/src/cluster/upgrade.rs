@@ -1,8 +1,9 @@
 //! The program that a cluster's state belongs to, and upgrades from one version of it to another.
 //!
-//! A file of the coordinator's directory describes the program. The log identifies it, too: by the
-//! manifest of each snapshot, and at first by an empty one of epoch 0. So another app, another
-//! version, or a directory that has lost its file can't continue with state that is not its own.
+//! A file of the coordinator's directory describes the program (`program_file`). The log identifies
+//! it, too: by the manifest of each snapshot, and at first by an empty one of epoch 0. So another
+//! app, another version, or a directory that has lost its file can't continue with state that is not
+//! its own.
 //!
 //! An upgrade takes the newest snapshot, converts its rows as an upgrade in one process does, and
 //! stores them as a snapshot of the next epoch. It counts when the cuts name it. The planned
@@ -14,45 +15,34 @@
 mod versions;
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use tidemill_cluster::wire::{put_manifest_object, take_part_of_before};
 use tidemill_cluster::{
     EventSource, EventTime, Log, Manifest, Record, Records, Times, Topic, Written as Places,
 };
 use tidemill_core::{encode, Error, Kind, Position, Result, StreamTime, TableId};
 use tidemill_durable::{name_taken, MemoryStore, Store};
-use tidemill_env::{Disk, Env};
+use tidemill_env::Env;
 use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_snapshot::{load, put_rows, Blob, DataObject, Delta, Head, Part};
 
 use super::ask::{answer, read};
-use super::feeds::of_files;
 use super::from_one::TakenOver;
 use super::look::MANIFEST;
+use super::program_file::{Kept, TimedSource, Version, Written};
 use super::retained::RingStore;
 use super::sinks::{DeclaredSinks, Note};
-use super::topics::ReadTopic;
 use crate::changes::{counted, first_differences, Change};
 use crate::compare::Comparison;
-use crate::data_dir::replace;
 use crate::internal::{Facts, Internal, RingFacts};
 use crate::renames::Renames;
 use crate::rings::Rings;
 use crate::schema::Left;
 use crate::settings::{Settings, Upgrade};
-use crate::spec::AppSpec;
 use crate::stored::Stored;
 use crate::upgrade::{check, refused};
-
-/// The file that describes the program of a cluster's state.
-const PROGRAM: &str = "program";
-
-/// The names of files among topics begin with it. No topic has such a name.
-const FILES: &str = "files of ";
 
 /// Brokers may report a log as too short for a while. After this time it counts as too short. Also
 /// the pause between checks.
@@ -61,135 +51,6 @@ const AGAIN_US: u64 = 100_000;
 
 /// The bytes of rows that an upgrade puts into one object.
 const OBJECT_BYTES: usize = 128 << 20;
-
-/// A program, and its identity.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Version {
-    fingerprint: String,
-    /// The topics that it reads, with their partitions.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    topics: Vec<(String, u32)>,
-    /// The sources of its events with event time.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub event_sources: Vec<TimedSource>,
-    pub app: Stored,
-}
-
-/// An event source. Positions in cuts refer to it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TimedSource {
-    pub stream: String,
-    /// The column of its times.
-    time: String,
-    pub source: u32,
-    pub group: usize,
-}
-
-impl Version {
-    /// Whether it reads these topics and files.
-    pub fn reads(&self, read: &[(String, u32)]) -> bool {
-        self.topics == read
-    }
-
-    /// The number of sources that are no requests.
-    pub fn sources_read(&self) -> usize {
-        self.topics.iter().map(|(_, partitions)| *partitions as usize).sum()
-    }
-}
-
-/// The contents of the file.
-#[derive(Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Written {
-    pub is: Version,
-    /// The version after an upgrade, and the epoch from which it counts.
-    pub becomes: Option<(u64, Version)>,
-    /// The settings that the log depends on. Earlier versions did not write them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cluster: Option<Kept>,
-}
-
-/// Settings of a cluster that its log depends on.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Kept {
-    pub name: String,
-    pub sources: u32,
-    pub message_bytes_max: usize,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub snapshots: Option<String>,
-    /// Whether they are in S3 without TLS.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub allow_http: bool,
-}
-
-impl Kept {
-    /// Returns them by the names that users give them.
-    pub fn settings(&self) -> serde_json::Value {
-        let Kept { name, sources, message_bytes_max, snapshots, allow_http } = self;
-        let mut settings = serde_json::json!({
-            "cluster_name": name, "cluster_sources": sources,
-            "cluster_message_bytes_max": message_bytes_max,
-        });
-        if let Some(snapshots) = snapshots {
-            settings["cluster_snapshots"] = snapshots.as_str().into();
-            settings["cluster_snapshots_allow_http"] = (*allow_http).into();
-        }
-        settings
-    }
-}
-
-impl Written {
-    /// The cluster's name.
-    pub fn name(&self) -> String {
-        let known = self.cluster.as_ref().map(|kept| kept.name.clone());
-        known.unwrap_or_else(|| self.is.app.program.name.to_string())
-    }
-
-    /// Reads the file of a coordinator's directory, if there is one.
-    ///
-    /// # Errors
-    /// When it can't be read.
-    pub fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Written>> {
-        let failed = |e: &std::io::Error| Error::io(format!("reading {}", dir.display()), e);
-        let mut text = String::new();
-        match disk.open_read(&dir.join(PROGRAM)) {
-            Ok(mut file) => {
-                std::io::Read::read_to_string(&mut file, &mut text).map_err(|e| failed(&e))?;
-            }
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(&error)),
-        }
-        serde_json::from_str(&text).map(Some).map_err(|e| {
-            let what = format!("{} can't be read: {e}", dir.join(PROGRAM).display());
-            Error::setting(what).help(
-                "another version of tidemill has written it: use that one; or it is damaged: restore it as it was",
-            )
-        })
-    }
-}
-
-impl Written {
-    /// Returns the same with the snapshots beside it.
-    pub fn with_own_snapshots(mut self) -> Written {
-        if let Some(kept) = &mut self.cluster {
-            (kept.snapshots, kept.allow_http) = (None, false);
-        }
-        self
-    }
-
-    /// Stores it in a coordinator's directory.
-    ///
-    /// # Errors
-    /// When the disk fails.
-    pub fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<()> {
-        let text = serde_json::to_string(self).expect("an app is JSON");
-        let failed = |e| Error::io(format!("the directory {}", dir.display()), &e);
-        replace(disk, dir, PROGRAM, &text).map_err(failed)
-    }
-}
 
 /// The state according to the cuts.
 pub(super) struct Found {
@@ -731,12 +592,6 @@ impl Starting<'_> {
         let written = Written { is, becomes, cluster: Some(self.kept.clone()) };
         written.write(&*self.env.disk, self.dir)
     }
-}
-
-/// Names the sources after the log's own ones, each with its number of partitions.
-pub(super) fn sources_read(topics: &[ReadTopic], spec: &AppSpec) -> Vec<(String, u32)> {
-    let topics = topics.iter().map(|topic| (topic.name.clone(), topic.sources()));
-    topics.chain(of_files(spec).map(|decl| (format!("{FILES}{}", decl.stream), 1))).collect()
 }
 
 /// Refuses topics whose partitions would change their numbers among the sources. New ones come

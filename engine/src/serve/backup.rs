@@ -93,9 +93,7 @@ pub(crate) fn restore(disk: &Arc<dyn Disk>, from: &Path, to: &Path) -> Result<Va
 pub(crate) fn copy_several(env: &Env, from: &Path, to: &Path) -> Result<Value> {
     let disk = &env.disk;
     check_target((disk, from), to)?;
-    LookedAt::newest(env, from)?;
-    let _target = begin_copy((disk, from), to)?;
-    cluster::copy(env, from, to)?;
+    let _target = cluster::copy(env, (from, to), || begin_copy((disk, from), to))?;
     let mut report = LookedAt::newest(env, to)?.verify()?;
     report["to"] = json!(to);
     Ok(report)

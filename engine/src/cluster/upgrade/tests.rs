@@ -10,6 +10,7 @@ use tidemill_host::{hold, FileLog};
 use tidemill_sim::SimEnv;
 use tidemill_txn::program::{Builder, Program};
 
+use super::super::program_file::PROGRAM;
 use super::*;
 use crate::spec::AppSpec;
 
