@@ -45,7 +45,7 @@ pub use questions::Answers;
 pub use request_server::{source_of, Answer, Placed, RequestServer};
 pub use served::{hold, FileLog, Served, SEGMENT_BYTES};
 pub use tidemill_cluster::{Left, LeftOut};
-pub use worker::{Ended, WorkerLogs, WorkerProcess};
+pub use worker::{CoordinatorLink, Ended, WorkerLogs, WorkerProcess};
 
 use std::sync::Arc;
 

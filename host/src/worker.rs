@@ -50,9 +50,33 @@ pub struct WorkerLogs {
     /// The log of the cluster. Without one, it is the log that the coordinator serves.
     pub log: Option<Arc<dyn Log>>,
     /// The inputs of some sources that this process reads elsewhere.
-    pub inputs: Option<(Range<u32>, Arc<dyn Log>)>,
-    /// The sources whose inputs only the coordinator can read.
-    pub served: Range<u32>,
+    pub inputs: Vec<(Range<u32>, Arc<dyn Log>)>,
+}
+
+/// A worker's coordinator, as other parts of the worker's process reach it.
+#[derive(Clone)]
+pub struct CoordinatorLink {
+    state: Arc<ProcessState>,
+}
+
+impl CoordinatorLink {
+    /// Asks the coordinator, and waits at most this long for the answer. Returns `None` if there is
+    /// none, at once if the coordinator is not connected.
+    pub fn ask(&self, question: Vec<u8>, wait: Duration) -> Option<Vec<u8>> {
+        self.connection()?;
+        self.state.questions.get()?.ask(question, wait)
+    }
+
+    /// The number of the present connection. It is `None` while there is none.
+    pub fn connection(&self) -> Option<u64> {
+        let is_connected = self.state.unconnected_since_ns.load(Ordering::Acquire) == 0;
+        is_connected.then(|| self.state.connections.load(Ordering::Acquire))
+    }
+
+    /// Returns the logs that the coordinator serves.
+    pub fn served(&self) -> Arc<dyn Log> {
+        self.state.served()
+    }
 }
 
 /// A running worker.
@@ -85,6 +109,8 @@ struct ProcessState {
     clock: Arc<dyn Clock>,
     /// The time since when the coordinator has not been connected, in nanoseconds; 0 when it is.
     unconnected_since_ns: AtomicU64,
+    /// The number of connections to the coordinator so far.
+    connections: AtomicU64,
     /// Whether the connected coordinator has been sent the process id.
     has_process: AtomicBool,
 }
@@ -121,6 +147,7 @@ impl WorkerProcess {
             trouble: Trouble::default(),
             clock: env.clock.clone(),
             unconnected_since_ns: AtomicU64::new(env.clock.monotonic_ns().max(1)),
+            connections: AtomicU64::new(0),
             has_process: AtomicBool::new(false),
         });
         let mesh = Mesh::listen(env, &settings.listen, settings.mesh(me), state.clone())?;
@@ -128,16 +155,8 @@ impl WorkerProcess {
         // This is the only place that sets it.
         let _ = state.mesh.set(Arc::downgrade(&mesh));
         state.questions.get_or_init(|| Questions::new(Arc::downgrade(&mesh)));
-        let remote = || -> Arc<dyn Log> {
-            let remote = || Arc::new(RemoteLog::new(Arc::downgrade(&mesh)));
-            state.remote.get_or_init(remote).clone()
-        };
-        let mut log = match logs.log {
-            None => remote(),
-            Some(log) if logs.served.is_empty() => log,
-            Some(log) => Arc::new(SplitLog::inputs(logs.served, remote(), log)),
-        };
-        if let Some((sources, inputs)) = logs.inputs {
+        let mut log = logs.log.unwrap_or_else(|| state.served());
+        for (sources, inputs) in logs.inputs {
             log = Arc::new(SplitLog::inputs(sources, inputs, log));
         }
         if let Some(outboxes) = &outboxes {
@@ -192,13 +211,9 @@ impl WorkerProcess {
         self.mesh.address()
     }
 
-    /// Asks the coordinator, and waits at most this long for the answer. Returns `None` if there is
-    /// none, at once if the coordinator is not connected.
-    pub fn ask(&self, question: Vec<u8>, wait: Duration) -> Option<Vec<u8>> {
-        if self.state.unconnected_since_ns.load(Ordering::Acquire) > 0 {
-            return None;
-        }
-        self.state.questions.get()?.ask(question, wait)
+    /// Returns its coordinator.
+    pub fn coordinator(&self) -> CoordinatorLink {
+        CoordinatorLink { state: self.state.clone() }
     }
 
     /// Takes requests to the first `sources` sources. Replies come once clients are answered
@@ -265,6 +280,11 @@ impl Drop for WorkerProcess {
 }
 
 impl ProcessState {
+    fn served(&self) -> Arc<dyn Log> {
+        let mesh = || self.mesh.get().cloned().unwrap_or_default();
+        self.remote.get_or_init(|| Arc::new(RemoteLog::new(mesh()))).clone()
+    }
+
     fn has_status(&self, now: String) {
         let mut status = self.status.lock();
         if *status != now {
@@ -365,6 +385,7 @@ impl Sink for ProcessState {
         let mesh = self.mesh.get().and_then(Weak::upgrade);
         match event {
             Event::Up { peer: COORDINATOR, .. } => {
+                self.connections.fetch_add(1, Ordering::AcqRel);
                 self.unconnected_since_ns.store(0, Ordering::Release);
                 info!(target: "tidemill::cluster", "coordinator connected");
             }

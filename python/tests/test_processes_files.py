@@ -149,7 +149,7 @@ def make(folder: Path, rows: int = ROWS) -> None:
 
 def outputs(folder: Path) -> dict[str, bytes]:
     """Returns the written files."""
-    found = {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+    found = lines(folder)
     moved = tm.App("moved")
     rows = moved.stream("rows", at=int, id=int, one=int, other=int)
     rows.read(tm.files(folder / "out" / "moved.parquet"))
@@ -157,6 +157,13 @@ def outputs(folder: Path) -> dict[str, bytes]:
         mill.wait(PATIENCE)
         # A file's own bytes depend on where its parts ended.
         found["moved.parquet"] = repr(mill.output("rows").rows()).encode()
+    return found
+
+
+def lines(folder: Path) -> dict[str, bytes]:
+    """Returns the written files that have lines."""
+    files = [path for path in (folder / "out").iterdir() if path.suffix in (".csv", ".jsonl")]
+    found = {path.name: path.read_bytes() for path in files}
     # In which order a cut tells of bad and late rows of two files is its own affair.
     for name in ("dead.jsonl", "late.csv"):
         found[name] = b"".join(sorted(found[name].splitlines(True)))
@@ -312,6 +319,36 @@ def test_a_file_that_grows_is_read_on(tmp_path: Path) -> None:
         assert "steps.csv" in parent.errors.read_text()
 
 
+@pytest.mark.parametrize("files", ["none", "others"])
+def test_a_worker_without_the_files_gets_the_rows(
+    files: str, tmp_path: Path, alone: dict[str, bytes]
+) -> None:
+    """The worker sees no files, or others of the same names and lengths."""
+    make(tmp_path / "coordinator")
+    (tmp_path / "worker").mkdir()
+    if files == "others":
+        make(tmp_path / "worker")
+        for path in (tmp_path / "worker" / "in").rglob("*.*"):
+            first, *rest = path.read_bytes().splitlines(True)
+            path.write_bytes(b"".join([first, *reversed(rest)]))
+    (secret := tmp_path / "secret").write_text("0123456789abcdef0123456789abcdef")
+    common = [str(tmp_path / "coordinator" / "app.py"), *settings(), "--secret-file", str(secret)]
+    common += ["--snapshots", str(tmp_path / "snapshots")]
+    at = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    with Process(tmp_path / "coordinator", "coordinator", *common, *at) as coordinator:
+        join = [*common, "--join", coordinator.find(r"join at (\S+)"), "--set", "log=info"]
+        url = coordinator.find(r"http +(http://\S+)")
+        with Process(tmp_path / "worker", "worker", *join) as worker:
+            wait_for("the end", lambda: httpx.get(f"{url}/health").json()["input_ended"])
+            assert coordinator.stop() == 0, coordinator.errors.read_text()
+        why = worker.errors.read_text()
+    # The Parquet file is not complete, because others may send more.
+    wanted = {name: rows for name, rows in alone.items() if name != "moved.parquet"}
+    assert differences(lines(tmp_path / "coordinator"), wanted) == []
+    assert why.count("the coordinator reads the files") == 4, why
+    assert {"none": "there is no file", "others": "has changed"}[files] in why, why
+
+
 OUTSIDE = """
 import time
 
@@ -356,9 +393,7 @@ def test_it_ends_when_work_outside_has_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.servers
-def test_with_a_log_in_kafka_the_coordinator_reads_them(
-    tmp_path: Path, alone: dict[str, bytes]
-) -> None:
+def test_a_log_in_kafka_makes_no_difference(tmp_path: Path, alone: dict[str, bytes]) -> None:
     make(tmp_path)
     flags = ["--log", f"kafka://{brokers()}", "--set", f"cluster_name=feeds-{secrets.token_hex(4)}"]
     flags += ["--snapshots", str(tmp_path / "snapshots"), "--http", "0"]

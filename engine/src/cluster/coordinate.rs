@@ -27,7 +27,7 @@ use super::backends::{self, log, store};
 use super::clients::{Clients, Home, Requests};
 use super::counts::{report, CountsFile};
 use super::delivered::Delivered;
-use super::feeds::{self, About, Feeds, Rows};
+use super::feeds::{self, About, Feeds};
 use super::firings::Timers;
 use super::format::Json;
 use super::from_one::OneState;
@@ -181,10 +181,10 @@ impl Cluster {
             }
         };
         let appended = served.as_ref().map(Arc::downgrade);
-        let rows: Arc<dyn Log> = Arc::new(Rows { feeds: feeds.clone(), env: env.clone() });
-        let log: Arc<dyn Log> = match of_files {
-            0 => log,
-            _ => Arc::new(SplitLog::inputs(first..sources, rows.clone(), log)),
+        let rows = feeds.rows.clone();
+        let log: Arc<dyn Log> = match &rows {
+            None => log,
+            Some(rows) => Arc::new(SplitLog::inputs(first..sources, rows.clone(), log)),
         };
         match served {
             None => cuts::check(&*log, sources)?,
@@ -229,7 +229,7 @@ impl Cluster {
         let retained = RingStore::open(&objects, Note::of(&newest.written)?.run())?.1;
         let delivered = Arc::new(Delivered::new(ways.rings(functions.program(), &retained)));
         let (cluster, event_time) = (host.cluster.clone(), host.machine.event_time.clone());
-        let inputs = (of_files > 0).then_some((first, rows));
+        let inputs = rows.map(|rows| (first, rows as Arc<dyn Log>));
         let served = Served { log: served, inputs };
         let coordinator = Arc::new(CoordinatorProcess::start(env, host, shared, served)?);
         // Sinks write through a connection of their own, so that they do not delay the replies.
@@ -617,6 +617,12 @@ impl Answers for Cluster {
                 then(questions::retained(&found));
             }
             Question::News { seen } => self.delivered.notify(who, seen, then),
+            Question::Feed { feed } => self.feeds.describe(feed, then),
+            Question::FeedRead { feed, news } => self.feeds.has_read(feed, &news, then),
+            Question::FeedFailed { what, help } => {
+                self.feeds.has_failed(Error::input(what).help(help));
+                then(Vec::new());
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Files that the app's streams read, as sources. The files of each stream are one source of the
-//! cluster, after the topics. The coordinator reads them, and serves the rows to the worker that
-//! asks for them. So cuts have their positions, as those of all sources, and the rows are not
-//! stored again.
+//! cluster, after the topics. So cuts have their positions, as those of all sources, and the rows
+//! are not stored again. A worker reads the files of its sources itself, if it sees them (`near`).
+//! Otherwise the coordinator reads them and serves the rows.
 //!
 //! A stream with event time and several files is read in the order of its rows' times. Other
 //! streams are read file by file (`feed`).
@@ -18,40 +18,35 @@
 mod feed;
 mod file;
 mod marks;
+mod near;
+mod rows;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
+use tidemill_cluster::{Record, Then};
 use tidemill_connect::{files, Chunk, FilesSettings, Place, Source};
+use tidemill_core::wire::put_u64;
 use tidemill_core::{Error, Result, StreamId};
-use tidemill_env::{Disk, Env, Handle};
+use tidemill_env::{Disk, Env};
 use tidemill_txn::program::{Program, Stream};
 
 use self::feed::Feed;
 pub(super) use self::file::place_of;
 use self::marks::{FileMark, Known, Mark, Marks};
-use super::panics::catch_panic;
+pub(super) use self::near::NearRows;
+use self::rows::Coordinator;
+pub(super) use self::rows::Rows;
 use crate::full_disk::{patient, SpaceWaiter, SpaceWaits};
 use crate::functions::AppFunctions;
 use crate::spec::{AppSpec, SourceDecl};
 
-/// The pause of a waiting read before it checks again whether a file has grown.
-const LOOK: Duration = Duration::from_millis(20);
-/// The number of answers that are read ahead for each feed.
-const ANSWERS_AHEAD: usize = 4;
 /// The most rows of a region that are read at once.
 const REGION_ROWS: u64 = 1 << 16;
-/// The number of rows in an answer below which nothing is read ahead: the reader has almost all
-/// that is there.
-const SHORT_ROWS: u64 = 4096;
-
 /// The number of sources of files: one for each stream that reads some.
 pub(super) fn count(spec: &AppSpec) -> u32 {
     of_files(spec).count() as u32
@@ -83,9 +78,8 @@ pub(super) struct Feeds {
     /// The first records after all that was given out before.
     begins: Vec<u64>,
     shared: Arc<Shared>,
-    jobs: Option<Sender<Job>>,
-    // The lock is there only because a handle can't be shared between threads.
-    thread: Mutex<Option<Handle>>,
+    /// The rows, if there are any feeds.
+    pub rows: Option<Arc<Rows>>,
 }
 
 /// The state that the thread shares.
@@ -97,6 +91,13 @@ struct Shared {
     is_over: AtomicBool,
     /// The reason why the thread is blocked, if it is.
     trouble: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn of(feeds: Vec<About>, ends: Vec<Option<u64>>) -> Shared {
+        let (failed, is_over, trouble) = Default::default();
+        Shared { feeds, ends: Mutex::new(ends), failed, is_over, trouble }
+    }
 }
 
 impl SpaceWaiter for Shared {
@@ -162,11 +163,6 @@ pub(super) struct About {
     pub follows: bool,
 }
 
-enum Job {
-    Read { feed: usize, from: u64, limit: usize, until_ns: u64, then: Then<Option<Records>> },
-    Trim { feed: usize, below: u64 },
-}
-
 impl Feeds {
     /// Opens the files of an app, as the sources from `first` on. The marks in the directory count,
     /// unless the start is `fresh`.
@@ -201,36 +197,50 @@ impl Feeds {
         let goes_on = goes_on.collect();
         let begins =
             feeds.iter().map(|feed| feed.end().map_or(feed.position(), |end| end + 1)).collect();
-        let ends = Mutex::new(feeds.iter().map(Feed::end).collect());
-        let (failed, is_over, trouble) = Default::default();
-        let shared = Arc::new(Shared { feeds: about, ends, failed, is_over, trouble });
+        let shared = Arc::new(Shared::of(about, feeds.iter().map(Feed::end).collect()));
         let waits = SpaceWaits::default();
         let waiting: Arc<dyn SpaceWaiter> = shared.clone();
         // This can't fail: it is set only here.
         let _ = waits.set(Arc::downgrade(&waiting));
         let env = &patient(env, &waits);
-        let ahead = feeds.iter().map(|_| Ahead::default()).collect();
-        let (own, dir, shared_too) = (env.clone(), dir.into(), shared.clone());
-        let reader = Reader { env: own, dir, feeds, ahead, shared: shared_too };
-        if reader.feeds.is_empty() {
-            let thread = Mutex::new(None);
-            return Ok(Feeds { first, goes_on, is_blind, begins, shared, jobs: None, thread });
-        }
-        let (jobs, taken) = channel();
-        let told = reader.shared.clone();
-        let run = move || {
-            let read = || {
-                reader.run(&taken);
-                Ok(())
-            };
-            if let Err(error) = catch_panic("files", read) {
-                told.failed.lock().get_or_insert(error);
-            }
+        let count = feeds.len() as u32;
+        let marks = feeds.iter().map(Feed::known).collect();
+        let home = Coordinator { env: env.clone(), dir: dir.into(), marks };
+        let start = || Rows::start((first, count), feeds, Box::new(home), &shared, env);
+        let rows = (count > 0).then(start).transpose()?.map(Arc::new);
+        Ok(Feeds { first, goes_on, is_blind, begins, shared, rows })
+    }
+
+    /// Describes a feed for a worker that is about to read it. The answer is JSON, or empty if that
+    /// is impossible.
+    pub fn describe(&self, feed: u32, then: Then<Vec<u8>>) {
+        let Some(rows) = &self.rows else { return then(Vec::new()) };
+        let told = |described: Option<feed::Described>| {
+            then(described.map_or_else(Vec::new, |described| {
+                serde_json::to_vec(&described).expect("a description is JSON")
+            }));
         };
-        let thread = env.threads.spawn("cluster-feeds", Box::new(run));
-        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
-        let (jobs, thread) = (Some(jobs), Mutex::new(Some(thread)));
-        Ok(Feeds { first, goes_on, is_blind, begins, shared, jobs, thread })
+        rows.describe(feed, Box::new(told));
+    }
+
+    /// Takes the new marks, as JSON, of a worker that has read more of a feed. The answer comes when
+    /// they are durable. It is the record that no recovery goes back beyond, or empty if the marks
+    /// do not fit.
+    pub fn has_read(&self, feed: u32, news: &[u8], then: Then<Vec<u8>>) {
+        let (Some(rows), Ok(news)) = (&self.rows, serde_json::from_slice(news)) else {
+            return then(Vec::new());
+        };
+        let told = |below: Option<u64>| {
+            let mut answer = Vec::new();
+            below.into_iter().for_each(|below| put_u64(below, &mut answer));
+            then(answer);
+        };
+        rows.learn(feed, news, Box::new(told));
+    }
+
+    /// Ends the app, because a worker can't read a file.
+    pub fn has_failed(&self, error: Error) {
+        self.shared.failed.lock().get_or_insert(error);
     }
 
     /// Opens the files of a declaration. Returns them with their names, in their order.
@@ -359,220 +369,6 @@ impl Feeds {
     /// The reason why a feed is blocked, if one is.
     pub fn trouble(&self) -> Option<String> {
         self.shared.trouble.lock().clone()
-    }
-
-    fn job(&self, job: Job) {
-        let unsent = match &self.jobs {
-            None => Some(job),
-            Some(jobs) => jobs.send(job).err().map(|unsent| unsent.0),
-        };
-        if let Some(Job::Read { then, .. }) = unsent {
-            then(None);
-        }
-    }
-}
-
-impl Drop for Feeds {
-    fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Release);
-        self.jobs = None;
-        if let Some(thread) = self.thread.lock().take() {
-            // The thread has reported why it ended, even after a panic.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The log of the feeds' rows, for readers that know them by their sources.
-pub(super) struct Rows {
-    pub feeds: Arc<Feeds>,
-    pub env: Env,
-}
-
-impl Log for Rows {
-    fn append(&self, _: Topic, _: u64, _: Record, then: Then<std::result::Result<u64, Refused>>) {
-        // Nothing can be appended to files.
-        then(Err(Refused::Unknown));
-    }
-
-    fn read(
-        &self,
-        topic: Topic,
-        from: u64,
-        limit: Option<usize>,
-        wait_us: u64,
-        then: Then<Option<Records>>,
-    ) {
-        let feed = match topic {
-            Topic::Input(source) => source.checked_sub(self.feeds.first),
-            Topic::Cuts | Topic::Output(_) => None,
-        };
-        let Some(feed) = feed.filter(|feed| (*feed as usize) < self.feeds.shared.feeds.len())
-        else {
-            return then(None);
-        };
-        let until_ns = self.env.clock.monotonic_ns() + 1000 * wait_us;
-        let (feed, limit) = (feed as usize, limit.unwrap_or(usize::MAX));
-        self.feeds.job(Job::Read { feed, from, limit, until_ns, then });
-    }
-
-    fn trim(&self, topic: Topic, below: u64) {
-        if let Topic::Input(source) = topic {
-            let feed = (source - self.feeds.first) as usize;
-            self.feeds.job(Job::Trim { feed, below });
-        }
-    }
-
-    fn failed(&self) -> Option<Error> {
-        self.feeds.shared.failed.lock().clone()
-    }
-}
-
-/// The thread that reads.
-struct Reader {
-    env: Env,
-    dir: PathBuf,
-    feeds: Vec<Feed>,
-    /// The answers of each feed that have been read before anybody asked for them.
-    ahead: Vec<Ahead>,
-    shared: Arc<Shared>,
-}
-
-/// Answers that have been read ahead, in their order.
-#[derive(Default)]
-struct Ahead {
-    /// The limit of the read before, if it was long enough that more is expected to be there.
-    limit: Option<usize>,
-    answers: VecDeque<(u64, Records)>,
-    /// The error of the read after these, and where it began.
-    failed: Option<(u64, Error)>,
-}
-
-impl Reader {
-    fn run(mut self, jobs: &Receiver<Job>) {
-        let mut waiting: Vec<Job> = Vec::new();
-        loop {
-            let job = match jobs.try_recv() {
-                Err(TryRecvError::Empty) if waiting.is_empty() && self.read_ahead() => continue,
-                Err(TryRecvError::Empty) if waiting.is_empty() => {
-                    jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
-                }
-                Err(TryRecvError::Empty) => jobs.recv_timeout(LOOK),
-                Err(TryRecvError::Disconnected) => Err(RecvTimeoutError::Disconnected),
-                Ok(job) => Ok(job),
-            };
-            match job {
-                Ok(job) => waiting.push(job),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => {
-                    // Waiting readers get an answer.
-                    return waiting.into_iter().for_each(|job| {
-                        if let Job::Read { then, .. } = job {
-                            then(None);
-                        }
-                    });
-                }
-            }
-            waiting = waiting.into_iter().filter_map(|job| self.done(job)).collect();
-        }
-    }
-
-    /// Reads the next records of a feed before anybody asks for them, or makes the marks of such
-    /// records durable. Returns whether there was anything to do. An error waits for the next read.
-    fn read_ahead(&mut self) -> bool {
-        let is_open = |ahead: &Ahead| ahead.limit.is_some() && ahead.answers.len() < ANSWERS_AHEAD;
-        if let Some(feed) = self.ahead.iter().position(is_open) {
-            let limit = self.ahead[feed].limit.take().expect("it is open");
-            let from = self.feeds[feed].position();
-            match self.feeds[feed].read(from, limit, &self.shared.is_over) {
-                Ok(found) if !found.records.is_empty() => {
-                    let ahead = &mut self.ahead[feed];
-                    ahead.limit = Some(limit).filter(|_| found.upto - from >= SHORT_ROWS);
-                    ahead.answers.push_back((from, found));
-                }
-                Ok(_) => {}
-                Err(error) => self.ahead[feed].failed = Some((from, error)),
-            }
-            return true;
-        }
-        let has_more = self.feeds.iter().any(Feed::has_more);
-        has_more && self.write_marks().is_ok()
-    }
-
-    /// Does a job, or returns it for a later try.
-    fn done(&mut self, job: Job) -> Option<Job> {
-        let (feed, from, limit, until_ns, then) = match job {
-            Job::Trim { feed, below } => {
-                let has_gone_on = self.feeds[feed].trim(below);
-                let written = if has_gone_on { self.write_marks() } else { Ok(()) };
-                // The next read reports the error.
-                if let Err(error) = written {
-                    self.fails(error);
-                }
-                return None;
-            }
-            Job::Read { feed, from, limit, until_ns, then } => (feed, from, limit, until_ns, then),
-        };
-        if self.shared.failed.lock().is_some() {
-            then(None);
-            return None;
-        }
-        match self.read(feed, from, limit) {
-            Ok(found) => {
-                let is_late = self.env.clock.monotonic_ns() >= until_ns;
-                if found.records.is_empty() && from != u64::MAX && !is_late {
-                    return Some(Job::Read { feed, from, limit, until_ns, then });
-                }
-                then(Some(found));
-            }
-            Err(error) => {
-                // The failure is stored first, before the reader gets its answer and asks again.
-                self.fails(error);
-                then(None);
-            }
-        }
-        None
-    }
-
-    /// Reads some records of a feed. The marks are durable before any record is given out.
-    fn read(&mut self, feed: usize, from: u64, limit: usize) -> Result<Records> {
-        let ahead = &mut self.ahead[feed];
-        if from == u64::MAX {
-            let first = ahead.answers.front().map(|(first, _)| *first);
-            let first = first.or(ahead.failed.as_ref().map(|(from, _)| *from));
-            let upto = first.unwrap_or_else(|| self.feeds[feed].position());
-            return Ok(Records { records: Vec::new(), upto });
-        }
-        let found = match ahead.answers.pop_front_if(|(first, _)| *first == from) {
-            Some((_, found)) => found,
-            None => {
-                ahead.answers.clear();
-                if let Some((_, error)) = ahead.failed.take().filter(|(of, _)| *of == from) {
-                    return Err(error);
-                }
-                self.feeds[feed].read(from, limit, &self.shared.is_over)?
-            }
-        };
-        if ahead.answers.is_empty() {
-            ahead.limit = Some(limit).filter(|_| found.upto - from >= SHORT_ROWS);
-        }
-        if self.feeds[feed].has_more() {
-            self.write_marks()?;
-        }
-        Ok(found)
-    }
-
-    fn fails(&self, error: Error) {
-        self.shared.failed.lock().get_or_insert(error);
-    }
-
-    /// Makes the marks of all feeds durable, and then publishes their ends.
-    fn write_marks(&mut self) -> Result<()> {
-        let marks: Marks = self.feeds.iter().map(Feed::known).collect();
-        marks::write(&*self.env.disk, &self.dir, &marks)?;
-        self.feeds.iter_mut().for_each(Feed::is_written);
-        *self.shared.ends.lock() = self.feeds.iter().map(Feed::end).collect();
-        Ok(())
     }
 }
 

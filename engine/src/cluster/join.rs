@@ -12,7 +12,7 @@ use tracing::Dispatch;
 use super::backends::{self, log, store};
 use super::clients::Requests;
 use super::coordinate::open_log;
-use super::feeds;
+use super::feeds::{self, NearRows};
 use super::format::Json;
 use super::questions::Away;
 use super::settings::address;
@@ -79,13 +79,17 @@ fn begin(
     let json = Json::new(functions.clone(), fingerprint(spec));
     let (first, end) = (settings.sources, host.machine.sources);
     let log = log(settings, &host.cluster, None, (json, end - first), env)?;
-    // The coordinator reads the files.
     let files = end - feeds::count(spec)..end;
-    let mut logs = WorkerLogs { log, inputs: None, served: files.clone() };
+    let mut logs = WorkerLogs { log, inputs: Vec::new() };
     if !read.is_empty() {
         let rows: Arc<dyn Log> = Arc::new(topics.start(first, &functions, env)?);
-        logs.inputs = Some((first..files.start, rows));
+        logs.inputs.push((first..files.start, rows));
     }
+    let near = match files.is_empty() {
+        true => None,
+        false => Some(NearRows::start(spec, &functions, files.start, env)?),
+    };
+    logs.inputs.extend(near.iter().map(|near| (files.clone(), near.log.clone() as _)));
     let outboxes = OutboxesOnNode::of(spec, &functions, settings.sources, env)?;
     let threads = match spec.settings.workers {
         0 => env.threads.cores(),
@@ -96,6 +100,7 @@ fn begin(
     let on = (functions.clone() as _, pool as _);
     let worker = WorkerProcess::start(env, host, at, on, logs, store, outboxes)?;
     let worker = Arc::new(worker);
+    near.iter().for_each(|near| near.has(worker.coordinator()));
     let server = worker.request_server(env, settings.sources);
     let requests = Requests::new(spec, &functions, settings, server, env);
     let away = Away::new(worker.clone(), requests.clone());

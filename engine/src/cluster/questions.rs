@@ -6,10 +6,11 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use serde_json::{json, Value};
 use tidemill_core::wire::{
-    put_batch, put_bytes, put_u32, put_u64, take_batch, take_text, take_u32, take_u64, take_u8,
+    put_batch, put_bytes, put_u32, put_u64, take_batch, take_bytes, take_text, take_u32, take_u64,
+    take_u8,
 };
 use tidemill_core::{Error, Result};
-use tidemill_host::WorkerProcess;
+use tidemill_host::{CoordinatorLink, WorkerProcess};
 
 use super::clients::{Home, Requests};
 use crate::clients::{Health, RetainedRows, StreamProgress};
@@ -33,6 +34,13 @@ pub(super) enum Question {
     /// The answer is a number that differs from the one seen, and comes as soon as there is one. A
     /// worker has one such question open; the next one ends it.
     News { seen: u64 },
+    /// A worker is about to read a feed of files. The answer describes it, as JSON.
+    Feed { feed: u32 },
+    /// A worker has read more of a feed. The new marks are JSON. The answer is the record that no
+    /// recovery goes back beyond.
+    FeedRead { feed: u32, news: Vec<u8> },
+    /// A worker can't read a feed, so the coordinator ends. The answer has no bytes.
+    FeedFailed { what: String, help: String },
 }
 
 impl Question {
@@ -54,6 +62,20 @@ impl Question {
                 put_u64(*seen, &mut out);
             }
             Question::IsRecovering => out.push(5),
+            Question::Feed { feed } => {
+                out.push(6);
+                put_u32(*feed, &mut out);
+            }
+            Question::FeedRead { feed, news } => {
+                out.push(7);
+                put_u32(*feed, &mut out);
+                put_bytes(news, &mut out);
+            }
+            Question::FeedFailed { what, help } => {
+                out.push(8);
+                put_bytes(what.as_bytes(), &mut out);
+                put_bytes(help.as_bytes(), &mut out);
+            }
         }
         out
     }
@@ -72,6 +94,12 @@ impl Question {
             },
             4 => Question::News { seen: take_u64(input)? },
             5 => Question::IsRecovering,
+            6 => Question::Feed { feed: take_u32(input)? },
+            7 => Question::FeedRead { feed: take_u32(input)?, news: take_bytes(input)?.to_vec() },
+            8 => Question::FeedFailed {
+                what: take_text(input)?.to_owned(),
+                help: take_text(input)?.to_owned(),
+            },
             _ => return None,
         };
         input.is_empty().then_some(question)
@@ -109,6 +137,7 @@ fn retained_of(mut bytes: &[u8]) -> Option<RetainedRows> {
 /// The coordinator, as a worker's clients reach it.
 pub(super) struct Away {
     worker: Arc<WorkerProcess>,
+    coordinator: CoordinatorLink,
     requests: Requests,
     /// Held during a pause.
     pause: Mutex<()>,
@@ -118,11 +147,12 @@ pub(super) struct Away {
 impl Away {
     /// Creates it for the clients of a worker.
     pub fn new(worker: Arc<WorkerProcess>, requests: Requests) -> Away {
-        Away { worker, requests, pause: Mutex::default(), never: Condvar::new() }
+        let coordinator = worker.coordinator();
+        Away { worker, coordinator, requests, pause: Mutex::default(), never: Condvar::new() }
     }
 
     fn ask(&self, question: &Question, wait: Duration) -> Option<Vec<u8>> {
-        self.worker.ask(question.bytes(), wait)
+        self.coordinator.ask(question.bytes(), wait)
     }
 
     fn nobody(&self) -> Error {
@@ -200,6 +230,9 @@ mod tests {
             Question::Metrics,
             Question::Retained { stream: "paid".into(), from: 7, rows_max: 256 },
             Question::News { seen: u64::MAX },
+            Question::Feed { feed: 3 },
+            Question::FeedRead { feed: 3, news: b"{}".to_vec() },
+            Question::FeedFailed { what: "it has gone".into(), help: "restore it".into() },
         ] {
             let bytes = question.bytes();
             for cut in 0..bytes.len() {
@@ -208,7 +241,7 @@ mod tests {
             assert_eq!(Question::of(&[&bytes[..], &[0]].concat()), None, "{question:?} and more");
             assert_eq!(Question::of(&bytes), Some(question));
         }
-        assert_eq!(Question::of(&[6]), None);
+        assert_eq!(Question::of(&[9]), None);
     }
 
     #[test]

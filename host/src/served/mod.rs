@@ -1,5 +1,5 @@
-//! A log in the files of one process, which serves it to the others, and inputs that only this
-//! process can read.
+//! A log in the files of one process, which serves it to the others, and inputs that others may be
+//! unable to read.
 
 mod client;
 mod files;

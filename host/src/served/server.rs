@@ -17,12 +17,12 @@ const ANSWER_BYTES: usize = 1 << 20;
 pub struct Served {
     /// The log, if the others have none of their own.
     pub log: Option<Arc<FileLog>>,
-    /// The inputs of a source and of those after it, which no other process can read.
+    /// The inputs of a source and of those after it, for processes that can't read them.
     pub inputs: Option<(u32, Arc<dyn Log>)>,
 }
 
 impl Served {
-    /// Returns the log of a topic that only this process can read.
+    /// Returns the log of a topic that other processes may be unable to read.
     fn inputs_of(&self, topic: Topic) -> Option<&Arc<dyn Log>> {
         let Topic::Input(source) = topic else { return None };
         self.inputs.as_ref().filter(|(first, _)| source >= *first).map(|(_, inputs)| inputs)

@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tidemill_cluster::{EventPlace, Events, Record, Records, Request, RequestId};
-use tidemill_connect::{files, BadRow, FilesSettings};
+use tidemill_connect::{files, BadRow, FilesSettings, Place};
 use tidemill_core::wire::columns_bytes;
 use tidemill_core::{Error, Result, Row, StreamId, StreamTime};
-use tidemill_env::Env;
+use tidemill_env::{Disk, Env};
 use tidemill_function::Functions as _;
 
 use super::file::File;
@@ -27,6 +28,8 @@ const ROWS_BYTES: usize = 1 << 19;
 const ROW_BYTES: usize = 64;
 /// The most positions of files in all marks together. Beyond it every second mark is dropped.
 const PLACES_MAX: usize = 1 << 16;
+/// The number of rows by which a process knows the files of another one.
+const COMPARED_ROWS: usize = 1024;
 /// The help for files that have changed.
 const RESTORE: &str = "restore them as they were, or start from scratch with --fresh";
 
@@ -36,6 +39,8 @@ pub(super) struct Feed {
     name: String,
     path: PathBuf,
     follows: bool,
+    /// The length of all files together, unless they may grow.
+    bytes: Option<u64>,
     stream: StreamId,
     functions: Arc<AppFunctions>,
     /// Whether it has several files whose rows are ordered by time.
@@ -76,8 +81,134 @@ enum Next {
     End,
 }
 
+/// A feed as another process must know it to read it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Described {
+    known: Known,
+    /// Whether it is unknown which files were read before.
+    is_blind: bool,
+    /// The length of all files together, unless they may grow.
+    bytes: Option<u64>,
+    /// For each file of which nothing was given out, a position after some rows, if there are any.
+    read: Vec<Place>,
+}
+
+/// Marks and an end that are not durable yet.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct News {
+    marks: Vec<Mark>,
+    ends_at: Option<u64>,
+    ended: Vec<Ended>,
+}
+
 impl Feed {
     pub fn open(
+        decl: &SourceDecl,
+        key: String,
+        functions: &Arc<AppFunctions>,
+        (sources, known): (Option<usize>, Option<&Known>),
+        env: &Env,
+    ) -> Result<(Feed, About)> {
+        let (mut feed, about) = Feed::new(decl, key, functions, (sources, known), env)?;
+        if let Some(known) = known {
+            feed.take_up(known)?;
+        }
+        Ok((feed, about))
+    }
+
+    /// Opens it in another process than the coordinator's, for a read from an offset on. `sources`
+    /// is the number of its stream's sources, if all of them end.
+    ///
+    /// # Errors
+    /// When this process does not see the files that the coordinator has described.
+    pub fn open_near(
+        decl: &SourceDecl,
+        (key, sources): (String, Option<usize>),
+        functions: &Arc<AppFunctions>,
+        (described, from): (Described, u64),
+        env: &Env,
+    ) -> Result<Feed> {
+        let Described { known, is_blind, bytes, read } = described;
+        let (mut feed, _) = Feed::new(decl, key, functions, (sources, Some(&known)), env)?;
+        let Known { first, last, ends_at, ended, .. } = known;
+        let (is, was) = (feed.marks[0].names(), last.names());
+        if is != was {
+            return Err(Error::input(format!("here are the files {is}, and there {was}")));
+        }
+        if feed.bytes != bytes {
+            return Err(Error::input("the files here have another length"));
+        }
+        // Without any row to compare, they may be others.
+        let mut are_compared = !feed.follows;
+        for ((file, at), read) in feed.files.iter_mut().zip(&last.files).zip(&read) {
+            are_compared |= at.place.offset > 0 || read.offset > 0;
+            file.compare(read)?;
+        }
+        if !are_compared {
+            return Err(Error::input("there is no row yet by which to know the files"));
+        }
+        (feed.ends_at, feed.ended, feed.is_blind) = (ends_at, ended, is_blind);
+        feed.written = (last.offset, ends_at, feed.ended.len());
+        feed.marks = VecDeque::from([first.clone(), last.clone()]);
+        if first.offset == last.offset {
+            feed.marks.pop_back();
+        }
+        let at = if feed.place(last.offset) <= from { last } else { first };
+        feed.go_to(&at)?;
+        Ok(feed)
+    }
+
+    /// Describes it for a process that is about to read it.
+    ///
+    /// # Errors
+    /// When a file can't be read.
+    pub fn describe(&mut self) -> Result<Described> {
+        let read = self.files.iter_mut().map(|file| file.begins_with(COMPARED_ROWS));
+        let read = read.collect::<Result<Vec<Place>>>()?;
+        let (_, known) = self.known();
+        Ok(Described { known, is_blind: self.is_blind, bytes: self.bytes, read })
+    }
+
+    /// The marks and the end that are not durable yet.
+    pub fn news(&self) -> News {
+        let (kept, ..) = self.written;
+        let marks = self.marks.iter().filter(|mark| mark.offset > kept).cloned().collect();
+        News { marks, ends_at: self.ends_at, ended: self.ended.clone() }
+    }
+
+    /// Takes the marks and the end of another process that reads it. Returns whether they fit:
+    /// since a start of the coordinator the feed may go on after an earlier end.
+    ///
+    /// # Errors
+    /// When that process has read beyond the end.
+    pub fn learn(&mut self, News { marks, ends_at, ended }: News) -> Result<bool> {
+        if ended != self.ended {
+            return Ok(false);
+        }
+        let upto = marks.last().map_or(0, |mark| mark.offset);
+        if let Some(known) = self.ends_at {
+            if upto > known || ends_at.is_some_and(|other| other != known) {
+                return Err(self.not_there(upto));
+            }
+        }
+        self.ends_at = self.ends_at.or(ends_at);
+        for mark in marks {
+            if mark.offset > self.last() {
+                self.add_mark(mark);
+            }
+        }
+        self.is_blind = false;
+        Ok(true)
+    }
+
+    /// The record of the first mark. No recovery goes back beyond it.
+    pub fn begins(&self) -> u64 {
+        self.place(self.marks.front().expect("there is one").offset)
+    }
+
+    fn new(
         decl: &SourceDecl,
         key: String,
         functions: &Arc<AppFunctions>,
@@ -93,6 +224,10 @@ impl Feed {
             StreamTime::Arrival => None,
         };
         let opened = files::open(&settings, &schema, env)?.into_iter();
+        let bytes = match settings.follow {
+            true => None,
+            false => Some(bytes_of(&settings, &*env.disk)?),
+        };
         let left_out = |nth: usize| known?.left_out.get(nth).cloned();
         let file = |(nth, (name, source))| {
             File::new(name, source, time, left_out(nth).unwrap_or_default())
@@ -102,11 +237,12 @@ impl Feed {
             Mark { offset: 0, newest_us: None, files: files.iter().map(File::mark).collect() };
         let (path, follows) = (settings.path, settings.follow);
         let about = About { path: path.clone(), follows };
-        let mut feed = Feed {
+        let feed = Feed {
             key,
             name: decl.stream.clone(),
             path,
             follows,
+            bytes,
             stream,
             functions: functions.clone(),
             is_timed: time.is_some() && files.len() > 1,
@@ -123,9 +259,6 @@ impl Feed {
             written: (0, None, 0),
             is_blind: known.is_none(),
         };
-        if let Some(known) = known {
-            feed.take_up(known)?;
-        }
         Ok((feed, about))
     }
 
@@ -229,6 +362,14 @@ impl Feed {
     /// Whether more has been read than the durable marks say.
     pub fn has_more(&self) -> bool {
         self.written != self.present()
+    }
+
+    /// The record up to which its marks are durable.
+    pub fn kept(&self) -> u64 {
+        match self.has_more() {
+            true => self.place(self.written.0),
+            false => u64::MAX,
+        }
     }
 
     /// Notes that its marks are durable.
@@ -349,10 +490,12 @@ impl Feed {
 
     /// Moves to an offset that was read before. Returns whether it is there.
     fn seek(&mut self, from: u64, is_over: &AtomicBool) -> Result<bool> {
-        if from < self.place(self.offset) {
-            let mark = self.marks.iter().rfind(|mark| self.place(mark.offset) <= from);
-            let mark = mark.cloned().ok_or_else(|| self.not_there(from))?;
-            self.go_to(&mark)?;
+        let mark = self.marks.iter().rfind(|mark| self.place(mark.offset) <= from);
+        let is_before = from < self.place(self.offset);
+        match mark.cloned() {
+            Some(mark) if is_before || mark.offset > self.offset => self.go_to(&mark)?,
+            None if is_before => return Err(self.not_there(from)),
+            _ => {}
         }
         loop {
             let ended = self.ends_before(self.offset);
@@ -489,6 +632,12 @@ impl Feed {
         if self.last() >= self.offset {
             return;
         }
+        let files = self.files.iter().map(File::mark).collect();
+        let (offset, newest_us) = (self.offset, self.newest_us);
+        self.add_mark(Mark { offset, newest_us, files });
+    }
+
+    fn add_mark(&mut self, mark: Mark) {
         if self.marks.len() * self.files.len() >= PLACES_MAX {
             let mut nth = 0;
             self.marks.retain(|_| {
@@ -496,9 +645,7 @@ impl Feed {
                 nth % 2 == 1
             });
         }
-        let files = self.files.iter().map(File::mark).collect();
-        let (offset, newest_us) = (self.offset, self.newest_us);
-        self.marks.push_back(Mark { offset, newest_us, files });
+        self.marks.push_back(mark);
     }
 
     /// Takes the next row, from the file that has it.
@@ -561,4 +708,13 @@ impl Feed {
         self.marks.drain(..needed);
         needed > 0
     }
+}
+
+/// The length of all files together.
+fn bytes_of(settings: &FilesSettings, disk: &dyn Disk) -> Result<u64> {
+    let length = |path: PathBuf| {
+        let failed = |e| Error::io(format!("reading {}", path.display()), &e);
+        disk.metadata(&path).map(|meta| meta.len).map_err(failed)
+    };
+    files::paths(settings, disk)?.into_iter().map(length).sum()
 }

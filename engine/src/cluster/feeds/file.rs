@@ -210,6 +210,29 @@ impl File {
         Ok(true)
     }
 
+    /// Returns a position after its first rows, if nothing was given out and there are some.
+    ///
+    /// # Errors
+    /// When it can't be read.
+    pub fn begins_with(&mut self, rows: usize) -> Result<Place> {
+        let begins = self.place.offset == 0 && self.is_at_chunk();
+        match begins && self.look(rows)? {
+            true => Ok(self.source.place()),
+            false => Ok(Place::start()),
+        }
+    }
+
+    /// Checks that the input begins like one with this position after its first rows.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn compare(&mut self, read: &Place) -> Result<()> {
+        if read.offset > 0 {
+            self.source.resume(read)?;
+        }
+        Ok(())
+    }
+
     /// Checks that the input that was read has not changed.
     ///
     /// # Errors
