@@ -11,6 +11,7 @@ mod available;
 mod choice;
 mod cut;
 mod deaths;
+mod follows;
 mod form;
 mod merge;
 mod prepare;
@@ -26,6 +27,7 @@ use self::cut::Running;
 pub use self::cut::WrongClock;
 use self::deaths::Deaths;
 pub use self::deaths::Suspicion;
+use self::follows::Follows;
 use self::form::Forming;
 use self::prepare::Preparing;
 pub use self::unreachable::LeftOut;
@@ -156,6 +158,7 @@ pub struct Coordinator {
     /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
     cuts: Vec<Arc<CutRecord>>,
+    follows: Follows,
 }
 
 impl Coordinator {
@@ -195,6 +198,7 @@ impl Coordinator {
             manifest: manifest.into(),
             written: None,
             cuts: Vec::new(),
+            follows: Follows::default(),
         }
     }
 
@@ -347,6 +351,7 @@ impl Coordinator {
                 }
             }
             Input::Written(written) => self.written = Some(written),
+            Input::Follow(table) => self.follow(table, effects),
             Input::Drain { ends } => {
                 self.drains = Some(ends);
                 self.try_drain(effects);
@@ -409,11 +414,15 @@ impl Coordinator {
                     running.buffered.insert(member, buffered);
                     let passed = running.has_counted(member, epoch, &counts, now_us);
                     self.deaths.passed(passed);
+                    self.pass_changes(effects);
                     self.try_cut(effects);
                 }
             }
             Packet::Trial { generation, epoch, part, left } if self.of(generation).is_some() => {
                 self.tries(member, (epoch, part), left, effects);
+            }
+            Packet::Changed { generation, epoch, changes } if self.of(generation).is_some() => {
+                self.follows.note(member, epoch, changes);
             }
             Packet::Outside { generation, epoch, rows } => {
                 if let Some(running) = self.of(generation) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId, TableSpec};
-use tidemill_function::{Counts, Message, NodeId, Stored, TakenRows, Tid};
+use tidemill_function::{Counts, Message, NodeId, Stored, TableChanges, TakenRows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_snapshot::{DataObject, Work};
 use tidemill_txn::program::Asker;
@@ -195,6 +195,21 @@ pub enum Effect {
         /// The rows, by table and key.
         rows: Vec<(TableId, Key, Stored)>,
     },
+    /// Clients follow a table. All of its changes by later epochs than this one come.
+    Follows {
+        /// The table.
+        table: TableId,
+        /// The epoch.
+        since: u64,
+    },
+    /// The changes of the followed tables by an epoch, which is durable and executed. Tables without
+    /// changes are left out.
+    Changed {
+        /// The epoch.
+        epoch: u64,
+        /// The changes.
+        changes: Vec<TableChanges>,
+    },
     /// A snapshot counts. Requests, outputs and cuts before it are no longer needed, nor are
     /// objects of epochs up to it that neither it nor `also` names. No action is required.
     Release {
@@ -239,6 +254,8 @@ pub enum Input {
     /// All outputs of some epochs have been written elsewhere, and the next snapshot must record
     /// this. Only for a coordinator.
     Written(Arc<Written>),
+    /// Clients follow a table. Only for a coordinator.
+    Follow(TableId),
     /// No more requests come to the first sources, which end here. The process must end cleanly when
     /// all of them have been executed, or when there is no worker. Only for a coordinator.
     Drain {
@@ -410,6 +427,24 @@ pub enum Packet {
         epoch: u64,
         /// The number of rows.
         rows: u64,
+    },
+    /// To a worker: clients follow these tables.
+    Follow {
+        /// The generation.
+        generation: u64,
+        /// The tables.
+        tables: Vec<TableId>,
+        /// The last transaction whose changes may have been passed on.
+        passed: Tid,
+    },
+    /// From a worker that has executed an epoch: the changes of followed tables.
+    Changed {
+        /// The generation.
+        generation: u64,
+        /// The epoch.
+        epoch: u64,
+        /// The changes.
+        changes: Vec<TableChanges>,
     },
     /// From a worker: its part of a snapshot is stored, and all outputs up to there are in the log.
     Part {

@@ -7,6 +7,7 @@
 //! functions. [`save`] stores parts of snapshots.
 
 mod careful;
+mod follows;
 mod known;
 mod load;
 mod outputs;
@@ -214,7 +215,7 @@ impl Worker {
                 }
             }
             // Only coordinators handle this.
-            Input::Written(_) => {}
+            Input::Written(_) | Input::Follow(_) => {}
             // A beat finds lost messages. A worker that has not executed an epoch that others wait
             // for belongs to an earlier generation, or will learn of the next.
             Input::Broken { to: Address::Coordinator } => {
@@ -316,6 +317,9 @@ impl Worker {
                     self.ask_outside(effects);
                     self.report_outbox(effects);
                 }
+            }
+            Packet::Follow { generation, tables, passed } if is_of(generation) => {
+                self.follow(&tables, passed);
             }
             Packet::Snapshot { generation, epoch, counts } if is_of(generation) => {
                 self.snapshot_ended(epoch, counts);

@@ -57,6 +57,8 @@ struct Run {
     /// The merges, and whether none can be stored.
     merges: Vec<(Member, Arc<Work>)>,
     merges_fail: bool,
+    /// Whether manifests can't be stored.
+    store_fails: bool,
     log: BTreeMap<Topic, Vec<Record>>,
     /// The number of requests of the first source that can be read.
     requests: u64,
@@ -84,6 +86,7 @@ impl Run {
             changes: 1,
             merges: Vec::new(),
             merges_fail: false,
+            store_fails: false,
             log: BTreeMap::new(),
             requests: 0,
             forms: Vec::new(),
@@ -165,7 +168,8 @@ impl Run {
             }
             Effect::End => self.has_ended = true,
             Effect::PutManifest { token, .. } => {
-                self.give(Input::Stored { token, is_stored: true });
+                let is_stored = !self.store_fails;
+                self.give(Input::Stored { token, is_stored });
             }
             Effect::Send { to: Address::Worker(member), packet } => self.react(member, packet),
             _ => {}
@@ -303,6 +307,33 @@ fn snapshots_are_so_long_apart() {
         assert!((9..=11).contains(&all.snapshots.len()), "{:?}", all.snapshots);
         assert!(all.cuts.len() as u64 >= 10 * snapshot_us / MS, "there are many more cuts");
     }
+}
+
+#[test]
+fn the_last_requests_are_in_a_snapshot_though_no_more_come() {
+    let mut all = Run::new(settings(), 2);
+    all.until(|all| all.machine.running().is_some());
+    all.offer(&[run(1, 1)]);
+    all.until(|all| !all.manifests.is_empty());
+    // These come when no snapshot is due.
+    all.offer(&[run(2, 1)]);
+    all.until(|all| all.cuts.last().is_some_and(|cut| cut.upto[0] == 2));
+    let of = |all: &Run| all.manifests.last().map(|manifest| (manifest.epoch, manifest.inputs[0]));
+    all.until(|all| of(all).is_some_and(|(_, input)| input == 2));
+    let apart = all.snapshots[1] - all.snapshots[0];
+    assert!((1_000 * MS..1_050 * MS).contains(&apart), "{apart}");
+    // Then there is nothing to do.
+    let cuts = all.cuts.len();
+    assert_eq!(of(&all).map(|(epoch, _)| epoch), all.cuts.last().map(|cut| cut.epoch));
+    (0..10_000).for_each(|_| all.tick());
+    assert_eq!((all.cuts.len(), all.manifests.len()), (cuts, 2));
+    // While the store is away, there are fewer and fewer cuts for it.
+    all.store_fails = true;
+    all.offer(&[run(3, 1)]);
+    (0..200_000).for_each(|_| all.tick());
+    assert!((7..11).contains(&(all.cuts.len() - cuts)), "{}", all.cuts.len() - cuts);
+    all.store_fails = false;
+    all.until(|all| of(all).is_some_and(|(_, input)| input == 3));
 }
 
 #[test]

@@ -116,16 +116,11 @@ pub trait App: Send + Sync {
         false
     }
 
-    /// Whether changes of tables can be followed.
-    fn follows_tables(&self) -> bool {
-        true
-    }
-
     /// Returns the changes of a table after an epoch. The table is followed from the first request
     /// on.
     ///
     /// # Errors
-    /// When there is no such table, or its changes can't be followed.
+    /// When there is no such table.
     fn changes(&self, table: &str, epoch: u64) -> Result<Changes>;
 
     /// Waits for progress beyond `seen`, at most `timeout_us` microseconds.

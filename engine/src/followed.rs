@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use tidemill_core::{encode, Key, Row, TableSpec, Value};
+use tidemill_function::{Stored, TableChanges};
+use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_table::Table;
 
 /// The change of one row in an epoch.
@@ -74,6 +76,33 @@ impl Followed {
         }
     }
 
+    /// Whether a table is followed.
+    pub(crate) fn has(&self, table: usize) -> bool {
+        self.0.contains_key(&table)
+    }
+
+    /// Adds the changes of an epoch by the members of a cluster, in which all tables are followed.
+    /// `specs` has the declarations of the tables.
+    pub(crate) fn push_from(
+        &mut self,
+        (epoch, all): (u64, Vec<TableChanges>),
+        specs: &[TableSpec],
+        (rows_max, bytes_max): (usize, usize),
+    ) {
+        let mut all: BTreeMap<usize, Option<Vec<TableChange>>> = all
+            .into_iter()
+            .map(|of| {
+                (of.table.index(), of.rows.map(|rows| sorted(&specs[of.table.index()], rows)))
+            })
+            .collect();
+        for (table, ring) in self.0.iter_mut().filter(|(_, ring)| epoch > ring.last) {
+            match all.remove(table).unwrap_or_else(|| Some(Vec::new())) {
+                Some(changes) => ring.push(epoch, changes.into(), rows_max, bytes_max),
+                None => *ring = Ring::after(epoch),
+            }
+        }
+    }
+
     /// The changes after an epoch in a followed table.
     pub(crate) fn since(&self, table: usize, epoch: u64) -> Changes {
         match self.0.get(&table) {
@@ -128,6 +157,18 @@ fn changes(table: &Table) -> Vec<TableChange> {
     let spec = table.spec();
     let change = |c: tidemill_table::Change| TableChange { key: key(spec, &c.key), row: c.row };
     table.changes().into_iter().map(change).collect()
+}
+
+/// Returns the last change of each row, in the order of [`Table::changes`].
+fn sorted(spec: &TableSpec, rows: Vec<(Key, Stored)>) -> Vec<TableChange> {
+    let place = |key: &Key| partition_of_bytes(spec, &key.0);
+    let last: BTreeMap<(Partition, Key), Stored> =
+        rows.into_iter().map(|(key, row)| ((place(&key), key), row)).collect();
+    let change = |((_, of), row): ((Partition, Key), Stored)| TableChange {
+        key: key(spec, &of),
+        row: row.map(|row| row.to_vec().into()),
+    };
+    last.into_iter().map(change).collect()
 }
 
 /// Decodes the values of a key.

@@ -73,6 +73,6 @@ pub use order::{Path, Sequencing, Tid};
 pub use program::{
     Activation, Bounds, Call, Changes, Clock, Context, Functions, Handle, RowAt, Step, Stop, Target,
 };
-pub use rows::{Rows, SnapshotId, Stored, TakenRows};
+pub use rows::{Rows, SnapshotId, Stored, TableChanges, TakenRows};
 pub use share::Sum;
 pub use size::output_bytes;

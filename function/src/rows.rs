@@ -2,10 +2,12 @@
 
 mod undo;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tidemill_core::{Key, TableId, TableSpec, Value};
-use tidemill_table::{Before, Loading, Seq, Table};
+use tidemill_place::PartitionSet;
+use tidemill_table::{Before, Change, Loading, Seq, Table};
 
 use self::undo::{Kept, Undo, UndoLayer};
 use crate::order::Tid;
@@ -17,6 +19,19 @@ const NEXT_SEED: u64 = 6_364_136_223_846_793_005;
 
 /// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
+
+/// The most versions of an epoch for which the changes of a followed table are noted.
+const FOLLOWED_MAX: usize = 1 << 14;
+
+/// The rows of a table that an epoch has changed, in an order in which they can be set. They are
+/// `None` if they were too many.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableChanges {
+    /// The table.
+    pub table: TableId,
+    /// The keys with the rows.
+    pub rows: Option<Vec<(Key, Stored)>>,
+}
 
 /// The rows of a node's partitions, in tables.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +48,8 @@ pub struct Rows {
     undo: Undo,
     /// Changes of tables with a history. Rows with versions do not go back to a snapshot.
     kept: Kept,
+    /// The tables whose changes are noted, with those of the present epoch.
+    followed: BTreeMap<TableId, Option<Vec<Change>>>,
 }
 
 impl Rows {
@@ -45,7 +62,38 @@ impl Rows {
             table
         };
         let tables = tables.iter().map(table).collect();
-        Rows { tables, seed, last: 0, ahead: 0, undo: Undo::default(), kept: Kept::default() }
+        Rows { tables, seed, ..Rows::default() }
+    }
+
+    /// Notes the changes of these tables, too, from now on.
+    pub fn follow(&mut self, tables: &[TableId]) {
+        for table in tables {
+            self.followed.entry(*table).or_insert_with(|| Some(Vec::new()));
+        }
+    }
+
+    /// Whether it notes the changes of any table.
+    pub(crate) fn follows(&self) -> bool {
+        !self.followed.is_empty()
+    }
+
+    /// Follows no table any more.
+    pub(crate) fn unfollow(&mut self) {
+        self.followed.clear();
+    }
+
+    /// Takes the noted changes of rows of these partitions. Tables without any are left out.
+    pub fn take_changes(&mut self, own: &PartitionSet) -> Vec<TableChanges> {
+        let take = |(table, noted): (&TableId, &mut Option<Vec<Change>>)| {
+            let of = |change: Change| (change.key, change.row.map(Into::into));
+            let noted = noted.replace(Vec::new());
+            let own = |noted: Vec<Change>| {
+                noted.into_iter().filter(|of| own.contains(of.partition)).map(of).collect()
+            };
+            TableChanges { table: *table, rows: noted.map(own) }
+        };
+        let all = self.followed.iter_mut().map(take);
+        all.filter(|of| of.rows.as_ref().is_none_or(|rows| !rows.is_empty())).collect()
     }
 
     /// Returns the tables, for an executor that continues after the number of the last version. It
@@ -159,6 +207,13 @@ impl Rows {
 
     /// Ends an epoch: all that its transactions have written was applied.
     pub fn end_epoch(&mut self) {
+        for (table, noted) in &mut self.followed {
+            let table = &self.tables[table.index()];
+            match noted {
+                Some(noted) if table.superseded() <= FOLLOWED_MAX => noted.extend(table.changes()),
+                _ => *noted = None,
+            }
+        }
         match self.undo.layers.last_mut() {
             None => self.tables.iter_mut().for_each(|table| table.commit(self.last)),
             Some(UndoLayer { before, .. }) => {

@@ -35,11 +35,12 @@ pub(crate) async fn changes(
     });
     // The changes after an unknown epoch are unknown.
     let mut at: u64 = behind.unwrap_or(u64::MAX);
-    // A table whose changes can't be followed is refused at once.
-    let mut first = Some(shared.app.changes(&table, at).map_err(Refusal::of)?);
+    // If nobody knows of changes now, the client is refused at once.
+    let mut first = Some(shared.ask(|app| app.changes(&table, at)).map_err(Refusal::of)?);
     let of = shared.clone();
-    let look = move || match first.take().map_or_else(|| of.app.changes(&table, at), Ok) {
-        // A table never disappears, so this can't be a missing table.
+    let ask = move |at| of.ask(|app| app.changes(&table, at));
+    let look = move || match first.take().map_or_else(|| ask(at), Ok) {
+        // A table never disappears. The coordinator may be away for a moment.
         Err(_) => Found::Nothing,
         Ok(Changes::Unknown(epoch)) => {
             at = epoch;

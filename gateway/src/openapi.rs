@@ -56,9 +56,7 @@ pub(crate) fn document(app: &dyn App, access: &Access, limits: &Limits) -> Value
             },
         });
         let path = sent(&about, &change, vec![last_id()], access.role(&what));
-        if app.follows_tables() {
-            paths.insert(format!("/{what}/changes"), path);
-        }
+        paths.insert(format!("/{what}/changes"), path);
         let key = json!({
             "name": "key", "in": "query", "style": "form", "explode": true,
             "description": "A value for each key column, in their order; several keys follow each \

@@ -11,7 +11,7 @@ use tidemill_cluster::{
     Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress, Record,
     SourceProgress, Suspicion, Times, Written, WrongClock,
 };
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Result, TableId};
 use tidemill_env::{Addr, Env, Handle};
 use tidemill_mesh::{Event, Lane, Mesh, Peer, Sink};
 use tracing::{debug, error, info, trace, warn};
@@ -188,7 +188,7 @@ impl CoordinatorProcess {
         let body = move || {
             let mut machine = Coordinator::new(settings.machine);
             let why = drive(&mut machine, &resources, settings.tick_us, &mut |machine, seen| {
-                own.seen(machine, &resources, &seen);
+                own.seen(machine, &resources, seen);
             });
             machine.left().into_iter().for_each(|left| own.marks.add(left));
             let found = machine.progress();
@@ -253,6 +253,11 @@ impl CoordinatorProcess {
     pub fn serves(&self, env: &Env, server: &Arc<RequestServer>, answers: Weak<dyn Answers>) {
         let desk = Desk { env: env.clone(), server: Arc::downgrade(server), answers };
         let _ = self.state.desk.set(desk);
+    }
+
+    /// Has changes of a table reported, from the next cut on.
+    pub fn follow(&self, table: TableId) {
+        self.state.inbox.push(Input::Follow(table));
     }
 
     /// Returns the address at which workers reach it.
@@ -332,7 +337,7 @@ impl ProcessState {
         }
     }
 
-    fn seen(&self, machine: &Coordinator, resources: &Resources, seen: &Seen<'_>) {
+    fn seen(&self, machine: &Coordinator, resources: &Resources, seen: Seen<'_>) {
         let Resources { mesh, shared: Shared { log, .. }, .. } = resources;
         match seen {
             // A new member first receives the addresses of the others.
@@ -340,9 +345,19 @@ impl ProcessState {
                 let peers = self.directory.lock().clone().into_iter().collect();
                 // The directory is not locked during the send, which may report at once that the
                 // link is down.
-                mesh.send(*to, Lane::Urgent, Message::Directory(peers).bytes());
+                mesh.send(to, Lane::Urgent, Message::Directory(peers).bytes());
             }
             Seen::Sends(..) => {}
+            Seen::Follows(table, since) => {
+                if let Some(answers) = self.desk.get().and_then(|desk| desk.answers.upgrade()) {
+                    answers.follows(table, since);
+                }
+            }
+            Seen::Changed(epoch, changes) => {
+                if let Some(answers) = self.desk.get().and_then(|desk| desk.answers.upgrade()) {
+                    answers.changed(epoch, changes);
+                }
+            }
             Seen::Tick => {
                 if let Some(error) = log.failed() {
                     // It is no longer known what is durable.

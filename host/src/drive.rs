@@ -10,9 +10,10 @@ use tidemill_cluster::{
     load_rows, put_part, Address, Coordinator, Effect, Input, LoadedRows, Manifest, Packet, Record,
     StoredPart, Then, Token, Topic, Worker,
 };
-use tidemill_core::Result;
+use tidemill_core::{Result, TableId};
 use tidemill_durable::{Store, Trouble, Within};
 use tidemill_env::{panic_message, Env};
+use tidemill_function::TableChanges;
 use tidemill_mesh::{Lane, Mesh, Peer};
 use tidemill_snapshot::merge;
 
@@ -182,6 +183,10 @@ fn run<M: Machine>(
                     tokens.push(token);
                     records.push(record);
                 }
+                Effect::Follows { table, since } => watcher(machine, Seen::Follows(table, since)),
+                Effect::Changed { epoch, changes } => {
+                    watcher(machine, Seen::Changed(epoch, changes));
+                }
                 // It is handled after all of these.
                 Effect::GoOn => resources.inbox.push(Input::GoOn),
                 Effect::Stop { why } => return Some(why),
@@ -203,6 +208,10 @@ fn run<M: Machine>(
 pub(crate) enum Seen<'a> {
     /// It sends this packet.
     Sends(Peer, &'a Packet),
+    /// Clients follow a table, from an epoch on.
+    Follows(TableId, u64),
+    /// An epoch has changed followed tables.
+    Changed(u64, Vec<TableChanges>),
     /// A tick has passed.
     Tick,
 }
@@ -315,6 +324,8 @@ impl Resources {
             Effect::Release { manifest, also, cuts } => self.release(&manifest, also, cuts),
             Effect::Append { .. }
             | Effect::Send { .. }
+            | Effect::Follows { .. }
+            | Effect::Changed { .. }
             | Effect::GoOn
             | Effect::Stop { .. }
             | Effect::End => {

@@ -8,6 +8,8 @@ use std::time::Duration;
 use foldhash::fast::FixedState;
 use parking_lot::Mutex;
 use tidemill_cluster::Then;
+use tidemill_core::TableId;
+use tidemill_function::TableChanges;
 use tidemill_mesh::{Lane, Mesh, Peer};
 
 use crate::message::Message;
@@ -17,6 +19,12 @@ use crate::COORDINATOR;
 pub trait Answers: Send + Sync {
     /// Answers a worker's question, at once or later and on any thread. Does not block.
     fn answer(&self, who: Peer, question: &[u8], then: Then<Vec<u8>>);
+
+    /// Notes that a table is followed: all of its changes by later epochs than this one come.
+    fn follows(&self, table: TableId, since: u64);
+
+    /// Takes the changes of the followed tables by an epoch. Tables without changes are left out.
+    fn changed(&self, epoch: u64, changes: Vec<TableChanges>);
 }
 
 /// The questions of a worker.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import signal
 import socket
@@ -164,6 +165,61 @@ def test_a_worker_follows_what_another_process_is_asked_for(nodes: Nodes) -> Non
     assert heard == list(range(1, 21))
 
 
+class Copy:
+    """A copy of the table, which follows its changes at one process until the test ends."""
+
+    def __init__(self, url: str) -> None:
+        self.rows: dict[str, int] = {}
+        self.resets = self.cuts = 0
+        self.url = url
+        self.client = tm.Client(url)
+        self.thread = threading.Thread(target=self.follow, daemon=True)
+        self.thread.start()
+
+    def read(self) -> dict[str, int]:
+        page = httpx.get(f"{self.url}/tables/counts/rows?limit=99", timeout=PATIENCE).json()
+        return {row["name"]: row["n"] for row in page["rows"]}
+
+    def follow(self) -> None:
+        # The test ends before the thread does.
+        with contextlib.suppress(tm.Error):
+            self.copy()
+
+    def copy(self) -> None:
+        for found in self.client.changes("counts"):
+            if isinstance(found, tm.Reset):
+                self.resets += 1
+                self.rows = wait_for("the rows", self.read) if self.cuts else self.read()
+                continue
+            self.cuts += 1
+            for change in found.changes:
+                assert change.row is not None
+                self.rows[str(change.key[0])] = change.row["n"]
+
+
+def test_changes_of_a_table_are_followed_at_any_process(nodes: Nodes) -> None:
+    copies = [Copy(url) for url in nodes.urls()]
+    wait_for("resets", lambda: all(copy.resets for copy in copies))
+    with tm.Client(nodes.urls()) as client:
+        for n in range(60):
+            client.call("count", name=f"row {n % 7}")
+    wanted = {f"row {n}": 9 if n < 4 else 8 for n in range(7)}
+    wait_for("the changes", lambda: all(copy.rows == wanted for copy in copies))
+    assert [(copy.resets, copy.cuts > 0) for copy in copies] == [(1, True)] * 3
+    # A coordinator that has started again does not know what was before.
+    assert nodes.coordinator is not None
+    nodes.coordinator.stop()
+    nodes.coordinator = None
+    nodes.start()
+    nodes.wait()
+    with tm.Client(nodes.urls()) as client:
+        client.call("count", name="row 0")
+    wanted["row 0"] += 1
+    wait_for("the change", lambda: all(copy.rows == wanted for copy in copies[1:]))
+    with pytest.raises(tm.ProgramError, match="there is no table other"):
+        next(copies[2].client.changes("other"))
+
+
 def test_workers_say_so_without_a_coordinator_and_go_on_with_the_next(nodes: Nodes) -> None:
     url = str(nodes.workers[0].url)
     with tm.Client(url) as client:
@@ -221,6 +277,8 @@ def test_clients_go_on_at_another_process(tmp_path: Path) -> None:
                 for _ in range(300):
                     replies[nth].append(client.call("count", name=str(nth)))
 
+        copy = Copy(home)
+        wait_for("the reset", lambda: copy.resets)
         asking = [threading.Thread(target=ask, args=(nth,)) for nth in range(2)]
         for thread in asking:
             thread.start()
@@ -231,6 +289,9 @@ def test_clients_go_on_at_another_process(tmp_path: Path) -> None:
         for thread in asking:
             thread.join(PATIENCE)
         assert replies == [list(range(1, 301))] * 2
+        # No change is missing, though workers have ended.
+        wait_for("the changes", lambda: copy.rows == {"0": 300, "1": 300})
+        assert copy.resets == 1
         assert coordinator.stop() == 0
     finally:
         for process in found:

@@ -189,7 +189,7 @@ def forget_ends(stream: Stream) -> None:
     app.sources = [source for source in app.sources if source["stream"] != stream.name]
     app.sinks = [sink for sink in app.sinks if sink["stream"] not in sides]
     stream.has_source = stream.pushed = False
-    stream.batch = None
+    stream.batched = None
 
 
 def same_stream(app: App, made: Json, name: str, at: str) -> Stream | None:

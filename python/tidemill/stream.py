@@ -84,7 +84,7 @@ class Stream(Side):
         self.late_policy = late
         self.pushed = False
         self.has_source = False
-        self.batch: Json = None
+        self.batched: Json = None
         #: Whether it is left of a handler that was declared again without it.
         self.is_vacant = False
         self.id = app.add_stream(self)
@@ -210,7 +210,7 @@ class Stream(Side):
                 at,
             )
         if isinstance(of, int) and not isinstance(of, bool):
-            self.batch = {"count": of}
+            self.batched = {"count": of}
             size = of
         else:
             given, what = (of, "batches") if time is None else (time, "time")
@@ -220,7 +220,7 @@ class Stream(Side):
                 help = "write batches(time=n)" if what == "batches" else error.help
                 help = help if counts_ints(self) else error.help
                 raise ProgramError(f"stream {self.name}: {error.what}", help, at) from None
-            self.batch = {"time_us": size}
+            self.batched = {"time_us": size}
         if size <= 0:
             given = of if time is None else time
             raise ProgramError(
@@ -443,7 +443,7 @@ class Stream(Side):
             "late": self.late_policy,
             "at": self.at,
             "origin": self.origin,
-            **({"batch": self.batch} if self.batch else {}),
+            **({"batch": self.batched} if self.batched else {}),
         }
 
     def __repr__(self) -> str:

@@ -24,6 +24,8 @@ const CUTS_OPEN_MAX: u64 = 4;
 
 /// A lease divided by this is the wait for a snapshot that has not begun.
 const IDLE: u64 = 4;
+/// How often the time to the next snapshot doubles without new requests, while the store is away.
+const GIVEN_UP_MAX: u32 = 6;
 
 /// While calls wait, an epoch of events by column has this part of its usual length.
 const SHORTER: u64 = 4;
@@ -100,6 +102,8 @@ pub(super) struct Running {
     taken_us: u64,
     /// The time since which a worker waits to join or to end.
     planned_us: Option<u64>,
+    /// The number of snapshots that have been given up since the last one that counts.
+    given_up: u32,
 }
 
 impl Running {
@@ -152,6 +156,7 @@ impl Running {
             merging: Merging::of(&form.manifest),
             taken_us: now_us,
             planned_us: None,
+            given_up: 0,
             form,
         }
     }
@@ -400,10 +405,14 @@ impl Coordinator {
         let has_some = |(available, paused): (&Available, &bool)| available.has_some(*paused);
         let is_new =
             running.available.iter().zip(&paused).any(has_some) || running.falls_idle(now_us);
+        // Without new requests a snapshot still has to have the last ones.
+        let is_behind = *epoch > manifest.epoch
+            && running.taking.is_none()
+            && now_us >= running.taken_us + (snapshot_us << running.given_up.min(GIVEN_UP_MAX));
         match is_ending {
             // The last cut is the one with the snapshot, even if there is nothing new.
             true if running.taking.is_some() || *epoch == manifest.epoch => return,
-            false if !is_new => return,
+            false if !is_new && !is_behind => return,
             _ => {}
         }
         let ends = |of: &[Available]| of.iter().map(Available::upto).collect::<Vec<u64>>();
@@ -472,9 +481,11 @@ impl Coordinator {
         let cut = CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner };
         let cut = Arc::new(cut);
         running.base = cut.next_base();
+        self.follows.cut(&cut);
         let is_due = now_us >= running.taken_us + snapshot_us;
         let is_wanted = is_ending
             || running.planned_us.is_some()
+            || !is_new
             || (epoch.is_multiple_of(snapshot_every) && is_due);
         let takes_snapshot = running.taking.is_none() && is_wanted;
         if takes_snapshot {
@@ -507,6 +518,7 @@ impl Coordinator {
         running.durable = running.durable.max(epoch);
         let (generation, epoch) = (running.form.generation, running.durable);
         self.send(&Packet::Durable { generation, epoch }, effects);
+        self.pass_changes(effects);
         self.try_manifest(effects);
         self.try_cut(effects);
     }
@@ -596,6 +608,7 @@ impl Coordinator {
     pub(super) fn snapshot_counts(&mut self, manifest: Arc<Manifest>, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         let taken = running.taking.take();
+        running.given_up = 0;
         let layout = &mut running.merging.layout;
         match &taken {
             // Objects may have been merged while the manifest was being stored.
@@ -682,6 +695,7 @@ impl Coordinator {
     fn give_up(&mut self, epoch: u64, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
         running.taking = None;
+        running.given_up += 1;
         let (generation, is_planned) = (running.form.generation, running.planned_us.is_some());
         self.send(&Packet::Snapshot { generation, epoch, counts: false }, effects);
         if is_planned {

@@ -203,7 +203,9 @@ impl Coordinator {
         let parts: Vec<_> =
             cuts.iter().map(|cut| self.deaths.begins(trials, cut, sources)).collect();
         self.stage = Stage::Running(Box::new(running));
+        self.follow_again(effects);
         for (cut, parts) in cuts.iter().zip(parts) {
+            self.follows.cut(cut);
             let (cut, plan) = (cut.clone(), CutPlan { parts, ..CutPlan::default() });
             self.send(&Packet::Cut { generation, cut, plan }, effects);
         }

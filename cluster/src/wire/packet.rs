@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use tidemill_core::wire::{
-    put_bytes, put_u16, put_u32, put_u64, take_text, take_u16, take_u32, take_u64, take_u8,
+    put_bytes, put_u16, put_u32, put_u64, take_bytes, take_text, take_u16, take_u32, take_u64,
+    take_u8,
 };
-use tidemill_core::LateRow;
-use tidemill_function::{NodeId, Owners, Tid};
+use tidemill_core::{Key, LateRow, TableId};
+use tidemill_function::{NodeId, Owners, TableChanges, Tid};
 use tidemill_place::PARTITIONS;
 use tidemill_snapshot::{DataObject, Work};
 
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{
-    put_counts, put_cut, put_manifest, put_waiting, take_counts, take_cut, take_manifest,
-    take_waiting,
+    put_counts, put_cut, put_manifest, put_stored, put_waiting, take_counts, take_cut,
+    take_manifest, take_stored, take_waiting,
 };
 use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
 use crate::effect::{CutPlan, Packet, Piece, Span, StoredPart};
@@ -203,6 +204,26 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_u64(*epoch, out);
             put_u64(*rows, out);
         }
+        Packet::Follow { generation, tables, passed } => {
+            out.push(23);
+            put_u64(*generation, out);
+            put_u64(passed.0, out);
+            put_list(tables, out, |table, out| put_u16(table.0, out));
+        }
+        Packet::Changed { generation, epoch, changes } => {
+            out.push(24);
+            put_u64(*generation, out);
+            put_u64(*epoch, out);
+            put_list(changes, out, |TableChanges { table, rows }, out| {
+                put_u16(table.0, out);
+                put_option(rows.as_ref(), out, |rows, out| {
+                    put_list(rows, out, |(key, row), out| {
+                        put_bytes(&key.0, out);
+                        put_stored(row, out);
+                    });
+                });
+            });
+        }
         Packet::Left { generation, base, ends } => {
             out.push(16);
             put_u64(*generation, out);
@@ -347,6 +368,25 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
             rows: take_u64(input)?,
+        },
+        23 => Packet::Follow {
+            generation: take_u64(input)?,
+            passed: Tid(take_u64(input)?),
+            tables: take_list(input, |input| take_u16(input).map(TableId))?,
+        },
+        24 => Packet::Changed {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            changes: take_list(input, |input| {
+                let table = TableId(take_u16(input)?);
+                let rows = take_option(input, |input| {
+                    take_list(input, |input| {
+                        let key = Key(take_bytes(input)?.into());
+                        Some((key, take_stored(input)?))
+                    })
+                })?;
+                Some(TableChanges { table, rows })
+            })?,
         },
         16 => Packet::Left {
             generation: take_u64(input)?,

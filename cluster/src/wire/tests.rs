@@ -5,7 +5,7 @@ use tidemill_core::{
 };
 use tidemill_function::{
     Body, Bounds, Call, Cost, Counts, EventPlace, GivenRows, HandlerEvents, LentRows, Message,
-    Mode, NodeId, Target, Verdict, Wanted,
+    Mode, NodeId, TableChanges, Target, Verdict, Wanted,
 };
 use tidemill_snapshot::{DataObject, Work, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
@@ -294,6 +294,21 @@ fn packets() -> Vec<Packet> {
         Packet::Prepared,
         Packet::Left { generation, base: 3, ends: vec![4, 5] },
         Packet::Outside { generation, epoch: 7, rows: u64::MAX },
+        Packet::Follow { generation, tables: vec![TableId(0), TableId(9)], passed: Tid(7) },
+        Packet::Changed {
+            generation,
+            epoch: 7,
+            changes: vec![
+                TableChanges { table: TableId(0), rows: None },
+                TableChanges {
+                    table: TableId(9),
+                    rows: Some(vec![
+                        (Key::of([&Value::Int(1)]), Some([Value::Int(1), Value::Null].into())),
+                        (Key::of([&Value::Int(2)]), None),
+                    ]),
+                },
+            ],
+        },
         Packet::Available {
             generation,
             source: 1,

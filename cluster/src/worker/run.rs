@@ -796,6 +796,7 @@ impl Worker {
             self.save(&cut, effects);
         }
         self.report_outbox(effects);
+        self.report_changes(epoch, effects);
         self.send(Packet::Executed { generation, epoch, buffered, counts }, effects);
         self.report_outputs(effects);
     }

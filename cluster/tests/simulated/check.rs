@@ -308,7 +308,7 @@ fn written(world: &World) -> Result<(), String> {
     }
 }
 
-type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
+pub type Tables = Vec<BTreeMap<Key, Arc<[Value]>>>;
 
 /// Returns the rows of all members together. Each member must have rows of its own partitions only.
 fn state(world: &World, epochs: &[Epoch]) -> Result<Tables, String> {
@@ -354,6 +354,13 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
     let functions = Arc::new(OnNodes::new(&world.script));
     let settings = Settings { calls_max: CALLS_MAX, depth_max: DEPTH_MAX, ..Settings::default() };
     let (me, owners, tables) = (NodeId(0), Owners::equal(1), world.script.tables());
+    let rows = |node: &Node| {
+        let mut all: Tables = vec![BTreeMap::new(); tables];
+        for (table, key, row) in node.rows().iter() {
+            all[table.index()].insert(key, row);
+        }
+        all
+    };
     let mut node = Node::new(
         me,
         functions.clone(),
@@ -369,6 +376,7 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
             refused.entry(tid).or_insert(String::from_utf8_lossy(answer));
         }
     }
+    let mut states = vec![rows(&node)];
     for (n, epoch) in epochs.iter().enumerate() {
         let mut out = Outbox::default();
         let executed = |(tid, call): &(Tid, Call)| match refused.get(tid) {
@@ -398,13 +406,10 @@ fn recovery(world: &World, epochs: &[Epoch], found: &Tables) -> Result<(), Strin
         if !is_over {
             return Err("recovery: an epoch on one node does not end".into());
         }
+        states.push(rows(&node));
     }
-    let mut alone: Tables = vec![BTreeMap::new(); tables];
-    for (table, key, row) in node.rows().iter() {
-        alone[table.index()].insert(key, row);
-    }
-    match alone == *found {
-        true => Ok(()),
+    match states.last() == Some(found) {
+        true => super::follows::check(world, &states),
         false => Err("recovery: the rows are not those of an uninterrupted run".into()),
     }
 }

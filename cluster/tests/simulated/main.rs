@@ -6,6 +6,7 @@
 
 mod check;
 mod expected;
+mod follows;
 mod log;
 mod nodes;
 mod runs;

@@ -4,6 +4,7 @@
 //! what fails. Messages between two processes keep their order; others do not. The state machines
 //! of the processes are in `tidemill_cluster`.
 
+mod store;
 mod trouble;
 
 use std::cmp::Reverse;
@@ -12,13 +13,12 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    load_rows, put_part, wire, Address, Coordinator, Counts, Effect, EventSource, EventTime,
-    Events, Input, Manifest, Member, Packet, Record, Request, Settings, Topic, Worker, POISON,
+    load_rows, Address, Coordinator, Counts, Effect, EventSource, EventTime, Events, Input,
+    Manifest, Member, Packet, Record, Request, Settings, Topic, Worker, POISON,
 };
 use tidemill_core::{Batch, Key, Late, Value};
 use tidemill_durable::{MemoryStore, Store};
 use tidemill_function::{Call, Functions as _};
-use tidemill_snapshot::merge;
 
 pub use self::trouble::FaultRates;
 use super::log::Log;
@@ -160,6 +160,8 @@ pub struct World {
     pub(super) acknowledged: Vec<i64>,
     /// A question or work that left before its cut was recorded; a violation.
     pub(super) left_early: Option<String>,
+    /// The changes that clients of coordinators have followed.
+    pub(super) followed: Vec<(Process, Effect)>,
     /// Whether to print what happens.
     pub trace: bool,
 }
@@ -279,6 +281,7 @@ impl World {
             ids: 0,
             acknowledged: Vec::new(),
             left_early: None,
+            followed: Vec::new(),
             trace: false,
         };
         world.start_coordinator();
@@ -461,10 +464,11 @@ impl World {
 
     fn start(&mut self, process: Process, machine: Machine) {
         self.say(|| format!("{process:?} starts"));
-        let (frozen_until_us, inbox, clock_off_us) = (0, Vec::new(), 0);
-        let (writer, work) = (None, BTreeMap::new());
+        let (frozen_until_us, inbox, clock_off_us, writer) = (0, Vec::new(), 0, None);
+        let work = BTreeMap::new();
         let running = Running { machine, frozen_until_us, inbox, clock_off_us, writer, work };
         self.processes.insert(process, running);
+        self.follow(process);
         let in_us = self.dice.below(TICK_US);
         self.after(in_us, Step::Tick(process));
     }
@@ -799,6 +803,7 @@ impl World {
                 self.after(in_us, Step::Sweep(manifest, also));
             }
             Effect::GoOn => self.after(0, Step::Deliver(by, Input::GoOn)),
+            Effect::Follows { .. } | Effect::Changed { .. } => self.followed.push((by, effect)),
             Effect::Stop { .. } | Effect::End => {
                 self.say(|| format!("{by:?} stops: {effect:?}"));
                 self.kill(by);
@@ -808,31 +813,6 @@ impl World {
                     self.after(in_us, Step::Start(by));
                 }
             }
-        }
-    }
-
-    /// Performs a call of the store, and returns its answer. A call that fails may have had its
-    /// effect, unless it is lost.
-    fn put(&self, effect: Effect, fails: bool, is_lost: bool) -> Input {
-        match effect {
-            Effect::PutManifest { token, manifest } => {
-                let mut bytes = Vec::new();
-                wire::put_manifest_object(&manifest, &mut bytes);
-                let put = || self.store.put(&manifest.name(), &bytes);
-                let is_stored = !is_lost && put().expect("it has no faults");
-                Input::Stored { token, is_stored: is_stored && !fails }
-            }
-            Effect::PutPart { token, of, name, rows } => {
-                let put = || put_part(&*self.store, of, &name, &rows).ok();
-                let part = (!is_lost).then(put).flatten();
-                Input::PartStored { token, part: part.filter(|_| !fails) }
-            }
-            Effect::Merge { token, of, name, work } => {
-                // Its objects may have been removed with their generation.
-                let part = (!is_lost).then(|| merge(&self.store, of, &name, &work).ok()).flatten();
-                Input::PartStored { token, part: part.filter(|_| !fails) }
-            }
-            _ => unreachable!("only calls of the store come here"),
         }
     }
 

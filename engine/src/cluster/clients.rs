@@ -44,6 +44,9 @@ pub(super) trait Home: Send + Sync {
     /// As [`App::retained`], for a stream that has retained rows.
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows>;
 
+    /// As [`App::changes`]. At first there are no changes; the news tell when there may be some.
+    fn changes(&self, table: TableId, epoch: u64) -> Result<Changes>;
+
     /// As [`App::is_recovering`].
     fn is_recovering(&self) -> bool;
 
@@ -109,14 +112,6 @@ impl Requests {
     /// Whether clients may see the rows of a stream.
     pub fn is_shown(&self, stream: &str) -> bool {
         !calls::is_of_private(&self.program, &self.procedures, stream)
-    }
-
-    /// Refuses a stream whose rows clients may not see, or none of which are retained.
-    ///
-    /// # Errors
-    /// Then.
-    pub fn check_retained(&self, stream: &str) -> Result<()> {
-        retained(self, &self.empty, (stream, 0, 0)).map(drop)
     }
 
     /// Returns the clients of this process.
@@ -205,15 +200,8 @@ impl App for Clients {
         self.home.is_recovering()
     }
 
-    fn follows_tables(&self) -> bool {
-        false
-    }
-
-    fn changes(&self, table: &str, _: u64) -> Result<Changes> {
-        Err(Error::program(format!(
-            "changes of table {table} can't be followed on several processes yet"
-        ))
-        .help("let functions emit the changes as events of a stream"))
+    fn changes(&self, table: &str, epoch: u64) -> Result<Changes> {
+        self.home.changes(self.requests.table(table)?, epoch)
     }
 
     fn news(&self, seen: StreamProgress, timeout_us: u64) -> StreamProgress {

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::json;
 use tidemill_cluster::{
     EventTime, Events, LateEvent, Log, SourceProgress, SplitLog, Times, WrongClock,
 };
-use tidemill_core::{Batch, Error, Position, Result, StreamId};
+use tidemill_core::{Batch, Error, Position, Result, StreamId, TableId};
 use tidemill_durable::{Store, Within};
 use tidemill_env::{Addr, Env, Lock};
-use tidemill_function::{Call, Functions as _};
+use tidemill_function::{Call, Functions as _, TableChanges};
 use tidemill_host::{
     hold, Answers, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
     Status, COORDINATOR, SEGMENT_BYTES,
@@ -44,6 +45,7 @@ use crate::clients::{Health, RetainedRows, StreamProgress};
 use crate::clocks;
 use crate::emptied::{Emptied, Purpose};
 use crate::file_conflicts;
+use crate::followed::{Changes, Followed};
 use crate::functions::AppFunctions;
 use crate::logging;
 use crate::settings::Settings;
@@ -69,6 +71,8 @@ pub struct Cluster {
     settings: Settings,
     env: Env,
     delivered: Arc<Delivered>,
+    /// The changes of tables that clients follow.
+    followed: Mutex<Followed>,
     /// The address at which it answers clients, with the scheme.
     http: OnceLock<String>,
     dir: PathBuf,
@@ -266,6 +270,7 @@ impl Cluster {
             input_epoch: OnceLock::new(),
             event_time,
             delivered,
+            followed: Mutex::default(),
             http: OnceLock::new(),
             dir: dir.clone(),
             upgraded,
@@ -575,6 +580,16 @@ impl Home for Cluster {
         clients::retained(&self.requests, &rings, (stream, from, rows_max))
     }
 
+    fn changes(&self, table: TableId, epoch: u64) -> Result<Changes> {
+        let followed = self.followed.lock();
+        if followed.has(table.index()) {
+            return Ok(followed.since(table.index(), epoch));
+        }
+        drop(followed);
+        self.coordinator.follow(table);
+        Ok(Changes::Are(Vec::new(), epoch))
+    }
+
     fn is_recovering(&self) -> bool {
         self.delivered.is_recovering()
     }
@@ -617,6 +632,9 @@ impl Answers for Cluster {
                 then(questions::retained(&found));
             }
             Question::News { seen } => self.delivered.notify(who, seen, then),
+            Question::Changes { table, epoch } => {
+                then(questions::changes(&Home::changes(self, table, epoch)));
+            }
             Question::Feed { feed } => self.feeds.describe(feed, then),
             Question::FeedRead { feed, news } => self.feeds.has_read(feed, &news, then),
             Question::FeedFailed { what, help } => {
@@ -624,5 +642,16 @@ impl Answers for Cluster {
                 then(Vec::new());
             }
         }
+    }
+    fn follows(&self, table: TableId, since: u64) {
+        self.followed.lock().follow(table.index(), since);
+        self.delivered.has_more();
+    }
+
+    fn changed(&self, epoch: u64, changes: Vec<TableChanges>) {
+        let limits = (self.settings.tail_rows, self.settings.tail_bytes);
+        let specs = &self.functions.program().tables;
+        self.followed.lock().push_from((epoch, changes), specs, limits);
+        self.delivered.has_more();
     }
 }

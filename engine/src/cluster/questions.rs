@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use serde_json::{json, Value};
+use serde_json::json;
+use tidemill_cluster::wire::{put_value, take_value};
 use tidemill_core::wire::{
-    put_batch, put_bytes, put_u32, put_u64, take_batch, take_bytes, take_text, take_u32, take_u64,
-    take_u8,
+    put_batch, put_bytes, put_u16, put_u32, put_u64, take_batch, take_bytes, take_text, take_u16,
+    take_u32, take_u64, take_u8,
 };
-use tidemill_core::{Error, Result};
+use tidemill_core::{Error, Result, TableId, Value};
 use tidemill_host::{CoordinatorLink, WorkerProcess};
 
 use super::clients::{Home, Requests};
 use crate::clients::{Health, RetainedRows, StreamProgress};
+use crate::followed::{Changes, TableChange};
 
 /// The longest wait for an answer. The coordinator answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -29,11 +31,13 @@ pub(super) enum Question {
     Health,
     /// The answer is text.
     Metrics,
-    /// The answer has the retained rows, or no bytes if there are none.
+    /// The answer has the retained rows, or the reason why there are none.
     Retained { stream: String, from: u64, rows_max: usize },
     /// The answer is a number that differs from the one seen, and comes as soon as there is one. A
     /// worker has one such question open; the next one ends it.
     News { seen: u64 },
+    /// The answer has the changes of a table after an epoch.
+    Changes { table: TableId, epoch: u64 },
     /// A worker is about to read a feed of files. The answer describes it, as JSON.
     Feed { feed: u32 },
     /// A worker has read more of a feed. The new marks are JSON. The answer is the record that no
@@ -62,6 +66,11 @@ impl Question {
                 put_u64(*seen, &mut out);
             }
             Question::IsRecovering => out.push(5),
+            Question::Changes { table, epoch } => {
+                out.push(9);
+                put_u16(table.0, &mut out);
+                put_u64(*epoch, &mut out);
+            }
             Question::Feed { feed } => {
                 out.push(6);
                 put_u32(*feed, &mut out);
@@ -94,6 +103,7 @@ impl Question {
             },
             4 => Question::News { seen: take_u64(input)? },
             5 => Question::IsRecovering,
+            9 => Question::Changes { table: TableId(take_u16(input)?), epoch: take_u64(input)? },
             6 => Question::Feed { feed: take_u32(input)? },
             7 => Question::FeedRead { feed: take_u32(input)?, news: take_bytes(input)?.to_vec() },
             8 => Question::FeedFailed {
@@ -114,24 +124,102 @@ pub(super) fn health(health: &Health) -> Vec<u8> {
 /// The answer to [`Question::Retained`].
 pub(super) fn retained(found: &Result<RetainedRows>) -> Vec<u8> {
     let mut out = Vec::new();
-    if let Ok(RetainedRows { first, next, rows }) = found {
-        put_u64(*first, &mut out);
-        put_u64(*next, &mut out);
-        put_u32(rows.len() as u32, &mut out);
-        for (at, batch) in rows {
-            put_u64(*at, &mut out);
-            put_batch(batch, &mut out);
+    match found {
+        Ok(RetainedRows { first, next, rows }) => {
+            out.push(0);
+            put_u64(*first, &mut out);
+            put_u64(*next, &mut out);
+            put_u32(rows.len() as u32, &mut out);
+            for (at, batch) in rows {
+                put_u64(*at, &mut out);
+                put_batch(batch, &mut out);
+            }
+        }
+        Err(error) => {
+            out.push(1);
+            put_bytes(error.what.as_bytes(), &mut out);
+            put_bytes(error.help.as_bytes(), &mut out);
         }
     }
     out
 }
 
-fn retained_of(mut bytes: &[u8]) -> Option<RetainedRows> {
+fn retained_of(mut bytes: &[u8]) -> Option<Result<RetainedRows>> {
     let input = &mut bytes;
-    let (first, next, count) = (take_u64(input)?, take_u64(input)?, take_u32(input)?);
-    let rows = (0..count).map(|_| Some((take_u64(input)?, take_batch(input)?)));
-    let rows = rows.collect::<Option<Vec<_>>>()?;
-    input.is_empty().then_some(RetainedRows { first, next, rows })
+    let found = match take_u8(input)? {
+        0 => {
+            let (first, next, count) = (take_u64(input)?, take_u64(input)?, take_u32(input)?);
+            let rows = (0..count).map(|_| Some((take_u64(input)?, take_batch(input)?)));
+            Ok(RetainedRows { first, next, rows: rows.collect::<Option<Vec<_>>>()? })
+        }
+        1 => {
+            let error = Error::program(take_text(input)?);
+            Err(error.help(take_text(input)?))
+        }
+        _ => return None,
+    };
+    input.is_empty().then_some(found)
+}
+
+/// The answer to [`Question::Changes`].
+pub(super) fn changes(found: &Result<Changes>) -> Vec<u8> {
+    let mut out = Vec::new();
+    let values = |values: &[Value], out: &mut Vec<u8>| {
+        put_u32(values.len() as u32, out);
+        values.iter().for_each(|value| put_value(value, out));
+    };
+    match found {
+        Ok(Changes::Are(epochs, upto)) => {
+            out.push(0);
+            put_u64(*upto, &mut out);
+            put_u32(epochs.len() as u32, &mut out);
+            for (epoch, changes) in epochs {
+                put_u64(*epoch, &mut out);
+                put_u32(changes.len() as u32, &mut out);
+                for TableChange { key, row } in &**changes {
+                    values(key, &mut out);
+                    out.push(u8::from(row.is_some()));
+                    row.iter().for_each(|row| values(row, &mut out));
+                }
+            }
+        }
+        Ok(Changes::Unknown(epoch)) => {
+            out.push(1);
+            put_u64(*epoch, &mut out);
+        }
+        // A coordinator knows all tables of its workers.
+        Err(_) => {}
+    }
+    out
+}
+
+fn changes_of(mut bytes: &[u8]) -> Option<Changes> {
+    let input = &mut bytes;
+    fn values(input: &mut &[u8]) -> Option<Vec<Value>> {
+        (0..take_u32(input)?).map(|_| take_value(input)).collect()
+    }
+    fn change(input: &mut &[u8]) -> Option<TableChange> {
+        let key = values(input)?;
+        let row = match take_u8(input)? {
+            0 => None,
+            _ => Some(values(input)?.into()),
+        };
+        Some(TableChange { key, row })
+    }
+    fn epoch(input: &mut &[u8]) -> Option<(u64, Arc<Vec<TableChange>>)> {
+        let epoch = take_u64(input)?;
+        let changes = (0..take_u32(input)?).map(|_| change(input));
+        Some((epoch, Arc::new(changes.collect::<Option<_>>()?)))
+    }
+    let found = match take_u8(input)? {
+        0 => {
+            let (upto, count) = (take_u64(input)?, take_u32(input)?);
+            Changes::Are((0..count).map(|_| epoch(input)).collect::<Option<_>>()?, upto)
+        }
+        1 => Changes::Unknown(take_u64(input)?),
+        _ => return None,
+    };
+    input.is_empty().then_some(found)
 }
 
 /// The coordinator, as a worker's clients reach it.
@@ -172,11 +260,14 @@ impl Home for Away {
     }
 
     fn retained(&self, stream: &str, from: u64, rows_max: usize) -> Result<RetainedRows> {
-        // The coordinator has the same streams.
-        self.requests.check_retained(stream)?;
         let question = Question::Retained { stream: stream.into(), from, rows_max };
         let answer = self.ask(&question, ANSWER);
-        answer.and_then(|answer| retained_of(&answer)).ok_or_else(|| self.nobody())
+        answer.and_then(|answer| retained_of(&answer)).unwrap_or_else(|| Err(self.nobody()))
+    }
+
+    fn changes(&self, table: TableId, epoch: u64) -> Result<Changes> {
+        let answer = self.ask(&Question::Changes { table, epoch }, ANSWER);
+        answer.and_then(|answer| changes_of(&answer)).ok_or_else(|| self.nobody())
     }
 
     fn is_recovering(&self) -> bool {
@@ -196,7 +287,8 @@ impl Home for Away {
 
     fn health(&self) -> Health {
         let answer = self.ask(&Question::Health, ANSWER);
-        let mut found = answer.and_then(|answer| serde_json::from_slice::<Value>(&answer).ok());
+        let mut found =
+            answer.and_then(|answer| serde_json::from_slice::<serde_json::Value>(&answer).ok());
         let Some(found) = &mut found else {
             let error = self.nobody();
             let said = json!({"live": true, "what": error.what, "help": error.help});
@@ -217,7 +309,7 @@ impl Home for Away {
 
 #[cfg(test)]
 mod tests {
-    use tidemill_core::{Batch, Column, DataType, Schema, Value};
+    use tidemill_core::{Batch, Column, DataType, Schema};
 
     use super::*;
 
@@ -230,6 +322,7 @@ mod tests {
             Question::Metrics,
             Question::Retained { stream: "paid".into(), from: 7, rows_max: 256 },
             Question::News { seen: u64::MAX },
+            Question::Changes { table: TableId(4), epoch: 9 },
             Question::Feed { feed: 3 },
             Question::FeedRead { feed: 3, news: b"{}".to_vec() },
             Question::FeedFailed { what: "it has gone".into(), help: "restore it".into() },
@@ -241,7 +334,25 @@ mod tests {
             assert_eq!(Question::of(&[&bytes[..], &[0]].concat()), None, "{question:?} and more");
             assert_eq!(Question::of(&bytes), Some(question));
         }
-        assert_eq!(Question::of(&[9]), None);
+        assert_eq!(Question::of(&[10]), None);
+    }
+
+    #[test]
+    fn changes_come_back() {
+        let change = |id, row: Option<&[Value]>| TableChange {
+            key: vec![Value::Int(id)],
+            row: row.map(|row| row.to_vec().into()),
+        };
+        let changed = vec![change(1, Some(&[Value::Int(1), Value::Null])), change(2, None)];
+        let are = Changes::Are(vec![(5, Arc::new(changed)), (7, Arc::default())], 9);
+        for found in [are, Changes::Unknown(4)] {
+            let bytes = changes(&Ok(found.clone()));
+            for cut in 0..bytes.len() {
+                assert!(changes_of(&bytes[..cut]).is_none(), "{cut} bytes");
+            }
+            assert_eq!(changes_of(&bytes), Some(found));
+        }
+        assert_eq!(changes_of(&changes(&Err(Error::program("none")))), None);
     }
 
     #[test]
@@ -253,10 +364,12 @@ mod tests {
         for cut in 0..bytes.len() {
             assert!(retained_of(&bytes[..cut]).is_none(), "{cut} bytes");
         }
-        let again = retained_of(&bytes).expect("they come back");
+        let again = retained_of(&bytes).expect("they come back").expect("they are rows");
         assert_eq!((again.first, again.next, again.rows.len()), (2, 9, 1));
         assert_eq!((again.rows[0].0, again.rows[0].1.rows().count()), (5, 2));
         assert_eq!(again.rows[0].1.row(1)[0], Value::Int(4));
-        assert!(retained_of(&retained(&Err(Error::program("none")))).is_none());
+        let refused = Error::program("there is no stream x").help("there are y and z");
+        let again = retained_of(&retained(&Err(refused.clone()))).expect("it comes back");
+        assert_eq!(again.unwrap_err(), refused);
     }
 }

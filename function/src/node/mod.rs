@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use tidemill_core::{Key, Row, StreamId, TableId, Value};
-use tidemill_place::PARTITIONS;
+use tidemill_place::{PartitionSet, PARTITIONS};
 use tidemill_txn::execute::SoleOwner;
 use tidemill_txn::pool::{Pool, SingleThread};
 use tidemill_txn::program::{Abort, QuestionId, OPERATIONS_MAX};
@@ -33,7 +33,7 @@ use crate::gate::{Gate, Waiter};
 use crate::message::{Body, Message, Mode};
 use crate::order::{Path, Tid};
 use crate::program::{Call, Clock, Functions, RowAt};
-use crate::rows::{Rows, Stored};
+use crate::rows::{Rows, Stored, TableChanges};
 use crate::versions::Versions;
 
 use self::by_column::{ByColumn, Way};
@@ -365,7 +365,23 @@ impl Node {
         if let Some(ByColumn { epoch: Way::Nodes(epoch), .. }) = self.by_column.take() {
             epoch.abandon(&mut rows);
         }
+        rows.unfollow();
         rows
+    }
+
+    /// Notes the changes of these tables, too, from the next epoch on.
+    pub fn follow(&mut self, tables: &[TableId]) {
+        self.rows.follow(tables);
+    }
+
+    /// Whether it notes changes.
+    pub fn follows(&self) -> bool {
+        self.rows.follows()
+    }
+
+    /// Takes the changes of followed tables by the last epoch, in rows of these partitions.
+    pub fn take_changes(&mut self, own: &PartitionSet) -> Vec<TableChanges> {
+        self.rows.take_changes(own)
     }
 
     /// Returns the counts of its work.

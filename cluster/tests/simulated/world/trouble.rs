@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use tidemill_cluster::Input;
+use tidemill_core::TableId;
 
 use super::{Process, Step, World, MS};
 
@@ -146,5 +147,20 @@ impl World {
         self.due.retain(|Reverse((_, number))| happenings.contains_key(number));
         self.broken(a, b);
         self.broken(b, a);
+    }
+}
+
+impl World {
+    /// Has clients of a coordinator follow some of the tables, sooner or later.
+    pub(super) fn follow(&mut self, process: Process) {
+        if !matches!(process, Process::Coordinator(_)) {
+            return;
+        }
+        for table in 0..self.script.tables() as u16 {
+            if self.dice.chance(50) {
+                let in_us = self.dice.below(500 * MS);
+                self.after(in_us, Step::Deliver(process, Input::Follow(TableId(table))));
+            }
+        }
     }
 }
