@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use tidemill_core::{encode, Key, Row, TableSpec, Value};
 use tidemill_function::{Stored, TableChanges};
-use tidemill_place::{partition_of_bytes, Partition};
 use tidemill_table::Table;
 
 /// The change of one row in an epoch.
@@ -159,12 +158,10 @@ fn changes(table: &Table) -> Vec<TableChange> {
     table.changes().into_iter().map(change).collect()
 }
 
-/// Returns the last change of each row, in the order of [`Table::changes`].
+/// Returns the last change of each row, in the order of the keys.
 fn sorted(spec: &TableSpec, rows: Vec<(Key, Stored)>) -> Vec<TableChange> {
-    let place = |key: &Key| partition_of_bytes(spec, &key.0);
-    let last: BTreeMap<(Partition, Key), Stored> =
-        rows.into_iter().map(|(key, row)| ((place(&key), key), row)).collect();
-    let change = |((_, of), row): ((Partition, Key), Stored)| TableChange {
+    let last: BTreeMap<Key, Stored> = rows.into_iter().collect();
+    let change = |(of, row): (Key, Stored)| TableChange {
         key: key(spec, &of),
         row: row.map(|row| row.to_vec().into()),
     };

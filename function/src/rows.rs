@@ -20,8 +20,10 @@ const NEXT_SEED: u64 = 6_364_136_223_846_793_005;
 /// A row, or `None` if there is no such row.
 pub type Stored = Option<Arc<[Value]>>;
 
-/// The most versions of an epoch for which the changes of a followed table are noted.
+/// The most versions of an epoch for which the changes of a followed table are noted, and the most
+/// bytes of them.
 const FOLLOWED_MAX: usize = 1 << 14;
+const FOLLOWED_BYTES_MAX: usize = 4 << 20;
 
 /// The rows of a table that an epoch has changed, in an order in which they can be set. They are
 /// `None` if they were too many.
@@ -213,6 +215,10 @@ impl Rows {
                 Some(noted) if table.superseded() <= FOLLOWED_MAX => noted.extend(table.changes()),
                 _ => *noted = None,
             }
+            let bytes = noted.iter().flatten().map(change_bytes).sum::<usize>();
+            if bytes > FOLLOWED_BYTES_MAX {
+                *noted = None;
+            }
         }
         match self.undo.layers.last_mut() {
             None => self.tables.iter_mut().for_each(|table| table.commit(self.last)),
@@ -233,4 +239,11 @@ impl PartialEq for Rows {
     fn eq(&self, other: &Rows) -> bool {
         self.tables.iter().map(Table::rows).eq(other.tables.iter().map(Table::rows))
     }
+}
+
+/// The approximate bytes of a change.
+fn change_bytes(change: &Change) -> usize {
+    let row = change.row.iter().flatten();
+    let values = row.map(|value| value.heap_bytes() + std::mem::size_of::<Value>());
+    change.key.0.len() + values.sum::<usize>()
 }

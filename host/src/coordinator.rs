@@ -479,10 +479,10 @@ impl Sink for ProcessState {
                                 mesh.send(peer, Lane::Urgent, message.bytes());
                             }
                         };
-                        // A coordinator that starts or ends answers nothing.
-                        let answers = self.desk.get().and_then(|desk| desk.answers.upgrade());
-                        if let Some(answers) = answers {
-                            answers.answer(peer, &question, Box::new(then));
+                        match self.desk.get().and_then(|desk| desk.answers.upgrade()) {
+                            Some(answers) => answers.answer(peer, &question, Box::new(then)),
+                            // A coordinator that starts or ends has no answer.
+                            None => then(Vec::new()),
                         }
                     }
                     _ => {}

@@ -56,7 +56,7 @@ pub struct WorkerLogs {
 /// A worker's coordinator, as other parts of the worker's process reach it.
 #[derive(Clone)]
 pub struct CoordinatorLink {
-    state: Arc<ProcessState>,
+    state: Weak<ProcessState>,
 }
 
 impl CoordinatorLink {
@@ -64,18 +64,19 @@ impl CoordinatorLink {
     /// none, at once if the coordinator is not connected.
     pub fn ask(&self, question: Vec<u8>, wait: Duration) -> Option<Vec<u8>> {
         self.connection()?;
-        self.state.questions.get()?.ask(question, wait)
+        self.state.upgrade()?.questions.get()?.ask(question, wait)
     }
 
     /// The number of the present connection. It is `None` while there is none.
     pub fn connection(&self) -> Option<u64> {
-        let is_connected = self.state.unconnected_since_ns.load(Ordering::Acquire) == 0;
-        is_connected.then(|| self.state.connections.load(Ordering::Acquire))
+        let state = self.state.upgrade()?;
+        let is_connected = state.unconnected_since_ns.load(Ordering::Acquire) == 0;
+        is_connected.then(|| state.connections.load(Ordering::Acquire))
     }
 
-    /// Returns the logs that the coordinator serves.
-    pub fn served(&self) -> Arc<dyn Log> {
-        self.state.served()
+    /// Returns the logs that the coordinator serves, while the worker runs.
+    pub fn served(&self) -> Option<Arc<dyn Log>> {
+        self.state.upgrade().map(|state| state.served())
     }
 }
 
@@ -213,7 +214,7 @@ impl WorkerProcess {
 
     /// Returns its coordinator.
     pub fn coordinator(&self) -> CoordinatorLink {
-        CoordinatorLink { state: self.state.clone() }
+        CoordinatorLink { state: Arc::downgrade(&self.state) }
     }
 
     /// Takes requests to the first `sources` sources. Replies come once clients are answered

@@ -24,7 +24,7 @@ const CUTS_OPEN_MAX: u64 = 4;
 
 /// A lease divided by this is the wait for a snapshot that has not begun.
 const IDLE: u64 = 4;
-/// How often the time to the next snapshot doubles without new requests, while the store is away.
+/// How often that time doubles at most.
 const GIVEN_UP_MAX: u32 = 6;
 
 /// While calls wait, an epoch of events by column has this part of its usual length.
@@ -212,6 +212,16 @@ impl Running {
         let began = self.form.manifest.epoch;
         let of = |member| self.executed.get(member).copied().unwrap_or(began);
         self.form.assignment.members.iter().map(of).min().unwrap_or(began)
+    }
+
+    /// Whether the last snapshot was begun so long ago.
+    fn is_due(&self, now_us: u64, apart_us: u64) -> bool {
+        now_us >= self.taken_us.saturating_add(apart_us)
+    }
+
+    /// The factor of the time to the next snapshot while the store is away and no requests come.
+    fn patience(&self) -> u64 {
+        1 << self.given_up.min(GIVEN_UP_MAX)
     }
 
     /// Whether an epoch may be cut before the one before has been executed, so that members need not
@@ -408,7 +418,7 @@ impl Coordinator {
         // Without new requests a snapshot still has to have the last ones.
         let is_behind = *epoch > manifest.epoch
             && running.taking.is_none()
-            && now_us >= running.taken_us + (snapshot_us << running.given_up.min(GIVEN_UP_MAX));
+            && running.is_due(now_us, snapshot_us.saturating_mul(running.patience()));
         match is_ending {
             // The last cut is the one with the snapshot, even if there is nothing new.
             true if running.taking.is_some() || *epoch == manifest.epoch => return,
@@ -482,7 +492,7 @@ impl Coordinator {
         let cut = Arc::new(cut);
         running.base = cut.next_base();
         self.follows.cut(&cut);
-        let is_due = now_us >= running.taken_us + snapshot_us;
+        let is_due = running.is_due(now_us, snapshot_us);
         let is_wanted = is_ending
             || running.planned_us.is_some()
             || !is_new

@@ -18,6 +18,8 @@ use crate::records::{CutRecord, Member};
 #[derive(Default)]
 pub(super) struct Follows {
     tables: BTreeSet<TableId>,
+    /// Those that are followed after an epoch that is not durable yet.
+    pending: BTreeMap<TableId, u64>,
     /// The last epoch whose changes were passed on.
     last: u64,
     /// The base after that epoch, once it is known.
@@ -64,22 +66,23 @@ impl Follows {
 impl Coordinator {
     /// Follows a table from the next cut on.
     pub(super) fn follow(&mut self, table: TableId, effects: &mut Vec<Effect>) {
-        let since = match &self.stage {
-            Stage::Running(running) => running.epoch,
-            // The next generation executes all later cuts again.
-            _ => self.cuts.last().map_or(self.manifest.epoch, |cut| cut.epoch),
-        };
-        if self.follows.tables.is_empty() {
-            self.follows.last = since;
-        }
+        let is_first = self.follows.tables.is_empty();
         if !self.follows.tables.insert(table) {
             return;
         }
-        effects.push(Effect::Follows { table, since });
-        if let Stage::Running(running) = &self.stage {
-            let (generation, passed) = (running.form.generation, self.passed());
-            self.send(&Packet::Follow { generation, tables: vec![table], passed }, effects);
-        }
+        let Stage::Running(running) = &self.stage else {
+            // The next generation executes all cuts after the snapshot again.
+            let epoch = self.manifest.epoch;
+            self.follows.pending.insert(table, epoch);
+            self.follows.last = if is_first { epoch } else { self.follows.last };
+            return;
+        };
+        let (generation, durable) = (running.form.generation, running.durable);
+        self.follows.pending.insert(table, running.epoch);
+        self.follows.last = if is_first { durable } else { self.follows.last };
+        let passed = self.passed();
+        self.send(&Packet::Follow { generation, tables: vec![table], passed }, effects);
+        self.pass_changes(effects);
     }
 
     /// Has the members of a new generation follow the tables, before they execute anything.
@@ -90,6 +93,9 @@ impl Coordinator {
             return;
         }
         let (generation, epoch) = (running.form.generation, running.form.manifest.epoch);
+        // Cuts that were not durable may have been lost. Those that are here are durable.
+        let now = running.epoch;
+        self.follows.pending.values_mut().for_each(|since| *since = now);
         if self.follows.last < epoch {
             // Nobody executes these epochs again.
             self.follows.last = epoch;
@@ -113,7 +119,15 @@ impl Coordinator {
         if self.follows.tables.is_empty() {
             return;
         }
+        let durable = running.durable;
         let upto = running.durable.min(running.executed_by_all());
+        self.follows.pending.retain(|table, since| {
+            let (table, since) = (*table, *since);
+            if since <= durable {
+                effects.push(Effect::Follows { table, since });
+            }
+            since > durable
+        });
         while self.follows.last < upto {
             effects.push(self.follows.next());
         }

@@ -528,6 +528,11 @@ impl Cluster {
         self.requests.server.log().clone()
     }
 
+    /// Whether the program has a table of this number.
+    fn has_table(&self, table: TableId) -> bool {
+        table.index() < self.functions.program().tables.len()
+    }
+
     /// Names a source: `topic/partition`, or the path of its files.
     fn topic(&self, source: u32) -> Option<String> {
         let mut nth = source.checked_sub(self.requests.server.sources())?;
@@ -632,15 +637,12 @@ impl Answers for Cluster {
                 then(questions::retained(&found));
             }
             Question::News { seen } => self.delivered.notify(who, seen, then),
+            Question::Changes { table, .. } if !self.has_table(table) => then(Vec::new()),
             Question::Changes { table, epoch } => {
                 then(questions::changes(&Home::changes(self, table, epoch)));
             }
             Question::Feed { feed } => self.feeds.describe(feed, then),
             Question::FeedRead { feed, news } => self.feeds.has_read(feed, &news, then),
-            Question::FeedFailed { what, help } => {
-                self.feeds.has_failed(Error::input(what).help(help));
-                then(Vec::new());
-            }
         }
     }
     fn follows(&self, table: TableId, since: u64) {
@@ -648,7 +650,8 @@ impl Answers for Cluster {
         self.delivered.has_more();
     }
 
-    fn changed(&self, epoch: u64, changes: Vec<TableChanges>) {
+    fn changed(&self, epoch: u64, mut changes: Vec<TableChanges>) {
+        changes.retain(|of| self.has_table(of.table));
         let limits = (self.settings.tail_rows, self.settings.tail_bytes);
         let specs = &self.functions.program().tables;
         self.followed.lock().push_from((epoch, changes), specs, limits);

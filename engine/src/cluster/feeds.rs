@@ -211,14 +211,12 @@ impl Feeds {
         Ok(Feeds { first, goes_on, is_blind, begins, shared, rows })
     }
 
-    /// Describes a feed for a worker that is about to read it. The answer is JSON, or empty if that
-    /// is impossible.
+    /// Describes a feed for a worker that is about to read it. The answer is JSON: null if a file
+    /// can't be read.
     pub fn describe(&self, feed: u32, then: Then<Vec<u8>>) {
         let Some(rows) = &self.rows else { return then(Vec::new()) };
         let told = |described: Option<feed::Described>| {
-            then(described.map_or_else(Vec::new, |described| {
-                serde_json::to_vec(&described).expect("a description is JSON")
-            }));
+            then(serde_json::to_vec(&described).expect("a description is JSON"));
         };
         rows.describe(feed, Box::new(told));
     }
@@ -236,11 +234,6 @@ impl Feeds {
             then(answer);
         };
         rows.learn(feed, news, Box::new(told));
-    }
-
-    /// Ends the app, because a worker can't read a file.
-    pub fn has_failed(&self, error: Error) {
-        self.shared.failed.lock().get_or_insert(error);
     }
 
     /// Opens the files of a declaration. Returns them with their names, in their order.

@@ -20,6 +20,9 @@ use crate::followed::{Changes, TableChange};
 /// The longest wait for an answer. The coordinator answers at once.
 const ANSWER: Duration = Duration::from_secs(2);
 
+/// The most bytes of changes in an answer. With more of them, the worker's client reads the table.
+const CHANGES_BYTES_MAX: usize = 64 << 20;
+
 /// A question.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Question {
@@ -43,8 +46,6 @@ pub(super) enum Question {
     /// A worker has read more of a feed. The new marks are JSON. The answer is the record that no
     /// recovery goes back beyond.
     FeedRead { feed: u32, news: Vec<u8> },
-    /// A worker can't read a feed, so the coordinator ends. The answer has no bytes.
-    FeedFailed { what: String, help: String },
 }
 
 impl Question {
@@ -67,7 +68,7 @@ impl Question {
             }
             Question::IsRecovering => out.push(5),
             Question::Changes { table, epoch } => {
-                out.push(9);
+                out.push(8);
                 put_u16(table.0, &mut out);
                 put_u64(*epoch, &mut out);
             }
@@ -79,11 +80,6 @@ impl Question {
                 out.push(7);
                 put_u32(*feed, &mut out);
                 put_bytes(news, &mut out);
-            }
-            Question::FeedFailed { what, help } => {
-                out.push(8);
-                put_bytes(what.as_bytes(), &mut out);
-                put_bytes(help.as_bytes(), &mut out);
             }
         }
         out
@@ -103,13 +99,9 @@ impl Question {
             },
             4 => Question::News { seen: take_u64(input)? },
             5 => Question::IsRecovering,
-            9 => Question::Changes { table: TableId(take_u16(input)?), epoch: take_u64(input)? },
+            8 => Question::Changes { table: TableId(take_u16(input)?), epoch: take_u64(input)? },
             6 => Question::Feed { feed: take_u32(input)? },
             7 => Question::FeedRead { feed: take_u32(input)?, news: take_bytes(input)?.to_vec() },
-            8 => Question::FeedFailed {
-                what: take_text(input)?.to_owned(),
-                help: take_text(input)?.to_owned(),
-            },
             _ => return None,
         };
         input.is_empty().then_some(question)
@@ -190,7 +182,12 @@ pub(super) fn changes(found: &Result<Changes>) -> Vec<u8> {
         // A coordinator knows all tables of its workers.
         Err(_) => {}
     }
-    out
+    match found {
+        Ok(Changes::Are(_, upto)) if out.len() > CHANGES_BYTES_MAX => {
+            changes(&Ok(Changes::Unknown(*upto)))
+        }
+        _ => out,
+    }
 }
 
 fn changes_of(mut bytes: &[u8]) -> Option<Changes> {
@@ -325,7 +322,6 @@ mod tests {
             Question::Changes { table: TableId(4), epoch: 9 },
             Question::Feed { feed: 3 },
             Question::FeedRead { feed: 3, news: b"{}".to_vec() },
-            Question::FeedFailed { what: "it has gone".into(), help: "restore it".into() },
         ] {
             let bytes = question.bytes();
             for cut in 0..bytes.len() {
@@ -334,7 +330,7 @@ mod tests {
             assert_eq!(Question::of(&[&bytes[..], &[0]].concat()), None, "{question:?} and more");
             assert_eq!(Question::of(&bytes), Some(question));
         }
-        assert_eq!(Question::of(&[10]), None);
+        assert_eq!(Question::of(&[9]), None);
     }
 
     #[test]

@@ -30,6 +30,8 @@ const ROW_BYTES: usize = 64;
 const PLACES_MAX: usize = 1 << 16;
 /// The number of rows by which a process knows the files of another one.
 const COMPARED_ROWS: usize = 1024;
+/// The most files of which nothing has been given out that are compared so. Each stays open.
+const COMPARED_FILES: usize = 16;
 /// The help for files that have changed.
 const RESTORE: &str = "restore them as they were, or start from scratch with --fresh";
 
@@ -90,7 +92,7 @@ pub(super) struct Described {
     is_blind: bool,
     /// The length of all files together, unless they may grow.
     bytes: Option<u64>,
-    /// For each file of which nothing was given out, a position after some rows, if there are any.
+    /// For the first files, a position after some rows if nothing was given out and there are any.
     read: Vec<Place>,
 }
 
@@ -142,8 +144,14 @@ impl Feed {
         }
         // Without any row to compare, they may be others.
         let mut are_compared = !feed.follows;
-        for ((file, at), read) in feed.files.iter_mut().zip(&last.files).zip(&read) {
-            are_compared |= at.place.offset > 0 || read.offset > 0;
+        for (file, at) in feed.files.iter_mut().zip(&last.files) {
+            are_compared |= at.read.offset > 0;
+            if at.read.offset > 0 {
+                file.verify(at)?;
+            }
+        }
+        for (file, read) in feed.files.iter_mut().zip(&read) {
+            are_compared |= read.offset > 0;
             file.compare(read)?;
         }
         if !are_compared {
@@ -165,8 +173,10 @@ impl Feed {
     /// # Errors
     /// When a file can't be read.
     pub fn describe(&mut self) -> Result<Described> {
-        let read = self.files.iter_mut().map(|file| file.begins_with(COMPARED_ROWS));
-        let read = read.collect::<Result<Vec<Place>>>()?;
+        let mut read = vec![Place::start(); self.current.min(self.files.len())];
+        for file in self.files.iter_mut().skip(self.current).take(COMPARED_FILES) {
+            read.push(file.begins_with(COMPARED_ROWS)?);
+        }
         let (_, known) = self.known();
         Ok(Described { known, is_blind: self.is_blind, bytes: self.bytes, read })
     }
@@ -187,7 +197,14 @@ impl Feed {
         if ended != self.ended {
             return Ok(false);
         }
+        let names = self.marks[0].names();
         let upto = marks.last().map_or(0, |mark| mark.offset);
+        let are_right = marks.iter().all(|mark| mark.names() == names)
+            && marks.is_sorted_by_key(|mark| mark.offset)
+            && ends_at.is_none_or(|end| end >= upto.max(self.last()));
+        if !are_right {
+            return Ok(false);
+        }
         if let Some(known) = self.ends_at {
             if upto > known || ends_at.is_some_and(|other| other != known) {
                 return Err(self.not_there(upto));

@@ -197,7 +197,10 @@ impl File {
     /// # Errors
     /// When the input before the position has changed.
     pub fn go_to(&mut self, mark: &FileMark) -> Result<bool> {
-        self.source.resume(&mark.place)?;
+        // A file that is not needed yet stays closed.
+        if mark.place != Place::start() || self.source.place() != Place::start() {
+            self.source.resume(&mark.place)?;
+        }
         self.has_ended = false;
         self.stands();
         for _ in 0..mark.given {
@@ -229,6 +232,7 @@ impl File {
     pub fn compare(&mut self, read: &Place) -> Result<()> {
         if read.offset > 0 {
             self.source.resume(read)?;
+            self.source.resume(&Place::start())?;
         }
         Ok(())
     }

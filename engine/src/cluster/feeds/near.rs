@@ -35,8 +35,8 @@ pub(super) trait Away: Send + Sync {
     /// Asks a question. Returns `None` without an answer.
     fn ask(&self, question: &Question) -> Option<Vec<u8>>;
 
-    /// The log of the rows that the coordinator reads.
-    fn served(&self) -> Arc<dyn Log>;
+    /// The log of the rows that the coordinator reads, while the worker runs.
+    fn served(&self) -> Option<Arc<dyn Log>>;
 }
 
 impl Away for CoordinatorLink {
@@ -48,7 +48,7 @@ impl Away for CoordinatorLink {
         CoordinatorLink::ask(self, question.bytes(), ANSWER)
     }
 
-    fn served(&self) -> Arc<dyn Log> {
+    fn served(&self) -> Option<Arc<dyn Log>> {
         CoordinatorLink::served(self)
     }
 }
@@ -126,6 +126,10 @@ impl Worker {
 }
 
 impl Home for Worker {
+    fn is_away(&self) -> bool {
+        true
+    }
+
     fn is_new(&mut self) -> bool {
         let now = self.away.get().and_then(|away| away.connection());
         // Without a connection nothing new is known.
@@ -136,20 +140,21 @@ impl Home for Worker {
 
     fn open(&mut self, nth: usize, from: u64) -> Result<Opened> {
         let answer = self.ask(&Question::Feed { feed: nth as u32 });
-        let described = answer.and_then(|answer| serde_json::from_slice::<Described>(&answer).ok());
-        let (Some(described), Some(away)) = (described, self.away.get()) else {
+        let described = answer.and_then(|answer| serde_json::from_slice(&answer).ok());
+        let Some(described): Option<Option<Described>> = described else {
             return Ok(Opened::NotNow);
         };
         let Decl { key, ends, decl } = &self.decls[nth];
         let known = (key.clone(), *ends);
-        match Feed::open_near(decl, known, &self.functions, (described, from), &self.env) {
+        let unknown = || Error::input("the coordinator can't describe them");
+        let feed = described.ok_or_else(unknown).and_then(|described| {
+            Feed::open_near(decl, known, &self.functions, (described, from), &self.env)
+        });
+        match feed {
+            // The reader belongs to an earlier generation, and will learn of the next one.
+            Ok(feed) if from < feed.begins() => Ok(Opened::NotNow),
             Ok(feed) => Ok(Opened::Here(Box::new(feed))),
-            Err(error) => {
-                let stream = &*decl.stream;
-                let why = error.what;
-                info!(target: "tidemill::cluster", stream, why, "the coordinator reads the files");
-                Ok(Opened::Elsewhere(away.served()))
-            }
+            Err(error) => Ok(self.instead(nth, &error).map_or(Opened::NotNow, Opened::Elsewhere)),
         }
     }
 
@@ -159,9 +164,10 @@ impl Home for Worker {
         Ok(answer.and_then(|answer| take_u64(&mut &answer[..])))
     }
 
-    /// The coordinator ends the app, with this error.
-    fn has_failed(&mut self, error: &Error) -> bool {
-        self.ask(&Question::FeedFailed { what: error.what.clone(), help: error.help.clone() });
-        false
+    /// The coordinator reads the files, and finds out itself whether they have changed.
+    fn instead(&mut self, nth: usize, error: &Error) -> Option<Arc<dyn Log>> {
+        let (stream, why) = (&*self.decls[nth].decl.stream, &*error.what);
+        info!(target: "tidemill::cluster", stream, why, "the coordinator reads the files");
+        self.away.get()?.served()
     }
 }

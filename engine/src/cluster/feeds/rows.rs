@@ -79,6 +79,9 @@ pub(super) enum Opened {
 
 /// The process that reads.
 pub(super) trait Home: Send {
+    /// Whether it is not the coordinator's.
+    fn is_away(&self) -> bool;
+
     /// Whether open feeds must be opened again, because others may know more of them now.
     fn is_new(&mut self) -> bool;
 
@@ -95,8 +98,8 @@ pub(super) trait Home: Send {
     /// When it is impossible for good.
     fn keep(&mut self, nth: usize, feed: &Feed) -> Result<Option<u64>>;
 
-    /// Notes that a feed can't be read. Returns whether the log has failed here.
-    fn has_failed(&mut self, error: &Error) -> bool;
+    /// Returns the log that has the rows of a feed that can't be read here, if there is one.
+    fn instead(&mut self, feed: usize, error: &Error) -> Option<Arc<dyn Log>>;
 }
 
 impl Rows {
@@ -290,13 +293,11 @@ impl Reader {
             }
             Job::Describe { feed: nth, then } => {
                 let Open::Here { feed, .. } = &mut self.feeds[nth] else { return then(None) };
-                match feed.describe() {
-                    Ok(described) => return then(Some(described)),
-                    Err(error) => {
-                        self.fails(nth, error);
-                        return then(None);
-                    }
-                }
+                // Rows that have been read ahead count, too.
+                let is_kept = !feed.has_more() || matches!(self.keep(nth), Ok(Some(_)));
+                let Open::Here { feed, .. } = &mut self.feeds[nth] else { return then(None) };
+                // If a file can't be read, the read itself reports it.
+                return then(feed.describe().ok().filter(|_| is_kept));
             }
             Job::Learn { feed: nth, news, then } => {
                 let Open::Here { feed, .. } = &mut self.feeds[nth] else { return then(None) };
@@ -393,6 +394,10 @@ impl Reader {
             Open::NotYet => return Ok(Answer::NotNow),
         };
         let (from, limit) = (read.from, read.limit);
+        if self.home.is_away() && from < feed.begins() {
+            // The reader belongs to an earlier generation, and will learn of the next one.
+            return Ok(Answer::NotNow);
+        }
         if from == u64::MAX {
             let first = ahead.answers.front().map(|(first, _)| *first);
             let first = first.or(ahead.failed.as_ref().map(|(from, _)| *from));
@@ -421,9 +426,9 @@ impl Reader {
     }
 
     fn fails(&mut self, nth: usize, error: Error) {
-        match self.home.has_failed(&error) {
-            true => drop(self.shared.failed.lock().get_or_insert(error)),
-            false => self.feeds[nth] = Open::NotYet,
+        match self.home.instead(nth, &error) {
+            None => drop(self.shared.failed.lock().get_or_insert(error)),
+            Some(log) => self.feeds[nth] = Open::Elsewhere(log),
         }
     }
 
@@ -446,6 +451,10 @@ pub(super) struct Coordinator {
 }
 
 impl Home for Coordinator {
+    fn is_away(&self) -> bool {
+        false
+    }
+
     fn is_new(&mut self) -> bool {
         false
     }
@@ -462,7 +471,7 @@ impl Home for Coordinator {
         Ok(Some(feed.begins()))
     }
 
-    fn has_failed(&mut self, _: &Error) -> bool {
-        true
+    fn instead(&mut self, _: usize, _: &Error) -> Option<Arc<dyn Log>> {
+        None
     }
 }
