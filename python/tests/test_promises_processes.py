@@ -495,11 +495,13 @@ def test_a_coordinator_without_workers_says_that_it_has_no_snapshot(tmp_path: Pa
         assert rows_of(again, 1) == {"id": 1, "n": 1}
 
 
-def test_changes_of_a_table_are_refused(tmp_path: Path) -> None:
-    with Cluster(bank(), tmp_path) as cluster:
-        with httpx.stream("GET", f"{cluster.url}/tables/accounts/changes", timeout=2) as answer:
-            assert answer.status_code >= 400
-        assert (
-            "/tables/accounts/changes"
-            not in httpx.get(f"{cluster.url}/openapi.json").json()["paths"]
-        )
+def test_changes_of_a_table_can_be_followed(tmp_path: Path) -> None:
+    with Cluster(bank(), tmp_path) as cluster, tm.Client(cluster.url) as client:
+        changes = client.changes("accounts")
+        assert isinstance(next(changes), tm.Reset)
+        assert call(cluster, "add", id=1).json() == {"reply": 1}
+        cut = next(changes)
+        assert isinstance(cut, tm.Cut)
+        assert [change.row for change in cut.changes] == [{"id": 1, "n": 1}]
+        paths = httpx.get(f"{cluster.url}/openapi.json").json()["paths"]
+        assert "/tables/accounts/changes" in paths
