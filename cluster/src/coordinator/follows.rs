@@ -106,6 +106,8 @@ impl Coordinator {
         let tables = self.follows.tables.iter().copied().collect();
         let passed = self.passed();
         self.send(&Packet::Follow { generation, tables, passed }, effects);
+        // Perhaps no cut comes for long.
+        self.pass_changes(effects);
     }
 
     /// The last transaction whose changes may have been passed on.
