@@ -4,7 +4,7 @@
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 use tidemill_core::{Error, Result};
-use tidemill_env::panic_message;
+use tidemill_env::{panic_message, Env, Handle};
 
 /// Does the work of a thread. The work shares only flags and reasons with other threads, and a
 /// panic can't leave these half written.
@@ -16,6 +16,29 @@ pub(super) fn catch_panic(thread: &str, work: impl FnOnce() -> Result<()>) -> Re
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(Error::internal(format!("the thread of {thread}: {}", panic_message(&*panic))))
     })
+}
+
+/// Starts a thread that reads sources until `read` returns. `fails` gets the error of a panic.
+///
+/// # Errors
+/// When the thread can't be started.
+pub(super) fn spawn_reader(
+    env: &Env,
+    (thread, what): (&str, &'static str),
+    read: impl FnOnce() + Send + 'static,
+    fails: impl FnOnce(Error) + Send + 'static,
+) -> Result<Handle> {
+    let run = move || {
+        let read = || {
+            read();
+            Ok(())
+        };
+        if let Err(error) = catch_panic(what, read) {
+            fails(error);
+        }
+    };
+    let thread = env.threads.spawn(thread, Box::new(run));
+    thread.map_err(|e| Error::io("starting a thread", &e))
 }
 
 #[cfg(test)]

@@ -151,8 +151,6 @@ impl Home for Worker {
             Feed::open_near(decl, known, &self.functions, (described, from), &self.env)
         });
         match feed {
-            // The reader belongs to an earlier generation, and will learn of the next one.
-            Ok(feed) if from < feed.begins() => Ok(Opened::NotNow),
             Ok(feed) => Ok(Opened::Here(Box::new(feed))),
             Err(error) => Ok(self.instead(nth, &error).map_or(Opened::NotNow, Opened::Elsewhere)),
         }

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use tidemill_cluster::{Log, Record, Records, Refused, Then, Topic};
 use tidemill_core::{Error, Result};
 use tidemill_env::{Env, Handle};
 
-use super::super::panics::catch_panic;
+use super::super::panics::spawn_reader;
 use super::feed::{Described, Feed, News};
 use super::marks::{self, Marks};
 use super::Shared;
@@ -119,17 +120,11 @@ impl Rows {
         open.resize_with(count as usize, || Open::NotYet);
         let reader = Reader { env: env.clone(), home, feeds: open, shared: shared.clone() };
         let told = shared.clone();
-        let run = move || {
-            let read = || {
-                reader.run(&taken);
-                Ok(())
-            };
-            if let Err(error) = catch_panic("files", read) {
-                told.failed.lock().get_or_insert(error);
-            }
+        let fails = move |error| {
+            told.failed.lock().get_or_insert(error);
         };
-        let thread = env.threads.spawn("cluster-feeds", Box::new(run));
-        let thread = thread.map_err(|e| Error::io("starting a thread", &e))?;
+        let read = move || reader.run(&taken);
+        let thread = spawn_reader(env, ("cluster-feeds", "files"), read, fails)?;
         let (jobs, thread) = (Some(jobs), Mutex::new(Some(thread)));
         Ok(Rows { first, count, shared: shared.clone(), env: env.clone(), jobs, thread })
     }
@@ -175,7 +170,7 @@ impl Rows {
 
 impl Drop for Rows {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, std::sync::atomic::Ordering::Release);
+        self.shared.is_over.store(true, Ordering::Release);
         self.jobs = None;
         if let Some(thread) = self.thread.lock().take() {
             // The thread has reported why it ended, even after a panic.

@@ -21,7 +21,7 @@ use tidemill_connect::{Chunk, Place, Polled, Source, Troubles};
 use tidemill_core::{Error, Kind, Result, StreamId};
 use tidemill_env::Env;
 
-use super::super::panics::catch_panic;
+use super::super::panics::spawn_reader;
 use super::{Opened, Topic, Topics};
 use crate::functions::AppFunctions;
 
@@ -84,17 +84,10 @@ impl Topics {
             readers.push((topic.is.sources(), jobs.clone()));
             let reader = Reader::of(topic, functions, &shared, env, &jobs);
             let told = shared.clone();
-            let run = move || {
-                let read = || {
-                    reader.run(&taken);
-                    Ok(())
-                };
-                if let Err(error) = catch_panic("topics", read) {
-                    told.failed.lock().get_or_insert(error);
-                }
+            let fails = move |error| {
+                told.failed.lock().get_or_insert(error);
             };
-            let thread = env.threads.spawn("cluster-topics", Box::new(run));
-            thread.map_err(|e| Error::io("starting a thread", &e))?;
+            spawn_reader(env, ("cluster-topics", "topics"), move || reader.run(&taken), fails)?;
         }
         Ok(TopicRows { first, readers, shared, env: env.clone() })
     }
