@@ -4,13 +4,14 @@
 //! next number, and forms a generation of all workers that are alive. The modules by phase:
 //! [`form`] begins generations. [`cut`] makes cuts and snapshots of [`available`] requests.
 //! [`deaths`] finds the transactions that end workers. [`merge`] has workers merge the objects of
-//! snapshots. [`prepare`] has new workers read the snapshot before they join. [`unreachable`] knows
+//! snapshots. [`faults`] withdraws cuts in which functions fail. [`prepare`] has new workers read the snapshot before they join. [`unreachable`] knows
 //! which members can't reach each other.
 
 mod available;
 mod choice;
 mod cut;
 mod deaths;
+mod faults;
 mod follows;
 mod form;
 mod merge;
@@ -21,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Counts, Tid};
+use tidemill_function::{Counts, Fault, Tid};
 
 use self::cut::Running;
 pub use self::cut::WrongClock;
@@ -49,6 +50,8 @@ enum Pending {
     Cut(u64),
     /// A verdict on a transaction, and the reason.
     Verdict(Tid, String),
+    /// The withdrawal of cuts, and the fault that is its reason.
+    Withdrawn(Fault),
     /// A manifest. `Snapshot` is the append of its record.
     Manifest(Arc<Manifest>),
     Snapshot(Arc<Manifest>),
@@ -145,6 +148,8 @@ pub struct Coordinator {
     is_ending: bool,
     /// The late event that is the reason for ending, if there is one.
     late_event: Option<LateEvent>,
+    /// The fault that is the reason for ending, if there is one. The cut of its event is withdrawn.
+    fault: Option<Fault>,
     /// The bytes of memory for which it ends, because they are too many.
     over_memory: Option<u64>,
     /// The content of the log: how far it was read, the last generation, the last snapshot, and the
@@ -158,6 +163,8 @@ pub struct Coordinator {
     /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
     cuts: Vec<Arc<CutRecord>>,
+    /// The base after all cuts that were withdrawn.
+    withdrawn_base: u64,
     follows: Follows,
 }
 
@@ -190,6 +197,7 @@ impl Coordinator {
             drains: None,
             is_ending: false,
             late_event: None,
+            fault: None,
             over_memory: None,
             read: 0,
             has_read: false,
@@ -198,6 +206,7 @@ impl Coordinator {
             manifest: manifest.into(),
             written: None,
             cuts: Vec::new(),
+            withdrawn_base: 0,
             follows: Follows::default(),
         }
     }
@@ -239,6 +248,11 @@ impl Coordinator {
     /// Returns the late event for which it ends, if late events of that stream are errors.
     pub fn late_event(&self) -> Option<&LateEvent> {
         self.late_event.as_ref()
+    }
+
+    /// Returns the fault for which it ends, if a fault ends the run.
+    pub fn fault(&self) -> Option<&Fault> {
+        self.fault.as_ref()
     }
 
     /// Whether everything recorded is in the snapshot that counts, and has left if outputs are
@@ -408,12 +422,13 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Executed { generation, epoch, buffered, counts } => {
+            Packet::Executed { generation, epoch, buffered, counts, fault } => {
                 let now_us = self.now_us;
                 if let Some(running) = self.of(generation) {
                     running.buffered.insert(member, buffered);
-                    let passed = running.has_counted(member, epoch, &counts, now_us);
+                    let passed = running.has_counted(member, epoch, (&counts, fault), now_us);
                     self.deaths.passed(passed);
+                    self.release(effects);
                     self.pass_changes(effects);
                     self.try_cut(effects);
                 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidemill_core::{Key, LateRow, TableId, TableSpec};
-use tidemill_function::{Counts, Message, NodeId, Stored, TableChanges, TakenRows, Tid};
+use tidemill_function::{Counts, Fault, Message, NodeId, Stored, TableChanges, TakenRows, Tid};
 use tidemill_place::PartitionSet;
 use tidemill_snapshot::{DataObject, Work};
 use tidemill_txn::program::Asker;
@@ -377,6 +377,9 @@ pub enum Packet {
         generation: u64,
         /// The last durable epoch.
         epoch: u64,
+        /// The last epoch whose outputs may leave. It is an earlier one if a cut may still be
+        /// withdrawn.
+        released: u64,
     },
     /// From a worker: it has executed an epoch.
     Executed {
@@ -388,6 +391,8 @@ pub enum Packet {
         buffered: Buffered,
         /// The counts of the transactions that the worker received in that epoch.
         counts: Counts,
+        /// The first fault among them that no client learns of, and its transaction.
+        fault: Option<(Tid, Fault)>,
     },
     /// From a worker: it is about to begin a part of an epoch.
     Trial {

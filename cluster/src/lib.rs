@@ -52,7 +52,7 @@ pub use records::{
     Output, Record, Request, RequestId, Times, Topic, Waiting, Written, POISON,
 };
 pub use split_log::SplitLog;
-pub use tidemill_function::{Counts, EventPlace, SnapshotId};
+pub use tidemill_function::{Counts, EventPlace, Fault, SnapshotId};
 pub use worker::Worker;
 
 use std::sync::Arc;
@@ -101,6 +101,9 @@ pub struct Settings {
     pub snapshot_us: u64,
     /// The streams in event time.
     pub event_time: Arc<EventTime>,
+    /// Whether a fault that no client learns of ends the run, before anything of its epoch leaves.
+    /// Only the coordinator needs to know.
+    pub stops_on_fault: bool,
     /// Sources that had ended and continue, each with its first new record. Until that is read,
     /// others wait for the source.
     pub resumed: Arc<[(u32, u64)]>,

@@ -98,6 +98,15 @@ pub enum Record {
     End,
     /// A cut.
     Cut(CutRecord),
+    /// Cuts are withdrawn, because a function failed in the first of them. None of their outputs
+    /// has left.
+    Withdrawn {
+        /// The epoch of the first one. The next cut has it again,
+        epoch: u64,
+        /// and places from this base on. So the records of withdrawn transactions, such as answers
+        /// from outside, belong to no other ones.
+        base: u64,
+    },
     /// A snapshot counts.
     Snapshot(Arc<Manifest>),
     /// One or more outputs of one epoch.
@@ -245,6 +254,8 @@ pub struct CutRecord {
     /// all of the epoch, calls and events alike. In earlier versions it did not, and outputs had other
     /// places.
     pub by_owner: bool,
+    /// Whether it is withdrawn if a function fails in it.
+    pub stops_on_fault: bool,
 }
 
 /// The progress of event time at a cut. All lists are empty if no stream is in event time.

@@ -9,6 +9,7 @@
 mod careful;
 mod follows;
 mod known;
+mod letters;
 mod load;
 mod outputs;
 mod outside;
@@ -310,9 +311,10 @@ impl Worker {
             Packet::Tried { generation, epoch, part } if is_of(generation) => {
                 self.tried(epoch, part, effects);
             }
-            Packet::Durable { generation, epoch } if is_of(generation) => {
+            Packet::Durable { generation, epoch, released } if is_of(generation) => {
                 if let Stage::Running(running) = &mut self.stage {
                     running.durable = running.durable.max(epoch);
+                    running.released = running.released.max(released);
                     self.let_out(effects);
                     self.ask_outside(effects);
                     self.report_outbox(effects);

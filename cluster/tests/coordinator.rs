@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use tidemill_cluster::{
-    Address, Buffered, Coordinator, CutRecord, Effect, EventTime, Form, Input, Manifest, Member,
-    Packet, Piece, Record, Records, Settings, Topic,
+    Address, Buffered, Coordinator, CutRecord, Effect, EventTime, Fault, Form, Input, Manifest,
+    Member, Packet, Piece, Record, Records, Settings, Topic,
 };
+use tidemill_function::Tid;
 use tidemill_snapshot::{DataObject, Work, SHARDS};
 
 const MS: u64 = 1_000;
@@ -35,6 +36,7 @@ fn settings() -> Settings {
         resumed: [].into(),
         buffered_bytes_max: u64::MAX,
         memory_bytes_max: u64::MAX,
+        stops_on_fault: false,
         clock_jump_us_max: i64::MAX,
         deaths_max: u32::MAX,
         function: tidemill_function::Settings::default(),
@@ -68,6 +70,10 @@ struct Run {
     /// The times when snapshots were begun.
     snapshots: Vec<u64>,
     manifests: Vec<Arc<Manifest>>,
+    /// The faults that a member reports, by epoch.
+    faults: BTreeMap<u64, (Tid, Fault)>,
+    /// The last epoch whose outputs may leave.
+    released: u64,
     /// Whether everything executed was in a snapshot, after each input.
     wholes: Vec<bool>,
     /// Whether the coordinator has ended.
@@ -93,6 +99,8 @@ impl Run {
             cuts: Vec::new(),
             snapshots: Vec::new(),
             manifests: Vec::new(),
+            faults: BTreeMap::new(),
+            released: 0,
             wholes: Vec::new(),
             has_ended: false,
         };
@@ -200,6 +208,7 @@ impl Run {
                 });
                 self.say(member, Packet::Merged { generation, name, part });
             }
+            Packet::Durable { released, .. } => self.released = released,
             Packet::Cut { generation, cut, plan } => {
                 let takes_snapshot = plan.takes_snapshot;
                 let epoch = cut.epoch;
@@ -223,6 +232,7 @@ impl Run {
                         epoch,
                         buffered: Buffered::default(),
                         counts: Default::default(),
+                        fault: self.faults.get(&epoch).cloned(),
                     },
                 );
             }
@@ -408,4 +418,67 @@ fn a_coordinator_that_has_lost_its_workers_knows_that_its_last_cuts_are_in_no_sn
         all.until(|all| all.has_ended);
         assert!(all.wholes.iter().all(|is_whole| !is_whole));
     }
+}
+
+/// Returns the faults of a run: one in an epoch.
+fn fault_in(epoch: u64) -> BTreeMap<u64, (Tid, Fault)> {
+    let fault = Fault { what: "function pay failed".into(), line: Some("app.py:3".into()) };
+    [(epoch, (Tid(9), fault))].into()
+}
+
+#[test]
+fn a_fault_withdraws_its_cut_and_ends_the_run_after_a_snapshot() {
+    let settings = Settings { stops_on_fault: true, snapshot_us: 900_000 * MS, ..settings() };
+    let mut all = Run::new(settings, 2);
+    all.until(|all| all.machine.running().is_some());
+    all.faults = fault_in(2);
+    for end in 1..=2 {
+        all.offer(&[run(end, 1)]);
+        all.until(|all| all.cuts.len() as u64 >= end);
+    }
+    all.until(|all| all.has_ended);
+    assert_eq!(all.machine.fault(), Some(&all.faults[&2].1));
+    assert!(all.machine.is_whole());
+    let of = |all: &Run, wanted: fn(&Record) -> bool| {
+        all.log[&Topic::Cuts].iter().filter(|record| wanted(record)).count()
+    };
+    assert_eq!(of(&all, |record| matches!(record, Record::Withdrawn { epoch: 2, .. })), 1);
+    // The last cut has nothing in it, and begins after the places of the one that was withdrawn.
+    let (last, withdrawn) = (all.cuts.last().unwrap(), &all.cuts[1]);
+    assert_eq!((last.epoch, last.count, &last.upto), (2, 0, &withdrawn.from));
+    assert_eq!((last.base, last.stops_on_fault), (withdrawn.next_base(), false));
+    assert_eq!(all.manifests.last().unwrap().inputs, withdrawn.from);
+}
+
+#[test]
+fn nothing_of_an_epoch_is_released_before_all_have_executed_it() {
+    let mut all = Run::new(Settings { stops_on_fault: true, ..settings() }, 2);
+    all.until(|all| all.machine.running().is_some());
+    all.is_slow = true;
+    all.offer(&[run(1, 1)]);
+    all.until(|all| all.machine.progress().epoch == 1);
+    (0..5).for_each(|_| all.tick());
+    let generation = all.forms[0].1.generation;
+    for (nth, member) in all.members.clone().into_iter().enumerate() {
+        assert_eq!(all.released, 0, "{nth} have executed it");
+        let (buffered, counts) = (Buffered::default(), Default::default());
+        all.say(member, Packet::Executed { generation, epoch: 1, buffered, counts, fault: None });
+    }
+    assert_eq!(all.released, 1);
+}
+
+#[test]
+fn a_fault_of_an_earlier_run_that_went_on_ends_no_later_one() {
+    let settings = Settings { snapshot_us: 900_000 * MS, ..settings() };
+    let mut all = Run::new(settings.clone(), 2);
+    all.until(|all| all.machine.running().is_some());
+    all.faults = fault_in(1);
+    all.offer(&[run(1, 1)]);
+    all.until(|all| all.machine.progress().executed == 1);
+    assert!(!all.has_ended && all.released == 1 && all.manifests.is_empty());
+    // The coordinator dies, and the next one executes that cut again.
+    all.machine = Coordinator::new(Settings { stops_on_fault: true, ..settings });
+    (all.forms, all.released) = (Vec::new(), 0);
+    all.until(|all| all.machine.progress().executed == 1);
+    assert!(all.machine.fault().is_none() && all.released == 1);
 }

@@ -22,8 +22,8 @@ pub struct Counts {
     pub late: u64,
     /// The reasons of aborts.
     pub reasons: Reasons,
-    /// The last fault as text, and the user's line if it is known.
-    pub fault: Option<(String, Option<String>)>,
+    /// The last fault.
+    pub fault: Option<Fault>,
     /// Slides of windows whose triggers aborted, and the description of the last one.
     pub slides: u64,
     /// See `slides`.
@@ -54,6 +54,15 @@ impl Counts {
             self.fault.clone_from(fault);
         }
     }
+}
+
+/// A fault: an exception that a function did not mean to raise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The function, the event if it is known, and the exception.
+    pub what: String,
+    /// The user's line, if it is known.
+    pub line: Option<String>,
 }
 
 /// The place that an event comes from: the name of its file or topic partition, and its number

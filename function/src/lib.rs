@@ -66,7 +66,7 @@ pub use columns::{
     ColumnEpoch, ColumnMessage, ColumnOutbox, ColumnOutcome, ColumnOutput, Exchange, GivenRows,
     HandlerEvents, LentRows, SoleResults, Wanted, ABORTED,
 };
-pub use counts::{Counts, EventPlace};
+pub use counts::{Counts, EventPlace, Fault};
 pub use message::{Body, Cost, Message, Mode, Verdict};
 pub use node::{ColumnPlan, Counters, Event, Node, NodeId, Outbox, Owners, Question, Settings};
 pub use order::{Path, Sequencing, Tid};

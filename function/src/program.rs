@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_core::{Batch, Key, Row, StreamId, TableId, Value};
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute::{HandlerCounts, SoleProgram, SoleWork};
 use tidemill_txn::program::{Abort, AbortKind, Asker, Take};
 use tidemill_txn::Program;
 
 use crate::columns::{ColumnOutput, SoleResults};
-use crate::counts::{Counts, EventPlace};
+use crate::counts::{Counts, EventPlace, Fault};
+use crate::order::Tid;
 
 /// A call of a function of an entity.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,20 +182,22 @@ pub trait Functions: Send + Sync {
     }
 
     /// Counts the result of a request's transaction. `place` is where its event comes from, if it
-    /// is one, and `is_first` says whether the event has no transaction before this.
+    /// is one, and `is_first` says whether the event has no transaction before this. Returns the
+    /// fault, if the result is one that no client learns of.
     fn count(
         &self,
         call: &Call,
         outcome: &Result<Value, Abort>,
         (place, is_first): (Option<&EventPlace>, bool),
         counts: &mut Counts,
-    ) {
+    ) -> Option<Fault> {
         let _ = (call, place, is_first);
         counts.events += u64::from(is_first);
         match outcome {
             Ok(_) => counts.ended += 1,
             Err(_) => counts.refused += 1,
         }
+        None
     }
 
     /// Returns the handlers of a stream's events, in their order, if all of them can be executed by
@@ -279,10 +282,18 @@ pub trait Functions: Send + Sync {
         counts.refused += handlers.iter().map(|of| of.aborted).sum::<u64>();
     }
 
-    /// Counts events that a sole owner has executed.
-    fn count_sole(&self, results: &SoleResults, outputs: &[ColumnOutput], counts: &mut Counts) {
-        let _ = outputs;
+    /// Counts events that a sole owner has executed. Returns the first fault among them, and its
+    /// transaction. `place` is where an event comes from, if this node has received it.
+    fn count_sole(
+        &self,
+        results: &SoleResults,
+        outputs: &[ColumnOutput],
+        place: &dyn Fn(Tid) -> Option<EventPlace>,
+        counts: &mut Counts,
+    ) -> Option<(Tid, Fault)> {
+        let _ = (outputs, place);
         counts.ended += results.committed;
+        None
     }
 
     /// Whether results of requests on this stream are outputs: see [`Functions::result_event`].
@@ -319,6 +330,25 @@ pub trait Functions: Send + Sync {
     fn dead_letter(&self, call: &Call, place: Option<&EventPlace>, reason: &str) -> Option<Call> {
         let _ = (call, place, reason);
         None
+    }
+
+    /// Returns the dead letters of events that a `map` or `filter` can't compute, and that this node
+    /// has received: the row of each, its stream, and its columns. `place` is where an event comes
+    /// from.
+    fn stage_letters(
+        &self,
+        stream: StreamId,
+        batch: &Batch,
+        place: &dyn Fn(usize) -> EventPlace,
+    ) -> Vec<(usize, StreamId, Row)> {
+        let _ = (stream, batch, place);
+        Vec::new()
+    }
+
+    /// Returns the same for the event of a call.
+    fn stage_letters_of(&self, call: &Call, place: &EventPlace) -> Vec<(StreamId, Row)> {
+        let _ = (call, place);
+        Vec::new()
     }
 
     /// Returns a call that aborts with this reason. It is executed instead of one that ends the process.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tidemill_cluster::wire::put_record;
 use tidemill_cluster::{
-    Buffered, Coordinator, Counts, Input, LateEvent, Left, LeftOut, Packet, Progress, Record,
-    SourceProgress, Suspicion, Times, Written, WrongClock,
+    Buffered, Coordinator, Counts, Fault, Input, LateEvent, Left, LeftOut, Packet, Progress,
+    Record, SourceProgress, Suspicion, Times, Written, WrongClock,
 };
 use tidemill_core::{Error, Result, TableId};
 use tidemill_env::{Addr, Env, Handle};
@@ -74,6 +74,9 @@ pub struct Status {
     /// The late event for which it ends, if late events of that stream are errors. It ends as soon
     /// as it has a snapshot.
     pub late_event: Option<LateEvent>,
+    /// The fault for which it ends, if a fault ends the run. It ends as soon as it has a snapshot of
+    /// everything before.
+    pub fault: Option<Fault>,
     /// The bytes of memory of all workers for which it ends, because they are too many. It ends as
     /// soon as it has a snapshot.
     pub over_memory: Option<u64>,
@@ -199,6 +202,10 @@ impl CoordinatorProcess {
             status.has_counts(found.counts);
             status.outside = found.outside.or(status.outside);
             status.late_event = machine.late_event().cloned();
+            status.fault = machine.fault().cloned();
+            if let Some(Fault { what, line }) = &status.fault {
+                error!(target: "tidemill::function", what, line, "fault");
+            }
             status.over_memory = machine.over_memory();
             status.is_whole = why.is_none() && status.ended.is_none() && machine.is_whole();
             let is_asked = why.is_none() && status.ended.is_none();

@@ -382,6 +382,21 @@ def rows(mill):
 """
 
 
+#: Lines that write the ids of committed events to a file.
+WRITES = """
+    return dict(id=e.id)
+
+add.write(tm.files("out.jsonl"))
+"""
+
+#: Lines that have one worker own all rows.
+ONE_OWNER = """
+@app.transaction(add)
+def after(tx, e):
+    t[e.id].n += 1
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP.replace("tm.helper", "helper"))
@@ -441,10 +456,43 @@ def test_a_run_goes_on_where_that_is_said(folder: Path) -> None:
     assert json.loads(status.stdout.splitlines()[-1])["faults"] == 2
 
 
-def test_stop_is_refused_on_several_processes_and_by_another_word(folder: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("one_owner", [False, True])
+def test_a_fault_stops_several_processes(folder: Path, processes: int, one_owner: bool) -> None:
+    """A run in one process continues with the event, too."""
+    app = APP.split("\n@app.summary")[0] + WRITES + (ONE_OWNER if one_owner else "")
+    app = app.replace("opaque=True", "opaque=True, out={'id': int}")
+    (folder / "app.py").write_text(app.replace("tm.helper", "helper"))
+    several = ["--processes", str(processes), "--set", "cluster_epoch_rows_max=2"]
+    for _ in range(2):
+        stopped = tidemill(folder, "run", "app.py", *several, "--set", "log_to=log.jsonl")
+        assert stopped.returncode == 1
+        assert "function add failed on" in stopped.stderr, stopped.stderr
+        assert "NameError: name 'helper' is not defined" in stopped.stderr
+        assert "app.py:13" in stopped.stderr
+        assert "correct the function and start again" in stopped.stderr
+        # Nothing of the epoch with the event has left.
+        assert (folder / "out.jsonl").read_text().count("\n") <= 3
+    said = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [line["line"] for line in said if line["event"] == "fault"] == 2 * ["app.py:13"]
+    stored = json.loads(tidemill(folder, "status", "--json").stdout)
+    assert stored["faults"] == 0
+    (folder / "app.py").write_text(app.replace("tm.helper(e.id) + FIRST", "1"))
+    ended = tidemill(folder, "run", "app.py", "--json", *([] if one_owner else several))
+    assert ended.returncode == 0, ended.stderr
+    ids = [json.loads(line)["id"] for line in (folder / "out.jsonl").read_text().splitlines()]
+    assert ids == [1, 2, 3, 5, 3]
+
+
+def test_several_processes_go_on_where_that_is_said(folder: Path) -> None:
+    several = ["--processes", "2", "--set", "on_fault=abort"]
+    ended = tidemill(folder, "run", "app.py", "--json", *several)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert (found["committed"], found["refused"], found["faults"]) == (3, 1, 2)
+
+
+def test_on_fault_has_two_values(folder: Path) -> None:
     wrong = tidemill(folder, "run", "app.py", "--set", "on_fault=halt")
     assert wrong.returncode == 1
     assert "none of stop, abort" in wrong.stderr
-    refused = tidemill(folder, "run", "app.py", "--processes", "2", "--set", "on_fault=stop")
-    assert refused.returncode == 1
-    assert "on_fault=stop: on several processes" in refused.stderr

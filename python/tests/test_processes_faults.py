@@ -51,7 +51,7 @@ def test_faults_are_told_and_counted(tmp_path: Path) -> None:
         app = app.replace(name, str(tmp_path / name))
     (tmp_path / "app.py").write_text(app)
     (tmp_path / "events.csv").write_text("id\n1\n3\n4\n2\n3\n")
-    flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings()]
+    flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings("on_fault=abort")]
     with Process(
         tmp_path / "parent", "run", str(tmp_path / "app.py"), "--http", "0", *flags
     ) as parent:

@@ -54,7 +54,7 @@ def cli(folder: Path, *args: str) -> tuple[int, str, str]:
 def test_counts_and_reasons_are_in_the_summary_and_go_on_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP.replace("events.csv", str(tmp_path / "events.csv")))
     (tmp_path / "events.csv").write_text(ROWS)
-    flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings()]
+    flags = ["--processes", "2", "--data-dir", str(tmp_path / "data"), *settings("on_fault=abort")]
     code, out, err = cli(tmp_path, "run", "app.py", *flags, "--json")
     assert code == 0, err
     summary = json.loads(out.splitlines()[-1])
@@ -98,7 +98,7 @@ def test_reasons_are_for_clients_with_a_token(tmp_path: Path) -> None:
     (tmp_path / "events.csv").write_text(ROWS)
     code, token, err = cli(tmp_path, "token", "tokens.toml", "ann", "--json")
     assert code == 0, err
-    flags = ["--processes", "1", "--data-dir", str(tmp_path / "data"), *settings()]
+    flags = ["--processes", "1", "--data-dir", str(tmp_path / "data"), *settings("on_fault=abort")]
     flags += ["--set", f"http_tokens={tmp_path / 'tokens.toml'}"]
     with Process(
         tmp_path / "parent", "run", str(tmp_path / "app.py"), "--http", "0", *flags

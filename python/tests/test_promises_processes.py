@@ -179,7 +179,6 @@ def test_what_a_process_is_told_has_the_defaults_of_the_page(tmp_path: Path) -> 
         ({"cluster_certificate": "a.crt"}, "without cluster_key and cluster_authority"),
         ({"cluster_key": "a", "cluster_authority": "b"}, "without cluster_certificate"),
         ({"fresh": True, "cluster_log": f"kafka://{NOWHERE}"}, "can't be emptied from here"),
-        ({"on_fault": "stop"}, "on_fault=stop"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

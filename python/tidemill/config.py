@@ -230,8 +230,8 @@ SETTINGS: Final[dict[str, Setting]] = {
     ),
     "on_fault": Setting(
         ON_FAULT,
-        MODES,
-        default="`abort`; `tidemill run`: `stop`",
+        (*_ONE, *_SEVERAL),
+        default="`stop`; `app.start()`: `abort`",
         help=(
             "Whether the run goes on (`abort`) or ends (`stop`) when a function fails on an event."
         ),

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidemill_function::Counts;
+use tidemill_function::{Counts, Fault, Tid};
 
 use super::available::{Available, Kind};
 use super::choice::Choice;
 use super::deaths::Trials;
+use super::faults::Stops;
 use super::merge::Merging;
 use super::{Coordinator, Pending, SourceProgress, Stage};
 use crate::effect::{CutPlan, Effect, Packet, Piece, Span, StoredPart};
@@ -93,6 +94,7 @@ pub(super) struct Running {
     /// The base up to which each member has nothing more to append, and the ends of its outputs.
     pub left: BTreeMap<Member, (u64, Vec<u64>)>,
     choice: Choice,
+    pub stops: Stops,
     pub trials: Trials,
     /// The kind of the requests in the last cut.
     last_kind: Kind,
@@ -150,6 +152,7 @@ impl Running {
             later_counts: BTreeMap::new(),
             left: BTreeMap::new(),
             choice: Choice::new(settings.alternates),
+            stops: Stops::of(settings, cuts),
             trials: Trials::default(),
             last_kind: Kind::Columns,
             taking: None,
@@ -163,6 +166,16 @@ impl Running {
 }
 
 impl Running {
+    /// Has the next cut begin at this place, or at a later one.
+    pub fn begins_at(&mut self, base: u64) {
+        self.base = self.base.max(base);
+    }
+
+    /// Returns the base of the next cut.
+    pub fn next_base(&self) -> u64 {
+        self.base
+    }
+
     /// Whether all members have executed an epoch together.
     pub fn has_executed(&self) -> bool {
         let began = self.form.manifest.epoch;
@@ -185,10 +198,16 @@ impl Running {
         Some(Left { generation: *generation, base, ends, recorded, written })
     }
 
-    /// Notes that a member has executed an epoch, with these counts. If the report of the epoch before
+    /// Notes that a member has executed an epoch, with these counts and this fault. If the report of the epoch before
     /// was lost with its connection, the next generation executes both. Returns the place after the
     /// transactions that all members have executed since the last report.
-    pub fn has_counted(&mut self, member: Member, epoch: u64, counts: &Counts, now_us: u64) -> u64 {
+    pub fn has_counted(
+        &mut self,
+        member: Member,
+        epoch: u64,
+        (counts, fault): (&Counts, Option<(Tid, Fault)>),
+        now_us: u64,
+    ) -> u64 {
         let executed = self.executed.entry(member).or_insert(self.form.manifest.epoch);
         if epoch != *executed + 1 {
             return 0;
@@ -196,8 +215,11 @@ impl Running {
         *executed = epoch;
         self.choice.executed(self.executed_by_all(), now_us);
         self.later_counts.entry(epoch).or_default().add(counts);
+        self.stops.note(epoch, fault);
         let all = self.executed_by_all();
-        while let Some(first) = self.later_counts.first_entry().filter(|of| *of.key() <= all) {
+        self.stops.all_executed(all);
+        let counted = all.min(self.stops.before());
+        while let Some(first) = self.later_counts.first_entry().filter(|of| *of.key() <= counted) {
             let (epoch, counts) = first.remove_entry();
             Arc::make_mut(&mut self.counts).add(&counts);
             if let Some(taking) = self.taking.as_mut().filter(|of| of.cut.epoch == epoch) {
@@ -382,6 +404,9 @@ impl Coordinator {
         let (now_us, clock_us) = (self.now_us, self.clock_us);
         let manifest = self.manifest.clone();
         let Stage::Running(running) = &mut self.stage else { return };
+        if running.stops.fault().is_some() {
+            return;
+        }
         if self.late_event.is_none() {
             // Everything executed before it must be in a snapshot, from which another version can
             // continue.
@@ -432,7 +457,9 @@ impl Coordinator {
         let Running { event_time, times, available, .. } = &mut **running;
         let most = most(kind, calls_wait, (epoch_max, columns_max));
         let mut counts = Vec::new();
-        for ((source, available), paused) in (0..).zip(available).zip(paused) {
+        // After a fault the events wait for a function that has been corrected.
+        let takes = self.fault.is_none();
+        for ((source, available), paused) in (0..).zip(available).zip(paused).filter(|_| takes) {
             let is_refused = |from: u64, piece: &Piece| {
                 event_time.refused(&times.watermarks, source, from, piece).is_some()
             };
@@ -473,7 +500,8 @@ impl Coordinator {
                     _ => *newest = (*newest).max(Some(newest_us)),
                 }
             }
-            running.times.idle = running.idle(now_us);
+            // Without new events the watermark stays, unless sources fall idle.
+            running.times.idle = if takes { running.idle(now_us) } else { Vec::new() };
             running.event_time.advance(&mut running.times, &upto);
             running.times.late = running.late();
             running.buffered.values_mut().for_each(|buffered| buffered.late = 0);
@@ -483,14 +511,24 @@ impl Coordinator {
         }
         running.epoch += 1;
         // A wrong clock does not prevent the end.
-        let clock_us = if is_ahead { i64::MIN } else { clock_us };
+        let clock_us = if is_ahead || !takes { i64::MIN } else { clock_us };
         (running.clock_us, running.cut_us) = (clock_us.max(running.clock_us + 1), now_us);
         let (epoch, clock_us, base) = (running.epoch, running.clock_us, running.base);
         let times = running.times.clone();
-        let by_owner = true;
-        let cut = CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner };
-        let cut = Arc::new(cut);
+        let stops_on_fault = self.settings.stops_on_fault && takes;
+        let cut = Arc::new(CutRecord {
+            epoch,
+            clock_us,
+            base,
+            count,
+            from,
+            upto,
+            times,
+            by_owner: true,
+            stops_on_fault,
+        });
         running.base = cut.next_base();
+        running.stops.cut(&cut);
         self.follows.cut(&cut);
         let is_due = running.is_due(now_us, snapshot_us);
         let is_wanted = is_ending
@@ -526,8 +564,8 @@ impl Coordinator {
             taking.cut_at = offset;
         }
         running.durable = running.durable.max(epoch);
-        let (generation, epoch) = (running.form.generation, running.durable);
-        self.send(&Packet::Durable { generation, epoch }, effects);
+        self.tell_durable(effects);
+        self.withdraw(effects);
         self.pass_changes(effects);
         self.try_manifest(effects);
         self.try_cut(effects);
@@ -563,6 +601,7 @@ impl Coordinator {
     /// Stores the manifest, once all parts are stored and the cut is durable.
     fn try_manifest(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &mut self.stage else { return };
+        let released = running.released();
         let Some(taking) = running.taking.as_mut() else { return };
         let epoch = taking.cut.epoch;
         // A member reports its late events before its part. The report may be lost with the connection
@@ -570,7 +609,7 @@ impl Coordinator {
         let has_executed = |member| running.executed.get(member).is_some_and(|of| *of >= epoch);
         let members = &running.form.assignment.members;
         let is_whole = taking.parts.len() == members.len() && members.iter().all(has_executed);
-        if !is_whole || epoch > running.durable || std::mem::replace(&mut taking.is_put, true) {
+        if !is_whole || epoch > released || std::mem::replace(&mut taking.is_put, true) {
             return;
         }
         let late = taking.late;

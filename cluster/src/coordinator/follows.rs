@@ -122,7 +122,7 @@ impl Coordinator {
             return;
         }
         let durable = running.durable;
-        let upto = running.durable.min(running.executed_by_all());
+        let upto = running.released().min(running.executed_by_all());
         self.follows.pending.retain(|table, since| {
             let (table, since) = (*table, *since);
             if since <= durable {

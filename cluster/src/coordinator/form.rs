@@ -50,6 +50,10 @@ impl Coordinator {
                     self.last_generation = self.last_generation.max(generation);
                 }
                 Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
+                Record::Withdrawn { epoch, base } => {
+                    self.cuts.retain(|cut| cut.epoch < epoch);
+                    self.withdrawn_base = base;
+                }
                 Record::Snapshot(manifest) if manifest.replaces(&self.manifest) => {
                     // Earlier records of the log may have been trimmed.
                     self.last_generation = self.last_generation.max(manifest.generation);
@@ -144,6 +148,11 @@ impl Coordinator {
             Pending::Cut(epoch) => self.cut_durable(epoch, offset, effects),
             Pending::Verdict(tid, reason) => self.verdict_recorded(tid, reason, effects),
             Pending::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
+            Pending::Withdrawn(fault) => {
+                self.fault = Some(fault);
+                self.is_ending = true;
+                self.begin(effects);
+            }
             Pending::Log | Pending::Manifest(_) => {}
         }
     }
@@ -197,7 +206,7 @@ impl Coordinator {
         let cuts = std::mem::take(&mut self.cuts);
         let mut running = Running::new(form, &cuts, available, self.now_us, &self.settings);
         running.buffered = buffered;
-        let epoch = running.epoch;
+        running.begins_at(self.withdrawn_base);
         let sources = self.settings.sources;
         let trials = &mut running.trials;
         let parts: Vec<_> =
@@ -211,7 +220,7 @@ impl Coordinator {
         }
         // The cuts are needed again if this generation ends before its first snapshot.
         self.cuts = cuts;
-        self.send(&Packet::Durable { generation, epoch }, effects);
+        self.tell_durable(effects);
         self.try_cut(effects);
     }
 }

@@ -13,10 +13,13 @@ use tidemill_snapshot::{DataObject, Work};
 
 use super::message::{put_message, put_node, take_message, take_node};
 use super::record::{
-    put_counts, put_cut, put_manifest, put_stored, put_waiting, take_counts, take_cut,
-    take_manifest, take_stored, take_waiting,
+    put_counts, put_cut, put_fault, put_manifest, put_stored, put_waiting, take_counts, take_cut,
+    take_fault, take_manifest, take_stored, take_waiting,
 };
-use super::{put_bool, put_i64, put_list, put_option, take_bool, take_i64, take_list, take_option};
+use super::{
+    put_bool, put_i64, put_list, put_option, put_tid, take_bool, take_i64, take_list, take_option,
+    take_tid,
+};
 use crate::effect::{CutPlan, Packet, Piece, Span, StoredPart};
 use crate::event_time::{Rank, RankReport, Ranked};
 use crate::records::{Assignment, Buffered, Form, Member};
@@ -134,17 +137,20 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_option(*executes, out, put_node);
             put_list(parts, out, |place, out| put_u64(*place, out));
         }
-        Packet::Durable { generation, epoch } => {
+        Packet::Durable { generation, epoch, released } => {
             out.push(5);
-            put_u64(*generation, out);
-            put_u64(*epoch, out);
+            [*generation, *epoch, *released].iter().for_each(|n| put_u64(*n, out));
         }
-        Packet::Executed { generation, epoch, buffered, counts } => {
+        Packet::Executed { generation, epoch, buffered, counts, fault } => {
             out.push(6);
             put_u64(*generation, out);
             put_u64(*epoch, out);
             put_buffered(buffered, out);
             put_counts(counts, out);
+            put_option(fault.as_ref(), out, |(tid, fault), out| {
+                put_tid(*tid, out);
+                put_fault(fault, out);
+            });
         }
         Packet::Part { generation, epoch, part, outputs, waiting } => {
             out.push(7);
@@ -297,12 +303,17 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
                 parts: take_list(input, take_u64)?.into(),
             },
         },
-        5 => Packet::Durable { generation: take_u64(input)?, epoch: take_u64(input)? },
+        5 => Packet::Durable {
+            generation: take_u64(input)?,
+            epoch: take_u64(input)?,
+            released: take_u64(input)?,
+        },
         6 => Packet::Executed {
             generation: take_u64(input)?,
             epoch: take_u64(input)?,
             buffered: take_buffered(input)?,
             counts: take_counts(input)?,
+            fault: take_option(input, |input| Some((take_tid(input)?, take_fault(input)?)))?,
         },
         7 => Packet::Part {
             generation: take_u64(input)?,

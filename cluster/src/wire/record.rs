@@ -7,7 +7,7 @@ use tidemill_core::wire::{
     take_text, take_u128, take_u16, take_u32, take_u64, take_u64s as take_u64s_of, take_u8,
 };
 use tidemill_core::{Batch, Key, Position, SourceId, StreamId, TableId, Value};
-use tidemill_function::{Bounds, Call, Counts, EventPlace, Stored, Target};
+use tidemill_function::{Bounds, Call, Counts, EventPlace, Fault, Stored, Target};
 use tidemill_snapshot::{DataObject, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
 use tidemill_txn::reasons::{CountedReason, Reasons};
@@ -206,16 +206,23 @@ pub(super) fn put_cut(cut: &CutRecord, out: &mut Vec<u8>) {
     put_u64s(&cut.upto, out);
     put_times(&cut.times, out);
     put_bool(cut.by_owner, out);
+    put_bool(cut.stops_on_fault, out);
 }
 
 pub(super) fn take_cut(input: &mut &[u8]) -> Option<CutRecord> {
+    let cut = take_third_cut(input)?;
+    Some(CutRecord { stops_on_fault: take_bool(input)?, ..cut })
+}
+
+/// Takes a cut of a version in which no fault ended several processes.
+fn take_third_cut(input: &mut &[u8]) -> Option<CutRecord> {
     let cut = take_first_cut(input)?;
     Some(CutRecord { by_owner: take_bool(input)?, ..cut })
 }
 
 /// Takes a cut of a version in which a sole owner executed events by column, and calls in another way.
 fn take_mixed_cut(input: &mut &[u8]) -> Option<CutRecord> {
-    let cut = take_cut(input)?;
+    let cut = take_third_cut(input)?;
     Some(CutRecord { by_owner: false, ..cut })
 }
 
@@ -230,6 +237,7 @@ fn take_first_cut(input: &mut &[u8]) -> Option<CutRecord> {
         upto: take_u64s(input)?,
         times: take_times(input)?,
         by_owner: false,
+        stops_on_fault: false,
     })
 }
 
@@ -273,10 +281,7 @@ pub(super) fn put_counts(counts: &Counts, out: &mut Vec<u8>) {
         put_option(at.as_deref(), out, put_text);
     });
     put_u64(others, out);
-    put_option(fault.as_ref(), out, |(what, at), out| {
-        put_text(what, out);
-        put_option(at.as_deref(), out, put_text);
-    });
+    put_option(fault.as_ref(), out, put_fault);
     put_option(slide.as_deref(), out, put_text);
 }
 
@@ -292,10 +297,18 @@ pub(super) fn take_counts(input: &mut &[u8]) -> Option<Counts> {
         Some(CountedReason { handler, reason, of_all, count, at: take_option(input, take_string)? })
     })?;
     let reasons = Reasons::of(counted, take_u64(input)?);
-    let fault =
-        take_option(input, |input| Some((take_string(input)?, take_option(input, take_string)?)))?;
+    let fault = take_option(input, take_fault)?;
     let slide = take_option(input, take_string)?;
     Some(Counts { events, ended, refused, faults, dead, late, reasons, fault, slides, slide })
+}
+
+pub(super) fn put_fault(Fault { what, line }: &Fault, out: &mut Vec<u8>) {
+    put_text(what, out);
+    put_option(line.as_deref(), out, put_text);
+}
+
+pub(super) fn take_fault(input: &mut &[u8]) -> Option<Fault> {
+    Some(Fault { what: take_string(input)?, line: take_option(input, take_string)? })
 }
 
 fn put_events(events: &Events, out: &mut Vec<u8>) {
@@ -414,8 +427,13 @@ pub fn put_record(record: &Record, out: &mut Vec<u8>) {
         }
         Record::End => out.push(13),
         Record::Cut(cut) => {
-            out.push(20);
+            out.push(21);
             put_cut(cut, out);
+        }
+        Record::Withdrawn { epoch, base } => {
+            out.push(22);
+            put_u64(*epoch, out);
+            put_u64(*base, out);
         }
         Record::Snapshot(manifest) => {
             out.push(17);
@@ -563,7 +581,9 @@ pub fn take_record(input: &mut &[u8]) -> Option<Record> {
         13 => Record::End,
         10 => Record::Cut(take_first_cut(input)?),
         19 => Record::Cut(take_mixed_cut(input)?),
-        20 => Record::Cut(take_cut(input)?),
+        20 => Record::Cut(take_third_cut(input)?),
+        21 => Record::Cut(take_cut(input)?),
+        22 => Record::Withdrawn { epoch: take_u64(input)?, base: take_u64(input)? },
         11 => Record::Snapshot(Arc::new(take_first_manifest(input)?)),
         14 => Record::Snapshot(Arc::new(take_second_manifest(input)?)),
         15 => Record::Snapshot(Arc::new(take_third_manifest(input)?)),

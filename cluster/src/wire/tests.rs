@@ -4,8 +4,8 @@ use tidemill_core::{
     Batch, Column, DataType, Key, LateRow, Position, Schema, SourceId, StreamId, TableId,
 };
 use tidemill_function::{
-    Body, Bounds, Call, Cost, Counts, EventPlace, GivenRows, HandlerEvents, LentRows, Message,
-    Mode, NodeId, TableChanges, Target, Verdict, Wanted,
+    Body, Bounds, Call, Cost, Counts, EventPlace, Fault, GivenRows, HandlerEvents, LentRows,
+    Message, Mode, NodeId, TableChanges, Target, Verdict, Wanted,
 };
 use tidemill_snapshot::{DataObject, Work, SHARDS};
 use tidemill_txn::program::{Abort, AbortKind, Take};
@@ -95,9 +95,13 @@ fn counts() -> Counts {
     counts.reasons.add("pay", "2 is too little", 1);
     counts.reasons.add("pay", "fault: KeyError", 1);
     counts.reasons.place_at("pay", "fault: KeyError", "app.py:7");
-    counts.fault = Some(("pay failed".into(), Some("app.py:7".into())));
+    counts.fault = Some(fault());
     counts.slide = Some("a slide".into());
     counts
+}
+
+fn fault() -> Fault {
+    Fault { what: "pay failed".into(), line: Some("app.py:7".into()) }
 }
 
 fn events(is_run: bool) -> Events {
@@ -117,8 +121,17 @@ fn events(is_run: bool) -> Events {
 
 fn cut() -> CutRecord {
     let (from, upto, times) = (vec![4], vec![u64::MAX], times());
-    let by_owner = true;
-    CutRecord { epoch: 1, clock_us: 2, base: 3, count: 9, from, upto, times, by_owner }
+    CutRecord {
+        epoch: 1,
+        clock_us: 2,
+        base: 3,
+        count: 9,
+        from,
+        upto,
+        times,
+        by_owner: true,
+        stops_on_fault: true,
+    }
 }
 
 fn emitted(tids: [u64; 2], ordinals: [u32; 2]) -> Record {
@@ -137,6 +150,7 @@ fn records() -> Vec<Record> {
         Record::Generation { generation: 12 },
         Record::End,
         Record::Cut(cut()),
+        Record::Withdrawn { epoch: 1, base: 1 << 40 },
         Record::Snapshot(manifest().into()),
         Record::Answer { tid, asked: 5 << 90, answer: [7, 0].into() },
         Record::Requests(vec![request(&calls()[0])]),
@@ -334,8 +348,15 @@ fn packets() -> Vec<Packet> {
         },
         Packet::Trial { generation, epoch: 7, part: 3, left: Tid(12) },
         Packet::Tried { generation, epoch: 7, part: 3 },
-        Packet::Durable { generation, epoch: 1 },
-        Packet::Executed { generation, epoch: 1, buffered, counts: counts() },
+        Packet::Durable { generation, epoch: 2, released: 1 },
+        Packet::Executed {
+            generation,
+            epoch: 1,
+            buffered,
+            counts: counts(),
+            fault: Some((Tid(7), fault())),
+        },
+        Packet::Executed { generation, epoch: 1, buffered, counts: counts(), fault: None },
         Packet::Part {
             generation,
             epoch: 1,

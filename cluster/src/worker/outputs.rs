@@ -1,4 +1,4 @@
-//! The outputs of epochs: held until their cut is durable, then appended, and reported once nothing
+//! The outputs of epochs: held until their epoch is released, then appended, and reported once nothing
 //! more follows.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Emitted, Output, Record, Topic};
 
-/// An output that waits for its cut to be durable.
+/// An output that waits for its epoch to be released.
 pub(super) enum Held {
     One(Output),
     /// Emitted events.
@@ -77,14 +77,14 @@ fn together(outputs: Vec<Output>, max: usize, bytes_max: usize) -> Vec<Vec<Outpu
 }
 
 impl Worker {
-    /// Appends outputs whose cut is durable, and that have not left before.
+    /// Appends outputs whose epoch is released, and that have not left before.
     pub(super) fn let_out(&mut self, effects: &mut Vec<Effect>) {
         let (generation, sources) = (self.generation, u64::from(self.settings.sources));
         let Stage::Running(running) = &mut self.stage else { return };
         let mut append: BTreeMap<(u64, u32), SourceOutputs> = BTreeMap::new();
         let source = |tid: u64| ((tid - 1) % sources) as u32;
         while let Some((epoch, _)) = running.held.front() {
-            if *epoch > running.durable {
+            if *epoch > running.released {
                 break;
             }
             let (epoch, held) = running.held.pop_front().expect("the front exists");
@@ -153,8 +153,8 @@ impl Worker {
         if !self.settings.copies_outputs {
             return;
         }
-        // An epoch may still change as long as its cut is not durable.
-        let mut last = running.executed.min(running.durable);
+        // An epoch may still change until it is released.
+        let mut last = running.executed.min(running.released);
         let held = running.held.front().map(|(epoch, _)| *epoch);
         let appending = running.appending.keys().next().copied();
         for epoch in held.into_iter().chain(appending) {

@@ -78,7 +78,7 @@ impl Worker {
     pub(super) fn report_outbox(&mut self, effects: &mut Vec<Effect>) {
         let outboxes = self.functions.outboxes();
         let Stage::Running(running) = &mut self.stage else { return };
-        let is_due = running.executed == running.durable;
+        let is_due = running.executed == running.released;
         if outboxes.is_empty() || !is_due {
             return;
         }

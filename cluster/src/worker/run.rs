@@ -7,13 +7,15 @@ use std::sync::Arc;
 use foldhash::fast::FixedState;
 use tidemill_core::{Batch, Key, Late, LateRow, Row, StreamId, TableId};
 use tidemill_function::{
-    Call, Clock, ColumnOutcome, ColumnOutput, ColumnPlan, Counts, Event, EventPlace, Functions,
-    HandlerEvents, Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored, Tid,
+    Call, Clock, ColumnOutcome, ColumnOutput, ColumnPlan, Counts, Event, EventPlace, Fault,
+    Functions, HandlerEvents, Message, Node, NodeId, Outbox, Question, Rows, Sequencing, Stored,
+    Tid,
 };
 use tidemill_txn::order::Newest;
 
 use super::careful::{first_part, Verdicts};
 use super::known::Known;
+use super::letters::Letters;
 use super::outputs::Held;
 use super::ranks::Ranks;
 use super::read::{Before, Item, Items, ManyEvents, Read, Task};
@@ -25,7 +27,7 @@ use crate::records::{Buffered, CutRecord, Emitted, Form, Output, Record, Request
 use crate::Settings;
 
 /// The place of the event that reports a request's result: after all events of its transaction.
-const LAST: u32 = u32::MAX;
+pub(super) const LAST: u32 = u32::MAX;
 /// The approximate number of pieces with events in event time that an epoch takes of a source.
 const PIECES: u64 = 4;
 /// The maximum number of calls that are reported as not deterministic.
@@ -227,6 +229,9 @@ impl Source {
     }
 }
 
+/// Emitted events by stream: the transaction of each, its place in it, and the event.
+pub(super) type EmittedRows = BTreeMap<StreamId, Vec<(u64, u32, Row)>>;
+
 /// Events of an epoch that are executed by column, if nothing else is in the epoch.
 pub(super) struct EventRun {
     /// The place of the first transaction of each event, ascending, and the distance of the places
@@ -325,13 +330,18 @@ impl EventRun {
     /// Returns the task of a transaction.
     fn task(&self, (row, handler): (usize, usize), functions: &dyn Functions) -> Option<Task> {
         let handler_of = *functions.by_column(self.stream)?.get(handler)?;
-        let distance = self.rows.as_ref().map_or(row as u64, |rows| rows[row]);
         Some(Task {
             id: RequestId::from([]),
             call: functions.handler_call(handler_of, &self.batch.row(row)),
-            place: self.from.as_ref().map(|from| from.after(distance)),
+            place: self.place(row),
             is_first: handler == 0,
         })
+    }
+
+    /// Returns the place that an event comes from.
+    fn place(&self, row: usize) -> Option<EventPlace> {
+        let distance = self.rows.as_ref().map_or(row as u64, |rows| rows[row]);
+        self.from.as_ref().map(|from| from.after(distance))
     }
 }
 
@@ -397,8 +407,10 @@ pub(super) struct Running {
     pub ranks: Option<Ranks>,
     /// The tasks that this worker received and that have not ended.
     open: HashMap<Tid, Task, FixedState>,
-    /// The counts of those that have ended since the last epoch.
+    /// The counts of those that have ended since the last epoch, and the first fault among them that
+    /// no client learns of.
     counts: Counts,
+    fault: Option<(Tid, Fault)>,
     /// Cuts to be executed.
     pub cuts: VecDeque<(Arc<CutRecord>, CutPlan)>,
     /// The cut that is being executed. `parts` has its parts that have not begun, each with its
@@ -407,13 +419,14 @@ pub(super) struct Running {
     pub parts: VecDeque<(u64, PartWork)>,
     /// The events of the part that runs.
     runs: Vec<EventRun>,
-    /// The last epoch in the rows. `durable` is the last epoch whose cut is durable.
+    /// The last epoch in the rows. `durable` is the last epoch whose cut is durable, and `released`
+    /// the last one of these whose outputs may leave.
     pub executed: u64,
     pub durable: u64,
-    /// Events that transactions of the epoch that runs have emitted, by stream: the transaction, the
-    /// place in it, and the event.
-    emitted: BTreeMap<StreamId, Vec<(u64, u32, Row)>>,
-    /// Outputs that wait for their cut to be durable.
+    pub released: u64,
+    /// Events that transactions of the epoch that runs have emitted.
+    emitted: EmittedRows,
+    /// Outputs that wait for their epoch to be released.
     pub held: VecDeque<(u64, Held)>,
     /// Questions to the outside that wait for the cuts of their epochs.
     pub questions: VecDeque<(u64, Question)>,
@@ -471,12 +484,14 @@ impl Running {
             ranks: None,
             open: HashMap::default(),
             counts: Counts::default(),
+            fault: None,
             cuts: VecDeque::new(),
             current: None,
             parts: VecDeque::new(),
             runs: Vec::new(),
             executed: manifest.epoch,
             durable: manifest.epoch,
+            released: manifest.epoch,
             emitted: BTreeMap::new(),
             held: VecDeque::new(),
             questions: VecDeque::new(),
@@ -496,6 +511,12 @@ impl Running {
             own: node,
             form,
         }
+    }
+
+    /// Notes a fault that no client learns of.
+    fn note_fault(&mut self, tid: Tid, fault: Fault) {
+        let first = self.fault.take().filter(|(of, _)| *of <= tid);
+        self.fault = first.or(Some((tid, fault)));
     }
 
     /// Returns the epoch of the last cut that has arrived.
@@ -524,6 +545,7 @@ impl Running {
         let sources = settings.sources;
         let order = Sequencing { sources, base: cut.base };
         let upto = |source: u32| cut.upto[source as usize];
+        let mut letters = Letters::new(functions, order);
         if self.inputs.iter().any(|(&source, input)| input.upto < upto(source)) {
             return Coming::Later;
         }
@@ -535,6 +557,7 @@ impl Running {
                     if own.iter().map(Item::tasks).sum::<u64>() > cut.count {
                         return Coming::TooMany;
                     }
+                    letters.add(source, &own);
                     let mut nth = 0;
                     for item in own {
                         let (tid, tasks) = (order.tid(source, nth), item.tasks());
@@ -553,6 +576,7 @@ impl Running {
                         nth += tasks;
                     }
                 }
+                letters.emit(&mut self.emitted, &mut self.counts);
                 vec![part]
             }
             Some(ranks) => {
@@ -561,9 +585,12 @@ impl Running {
                     |of: &EventSource| form.assignment.reader(of.source, settings) == self.own;
                 if !ranks.has_own() {
                     let read = |(&source, input): (&u32, &mut Source)| {
-                        input.until(upto(source)).into_iter().map(move |item| (source, item))
+                        let own = input.until(upto(source));
+                        letters.add(source, &own);
+                        own.into_iter().map(move |item| (source, item))
                     };
                     let read = self.inputs.iter_mut().flat_map(read).collect();
+                    letters.emit(&mut self.emitted, &mut self.counts);
                     let is_alone = settings.event_time.sources().iter().all(is_own);
                     *tells = Some(ranks.take(cut, read, is_alone, functions));
                 }
@@ -703,7 +730,8 @@ impl Worker {
                     let task = running.open.remove(&tid).or_else(|| of_event(&running.runs));
                     let Task { id, call, place, is_first } = task.expect("it came in here");
                     let event = (place.as_ref(), is_first);
-                    self.functions.count(&call, &outcome, event, &mut running.counts);
+                    let fault = self.functions.count(&call, &outcome, event, &mut running.counts);
+                    fault.into_iter().for_each(|fault| running.note_fault(tid, fault));
                     let copies = self.settings.copies_outputs;
                     let result = copies.then(|| self.functions.result_event(&call, &outcome));
                     if let Some((stream, row)) = result.flatten() {
@@ -729,7 +757,17 @@ impl Worker {
                         false => {
                             self.functions.count_columns(&counts, &outputs, &mut running.counts);
                         }
-                        true => self.functions.count_sole(&results, &outputs, &mut running.counts),
+                        true => {
+                            let Running { runs, open, counts, .. } = &mut **running;
+                            let place = |tid: Tid| {
+                                let of_run = |run: &EventRun| run.place(run.find(tid)?.0);
+                                let of_task = || open.get(&tid)?.place.clone();
+                                runs.iter().find_map(of_run).or_else(of_task)
+                            };
+                            let fault =
+                                self.functions.count_sole(&results, &outputs, &place, counts);
+                            fault.into_iter().for_each(|(tid, of)| running.note_fault(tid, of));
+                        }
                     }
                     for ColumnOutput { stream, tids, ordinals, batch } in outputs {
                         let is_reported = ordinals.first() != Some(&LAST)
@@ -791,13 +829,14 @@ impl Worker {
         let Stage::Running(running) = &mut self.stage else { return };
         running.executed = epoch;
         let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
+        let fault = running.fault.take();
         let current = running.current.take();
         if let Some((cut, _)) = current.filter(|(_, plan)| plan.takes_snapshot) {
             self.save(&cut, effects);
         }
         self.report_outbox(effects);
         self.report_changes(epoch, effects);
-        self.send(Packet::Executed { generation, epoch, buffered, counts }, effects);
+        self.send(Packet::Executed { generation, epoch, buffered, counts, fault }, effects);
         self.report_outputs(effects);
     }
 }

@@ -48,9 +48,8 @@ pub fn check(world: &World) -> Result<(), String> {
 fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
     let mut epochs = Vec::new();
     let sources = world.sources();
-    let mut base = 0;
     let mut upto = vec![0; sources as usize];
-    for cut in world.log.cuts() {
+    for (cut, base) in world.log.cuts() {
         let wanted = (epochs.len() as u64 + 1, base, &upto);
         if (cut.epoch, cut.base, &cut.from) != wanted {
             return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
@@ -77,7 +76,6 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
             }
         }
         requests.sort_by_key(|(tid, _)| *tid);
-        base = cut.next_base();
         upto.clone_from(&cut.upto);
         epochs.push(Epoch { clock_us: cut.clock_us, requests });
     }
@@ -90,9 +88,8 @@ fn epochs(world: &World) -> Result<Vec<Epoch>, String> {
 /// recorded watermarks must be those of the reference.
 fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), String> {
     let (mut all, mut ended): (Vec<Taken>, Vec<u32>) = (Vec::new(), Vec::new());
-    let mut base = 0;
     let mut upto = vec![0; world.sources() as usize];
-    for cut in world.log.cuts() {
+    for (cut, base) in world.log.cuts() {
         let wanted = (all.len() as u64 + 1, base, &upto);
         if (cut.epoch, cut.base, &cut.from) != wanted {
             return Err(format!("cuts: {cut:?} does not follow {wanted:?}"));
@@ -116,7 +113,6 @@ fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), S
                 }
             }
         }
-        base = cut.next_base();
         upto.clone_from(&cut.upto);
         let (clock_us, idle) = (cut.clock_us, cut.times.idle.clone());
         let ended = ended.clone();
@@ -125,8 +121,8 @@ fn in_time(world: &World, answers: &Answers) -> Result<(Expected, Vec<Epoch>), S
     let (wanted, epochs) = Expected::in_time(&world.script, world.event_time(), &all, answers);
     let counts = epochs.iter().map(|epoch| epoch.requests.len() as u64);
     let late = std::iter::once(0).chain(wanted.lates.iter().copied());
-    let marks = world.log.cuts().zip(&wanted.watermarks);
-    for (((cut, watermark), count), late) in marks.zip(counts).zip(late) {
+    let marks = world.log.cuts().into_iter().zip(&wanted.watermarks);
+    for ((((cut, _), watermark), count), late) in marks.zip(counts).zip(late) {
         if cut.times.late != late {
             return Err(format!("late: {late} were before {cut:?}"));
         }
@@ -145,7 +141,7 @@ fn limits(world: &World) -> Result<(), String> {
     let (requests_max, columns_max, outputs_max) = world.limits();
     for source in 0..world.sources() {
         let inputs = world.log.records(Topic::Input(source));
-        for cut in world.log.cuts() {
+        for (cut, _) in world.log.cuts() {
             let [from, upto] = [&cut.from, &cut.upto].map(|at| at[source as usize] as usize);
             let counts = inputs[from..upto].iter().map(|record| Script::calls(record).len() as u64);
             let counts: Vec<u64> = counts.filter(|count| *count > 0).collect();

@@ -107,15 +107,42 @@ impl Log {
         })
     }
 
-    pub fn cuts(&self) -> impl Iterator<Item = &CutRecord> + '_ {
-        self.records(Topic::Cuts).iter().filter_map(|record| match record {
-            Record::Cut(cut) => Some(cut),
-            _ => None,
-        })
+    /// Returns the cuts that count, each with the base before it.
+    pub fn cuts(&self) -> Vec<(&CutRecord, u64)> {
+        let (mut cuts, mut next) = (Vec::new(), 0);
+        for record in self.records(Topic::Cuts) {
+            match record {
+                Record::Cut(cut) => {
+                    cuts.push((cut, next));
+                    next = cut.next_base();
+                }
+                Record::Withdrawn { epoch, base } => {
+                    cuts.retain(|(cut, _)| cut.epoch < *epoch);
+                    next = next.max(*base);
+                }
+                _ => {}
+            }
+        }
+        cuts
     }
 
     pub fn last_epoch(&self) -> u64 {
-        self.cuts().last().map_or(0, |cut| cut.epoch)
+        self.cuts().last().map_or(0, |(cut, _)| cut.epoch)
+    }
+
+    /// Returns the newest epoch of all cuts, with those that were withdrawn.
+    pub fn newest_epoch(&self) -> u64 {
+        let epoch = |record: &Record| match record {
+            Record::Cut(cut) => cut.epoch,
+            _ => 0,
+        };
+        self.records(Topic::Cuts).iter().map(epoch).max().unwrap_or(0)
+    }
+
+    /// Returns the number of times that cuts were withdrawn.
+    pub fn withdrawals(&self) -> usize {
+        let is_it = |record: &&Record| matches!(record, Record::Withdrawn { .. });
+        self.records(Topic::Cuts).iter().filter(is_it).count()
     }
 
     /// Returns the number of requests.

@@ -160,6 +160,8 @@ pub struct World {
     pub(super) acknowledged: Vec<i64>,
     /// A question or work that left before its cut was recorded; a violation.
     pub(super) left_early: Option<String>,
+    /// The epochs whose work outside has left.
+    worked: BTreeSet<u64>,
     /// The changes that clients of coordinators have followed.
     pub(super) followed: Vec<(Process, Effect)>,
     /// Whether to print what happens.
@@ -185,6 +187,8 @@ impl World {
         let mut begins = Dice::new(seed ^ 0xBE91);
         let mut poisons = Dice::new(seed ^ 0xDEAD);
         functions.poison = poisons.chance(25).then(|| 1 + poisons.below(30) as i64);
+        let breaks = poisons.chance(25).then(|| 1 + poisons.below(40) as i64);
+        functions.broken = breaks.into();
         // The last source has no such events and does not end, so that all the others may end.
         let timed = if sources > 1 && ends.chance(40) { sources - 1 } else { sources };
         let event_time = Arc::new(event_time(&mut more, timed));
@@ -217,6 +221,7 @@ impl World {
             resumed: [].into(),
             buffered_bytes_max,
             memory_bytes_max: u64::MAX,
+            stops_on_fault: breaks.is_some(),
             clock_jump_us_max: i64::MAX,
             deaths_max: functions.poison.map_or(u32::MAX, |_| 2 + poisons.below(3) as u32),
             function: tidemill_function::Settings {
@@ -281,6 +286,7 @@ impl World {
             ids: 0,
             acknowledged: Vec::new(),
             left_early: None,
+            worked: BTreeSet::new(),
             followed: Vec::new(),
             trace: false,
         };
@@ -536,6 +542,7 @@ impl World {
                     *last = generation;
                 }
                 let (fails, is_lost) = (fails || is_barred, is_lost || is_barred);
+                self.check_withdrawal(&record);
                 let result = match is_lost {
                     true => Err(tidemill_cluster::Refused::Unknown),
                     false => self.log.append(topic, generation, record),
@@ -767,6 +774,7 @@ impl World {
                 if !rows.is_empty() && epoch > self.log.last_epoch() {
                     self.left_early.get_or_insert("work left before its cut".into());
                 }
+                self.worked.extend((!rows.is_empty()).then_some(epoch));
                 let running = self.processes.get_mut(&by).expect("it has told this");
                 if all {
                     running.work.clear();
@@ -783,7 +791,7 @@ impl World {
                 }
             }
             Effect::Ask { token, ask } => {
-                if self.executed(by) >= self.log.last_epoch() {
+                if self.executed(by) >= self.log.newest_epoch() {
                     self.left_early.get_or_insert("a question left before its cut".into());
                 }
                 let answer = (!self.dice.chance(5)).then(|| ask.now());
@@ -806,6 +814,7 @@ impl World {
             Effect::Follows { .. } | Effect::Changed { .. } => self.followed.push((by, effect)),
             Effect::Stop { .. } | Effect::End => {
                 self.say(|| format!("{by:?} stops: {effect:?}"));
+                self.correct(by);
                 self.kill(by);
                 let is_replaced = matches!(by, Process::Coordinator(n) if n != self.coordinator);
                 if !is_replaced {

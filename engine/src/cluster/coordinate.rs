@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::json;
 use tidemill_cluster::{
-    EventTime, Events, LateEvent, Log, SourceProgress, SplitLog, Times, WrongClock,
+    EventTime, Events, Fault, LateEvent, Log, SourceProgress, SplitLog, Times, WrongClock,
 };
 use tidemill_core::{Batch, Error, Position, Result, StreamId, TableId};
 use tidemill_durable::{Store, Within};
@@ -376,6 +376,9 @@ impl Cluster {
         if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {
             status.ended = Some(self.late_message(late));
         }
+        if let Some(fault) = status.fault.as_ref().filter(|_| status.ended.is_some()) {
+            status.ended = Some(fault.what.clone());
+        }
         status
     }
 
@@ -418,6 +421,8 @@ impl Cluster {
             ended,
             ..
         } = status;
+        let fault =
+            status.fault.as_ref().map(|Fault { what, line }| json!({"what": what, "line": line}));
         let (counts, slides) = (&status.counts, status.counts.slides);
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
@@ -463,7 +468,7 @@ impl Cluster {
             "requests_open": self.requests.server.open_requests(), "log_bytes": self.log_bytes(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "sole_owner": self.functions.has_sole_owner(), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
-            "late_event": status.late_event.is_some(), "coordinator": self.address(), "process": std::process::id(),
+            "late_event": status.late_event.is_some(), "stopping_fault": fault, "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });
         if let (Some(status), serde_json::Value::Object(counts)) =

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 use tidemill_core::{Error, Result};
 use tidemill_env::{Env, Handle};
-use tidemill_function::Counts;
+use tidemill_function::{Counts, Fault};
 use tidemill_host::CoordinatorProcess;
 use tracing::warn;
 
@@ -107,7 +107,7 @@ impl Shared {
         let counts = self.coordinator.status().counts;
         let mut state = self.state.lock();
         let State { seen, stored, reported } = &mut *state;
-        if let (true, Some((what, line))) = (counts.faults > seen.faults, &counts.fault) {
+        if let (true, Some(Fault { what, line })) = (counts.faults > seen.faults, &counts.fault) {
             let total = counts.faults;
             if let Some(faults) = reported.due(total, Some(&*self.env.clock)) {
                 warn!(target: "tidemill::function", what, line, faults, total, "fault");
@@ -136,8 +136,8 @@ impl Shared {
 pub(super) fn report(counts: &Counts) -> serde_json::Value {
     let Counts { events, ended, refused, faults, dead, late, reasons, fault, .. } = counts;
     let committed = ended.saturating_sub(dead + late);
-    let fault = fault.as_ref().map(|(what, at)| match at {
-        Some(at) => format!("{at}: {what}"),
+    let fault = fault.as_ref().map(|Fault { what, line }| match line {
+        Some(line) => format!("{line}: {what}"),
         None => what.clone(),
     });
     json!({

@@ -359,7 +359,11 @@ impl Format for Json {
             }
             // Readers of outputs ignore answers.
             Record::Answer { .. } => {}
-            Record::Generation { .. } | Record::End | Record::Cut(_) | Record::Snapshot(_) => {}
+            Record::Generation { .. }
+            | Record::End
+            | Record::Cut(_)
+            | Record::Withdrawn { .. }
+            | Record::Snapshot(_) => {}
         }
         outgoing
     }

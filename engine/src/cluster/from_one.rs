@@ -188,6 +188,7 @@ impl TakenOver<'_> {
     pub fn manifest(&self, starting: &Starting<'_>, generation: u64) -> Result<Option<Manifest>> {
         let TakenOver { one, functions, feeds } = *self;
         let Some((app, left, store)) = &one.left else { return Ok(None) };
+        self.check_letters(left)?;
         let to = Stored::on_several(functions.program());
         let mut comparison = Comparison::of(&one.env, left, &to, &BTreeMap::new())?;
         let facts = &left.internal.facts;
@@ -247,6 +248,34 @@ impl TakenOver<'_> {
             written: written.into(),
             counts: counts(facts).into(),
         }))
+    }
+
+    /// Refuses waiting events that are dead letters of derived streams, and that workers would read
+    /// again. They would be dead letters twice.
+    fn check_letters(&self, left: &Left) -> Result<()> {
+        let program = &left.stored.program;
+        let sources = self.one.waiting.iter().filter(|(id, _)| !self.one.topics.contains_key(id));
+        for (source, waiting) in sources {
+            for run in left.internal.buffered.iter().filter(|run| run.source == *source) {
+                let own = run.offsets.iter().zip(run.batch.rows());
+                let waits = |(offset, _): &(&u64, Row)| waiting.rows.binary_search(offset).is_ok();
+                let is_root = program.root_stream(run.stream) == run.stream;
+                for (_, row) in own.filter(|of| is_root && waits(of)) {
+                    if let Some((on, _, fault)) = program.views(run.stream, &row).failed.first() {
+                        let (name, on) = (
+                            &program.streams[run.stream.index()].spec.name,
+                            &program.streams[on.index()].spec.name,
+                        );
+                        return Err(Error::setting(format!(
+                            "events of stream {name} that can't come to stream {on} ({fault}) wait \
+                             for their watermark"
+                        ))
+                        .help("run it in one process until they are executed"));
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Appends the waiting events of pushed streams to the log, as if clients had just sent them.

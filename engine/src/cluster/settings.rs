@@ -10,13 +10,14 @@ use tidemill_core::{Error, Result};
 use tidemill_env::{Addr, Env};
 use tidemill_host::Settings as Host;
 use tidemill_mesh::{Secret, Tls};
-use tidemill_txn::program::Extent;
+use tidemill_txn::program::{Body, Extent, Handler};
 
 use super::feeds;
 use super::program_file::Kept;
 use super::sinks::outputs_leave;
 use super::topics::{sources, ReadTopic};
 use crate::functions::{has_sole_owner, knows_rows};
+use crate::settings::OnFault;
 use crate::spec::AppSpec;
 
 /// How often a state machine gets the time in a beat.
@@ -245,6 +246,7 @@ impl ClusterSettings {
                 event_time: event_time.into(),
                 resumed: [].into(),
                 buffered_bytes_max: spec.settings.buffered_bytes_max as u64,
+                stops_on_fault: spec.settings.on_fault == OnFault::Stop && may_fault(spec),
                 memory_bytes_max: spec.settings.memory_bytes_max as u64,
                 clock_jump_us_max: spec.settings.clock_jump_us_max,
                 deaths_max: spec.settings.poison_after,
@@ -258,6 +260,14 @@ impl ClusterSettings {
             tick_us: (self.beat_us / TICKS).max(1_000),
         })
     }
+}
+
+/// Whether an app has a function whose faults no client learns of.
+fn may_fault(spec: &AppSpec) -> bool {
+    let AppSpec { program, .. } = spec;
+    let is_called = |handler: &Handler| program.calls.contains(&handler.input);
+    let is_function = |handler: &Handler| !matches!(handler.body, Body::Declared(_));
+    program.handlers.iter().any(|handler| is_function(handler) && !is_called(handler))
 }
 
 impl ClusterSettings {

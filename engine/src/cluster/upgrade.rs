@@ -81,6 +81,7 @@ impl Found {
                     cuts.push((cut.epoch, cut.by_owner));
                     at_least(&mut needed, &cut.upto);
                 }
+                Record::Withdrawn { epoch, .. } => cuts.retain(|(of, _)| *of < epoch),
                 // Of equal snapshots the first counts.
                 Record::Snapshot(manifest)
                     if newest.as_ref().is_none_or(|newest| manifest.replaces(newest)) =>

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use tidemill_core::{StreamId, Value};
 use tidemill_function::{
-    Call, ColumnOutput, Counts, EventPlace, SoleResults, Target, ABORTED as ABORTED_EVENT,
+    Call, ColumnOutput, Counts, EventPlace, Fault, SoleResults, Target, Tid,
+    ABORTED as ABORTED_EVENT,
 };
 use tidemill_txn::execute::HandlerCounts;
 use tidemill_txn::program::{Abort, Origin, Program, FAULT};
@@ -71,14 +72,16 @@ impl Counting {
         }
     }
 
-    /// Counts events that the sole owner of all rows has executed.
+    /// Counts events that the sole owner of all rows has executed. Returns the first fault among
+    /// them, and its place. `place` is where an event comes from, if that is known.
     pub fn sole(
         &self,
         program: &Program,
         results: &SoleResults,
         outputs: &[ColumnOutput],
+        place: &dyn Fn(Tid) -> Option<EventPlace>,
         counts: &mut Counts,
-    ) {
+    ) -> Option<(Tid, Fault)> {
         for (stream, why) in &results.refused {
             let mut takers = program.takers(*stream).map(|(handler, _)| handler);
             let only = takers.next().filter(|_| takers.next().is_none());
@@ -103,9 +106,14 @@ impl Counting {
         counts.ended += results.committed;
         counts.refused += results.aborted;
         counts.faults += results.failed;
-        for (handler, abort) in &results.faults {
-            name_fault(program, counts, Some(*handler), abort, None);
+        let mut first: Option<(Tid, Fault)> = None;
+        for (tid, handler, abort) in &results.faults {
+            let tid = Tid(*tid);
+            let event = place(tid).map(|at| event_named(program, &at, Some(*handler)));
+            let fault = name_fault(program, counts, Some(*handler), abort, event.as_deref());
+            first = first.filter(|(of, _)| *of <= tid).or(Some((tid, fault)));
         }
+        first
     }
 
     /// Counts an event that a transaction has emitted.
@@ -146,57 +154,57 @@ pub(super) fn event_named(program: &Program, place: &EventPlace, handler: Option
     format!("row {} of {of}{} (counted from 0)", place.row, place.name)
 }
 
-/// Counts an abort.
+/// Counts an abort. Returns the fault, if it is one.
 pub(super) fn abort(
     program: &Program,
     counts: &mut Counts,
     number: Option<usize>,
     abort: &Abort,
     event: Option<&str>,
-) {
+) -> Option<Fault> {
     match abort.is_fault() {
         true => counts.faults += 1,
         false => counts.refused += 1,
     }
-    reason(program, counts, number, abort, event);
+    reason(program, counts, number, abort, event)
 }
 
-/// Counts the reason of an abort.
+/// Counts the reason of an abort. Returns the fault, if it is one.
 fn reason(
     program: &Program,
     counts: &mut Counts,
     number: Option<usize>,
     abort: &Abort,
     event: Option<&str>,
-) {
+) -> Option<Fault> {
     let handler = number.and_then(|number| program.handlers.get(number));
     let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
     counts.reasons.add(name, &abort.public_reason(), 1);
-    if abort.is_fault() {
-        name_fault(program, counts, number, abort, event);
-    }
+    abort.is_fault().then(|| name_fault(program, counts, number, abort, event))
 }
 
-/// Names the last fault, with its line.
+/// Names the last fault, with its line, and returns it.
 fn name_fault(
     program: &Program,
     counts: &mut Counts,
     handler: Option<usize>,
     abort: &Abort,
     event: Option<&str>,
-) {
+) -> Fault {
     let (what, at) = abort.parts();
     let handler = handler.and_then(|number| program.handlers.get(number));
     let name = handler.map_or(UNKNOWN, |handler| &*handler.name);
     // Where the line of the exception is unknown, that of the function is better than none.
     let own = handler.map(|handler| handler.at.as_str()).filter(|at| !at.is_empty());
-    let at = at.or(own).map(str::to_owned);
-    if let Some(at) = &at {
-        counts.reasons.place_at(name, &abort.public_reason(), at);
+    let line = at.or(own).map(str::to_owned);
+    if let Some(line) = &line {
+        counts.reasons.place_at(name, &abort.public_reason(), line);
     }
     let event = event.map(|event| format!(" on {event}")).unwrap_or_default();
     let who = handler.map_or("a function".into(), |of| format!("function {}", of.name));
-    counts.fault = Some((format!("{who} failed{event}: {what}"), at));
+    let fault = Fault { what: format!("{who} failed{event}: {what}"), line };
+    counts.fault = Some(fault.clone());
+    fault
 }
 
 /// The abort of a public reason.

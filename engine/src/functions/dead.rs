@@ -1,18 +1,38 @@
-//! Rows of topics and files that can't be read. They become events of `STREAM.dead`, in their
-//! places in the order.
+//! Rows of topics and files that can't be read, and events that a `map` or `filter` can't compute.
+//! They become events of `STREAM.dead`, in their places in the order.
 
 use std::collections::BTreeMap;
 
 use tidemill_connect::BadRow;
+use tidemill_core::rules::Fault;
 use tidemill_core::{Late, Row, StreamId, StreamSpec, StreamTime, Value};
-use tidemill_function::{Call, Target};
+use tidemill_function::{Call, EventPlace, Target};
 use tidemill_txn::program::{Abort, Origin, Program, Stream};
 
 use crate::outlets::dead_schema;
 use crate::spec::SourceDecl;
 
-/// The streams of dead letters, by stream.
-pub(super) struct Letters(BTreeMap<StreamId, StreamId>);
+/// The streams of dead letters.
+pub(super) struct Letters {
+    /// Those of streams that are read from topics or files, by stream.
+    rows: BTreeMap<StreamId, StreamId>,
+    /// Those of derived streams, by stream.
+    stages: BTreeMap<StreamId, StreamId>,
+}
+
+/// Adds to a program a stream of dead letters for a stream.
+fn add(program: &mut Program, of: StreamId, at: &str) -> StreamId {
+    let spec = StreamSpec {
+        name: format!("{}.dead", program.streams[of.index()].spec.name).into(),
+        schema: dead_schema(),
+        time: StreamTime::Arrival,
+        late: Late::default(),
+        at: at.to_owned(),
+    };
+    program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
+    program.forget();
+    StreamId(program.streams.len() as u16 - 1)
+}
 
 impl Letters {
     /// The target of a dead letter's call.
@@ -25,34 +45,62 @@ impl Letters {
         for decl in sources.iter().filter(|decl| !decl.is_pushed()) {
             let is_it = |stream: &Stream| *stream.spec.name == *decl.stream;
             let Some(of) = program.streams.iter().position(is_it) else { continue };
+            let of = StreamId(of as u16);
             // A stream may have several sources.
-            if letters.contains_key(&StreamId(of as u16)) {
-                continue;
-            }
-            let spec = StreamSpec {
-                name: format!("{}.dead", decl.stream).into(),
-                schema: dead_schema(),
-                time: StreamTime::Arrival,
-                late: Late::default(),
-                at: decl.at.clone(),
-            };
-            let dead = StreamId(program.streams.len() as u16);
-            program.streams.push(Stream { spec, origin: Origin::Emitted, batch: None });
-            letters.insert(StreamId(of as u16), dead);
+            letters.entry(of).or_insert_with(|| add(program, of, &decl.at));
         }
-        program.forget();
-        Letters(letters)
+        Letters { rows: letters, stages: BTreeMap::new() }
+    }
+
+    /// Adds a stream of dead letters for each derived stream. A sole owner does not know them: the
+    /// node that has received an event emits its letters.
+    pub fn add_stages(&mut self, program: &mut Program) {
+        for of in (0..program.streams.len() as u16).map(StreamId) {
+            if matches!(program.streams[of.index()].origin, Origin::Derived { .. }) {
+                let at = program.streams[of.index()].spec.at.clone();
+                self.stages.insert(of, add(program, of, &at));
+            }
+        }
+    }
+
+    /// Whether there are derived streams.
+    pub fn has_stages(&self) -> bool {
+        !self.stages.is_empty()
+    }
+
+    /// Returns the dead letters of an event from this place, which a `map` or `filter` can't
+    /// compute.
+    pub fn of_stages(
+        &self,
+        program: &Program,
+        (root, event): (StreamId, &[Value]),
+        EventPlace { name, row }: &EventPlace,
+    ) -> Vec<(StreamId, Row)> {
+        let source = format!("{}/{name}", program.streams[root.index()].spec.name);
+        let letter = |(stream, before, fault): (StreamId, Vec<Value>, Fault)| {
+            let before: Vec<String> = before.iter().map(ToString::to_string).collect();
+            let row = [
+                Value::str(&source),
+                Value::Int(i64::try_from(*row).unwrap_or(i64::MAX)),
+                Value::str("stage"),
+                Value::Int(0),
+                Value::str(&fault.to_string()),
+                Value::str(&before.join(", ")),
+            ];
+            Some((*self.stages.get(&stream)?, row.into()))
+        };
+        program.views(root, event).failed.into_iter().filter_map(letter).collect()
     }
 
     /// Whether events of a stream have dead letters.
     pub fn has(&self, stream: StreamId) -> bool {
-        self.0.contains_key(&stream)
+        self.rows.contains_key(&stream)
     }
 
     /// Returns the arguments of a dead letter's call for a row from the source of this name.
     /// Returns `None` where the stream has no dead letters.
     pub fn call(&self, stream: StreamId, source: &str, bad: &BadRow) -> Option<Vec<Value>> {
-        let dead = self.0.get(&stream)?;
+        let dead = self.rows.get(&stream)?;
         let number = |n: u64| Value::Int(i64::try_from(n).unwrap_or(i64::MAX));
         Some(vec![
             Value::Int(dead.0.into()),
@@ -71,7 +119,7 @@ impl Letters {
     /// If it is none.
     pub fn event(&self, program: &Program, call: &Call) -> Result<(StreamId, Row), Abort> {
         let dead = match call.args.first() {
-            Some(Value::Int(dead)) => self.0.values().find(|id| i64::from(id.0) == *dead),
+            Some(Value::Int(dead)) => self.rows.values().find(|id| i64::from(id.0) == *dead),
             _ => None,
         };
         let dead = *dead.ok_or_else(|| Abort::refused("there is no such function"))?;

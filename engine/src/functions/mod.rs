@@ -44,7 +44,6 @@ pub use self::sole::has_sole_owner;
 use self::times::Times;
 use crate::calls::Reply;
 use crate::requests::Request;
-use crate::settings::OnFault;
 use crate::spec::{AppSpec, ExternalDecl};
 use crate::timers;
 
@@ -181,12 +180,6 @@ impl AppFunctions {
             return Err(Error::program("an app without tables can't run on several processes")
                 .help("run it in one process"));
         }
-        if spec.settings.on_fault == OnFault::Stop {
-            return Err(Error::setting(
-                "on_fault=stop: on several processes a fault does not end the run yet",
-            )
-            .help("leave it out: faults are counted, and the caller gets status 500"));
-        }
         let decl = |handler: &Handler| spec.procedures.get(&*handler.name);
         let called = |(number, handler): (usize, &Handler)| {
             let is_private = decl(handler).is_some_and(|decl| decl.private);
@@ -206,10 +199,9 @@ impl AppFunctions {
         let slides = Slides::add(spec, &mut program, &Groups::of(&spec.program)?);
         let batches = Batches::add(&mut program);
         let intervals = program.batches_by_event_time().map(|(stream, _)| stream).collect();
-        let letters = Letters::add(&mut program, &spec.sources);
+        let mut letters = Letters::add(&mut program, &spec.sources);
         let groups = Groups::of(&program)?;
         let times = Arc::new(Times::add(&mut program, &groups));
-        results::check(&program, &spec.sinks)?;
         let requests = Requests::add(&mut program, &entities);
         let sole = match has_sole_owner(spec) {
             true => {
@@ -218,6 +210,8 @@ impl AppFunctions {
             }
             false => None,
         };
+        letters.add_stages(&mut program);
+        results::check(&program, &spec.sinks)?;
         for window in program.windows.clone() {
             for table in window.table_ids() {
                 program.tables[table.index()].keeps = None;
@@ -334,6 +328,12 @@ impl AppFunctions {
         let target = Target::Function(2 * number as u32);
         let key = placed(&self.program.tables[0], number, row).into();
         Ok(vec![Call { target, table: TableId(0), key, args: row.into() }])
+    }
+
+    /// Whether a client has called a function, and gets its result.
+    fn is_called(&self, call: &Call) -> bool {
+        let input = self.handler_of_call(call).map(|number| self.program.handlers[number].input);
+        input.is_some_and(|input| self.program.calls.contains(&input))
     }
 
     /// The handler whose transaction a call is, if it is of one handler.
@@ -590,6 +590,10 @@ impl AppFunctions {
         match call.target {
             Times::ADMITTED => {
                 let (stream, _, _, event) = Batches::admitted(&self.program, call)?;
+                Some((stream, event.args.to_vec()))
+            }
+            Batches::ENDING => {
+                let (stream, _, event) = Batches::ending(&self.program, call)?;
                 Some((stream, event.args.to_vec()))
             }
             target => match self.round_of(target) {

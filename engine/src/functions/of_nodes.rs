@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tidemill_cluster::wire::put_value;
 use tidemill_connect::{values, BadRow};
-use tidemill_core::{Key, Row, StreamId, TableId, Value};
+use tidemill_core::{Batch, Key, Row, StreamId, TableId, Value};
 use tidemill_function::{
-    Activation, Call, Changes, ColumnOutput, Context, Counts, EventPlace, Functions, RowAt,
-    SoleResults, Step, Stop,
+    Activation, Call, Changes, ColumnOutput, Context, Counts, EventPlace, Fault, Functions, RowAt,
+    SoleResults, Step, Stop, Tid,
 };
 use tidemill_table::{Seq, Table};
 use tidemill_txn::execute::{HandlerCounts, SoleProgram, SoleWork};
@@ -90,6 +90,35 @@ impl Functions for AppFunctions {
         })
     }
 
+    fn stage_letters(
+        &self,
+        stream: StreamId,
+        batch: &Batch,
+        place: &dyn Fn(usize) -> EventPlace,
+    ) -> Vec<(usize, StreamId, Row)> {
+        let Some(sole) = self.sole.as_ref().filter(|_| self.letters.has_stages()) else {
+            return Vec::new();
+        };
+        let of_row = |row: usize| {
+            let event = batch.row(row);
+            let letters = self.letters.of_stages(&self.program, (stream, &event), &place(row));
+            letters.into_iter().map(move |(stream, letter)| (row, stream, letter))
+        };
+        sole.failed_rows(stream, batch).into_iter().flat_map(of_row).collect()
+    }
+
+    fn stage_letters_of(&self, call: &Call, place: &EventPlace) -> Vec<(StreamId, Row)> {
+        if !self.letters.has_stages() {
+            return Vec::new();
+        }
+        let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();
+        let call = inner.as_ref().unwrap_or(call);
+        let event = self.event_of(call).filter(|(stream, values)| self.is_row(*stream, values));
+        event.map_or_else(Vec::new, |(stream, values)| {
+            self.letters.of_stages(&self.program, (stream, &values), place)
+        })
+    }
+
     fn refusal(&self, reason: &str) -> Call {
         self.aborts(reason)
     }
@@ -100,7 +129,7 @@ impl Functions for AppFunctions {
         outcome: &std::result::Result<Value, Abort>,
         (place, is_first): (Option<&EventPlace>, bool),
         counts: &mut Counts,
-    ) {
+    ) -> Option<Fault> {
         let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();
         let own = [Batches::TARGET, Batches::LAST, Slides::TARGET, Slides::LAST];
         let is_engines = counts::is_engines(inner.as_ref().unwrap_or(call), &own);
@@ -108,11 +137,16 @@ impl Functions for AppFunctions {
         // The transactions of a sole owner are counted by their handlers.
         let is_counted = self.sole.is_some() && self.is_event(inner.as_ref().unwrap_or(call));
         match outcome {
-            Ok(_) => counts.ended += u64::from(!is_engines && !is_counted),
+            Ok(_) => {
+                counts.ended += u64::from(!is_engines && !is_counted);
+                None
+            }
             Err(abort) => {
                 let handler = self.handler_of_call(call);
                 let event = place.map(|at| counts::event_named(&self.program, at, handler));
-                counts::abort(&self.program, counts, handler, abort, event.as_deref());
+                let fault = counts::abort(&self.program, counts, handler, abort, event.as_deref());
+                // The caller of a function gets its fault.
+                fault.filter(|_| !self.is_called(call))
             }
         }
     }
@@ -177,8 +211,14 @@ impl Functions for AppFunctions {
         self.counting.columns(&self.program, handlers, outputs, counts);
     }
 
-    fn count_sole(&self, results: &SoleResults, outputs: &[ColumnOutput], counts: &mut Counts) {
-        self.counting.sole(&self.program, results, outputs, counts);
+    fn count_sole(
+        &self,
+        results: &SoleResults,
+        outputs: &[ColumnOutput],
+        place: &dyn Fn(Tid) -> Option<EventPlace>,
+        counts: &mut Counts,
+    ) -> Option<(Tid, Fault)> {
+        self.counting.sole(&self.program, results, outputs, place, counts)
     }
 
     fn is_copied(&self, stream: StreamId) -> bool {
@@ -219,9 +259,8 @@ impl Functions for AppFunctions {
         if of.peek().is_none() || !self.is_row(stream, &call.args) {
             return 0;
         }
-        // Where a map or filter fails, the whole event is refused, so it ends no interval.
-        let views = self.program.views(stream, &call.args).unwrap_or_default();
-        let is_on = |of| views.iter().any(|(on, _)| *on == of);
+        let views = self.program.views(stream, &call.args);
+        let is_on = |of| views.on.iter().any(|(on, _)| *on == of);
         of.filter(|(_, of)| is_on(*of)).fold(0, |bits, (bit, _)| bits | 1 << bit)
     }
 

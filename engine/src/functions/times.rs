@@ -120,6 +120,13 @@ impl Times {
         call
     }
 
+    /// Returns the stream and the values of a late event, from its call.
+    fn late_event(&self, call: &Call) -> Option<(StreamId, Vec<Value>)> {
+        let Some((Value::Int(number), event)) = call.args.split_first() else { return None };
+        let stream = self.streams.keys().find(|stream| i64::from(stream.0) == *number)?;
+        Some((*stream, event.to_vec()))
+    }
+
     /// Returns the events of a late event on the late streams of all streams that it is on. Any
     /// client may have written the call into the log.
     ///
@@ -127,30 +134,17 @@ impl Times {
     /// If it is none.
     pub fn passed_on(&self, program: &Program, call: &Call) -> Result<Vec<(StreamId, Row)>, Abort> {
         let unknown = || Abort::refused("there is no such function");
-        let Some((Value::Int(number), event)) = call.args.split_first() else {
-            return Err(unknown());
-        };
-        let stream = self.streams.iter().find(|(stream, _)| i64::from(stream.0) == *number);
-        let (root, InTime { sides, .. }) = stream.ok_or_else(unknown)?;
-        let is_event = |columns: &[tidemill_core::Column]| columns.len() == event.len();
-        if !is_event(&program.streams[root.index()].spec.schema.columns) {
+        let (root, event) = self.late_event(call).ok_or_else(unknown)?;
+        if program.streams[root.index()].spec.schema.columns.len() != event.len() {
             return Err(unknown());
         }
-        // Where a map or filter fails, the event is not on that stream.
-        let mut views: Vec<(StreamId, Vec<Value>)> = vec![(*root, event.to_vec())];
-        for (stream, _) in sides {
-            let Stream { spec, origin, .. } = &program.streams[stream.index()];
-            let Origin::Derived { from, stage } = origin else { continue };
-            let Some((_, values)) = views.iter().find(|(on, _)| on == from) else { continue };
-            let view = stage.apply(&spec.schema, values).ok().flatten();
-            views.extend(view.map(|view| (*stream, view)));
-        }
+        let sides = &self.streams[&root].sides;
         let side = |(stream, row): (StreamId, Vec<Value>)| {
             let (_, late) = sides.iter().find(|(of, _)| *of == stream)?;
             let row = program.stored_output(*late, &row);
             Some(row.map(|row| (*late, row.into())))
         };
-        views.into_iter().filter_map(side).collect()
+        program.views(root, &event).on.into_iter().filter_map(side).collect()
     }
 }
 

@@ -212,9 +212,9 @@ pub struct SoleResults {
     pub failed: u64,
     /// Those that a `map` or `filter` can't compute: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
-    /// The transactions whose functions failed: the handler, and the abort. Results of calls are left
-    /// out.
-    pub faults: Vec<(usize, Abort)>,
+    /// The transactions whose functions failed: the place of the event, or 0 for a slide of a window,
+    /// the handler, and the abort. Results of calls are left out.
+    pub faults: Vec<(u64, usize, Abort)>,
 }
 
 /// The distance at which the lists of rows are prefetched, in transactions.

@@ -405,7 +405,8 @@ impl Step<'_> {
         *seq = done.seq;
         let short = |(tid, result): (u64, CallResult)| (tid, result.map_err(size::shortened));
         let own: BTreeMap<u64, CallResult> = own.into_iter().map(short).collect();
-        let faults = faults.into_iter().map(|(handler, abort)| (handler, size::shortened(abort)));
+        let short = |(tid, handler, abort)| (tid, handler, size::shortened(abort));
+        let faults = faults.into_iter().map(short);
         for (tid, call) in requests.into_values() {
             if let Some(result) = own.get(&tid) {
                 *seq += 1;

@@ -113,6 +113,7 @@ impl Site {
             resumed: [].into(),
             buffered_bytes_max: u64::MAX,
             memory_bytes_max: u64::MAX,
+            stops_on_fault: false,
             clock_jump_us_max: i64::MAX,
             deaths_max: u32::MAX,
             function: tidemill_function::Settings::default(),

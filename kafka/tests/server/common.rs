@@ -89,6 +89,7 @@ pub fn record(topic: Topic, n: u64) -> Record {
             upto: vec![n; 4],
             times: Default::default(),
             by_owner: true,
+            stops_on_fault: false,
         }),
     }
 }

@@ -124,6 +124,7 @@ def _coordinator(args: argparse.Namespace) -> int:
     signals = Signals()
     signals.install()
     settings = placed(settings, app.name)
+    settings.setdefault("on_fault", "stop")
     finish(app, args, settings, on_several=True)
     with start_report(settings, True, folder_of(settings)), signals.starting():
         coordinator = Coordinator(app, settings, _secret(settings))
@@ -219,7 +220,7 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
         look()
         status = coordinator.status()
         if status["ended"] is not None:
-            if status["late_event"] or status["over_memory"]:
+            if status["late_event"] or status["over_memory"] or status["stopping_fault"]:
                 coordinator.stop()  # Writes the output that has left.
             return status
         if ends and status["input_ended"]:
@@ -255,6 +256,14 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
             status["ended"],
             'give the source a larger out_of_orderness, or the stream late="side" or late="admit", '
             "and start with --upgrade: all before that event is in a snapshot",
+        )
+    if status["ended"] is not None and (fault := status["stopping_fault"]):
+        raise ProgramError(
+            fault["what"],
+            "nothing of this event is committed: correct the function and start again, and the "
+            "run continues with the event; with on_fault=abort (--set on_fault=abort) such events "
+            "are counted, and the run continues without them",
+            fault["line"],
         )
     if status["ended"] is not None and status["over_memory"]:
         what, help = status["ended"].split(": ", 1)
@@ -500,6 +509,7 @@ def children_of(
 def run_here(app: App, args: argparse.Namespace, settings: dict[str, Any]) -> int:
     """Runs a coordinator in this process, and workers in other processes of this machine."""
     _check(app, settings)
+    settings.setdefault("on_fault", "stop")
     signals = Signals()
     signals.install()
     secret = secrets.token_bytes(32)

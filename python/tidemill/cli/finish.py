@@ -23,7 +23,7 @@ from tidemill.errors import ResourceError, SettingError
 from tidemill.mill import Mill
 
 #: Settings that mean nothing while a run is finished.
-NOT_NOW = ("fresh", "upgrade", "renames", "on_fault", "http_port", "cluster_listen")
+NOT_NOW = ("fresh", "upgrade", "renames", "http_port", "cluster_listen")
 
 #: The longest time until the workers of a killed run have executed what it recorded.
 FINISH_S = 120.0
@@ -51,7 +51,7 @@ def finish(
     own = {name: value for name, value in fits.items() if name not in NOT_NOW}
     own |= {"data_dir": settings["data_dir"], **json.loads(needed)}
     if on_several:
-        _in_one(app, own | {"on_fault": "abort"}).stop()
+        _in_one(app, own).stop()
     else:
         _on_several(app, args, own)
 

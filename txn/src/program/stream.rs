@@ -5,7 +5,6 @@ use tidemill_core::rules::{self, Fault};
 use tidemill_core::{HandlerId, Schema, StreamId, StreamSpec, StreamTime, Value};
 
 use super::expr::{evaluate, Block, ExprId};
-use super::handler::Abort;
 use super::Program;
 
 /// A stream and the origin of its events.
@@ -140,28 +139,29 @@ impl Stage {
     }
 }
 
+/// An event of an input stream on the streams that are derived from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Views {
+    /// The streams that it is on, the input stream first, with its columns there.
+    pub on: Vec<(StreamId, Vec<Value>)>,
+    /// The streams that it does not reach because their map or filter can't compute: the columns
+    /// before that step, and why.
+    pub failed: Vec<(StreamId, Vec<Value>, Fault)>,
+}
+
 impl Program {
-    /// Returns the streams that an event of an input stream is on, with its columns there.
-    ///
-    /// # Errors
-    /// If a map or filter can't compute.
-    pub fn views(
-        &self,
-        root: StreamId,
-        event: &[Value],
-    ) -> Result<Vec<(StreamId, Vec<Value>)>, Abort> {
-        let mut views = vec![(root, event.to_vec())];
-        for (index, stream) in self.streams.iter().enumerate() {
-            let Origin::Derived { from, stage } = &stream.origin else { continue };
-            let Some((_, values)) = views.iter().find(|(on, _)| on == from) else { continue };
-            let view = stage.apply(&stream.spec.schema, values);
-            let view = view.map_err(|fault| {
-                let name = &stream.spec.name;
-                Abort::refused(format!("the event can't come to stream {name}: {fault}"))
-            })?;
-            views.extend(view.map(|view| (StreamId(index as u16), view)));
+    /// Returns the streams that an event of an input stream is on.
+    pub fn views(&self, root: StreamId, event: &[Value]) -> Views {
+        let mut views = Views { on: vec![(root, event.to_vec())], failed: Vec::new() };
+        for (stream, of) in (0..).map(StreamId).zip(&self.streams) {
+            let Origin::Derived { from, stage } = &of.origin else { continue };
+            let Some((_, values)) = views.on.iter().find(|(on, _)| on == from) else { continue };
+            match stage.apply(&of.spec.schema, values) {
+                Ok(view) => views.on.extend(view.map(|view| (stream, view))),
+                Err(fault) => views.failed.push((stream, values.clone(), fault)),
+            }
         }
-        Ok(views)
+        views
     }
 
     /// Returns the handlers of an input stream's events, each with the stream on which it takes

@@ -144,6 +144,7 @@ fn at_workers(workers: u16, all: &[Vec<Record>], step: u64) -> Vec<Epoch> {
             upto: upto.clone(),
             times: times.clone(),
             by_owner: true,
+            stops_on_fault: false,
         };
         let reported: Vec<RankReport> = ranks
             .iter_mut()

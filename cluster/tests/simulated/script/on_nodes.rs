@@ -1,11 +1,12 @@
 //! A script's functions as nodes see them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tidemill_core::{Row, StreamId, TableId, Value};
 use tidemill_function::{
-    Activation, Call, Changes, Context, Functions, Handle, RowAt, Step, Stop, Target,
+    Activation, Call, Changes, Context, Counts, EventPlace, Fault, Functions, Handle, RowAt, Step,
+    Stop, Target,
 };
 use tidemill_txn::program::{Abort, Asker, Take};
 use tidemill_txn::Program;
@@ -325,12 +326,19 @@ pub struct OnNodes {
     /// The request that ends a worker that executes it, and whether that has happened.
     pub poison: Option<i64>,
     pub has_struck: AtomicBool,
+    /// The request whose function fails, until it is corrected.
+    pub broken: Mutex<Option<i64>>,
 }
 
 impl OnNodes {
     /// Creates the functions of a script, none of which ends a worker.
     pub fn new(script: &Arc<Script>) -> OnNodes {
-        OnNodes { script: script.clone(), poison: None, has_struck: AtomicBool::new(false) }
+        OnNodes {
+            script: script.clone(),
+            poison: None,
+            has_struck: AtomicBool::new(false),
+            broken: Mutex::new(None),
+        }
     }
 
     fn running(&self, function: u32, call: &Call) -> Result<Running, Abort> {
@@ -365,6 +373,10 @@ impl Functions for OnNodes {
         if function == ANSWER {
             return Ok(Box::new(Answered(call.clone())));
         }
+        let broken = *self.broken.lock().expect("nothing panics with it");
+        if broken.is_some_and(|id| call.args.first() == Some(&Value::Int(id))) && function >= ONCE {
+            return Err(Abort::failed("a mistake", Some("app.py:1")));
+        }
         if function >= ONCE {
             return Ok(Box::new(Once { call: call.clone(), made: None }));
         }
@@ -390,6 +402,22 @@ impl Functions for OnNodes {
             return Some((ABORTED_MOVES, event.into()));
         }
         Some((ABORTS, [call.args[0].clone(), Value::str(&abort.reason)].into()))
+    }
+
+    fn count(
+        &self,
+        _: &Call,
+        outcome: &Result<Value, Abort>,
+        (_, is_first): (Option<&EventPlace>, bool),
+        counts: &mut Counts,
+    ) -> Option<Fault> {
+        counts.events += u64::from(is_first);
+        match outcome {
+            Ok(_) => counts.ended += 1,
+            Err(_) => counts.refused += 1,
+        }
+        let abort = outcome.as_ref().err().filter(|abort| abort.is_fault())?;
+        Some(Fault { what: abort.parts().0.to_owned(), line: None })
     }
 
     fn timed(&self, call: &Call) -> Option<(StreamId, i64)> {

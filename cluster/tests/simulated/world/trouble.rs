@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use tidemill_cluster::Input;
+use tidemill_cluster::{Input, Record};
 use tidemill_core::TableId;
 
-use super::{Process, Step, World, MS};
+use super::{Machine, Process, Step, World, MS};
 
 /// The rates of faults in a run, each in occurrences in ten seconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +34,25 @@ pub struct FaultRates {
 const CUT_TIMES: u64 = 5;
 
 impl World {
+    /// Corrects the function, if a coordinator has ended because it failed.
+    pub(super) fn correct(&mut self, by: Process) {
+        let is_stopped = self.processes.get(&by).is_some_and(|process| match &process.machine {
+            Machine::Coordinator(machine) => machine.fault().is_some(),
+            Machine::Worker(_) => false,
+        });
+        if is_stopped {
+            *self.functions.broken.lock().expect("nothing panics with it") = None;
+        }
+    }
+
+    /// Notes a violation if work outside has left of an epoch that is withdrawn.
+    pub(super) fn check_withdrawal(&mut self, record: &Record) {
+        let Record::Withdrawn { epoch, .. } = record else { return };
+        if self.worked.iter().any(|worked| worked >= epoch) {
+            self.left_early.get_or_insert("work left of an epoch with a fault".into());
+        }
+    }
+
     /// Injects faults at random, until the time of faults is over.
     pub(super) fn trouble(&mut self) {
         if self.now_us > self.until_us {

@@ -24,7 +24,6 @@ use super::super::times::event_time;
 use super::super::topics::ReadTopic;
 use super::Several;
 use crate::carry::derived;
-use crate::changes::counted;
 use crate::compare::decode;
 use crate::functions::AppFunctions;
 use crate::internal::SourceFacts;
@@ -121,7 +120,7 @@ impl<'w> Waiting<'w> {
     /// Adds the rows of files that have not been received, and are between others that were executed.
     ///
     /// # Errors
-    /// When a row has no time.
+    /// When a row has no time, or can't come to a derived stream.
     pub fn ahead(&mut self, nth: usize, at: &mut FilesAt<'_>) -> Result<()> {
         let program = self.program;
         let is_it = |stream: &&tidemill_txn::program::Stream| *stream.spec.name == *at.decl.stream;
@@ -139,6 +138,13 @@ impl<'w> Waiting<'w> {
                 let times = times.ok_or_else(|| Error::internal("a source gave no times"))?;
                 newest_us = newest_us.max(times.iter().copied().max());
                 for ((row, time_us), offset) in chunk.batch.rows().zip(times).zip(&chunk.offsets) {
+                    // One process passes dead letters on when it reads their rows.
+                    if let Some((on, _, fault)) = program.views(stream, &row).failed.first() {
+                        let (on, file) = (self.name(*on), &file.name);
+                        return Err(wait(&format!(
+                            "rows of {file} that can't come to stream {on} ({fault})"
+                        )));
+                    }
                     let time_us = newest.take(*time_us).unwrap_or(*time_us);
                     let at = Position { time_us, source, offset: *offset };
                     self.add(stream, Some((source, *offset)), at, row);
@@ -228,7 +234,7 @@ impl<'w> Waiting<'w> {
     /// Returns all of them, on all streams that they come to.
     ///
     /// # Errors
-    /// When one process has no source of an event's stream, or a stream has no value for an event.
+    /// When one process has no source of an event's stream.
     pub fn runs(mut self) -> Result<Vec<Run>> {
         if let Some(stream) = self.pushed.keys().next() {
             return Err(nobody_sends(self.name(*stream)));
@@ -245,12 +251,8 @@ impl<'w> Waiting<'w> {
             if !matches!(stream.origin, Origin::Derived { .. }) {
                 continue;
             }
-            let (own, failed) = derived(self.program, StreamId(index as u16), &runs);
-            if let Some((failed, fault)) = failed {
-                let (name, failed) = (&stream.spec.name, counted(failed, "event"));
-                return Err(wait(&format!("{failed} that can't come to stream {name} ({fault})")));
-            }
-            runs.extend(own);
+            // Those that can't be computed are dead letters already.
+            runs.extend(derived(self.program, StreamId(index as u16), &runs).0);
         }
         runs.extend(self.batches);
         runs.retain(|run| !run.offsets.is_empty());
@@ -428,7 +430,7 @@ fn events(functions: &AppFunctions, of: &EventSource, at: u64, record: &Record) 
 }
 
 fn wait(what: &str) -> Error {
-    Error::setting(format!("{what} wait for their watermark"))
+    Error::setting(format!("there are {what}, and they wait for their watermark"))
         .help("run it with --processes N until they are executed")
 }
 

@@ -209,6 +209,7 @@ fn cut(epoch: u64, by_owner: bool) -> tidemill_cluster::CutRecord {
         upto: vec![0; 2],
         times: Times::default(),
         by_owner,
+        stops_on_fault: false,
     }
 }
 

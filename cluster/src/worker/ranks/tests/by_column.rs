@@ -99,6 +99,7 @@ fn settings(event_time: &Arc<EventTime>) -> Settings {
         resumed: [].into(),
         buffered_bytes_max: u64::MAX,
         memory_bytes_max: u64::MAX,
+        stops_on_fault: false,
         clock_jump_us_max: i64::MAX,
         deaths_max: u32::MAX,
         function: tidemill_function::Settings::default(),
@@ -170,7 +171,9 @@ fn run(
         let (epoch, base) = (epoch as u64, (epoch as u64) << 20);
         let (count, clock_us) = (1 << 20, 0);
         let (upto, times) = (upto.clone(), times.clone());
-        let cut = CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner: true };
+        let (by_owner, stops_on_fault) = (true, false);
+        let cut =
+            CutRecord { epoch, clock_us, base, count, from, upto, times, by_owner, stops_on_fault };
         let take = |(ranks, read): (&mut Ranks, _)| ranks.take(&cut, read, workers == 1, functions);
         let reported: Vec<RankReport> = ranks.iter_mut().zip(read).map(take).collect();
         let mut calls = Vec::new();

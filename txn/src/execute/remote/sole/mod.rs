@@ -326,7 +326,11 @@ impl SoleOwner {
             let is_result = aborts.contains(&of.program.handlers[fault.handler].aborted);
             match own.filter(|_| is_result).and_then(|tid| outcome.results.get_mut(&tid)) {
                 Some(result) => *result = Err(fault.abort),
-                None => outcome.faults.push((fault.handler, fault.abort)),
+                None => {
+                    let place = Some(fault.event).filter(|(source, _)| *source == EVENTS);
+                    let tid = place.map_or(alone.unwrap_or(0), |(_, tid)| tid);
+                    outcome.faults.push((tid, fault.handler, fault.abort));
+                }
             }
         }
         // Those that are results, or refused as a whole, are counted there.

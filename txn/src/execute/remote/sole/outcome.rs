@@ -22,9 +22,9 @@ pub struct SoleOutcome {
     /// The events by column that are refused as a whole, because a `map` or `filter` can't compute or
     /// an event would be too long: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
-    /// Transactions whose functions failed: the handler and the abort. Those that are results are left
-    /// out.
-    pub faults: Vec<(usize, Abort)>,
+    /// Transactions whose functions failed: the place of the event, or 0 for a slide of a window, the
+    /// handler, and the abort. Those that are results are left out.
+    pub faults: Vec<(u64, usize, Abort)>,
     /// Functions that a clock has ended.
     pub overdue: Vec<Overdue>,
     /// The number of transactions.

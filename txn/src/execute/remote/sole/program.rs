@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use tidemill_core::{Position, Result, Row, StreamId, StreamTime};
+use tidemill_core::{Batch, Position, Result, StreamId, StreamTime};
 
 use super::segment::Timed;
 use super::OpenBatches;
 use crate::order::Groups;
-use crate::program::{Abort, ColumnStage, Origin, Program};
+use crate::program::{ColumnStage, Origin, Program};
 
 /// A program whose epochs a sole owner of all rows executes.
 #[derive(Debug)]
@@ -143,17 +143,10 @@ impl SoleProgram {
     }
 
     /// Returns the events of all streams that are derived from an input stream, each with the place
-    /// of the input event.
-    ///
-    /// # Errors
-    /// The rows for which a stream can't be computed, in order, and why.
-    pub(super) fn views(
-        &self,
-        input: StreamId,
-        events: &Timed,
-    ) -> Result<Vec<View>, Vec<(usize, Abort)>> {
-        let mut views: Vec<View> = Vec::new();
-        let mut failed = false;
+    /// of the input event. Also returns the places of events that a stream's map or filter can't
+    /// compute. They do not reach that stream.
+    pub(super) fn views(&self, input: StreamId, events: &Timed) -> (Vec<View>, Vec<u64>) {
+        let (mut views, mut failed): (Vec<View>, Vec<u64>) = (Vec::new(), Vec::new());
         for (number, stage) in self.stages.iter().enumerate() {
             let Some(stage) = stage else { continue };
             let Origin::Derived { from, .. } = &self.program.streams[number].origin else {
@@ -164,17 +157,21 @@ impl SoleProgram {
                 None if *from == input => events,
                 None => continue,
             };
-            let Some(view) = before.view(stage) else {
-                failed = true;
-                break;
-            };
+            let view = before.view(stage, &mut failed);
             views.push((StreamId(number as u16), view));
         }
-        if !failed {
-            return Ok(views);
+        (views, failed)
+    }
+
+    /// Returns the events of an input stream that do not reach all derived streams, because a map or
+    /// filter can't compute: their rows, ascending.
+    pub fn failed_rows(&self, input: StreamId, batch: &Batch) -> Vec<usize> {
+        if self.stages.iter().all(Option::is_none) {
+            return Vec::new();
         }
-        let why =
-            |(row, event): (usize, Row)| Some((row, self.program.views(input, &event).err()?));
-        Err(events.batch.rows().enumerate().filter_map(why).collect())
+        let (tids, times) = ((0..batch.len() as u64).collect(), vec![0; batch.len()]);
+        let (_, failed) = self.views(input, &Timed { tids, times, batch: batch.clone() });
+        let failed: BTreeSet<usize> = failed.into_iter().map(|row| row as usize).collect();
+        failed.into_iter().collect()
     }
 }

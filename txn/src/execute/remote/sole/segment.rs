@@ -175,23 +175,8 @@ impl<'p> Segment<'p> {
     fn round(&mut self, input: StreamId, events: Timed) {
         let program = &self.of.program;
         self.aborts.extend(self.of.only(input).map(|only| program.handlers[only].aborted));
-        let (events, views) = match self.of.views(input, &events) {
-            Ok(views) => (events, views),
-            // Others than these have all views.
-            Err(failed) => {
-                let mut good = Vec::new();
-                let mut failed = failed.into_iter().peekable();
-                for (row, tid) in events.tids.iter().enumerate() {
-                    match failed.next_if(|(of, _)| *of == row) {
-                        Some((_, abort)) => self.outcome.refuse(*tid, input, abort),
-                        None => good.push(row as u32),
-                    }
-                }
-                let events = events.take(&good, None);
-                let views = self.of.views(input, &events).expect("the others have all views");
-                (events, views)
-            }
-        };
+        // The node that has received an event puts it among the dead letters if it is in `failed`.
+        let (views, _failed) = self.of.views(input, &events);
         let views: Vec<View> = [(input, events)].into_iter().chain(views).collect();
         // Events that leave as they are have a limit, too.
         let mut long: BTreeMap<u64, Abort> = BTreeMap::new();
@@ -377,31 +362,35 @@ impl Timed {
         Timed { tids, times, batch }
     }
 
-    /// Applies a stage. Returns `None` if it can't be computed for a row.
-    pub(super) fn view(&self, stage: &ColumnStage) -> Option<Timed> {
+    /// Applies a stage. Adds the places of events that it can't compute to `failed`.
+    pub(super) fn view(&self, stage: &ColumnStage, failed: &mut Vec<u64>) -> Timed {
         let Some(applied) = stage.apply(&self.batch) else {
             // Its columns would be too large.
             let (mut kept, mut rows) = (Vec::new(), Vec::new());
             for (nth, event) in (0..).zip(self.batch.rows()) {
-                if let Some(row) = stage.stage().apply(stage.schema(), &event).ok()? {
-                    kept.push(nth);
-                    rows.push(row);
+                match stage.stage().apply(stage.schema(), &event) {
+                    Ok(Some(row)) => {
+                        kept.push(nth);
+                        rows.push(row);
+                    }
+                    Ok(None) => {}
+                    Err(_) => failed.push(self.tids[nth as usize]),
                 }
             }
             let rows = rows.iter().map(|row| &row[..]);
             let batch = Batch::from_rows(stage.schema().clone(), rows);
-            return Some(self.take(&kept, Some(batch)));
+            return self.take(&kept, Some(batch));
         };
-        if !applied.failed.is_empty() {
-            return None;
-        }
+        failed.extend(applied.failed.iter().map(|row| self.tids[*row]));
         let made = applied.mapped.as_ref().unwrap_or(&self.batch);
-        let made = made.with_schema(stage.schema()).ok()?;
+        let fits = |made: Batch| {
+            made.with_schema(stage.schema()).expect("a stage gives the columns of its stream")
+        };
         if applied.keep.false_count() == 0 {
-            return Some(Timed { batch: made, ..self.clone() });
+            return Timed { batch: fits(made.clone()), ..self.clone() };
         }
         let rows: Vec<u32> = applied.keep.values().set_indices().map(|row| row as u32).collect();
-        Some(self.take(&rows, Some(made.take(&rows))))
+        self.take(&rows, Some(fits(made.take(&rows))))
     }
 }
 
