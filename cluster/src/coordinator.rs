@@ -120,6 +120,9 @@ pub struct Progress {
     pub left_out: Vec<LeftOut>,
     /// The counts of transactions since the beginning.
     pub counts: Arc<Counts>,
+    /// The functions that gave other results when they ran again since the coordinator has started,
+    /// with the number of times.
+    pub unstable: BTreeMap<Arc<str>, u64>,
 }
 
 /// The state machine of a coordinator process.
@@ -163,6 +166,9 @@ pub struct Coordinator {
     /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
     cuts: Vec<Arc<CutRecord>>,
+    /// The functions that gave other results when they ran again since this process has started, with
+    /// the number of times.
+    unstable: BTreeMap<Arc<str>, u64>,
     /// The base after all cuts that were withdrawn.
     withdrawn_base: u64,
     follows: Follows,
@@ -206,6 +212,7 @@ impl Coordinator {
             manifest: manifest.into(),
             written: None,
             cuts: Vec::new(),
+            unstable: BTreeMap::new(),
             withdrawn_base: 0,
             follows: Follows::default(),
         }
@@ -314,6 +321,7 @@ impl Coordinator {
             progress.outside = running.outside();
         }
         progress.counts = self.counts().clone();
+        progress.unstable.clone_from(&self.unstable);
         progress
     }
 
@@ -422,7 +430,10 @@ impl Coordinator {
                     self.try_cut(effects);
                 }
             }
-            Packet::Executed { generation, epoch, buffered, counts, fault } => {
+            Packet::Executed { generation, epoch, buffered, counts, fault, unstable } => {
+                for (function, times) in unstable {
+                    *self.unstable.entry(function).or_default() += times;
+                }
                 let now_us = self.now_us;
                 if let Some(running) = self.of(generation) {
                     running.buffered.insert(member, buffered);

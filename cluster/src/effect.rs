@@ -393,6 +393,8 @@ pub enum Packet {
         counts: Counts,
         /// The first fault among them that no client learns of, and its transaction.
         fault: Option<(Tid, Fault)>,
+        /// The functions that gave another result when they ran again, with the number of times.
+        unstable: Vec<(Arc<str>, u64)>,
     },
     /// From a worker: it is about to begin a part of an epoch.
     Trial {

@@ -19,11 +19,11 @@ mod read;
 mod run;
 mod save;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
-use tidemill_function::{Call, Functions, Question, Rows};
+use tidemill_function::{Functions, Question, Rows};
 use tidemill_txn::pool::{Pool, SingleThread};
 
 use self::load::{Loading, Survivor};
@@ -100,7 +100,8 @@ pub struct Worker {
     now_us: u64,
     beaten_us: Option<u64>,
     /// Calls of functions that were not deterministic.
-    not_deterministic: Vec<Call>,
+    /// The functions of the epoch that runs that gave another result when they ran again.
+    unstable: BTreeMap<Arc<str>, u64>,
     pool: Arc<dyn Pool>,
 }
 
@@ -123,7 +124,7 @@ impl Worker {
             tokens: 0,
             now_us: 0,
             beaten_us: None,
-            not_deterministic: Vec::new(),
+            unstable: BTreeMap::new(),
             pool: Arc::new(SingleThread),
         }
     }
@@ -193,11 +194,6 @@ impl Worker {
     /// Whether it was asked to leave, and may end now.
     pub fn has_left(&self) -> bool {
         self.has_left
-    }
-
-    /// Returns the first calls of functions that were not deterministic.
-    pub fn not_deterministic(&self) -> &[Call] {
-        &self.not_deterministic
     }
 
     /// Handles an input.

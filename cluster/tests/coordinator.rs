@@ -233,6 +233,7 @@ impl Run {
                         buffered: Buffered::default(),
                         counts: Default::default(),
                         fault: self.faults.get(&epoch).cloned(),
+                        unstable: Vec::new(),
                     },
                 );
             }
@@ -462,7 +463,9 @@ fn nothing_of_an_epoch_is_released_before_all_have_executed_it() {
     for (nth, member) in all.members.clone().into_iter().enumerate() {
         assert_eq!(all.released, 0, "{nth} have executed it");
         let (buffered, counts) = (Buffered::default(), Default::default());
-        all.say(member, Packet::Executed { generation, epoch: 1, buffered, counts, fault: None });
+        let (epoch, fault, unstable) = (1, None, Vec::new());
+        let executed = Packet::Executed { generation, epoch, buffered, counts, fault, unstable };
+        all.say(member, executed);
     }
     assert_eq!(all.released, 1);
 }

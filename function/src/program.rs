@@ -302,6 +302,11 @@ pub trait Functions: Send + Sync {
         true
     }
 
+    /// Returns the name of the function of a call, for people.
+    fn function_name(&self, call: &Call) -> Arc<str> {
+        format!("{:?}", call.target).into()
+    }
+
     /// Counts an event that a transaction has emitted.
     fn count_emitted(&self, stream: StreamId, row: &[Value], counts: &mut Counts) {
         let _ = (stream, row, counts);

@@ -61,6 +61,9 @@ pub struct Status {
     pub outside: Option<u64>,
     /// The counts of transactions since the beginning.
     pub counts: Arc<Counts>,
+    /// The functions that gave other results when they ran again since the coordinator has started,
+    /// with the number of times.
+    pub unstable: BTreeMap<Arc<str>, u64>,
     /// The recent rate of each source, in cut requests per second.
     pub per_s: Vec<f64>,
     /// The workers that are alive but left out for some time, because they can't reach members.
@@ -200,6 +203,7 @@ impl CoordinatorProcess {
                 (status.epoch.max(found.epoch), status.snapshot.max(found.snapshot));
             // The last epochs may have ended since the last tick.
             status.has_counts(found.counts);
+            status.unstable = found.unstable;
             status.outside = found.outside.or(status.outside);
             status.late_event = machine.late_event().cloned();
             status.fault = machine.fault().cloned();
@@ -407,6 +411,7 @@ impl ProcessState {
                     (status.times, status.buffered) = (found.times, found.buffered);
                 }
                 status.has_counts(found.counts);
+                status.unstable = found.unstable;
                 status.outside = found.outside;
                 status.wrong_clock = machine.wrong_clock();
                 status.left_out = found.left_out;
@@ -417,6 +422,11 @@ impl ProcessState {
 
 /// Reports what differs from the status at the last tick.
 fn report(before: &Status, now: &Progress, wrong_clock: Option<(WrongClock, i64)>) {
+    for (function, times) in &now.unstable {
+        if !before.unstable.contains_key(function) {
+            warn!(target: "tidemill::function", %function, times, "not deterministic");
+        }
+    }
     if before.generation != now.generation {
         let (generation, ended, workers) = (now.generation, before.generation, now.members.len());
         match generation {

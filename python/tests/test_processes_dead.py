@@ -38,7 +38,7 @@ def few(tx, e):
 def fewer(tx, e):
     counts["fewer"].n += 1
 
-events.read(tm.files("events.csv")DISORDER)
+events.read(tm.files("events.csv")BOUND)
 some.dead.write(tm.files("some.csv"))
 more.dead.write(tm.files("more.csv"))
 """
@@ -55,7 +55,7 @@ WAYS = {
 def write(folder: Path, way: str, rows: int = 400) -> None:
     time, batches, takes = WAYS[way]
     app = APP.replace("TIME, ", f"{time}, " if time else "").replace("BATCHES", batches)
-    app = app.replace("DISORDER", ", out_of_orderness=3" if time else "")
+    app = app.replace("BOUND", ", out_of_orderness=3" if time else "")
     (folder / "app.py").write_text(app.replace("TAKES", takes))
     dice = random.Random(rows)
     lines = ["id,by,at"]

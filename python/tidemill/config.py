@@ -158,7 +158,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "rerun_every": _int(
         0,
         1 << 32,
-        _ONE,
+        (*_ONE, PROCESSES, WORKER),
         default="64",
         help=(
             "Every n-th transaction of a Python function runs twice, and the results are "

@@ -141,7 +141,7 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             out.push(5);
             [*generation, *epoch, *released].iter().for_each(|n| put_u64(*n, out));
         }
-        Packet::Executed { generation, epoch, buffered, counts, fault } => {
+        Packet::Executed { generation, epoch, buffered, counts, fault, unstable } => {
             out.push(6);
             put_u64(*generation, out);
             put_u64(*epoch, out);
@@ -150,6 +150,10 @@ pub fn put_packet(packet: &Packet, out: &mut Vec<u8>) {
             put_option(fault.as_ref(), out, |(tid, fault), out| {
                 put_tid(*tid, out);
                 put_fault(fault, out);
+            });
+            put_list(unstable, out, |(function, times), out| {
+                put_bytes(function.as_bytes(), out);
+                put_u64(*times, out);
             });
         }
         Packet::Part { generation, epoch, part, outputs, waiting } => {
@@ -314,6 +318,7 @@ pub fn take_packet(input: &mut &[u8]) -> Option<Packet> {
             buffered: take_buffered(input)?,
             counts: take_counts(input)?,
             fault: take_option(input, |input| Some((take_tid(input)?, take_fault(input)?)))?,
+            unstable: take_list(input, |input| Some((take_text(input)?.into(), take_u64(input)?)))?,
         },
         7 => Packet::Part {
             generation: take_u64(input)?,

@@ -355,8 +355,16 @@ fn packets() -> Vec<Packet> {
             buffered,
             counts: counts(),
             fault: Some((Tid(7), fault())),
+            unstable: vec![("pay".into(), 3), ("take".into(), u64::MAX)],
         },
-        Packet::Executed { generation, epoch: 1, buffered, counts: counts(), fault: None },
+        Packet::Executed {
+            generation,
+            epoch: 1,
+            buffered,
+            counts: counts(),
+            fault: None,
+            unstable: Vec::new(),
+        },
         Packet::Part {
             generation,
             epoch: 1,

@@ -30,8 +30,6 @@ use crate::Settings;
 pub(super) const LAST: u32 = u32::MAX;
 /// The approximate number of pieces with events in event time that an epoch takes of a source.
 const PIECES: u64 = 4;
-/// The maximum number of calls that are reported as not deterministic.
-const NAMED_MAX: usize = 100;
 
 /// A source that this worker reads.
 pub(super) struct Source {
@@ -767,6 +765,10 @@ impl Worker {
                             let fault =
                                 self.functions.count_sole(&results, &outputs, &place, counts);
                             fault.into_iter().for_each(|(tid, of)| running.note_fault(tid, of));
+                            for handler in &results.unstable {
+                                let handler = &self.functions.program().handlers[*handler];
+                                *self.unstable.entry(handler.name.clone()).or_default() += 1;
+                            }
                         }
                     }
                     for ColumnOutput { stream, tids, ordinals, batch } in outputs {
@@ -796,9 +798,8 @@ impl Worker {
                     continue;
                 }
                 Event::NotDeterministic { call, .. } => {
-                    if self.not_deterministic.len() < NAMED_MAX {
-                        self.not_deterministic.push(call);
-                    }
+                    let name = self.functions.function_name(&call);
+                    *self.unstable.entry(name).or_default() += 1;
                     continue;
                 }
             };
@@ -830,13 +831,17 @@ impl Worker {
         running.executed = epoch;
         let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
         let fault = running.fault.take();
+        let unstable = std::mem::take(&mut self.unstable).into_iter().collect();
         let current = running.current.take();
         if let Some((cut, _)) = current.filter(|(_, plan)| plan.takes_snapshot) {
             self.save(&cut, effects);
         }
         self.report_outbox(effects);
         self.report_changes(epoch, effects);
-        self.send(Packet::Executed { generation, epoch, buffered, counts, fault }, effects);
+        self.send(
+            Packet::Executed { generation, epoch, buffered, counts, fault, unstable },
+            effects,
+        );
         self.report_outputs(effects);
     }
 }

@@ -38,9 +38,9 @@ pub fn check(world: &World) -> Result<(), String> {
     let found = state(world, &epochs)?;
     atomicity(&found, &wanted)?;
     recovery(world, &epochs, &found)?;
-    match world.workers().flat_map(Worker::not_deterministic).next() {
+    match &world.unstable {
         None => Ok(()),
-        Some(call) => Err(format!("a function was reported as not deterministic: {call:?}")),
+        Some(function) => Err(format!("{function} was reported as not deterministic")),
     }
 }
 

@@ -160,6 +160,8 @@ pub struct World {
     pub(super) acknowledged: Vec<i64>,
     /// A question or work that left before its cut was recorded; a violation.
     pub(super) left_early: Option<String>,
+    /// A function that was reported as not deterministic.
+    pub(super) unstable: Option<Arc<str>>,
     /// The epochs whose work outside has left.
     worked: BTreeSet<u64>,
     /// The changes that clients of coordinators have followed.
@@ -230,6 +232,7 @@ impl World {
                 rounds_max: 2 + dice.below(5) as u32,
                 begins_max: *begins.pick(&[0, 1, 16]),
                 cache: dice.chance(75),
+                rerun_every: *begins.pick(&[0, 1, 3]),
                 seed,
                 ..tidemill_function::Settings::default()
             },
@@ -286,6 +289,7 @@ impl World {
             ids: 0,
             acknowledged: Vec::new(),
             left_early: None,
+            unstable: None,
             worked: BTreeSet::new(),
             followed: Vec::new(),
             trace: false,
@@ -860,6 +864,9 @@ impl World {
     }
 
     fn send(&mut self, by: Process, to: Address, packet: Packet) {
+        if let Packet::Executed { unstable, .. } = &packet {
+            self.unstable = self.unstable.take().or(unstable.first().map(|of| of.0.clone()));
+        }
         let from = match by {
             Process::Coordinator(_) => Address::Coordinator,
             Process::Worker(member) => Address::Worker(member),

@@ -423,6 +423,8 @@ impl Cluster {
         } = status;
         let fault =
             status.fault.as_ref().map(|Fault { what, line }| json!({"what": what, "line": line}));
+        let unstable = |(handler, times)| json!({"handler": handler, "times": times});
+        let unstable: Vec<_> = status.unstable.iter().map(unstable).collect();
         let (counts, slides) = (&status.counts, status.counts.slides);
         let rounded = |x: f64| (x * 100.0).round() / 100.0;
         let source = |(nth, source): (usize, SourceProgress)| {
@@ -468,7 +470,7 @@ impl Cluster {
             "requests_open": self.requests.server.open_requests(), "log_bytes": self.log_bytes(),
             "troubles": troubles.into_iter().map(trouble).collect::<Vec<_>>(),
             "sole_owner": self.functions.has_sole_owner(), "upgraded": self.upgraded, "turned_away": refused, "ended": ended,
-            "late_event": status.late_event.is_some(), "stopping_fault": fault, "coordinator": self.address(), "process": std::process::id(),
+            "late_event": status.late_event.is_some(), "stopping_fault": fault, "unstable": unstable, "coordinator": self.address(), "process": std::process::id(),
             "http": self.http.get(),
         });
         if let (Some(status), serde_json::Value::Object(counts)) =

@@ -254,6 +254,7 @@ impl ClusterSettings {
                     seed: spec.program.seed,
                     output_bytes_max: self.message_bytes_max,
                     strategy: spec.settings.strategy.parse()?,
+                    rerun_every: spec.settings.rerun_every,
                     ..tidemill_function::Settings::default()
                 },
             },

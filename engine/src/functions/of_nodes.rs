@@ -221,6 +221,11 @@ impl Functions for AppFunctions {
         self.counting.sole(&self.program, results, outputs, place, counts)
     }
 
+    fn function_name(&self, call: &Call) -> Arc<str> {
+        let handler = self.handler_of_call(call);
+        handler.map_or("-".into(), |handler| self.program.handlers[handler].name.clone())
+    }
+
     fn is_copied(&self, stream: StreamId) -> bool {
         self.written.contains(&stream)
     }

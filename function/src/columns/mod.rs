@@ -215,6 +215,8 @@ pub struct SoleResults {
     /// The transactions whose functions failed: the place of the event, or 0 for a slide of a window,
     /// the handler, and the abort. Results of calls are left out.
     pub faults: Vec<(u64, usize, Abort)>,
+    /// The handlers whose functions gave another result when they ran again, once for each time.
+    pub unstable: Vec<usize>,
 }
 
 /// The distance at which the lists of rows are prefetched, in transactions.

@@ -199,11 +199,12 @@ impl Node {
         let number = *number;
         if epoch.is_ready() {
             let program = self.program.sole().expect("the program has one");
-            let (strategy, max) = (self.settings.strategy, self.settings.output_bytes_max);
+            let super::Settings { strategy, output_bytes_max: max, rerun_every, .. } =
+                self.settings;
             let functions = self.program.clone();
             let sole = self.sole.get_or_insert_with(|| {
                 let fits = move |row: &[Value]| size::fits(&*functions, "an event", row, max);
-                SoleOwner::new(program, strategy, EventLimit::new(fits))
+                SoleOwner::new(program, (strategy, rerun_every), EventLimit::new(fits))
             });
             let (answers, left) = (&mut self.answers, self.left);
             let (rows, functions, pool) = (&mut self.rows, &*self.program, &*self.pool);

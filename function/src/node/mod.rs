@@ -135,6 +135,8 @@ pub struct Settings {
     pub output_bytes_max: usize,
     /// The strategy of epochs that run by column, or at a sole owner.
     pub strategy: Strategy,
+    /// Every n-th call of a function runs twice, and the results are compared. 0: never.
+    pub rerun_every: u64,
 }
 
 impl Default for Settings {
@@ -149,6 +151,7 @@ impl Default for Settings {
             seed: 0,
             output_bytes_max: 900_000,
             strategy: Strategy::Adaptive,
+            rerun_every: 64,
         }
     }
 }
@@ -271,6 +274,8 @@ pub struct Node {
     /// The last transaction whose output had left before this node executed it.
     left: Tid,
     counters: Counters,
+    /// The number of calls of which some run twice, to be compared.
+    compared: u64,
 }
 
 /// An epoch that runs.
@@ -339,6 +344,7 @@ impl Node {
             answers: BTreeMap::new(),
             left: Tid(0),
             counters: Counters::default(),
+            compared: 0,
         }
     }
 

@@ -242,6 +242,11 @@ impl Invocation {
         Invocation::new(self.call.clone(), self.share, self.caller, Cost::default())
     }
 
+    /// Creates the same call for a run that reads the same, and gets the same replies.
+    pub fn repeated(&self) -> Invocation {
+        Invocation { reads: self.reads.clone(), children: self.children.clone(), ..self.again() }
+    }
+
     /// Returns the rows and ranges that it has read.
     pub fn accesses(&self) -> impl Iterator<Item = Access> + '_ {
         self.reads.iter().map(|read| read.what.clone())

@@ -1,5 +1,6 @@
 //! Execution of functions.
 
+mod compared;
 mod context;
 pub(super) mod look;
 pub(super) mod prefetch;
@@ -129,7 +130,7 @@ impl Node {
         let part = epoch.parts.get_mut(&tid).expect("it has a part");
         let mut invocation = part.runs.remove(&path).expect("it has been called");
         let (mut sends, mut ended) = (Vec::new(), None);
-        let outcome = {
+        let (outcome, differs) = {
             let mut turn = Turn {
                 me: self.me,
                 tid,
@@ -149,6 +150,8 @@ impl Node {
                 written: &mut part.written,
                 spent: &mut part.spent,
                 begins: &mut self.counters.begins,
+                compared: &mut self.compared,
+                compares: false,
                 cached: (part.before.get(&path).map(|before| &**before))
                     .filter(|_| part.mode == Mode::Cached),
                 invocation: &mut invocation,
@@ -156,12 +159,15 @@ impl Node {
                 sends: &mut sends,
                 events: &mut out.events,
             };
-            turn.run()
+            let outcome = turn.run().and_then(|outcome| turn.invocation.confirmed(outcome));
+            let differs = outcome.as_ref().is_some_and(|outcome| turn.differs(outcome));
+            (outcome, differs)
         };
-        if let Some(outcome) = outcome.and_then(|outcome| invocation.confirmed(outcome)) {
+        if let Some(outcome) = outcome {
             invocation.outcome = Some(outcome.clone());
             invocation.activation = None;
-            if part.before.get(&path).is_some_and(|before| before.contradicts(&invocation)) {
+            let before = part.before.get(&path);
+            if differs || before.is_some_and(|before| before.contradicts(&invocation)) {
                 out.events.push(Event::NotDeterministic { tid, call: invocation.call.clone() });
             }
             ended = end(tid, &path, &invocation, part, outcome, self.settings.uses_max, &mut sends);
@@ -249,6 +255,10 @@ struct Turn<'a> {
     /// The cost of the transaction here.
     spent: &'a mut Cost,
     begins: &'a mut u64,
+    /// The number of calls of which some run again, to be compared.
+    compared: &'a mut u64,
+    /// Whether this is such a run. It has no effect.
+    compares: bool,
     /// The last run of the same call, if this run repeats it.
     cached: Option<&'a Invocation>,
     invocation: &'a mut Invocation,
@@ -412,6 +422,9 @@ impl Turn<'_> {
     /// Asks the outside, and waits.
     fn ask(&mut self, asked: QuestionId, ask: Asker) {
         self.invocation.asks = Some(asked);
+        if self.compares {
+            return;
+        }
         let (tid, path) = (self.tid, self.path.clone());
         self.events.push(Event::Asked(Question { tid, path, asked, ask }));
     }
@@ -448,6 +461,9 @@ impl Turn<'_> {
             }
             return Ok(read.saw.clone());
         }
+        if self.compares {
+            return Err(self.not_deterministic());
+        }
         if self.invocation.waits_to_read() {
             return Err(Stop::Unwind);
         }
@@ -469,7 +485,7 @@ impl Turn<'_> {
     fn write_here(&mut self, table: TableId, key: Key, row: Stored) -> Result<(), Stop> {
         let (path, ordinal) = self.access()?;
         let version = Version { tid: self.tid, path, row: row.clone() };
-        if self.versions.put(table, key.clone(), version) {
+        if !self.compares && self.versions.put(table, key.clone(), version) {
             self.written.push((table, key.clone()));
         }
         self.invocation.writes.push(Write { ordinal, table, key, row });
@@ -575,6 +591,8 @@ impl Turn<'_> {
             if (child.ordinal, &child.call, child.wanted) != (ordinal, &call, wanted) {
                 return Err(self.not_deterministic());
             }
+        } else if self.compares {
+            return Err(self.not_deterministic());
         } else if is_function && self.path.len() + 1 >= self.settings.depth_max {
             let depth_max = self.settings.depth_max;
             let reason = format!("calls are more than {depth_max} deep in one another");

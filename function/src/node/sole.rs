@@ -401,7 +401,7 @@ impl Step<'_> {
     ) -> Result<Vec<Overdue>> {
         let Step { sole, pool, functions, terms, seq, outcome } = self;
         let done = sole.run(*pool, (tables, *seq), events, work, terms)?;
-        let SoleOutcome { outputs, results: own, refused, faults, overdue, .. } = done;
+        let SoleOutcome { outputs, results: own, refused, faults, unstable, overdue, .. } = done;
         *seq = done.seq;
         let short = |(tid, result): (u64, CallResult)| (tid, result.map_err(size::shortened));
         let own: BTreeMap<u64, CallResult> = own.into_iter().map(short).collect();
@@ -417,6 +417,7 @@ impl Step<'_> {
         outcome.outputs.extend(outputs);
         outcome.results.refused.extend(refused);
         outcome.results.faults.extend(faults);
+        outcome.results.unstable.extend(unstable);
         outcome.results.committed += done.committed;
         outcome.results.aborted += done.aborted;
         outcome.results.failed += done.failed;

@@ -184,7 +184,7 @@ class Troubles:
 #: The fields of the status that can still grow while the coordinator stops.
 COUNTED = (
     "epoch", "snapshot_epoch", "sinks", "events", "committed", "refused", "faults", "dead",
-    "reasons", "fault", "aborted_slides", "aborted_slide",
+    "reasons", "fault", "unstable", "aborted_slides", "aborted_slide",
 )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ impl Turn<'_> {
 
     /// Counts a use. Only a run of one call after the other finds the use that is too many.
     pub(super) fn count_use(&mut self) -> Result<(), Stop> {
-        if self.is_on_row() {
+        if self.is_on_row() || self.compares {
             return Ok(());
         }
         let uses_max = self.settings.uses_max;

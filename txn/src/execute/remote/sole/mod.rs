@@ -147,10 +147,14 @@ pub struct SoleOwner {
 
 impl SoleOwner {
     /// Creates the executor. No larger event leaves than the limit says.
-    pub fn new(of: Arc<SoleProgram>, strategy: Strategy, limit: EventLimit) -> SoleOwner {
+    pub fn new(
+        of: Arc<SoleProgram>,
+        (strategy, rerun_every): (Strategy, u64),
+        limit: EventLimit,
+    ) -> SoleOwner {
         let mut program = (*of.program).clone();
         program.event_limit = Some(limit.clone());
-        SoleOwner { of, executor: Executor::new(program.into(), strategy, 0), limit }
+        SoleOwner { of, executor: Executor::new(program.into(), strategy, rerun_every), limit }
     }
 
     /// Executes the events of an epoch before a place, which are taken, and work, in the order of
@@ -340,6 +344,7 @@ impl SoleOwner {
         outcome.aborted = aborted.saturating_sub(refused - before.0);
         outcome.failed = failures.saturating_sub(failed - before.1);
         outcome.overdue = done.overdue;
+        outcome.unstable = done.unstable.into_iter().map(|unstable| unstable.handler).collect();
         Ok(outcome)
     }
 

@@ -25,6 +25,8 @@ pub struct SoleOutcome {
     /// Transactions whose functions failed: the place of the event, or 0 for a slide of a window, the
     /// handler, and the abort. Those that are results are left out.
     pub faults: Vec<(u64, usize, Abort)>,
+    /// The handlers whose functions gave another result when they ran again, once for each time.
+    pub unstable: Vec<usize>,
     /// Functions that a clock has ended.
     pub overdue: Vec<Overdue>,
     /// The number of transactions.
@@ -105,6 +107,7 @@ impl SoleOutcome {
         self.results.extend(later.results);
         self.refused.extend(later.refused);
         self.faults.extend(later.faults);
+        self.unstable.extend(later.unstable);
         self.overdue.extend(later.overdue);
         self.transactions += later.transactions;
         self.committed += later.committed;
