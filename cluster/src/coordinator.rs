@@ -103,7 +103,7 @@ pub struct Progress {
     pub members: Vec<Member>,
     /// The last cut.
     pub epoch: u64,
-    /// The last cut that all members have executed.
+    /// The last cut that all members have executed without a fault that ends the run.
     pub executed: u64,
     /// The epoch of the last snapshot.
     pub snapshot: u64,
@@ -166,6 +166,8 @@ pub struct Coordinator {
     /// The outputs that have been written elsewhere, if this is newer than in the snapshot.
     written: Option<Arc<Written>>,
     cuts: Vec<Arc<CutRecord>>,
+    /// The last epoch whose outputs may have left.
+    released: u64,
     /// The functions that gave other results when they ran again since this process has started, with
     /// the number of times.
     unstable: BTreeMap<Arc<str>, u64>,
@@ -212,6 +214,7 @@ impl Coordinator {
             manifest: manifest.into(),
             written: None,
             cuts: Vec::new(),
+            released: 0,
             unstable: BTreeMap::new(),
             withdrawn_base: 0,
             follows: Follows::default(),
@@ -314,7 +317,7 @@ impl Coordinator {
             progress.generation = running.form.generation;
             progress.members.clone_from(&running.form.assignment.members);
             progress.epoch = running.epoch;
-            progress.executed = running.executed_by_all();
+            progress.executed = running.executed_by_all().min(running.stops.before());
             progress.sources = running.sources(&self.settings);
             (progress.times, progress.buffered) = (running.times.clone(), running.buffered());
             progress.buffered.late = running.late();

@@ -98,8 +98,8 @@ pub enum Record {
     End,
     /// A cut.
     Cut(CutRecord),
-    /// Cuts are withdrawn, because a function failed in the first of them. None of their outputs
-    /// has left.
+    /// Cuts are withdrawn, because a function failed in the first of them, and nothing of them has
+    /// left.
     Withdrawn {
         /// The epoch of the first one. The next cut has it again,
         epoch: u64,
@@ -254,7 +254,7 @@ pub struct CutRecord {
     /// all of the epoch, calls and events alike. In earlier versions it did not, and outputs had other
     /// places.
     pub by_owner: bool,
-    /// Whether it is withdrawn if a function fails in it.
+    /// Whether a function that fails in it ends the run.
     pub stops_on_fault: bool,
 }
 

@@ -485,3 +485,21 @@ fn a_fault_of_an_earlier_run_that_went_on_ends_no_later_one() {
     all.until(|all| all.machine.progress().executed == 1);
     assert!(all.machine.fault().is_none() && all.released == 1);
 }
+
+#[test]
+fn what_another_coordinator_has_recorded_is_not_withdrawn() {
+    let settings = Settings { stops_on_fault: true, snapshot_us: 900_000 * MS, ..settings() };
+    let mut all = Run::new(settings.clone(), 2);
+    all.until(|all| all.machine.running().is_some());
+    all.offer(&[run(1, 1)]);
+    all.until(|all| all.released == 1);
+    // Its outputs have left. Now the function fails in it, such as without a file that it reads.
+    all.faults = fault_in(1);
+    all.machine = Coordinator::new(settings);
+    (all.forms, all.released) = (Vec::new(), 0);
+    all.until(|all| all.has_ended);
+    assert_eq!(all.machine.fault(), Some(&all.faults[&1].1));
+    assert!(all.released == 0 && !all.machine.is_whole());
+    let is_withdrawn = |record: &Record| matches!(record, Record::Withdrawn { .. });
+    assert!(!all.log[&Topic::Cuts].iter().any(is_withdrawn));
+}

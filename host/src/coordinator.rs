@@ -27,7 +27,8 @@ use crate::served::{serve, Served};
 use crate::{Settings, Shared, COORDINATOR};
 
 /// The reason in the status of a coordinator that has ended as requested.
-const ENDED: &str = "it was stopped";
+/// The reason of an end that the coordinator has decided on, or that it was asked for.
+pub const ENDED: &str = "it was stopped";
 /// The longest time for the last requests, in microseconds.
 const DRAIN_WAIT_US: u64 = 10_000_000;
 /// The number of refused connections that are remembered.

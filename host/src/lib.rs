@@ -39,7 +39,7 @@ mod served;
 mod store_calls;
 mod worker;
 
-pub use coordinator::{CoordinatorProcess, Status};
+pub use coordinator::{CoordinatorProcess, Status, ENDED};
 pub use outside::Outboxes;
 pub use questions::Answers;
 pub use request_server::{source_of, Answer, Placed, RequestServer};

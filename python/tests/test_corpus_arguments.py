@@ -134,8 +134,8 @@ def test_processes_of_a_cluster_may_have_the_same_file(mode: str, tmp_path: Path
     file.write_text("".join(f"{name} = {toml(value)}\n" for name, value in of_cluster.items()))
     found = config.load(file, tmp_path, {}, {}, lambda _: MODES[mode])
     assert found == of_cluster
-    file.write_text("rerun_every = 2\n")
-    with pytest.raises(tm.SettingError, match="rerun_every means nothing for a"):
+    file.write_text("epoch_us_max = 2\n")
+    with pytest.raises(tm.SettingError, match="epoch_us_max means nothing for a"):
         config.load(file, tmp_path, {}, {}, lambda _: MODES[mode])
 
 

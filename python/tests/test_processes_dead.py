@@ -174,3 +174,22 @@ def test_letters_of_events_that_wait_come_once(tmp_path: Path) -> None:
         wait_for("2 workers", lambda: len(workers_of(url)) == 2)
         assert process.stop() == 0
     assert letters(tmp_path) == letters(wanted)
+
+
+def test_letters_of_later_events_do_not_prevent_a_verdict(tmp_path: Path) -> None:
+    """An event that ends workers is left out, whatever comes after it in its epoch."""
+    write(tmp_path, "arrival", rows=40)
+    app = (tmp_path / "app.py").read_text().replace("import tidemill", "import os\nimport tidemill")
+    app = app.replace(
+        "@app.transaction(events)\ndef all(tx, e):",
+        "@app.transaction(events, opaque=True)\ndef all(tx, e):\n    if e.id == 66: os._exit(3)",
+    )
+    (tmp_path / "app.py").write_text(app)
+    lines = (tmp_path / "events.csv").read_text().splitlines()
+    lines[20:20] = ["66,1,0"]
+    (tmp_path / "events.csv").write_text("\n".join(lines) + "\n")
+    found = run(tmp_path, "--processes", "2", "--set", "poison_after=2", *settings())
+    assert {"what": "all", "n": 40} in query(tmp_path)
+    lost = letters(tmp_path)
+    assert len(lost["some.csv"]) > 5
+    assert found["dead"] == 1 + sum(map(len, lost.values()))

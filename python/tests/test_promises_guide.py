@@ -45,6 +45,9 @@ def test_settings_and_their_defaults_are_those_of_the_reference() -> None:
     for name in ("log", "log_format", "log_to"):
         assert settings.pop(name) is None
         assert " with `log" in told.pop(name)
+    # It is another one in commands.
+    assert settings.pop("on_fault") == "abort"
+    assert told.pop("on_fault").startswith("`abort`")
     for name, default in told.items():
         found = None if settings[name] == {} else settings[name]
         assert (found, type(found)) == (value_of(default), type(value_of(default))), name

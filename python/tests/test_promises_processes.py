@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -280,17 +281,18 @@ def ends(cluster: Cluster) -> None:
     until(lambda: [sink["rows"] for sink in cluster.status()["sinks"]] == [2])
 
 
-def test_what_a_map_can_not_compute_is_refused_as_a_whole(tmp_path: Path) -> None:
+def test_what_a_map_can_not_compute_is_a_dead_letter_of_that_stream(tmp_path: Path) -> None:
     app = from_files(tmp_path, "out.csv")
     with Cluster(app, tmp_path / "data") as cluster:
         ends(cluster)
         assert [rows_of(cluster, id) for id in range(3)] == [
-            None,
+            {"id": 0, "n": 1},
             {"id": 1, "n": 1},
             {"id": 2, "n": 1},
         ]
-        missing = httpx.get(f"{cluster.url}/streams/payments.map.dead")
-        assert missing.status_code == 404
+        with tm.Client(str(cluster.url)) as client:
+            [letter] = itertools.islice(client.subscribe("payments.map.dead", after=-1), 1)
+        assert (letter.value["origin"], letter.value["raw"]) == ("stage", "0")
     with (tmp_path / "out.csv").open() as file:
         assert [row["id"] for row in csv.DictReader(file)] == ["1", "2"]
 

@@ -231,7 +231,7 @@ SETTINGS: Final[dict[str, Setting]] = {
     "on_fault": Setting(
         ON_FAULT,
         (*_ONE, *_SEVERAL),
-        default="`stop`; `app.start()`: `abort`",
+        default="`abort`; `tidemill run`, `tidemill coordinator`: `stop`",
         help=(
             "Whether the run goes on (`abort`) or ends (`stop`) when a function fails on an event."
         ),

@@ -6,7 +6,9 @@
 //! before, and take a snapshot. The next run finds the event where it was, and executes it with a
 //! function that has been corrected.
 //!
-//! A cut says whether it may be withdrawn. Faults in others have aborted transactions, as recorded.
+//! A cut says whether a fault in it ends the run. Faults in others have aborted transactions, as
+//! recorded. Outputs of a cut that an earlier run has made may have left, so it is not withdrawn: the
+//! run ends, and the next one executes it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use crate::effect::{Effect, Packet};
 use crate::records::{CutRecord, Record, Topic};
 use crate::Settings;
 
-/// The epochs that may still be withdrawn, and the faults in them.
+/// The epochs of which nothing leaves yet because of a possible fault, and the faults in them.
 #[derive(Default)]
 pub(super) struct Stops {
     is_on: bool,
@@ -88,6 +90,7 @@ impl Coordinator {
         let Stage::Running(running) = &mut self.stage else { return };
         let (epoch, released) = (running.durable, running.released());
         running.stops.told = released;
+        self.released = self.released.max(released);
         let generation = running.form.generation;
         self.send(&Packet::Durable { generation, epoch, released }, effects);
     }
@@ -101,13 +104,23 @@ impl Coordinator {
         self.withdraw(effects);
     }
 
+    /// Ends because of a fault, and for no other reason.
+    pub(super) fn ends_by(&mut self, fault: Fault) {
+        (self.fault, self.late_event, self.over_memory) = (Some(fault), None, None);
+        self.is_ending = true;
+    }
+
     /// Withdraws the cuts from the first fault on, once all are durable.
     pub(super) fn withdraw(&mut self, effects: &mut Vec<Effect>) {
         let Stage::Running(running) = &self.stage else { return };
         let Some((epoch, fault)) = running.stops.fault() else { return };
         let is_asked = self.wishes.values().any(|wish| matches!(wish, Pending::Withdrawn(_)));
-        if running.durable < running.epoch || is_asked {
+        if running.durable < running.epoch || is_asked || self.fault.is_some() {
             return;
+        }
+        if epoch <= self.released {
+            self.ends_by(fault.clone());
+            return effects.push(Effect::End);
         }
         let (wish, record) = (
             Pending::Withdrawn(fault.clone()),

@@ -49,9 +49,16 @@ impl Coordinator {
                     }
                     self.last_generation = self.last_generation.max(generation);
                 }
-                Record::Cut(cut) if cut.epoch > self.manifest.epoch => self.cuts.push(cut.into()),
+                Record::Cut(cut) if cut.epoch > self.manifest.epoch => {
+                    if !self.begun.contains(&self.last_generation) {
+                        // Another coordinator has made it, and its outputs may have left.
+                        self.released = self.released.max(cut.epoch);
+                    }
+                    self.cuts.push(cut.into());
+                }
                 Record::Withdrawn { epoch, base } => {
                     self.cuts.retain(|cut| cut.epoch < epoch);
+                    self.released = self.released.min(epoch - 1);
                     self.withdrawn_base = base;
                 }
                 Record::Snapshot(manifest) if manifest.replaces(&self.manifest) => {
@@ -149,8 +156,7 @@ impl Coordinator {
             Pending::Verdict(tid, reason) => self.verdict_recorded(tid, reason, effects),
             Pending::Snapshot(manifest) => self.snapshot_counts(manifest, effects),
             Pending::Withdrawn(fault) => {
-                self.fault = Some(fault);
-                self.is_ending = true;
+                self.ends_by(fault);
                 self.begin(effects);
             }
             Pending::Log | Pending::Manifest(_) => {}

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use tidemill_core::Key;
 use tidemill_function::{Outbox, Question};
 
+use super::run::Running;
 use super::{Pending, Stage, Worker};
 use crate::effect::{Effect, Packet};
 use crate::records::{Record, Topic};
@@ -78,7 +79,9 @@ impl Worker {
     pub(super) fn report_outbox(&mut self, effects: &mut Vec<Effect>) {
         let outboxes = self.functions.outboxes();
         let Stage::Running(running) = &mut self.stage else { return };
-        let is_due = running.executed == running.released;
+        let Running { executed, durable, released, current, .. } = &**running;
+        // While a part of the next epoch runs, some rows are of that.
+        let is_due = executed == released && released == durable && current.is_none();
         if outboxes.is_empty() || !is_due {
             return;
         }

@@ -424,6 +424,9 @@ pub(super) struct Running {
     pub released: u64,
     /// Events that transactions of the epoch that runs have emitted.
     emitted: EmittedRows,
+    /// The dead letters of derived streams in the next epoch. They leave with its last part: no output
+    /// of a later transaction leaves before one that may have a verdict.
+    letters: EmittedRows,
     /// Outputs that wait for their epoch to be released.
     pub held: VecDeque<(u64, Held)>,
     /// Questions to the outside that wait for the cuts of their epochs.
@@ -491,6 +494,7 @@ impl Running {
             durable: manifest.epoch,
             released: manifest.epoch,
             emitted: BTreeMap::new(),
+            letters: BTreeMap::new(),
             held: VecDeque::new(),
             questions: VecDeque::new(),
             outbox: BTreeMap::new(),
@@ -574,7 +578,7 @@ impl Running {
                         nth += tasks;
                     }
                 }
-                letters.emit(&mut self.emitted, &mut self.counts);
+                letters.emit(&mut self.letters, &mut self.counts);
                 vec![part]
             }
             Some(ranks) => {
@@ -588,7 +592,7 @@ impl Running {
                         own.into_iter().map(move |item| (source, item))
                     };
                     let read = self.inputs.iter_mut().flat_map(read).collect();
-                    letters.emit(&mut self.emitted, &mut self.counts);
+                    letters.emit(&mut self.letters, &mut self.counts);
                     let is_alone = settings.event_time.sources().iter().all(is_own);
                     *tells = Some(ranks.take(cut, read, is_alone, functions));
                 }
@@ -804,6 +808,11 @@ impl Worker {
                 }
             };
             running.held.push_back((epoch, Held::One(output)));
+        }
+        if has_committed && running.parts.is_empty() {
+            for (stream, letters) in std::mem::take(&mut running.letters) {
+                running.emitted.entry(stream).or_default().extend(letters);
+            }
         }
         if has_committed {
             for (stream, mut rows) in std::mem::take(&mut running.emitted) {

@@ -17,7 +17,7 @@ use tidemill_env::{Addr, Env, Lock};
 use tidemill_function::{Call, Functions as _, TableChanges};
 use tidemill_host::{
     hold, Answers, CoordinatorProcess, FileLog, LeftOut, Placed, RequestServer, Served, Shared,
-    Status, COORDINATOR, SEGMENT_BYTES,
+    Status, COORDINATOR, ENDED, SEGMENT_BYTES,
 };
 use tidemill_mesh::{check_address, Peer};
 use tidemill_txn::program::Program;
@@ -366,17 +366,18 @@ impl Cluster {
         if let Some(error) = self.sinks.failed().or_else(|| self.timers.failed()) {
             status.ended.get_or_insert(error.to_string());
         }
-        if let Some(bytes) = status.over_memory.filter(|_| status.ended.is_some()) {
+        let ends_by_itself = status.ended.as_deref() == Some(ENDED);
+        if let Some(bytes) = status.over_memory.filter(|_| ends_by_itself) {
             status.ended = Some(format!(
                 "memory_bytes_max is {}, but tables and events that wait for their watermark hold {bytes} bytes, of \
                  all workers together: raise memory_bytes_max, delete rows that are no longer needed, or retain less",
                 self.settings.memory_bytes_max,
             ));
         }
-        if let Some(late) = status.late_event.as_ref().filter(|_| status.ended.is_some()) {
+        if let Some(late) = status.late_event.as_ref().filter(|_| ends_by_itself) {
             status.ended = Some(self.late_message(late));
         }
-        if let Some(fault) = status.fault.as_ref().filter(|_| status.ended.is_some()) {
+        if let Some(fault) = status.fault.as_ref().filter(|_| ends_by_itself) {
             status.ended = Some(fault.what.clone());
         }
         status

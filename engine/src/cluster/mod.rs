@@ -131,6 +131,15 @@ fn executes(
     if spec.program.streams.iter().any(|stream| stream.batch.is_some()) {
         put_bytes(b"open", &mut bytes);
     }
+    // Before "stages", an event that a map or filter can't compute was refused as a whole.
+    if spec
+        .program
+        .streams
+        .iter()
+        .any(|of| matches!(of.origin, tidemill_txn::program::Origin::Derived { .. }))
+    {
+        put_bytes(b"stages", &mut bytes);
+    }
     for decl in feeds::of_files(spec) {
         put_bytes(b"files", &mut bytes);
         put_bytes(decl.stream.as_bytes(), &mut bytes);

@@ -141,9 +141,10 @@ pub(super) fn outputs_leave(spec: &AppSpec) -> bool {
     let is_read = |stream: &Stream| match (&stream.origin, &stream.spec.time) {
         (Origin::Emitted, _) => !is_hidden(&stream.spec.name),
         (Origin::Input, StreamTime::Event { .. }) => stream.spec.late == Late::Side,
+        // Its map or filter may have dead letters, as rows of files and topics may be.
+        (Origin::Derived { .. }, _) => true,
         _ => false,
     };
-    // Rows of files and topics may be dead letters.
     !spec.sinks.is_empty()
         || spec.sources.iter().any(|decl| !decl.is_pushed())
         || spec.program.streams.iter().any(is_read)

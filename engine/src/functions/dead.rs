@@ -63,9 +63,14 @@ impl Letters {
         }
     }
 
-    /// Whether there are derived streams.
-    pub fn has_stages(&self) -> bool {
-        !self.stages.is_empty()
+    /// Whether there are no derived streams.
+    pub fn is_without_stages(&self) -> bool {
+        self.stages.is_empty()
+    }
+
+    /// Whether streams are derived from this one.
+    pub fn has_stages_of(&self, program: &Program, root: StreamId) -> bool {
+        self.stages.keys().any(|stream| program.root_stream(*stream) == root)
     }
 
     /// Returns the dead letters of an event from this place, which a `map` or `filter` can't

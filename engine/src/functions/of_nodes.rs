@@ -96,19 +96,21 @@ impl Functions for AppFunctions {
         batch: &Batch,
         place: &dyn Fn(usize) -> EventPlace,
     ) -> Vec<(usize, StreamId, Row)> {
-        let Some(sole) = self.sole.as_ref().filter(|_| self.letters.has_stages()) else {
+        if !self.letters.has_stages_of(&self.program, stream) {
             return Vec::new();
-        };
+        }
         let of_row = |row: usize| {
             let event = batch.row(row);
             let letters = self.letters.of_stages(&self.program, (stream, &event), &place(row));
             letters.into_iter().map(move |(stream, letter)| (row, stream, letter))
         };
-        sole.failed_rows(stream, batch).into_iter().flat_map(of_row).collect()
+        // Without a sole owner no handler takes events of derived streams.
+        let failed = self.sole.as_ref().map(|sole| sole.failed_rows(stream, batch));
+        failed.unwrap_or_else(|| (0..batch.len()).collect()).into_iter().flat_map(of_row).collect()
     }
 
     fn stage_letters_of(&self, call: &Call, place: &EventPlace) -> Vec<(StreamId, Row)> {
-        if !self.letters.has_stages() {
+        if self.letters.is_without_stages() {
             return Vec::new();
         }
         let inner = (call.target == Requests::TARGET).then(|| Requests::inner(call)).flatten();

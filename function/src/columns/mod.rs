@@ -210,7 +210,7 @@ pub struct SoleResults {
     pub aborted: u64,
     /// The number of those whose functions failed, without calls.
     pub failed: u64,
-    /// Those that a `map` or `filter` can't compute: the input stream, and why.
+    /// Those that are refused as a whole, because an event would be too long: the input stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
     /// The transactions whose functions failed: the place of the event, or 0 for a slide of a window,
     /// the handler, and the abort. Results of calls are left out.

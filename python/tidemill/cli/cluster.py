@@ -245,18 +245,14 @@ def _watch(coordinator: Coordinator, signals: Signals, look: Any, ends: bool) ->
     after = coordinator.status()
     _slides(after, slides)
     _faults(after, faults)
+    if after["late_event"] or after["over_memory"] or after["stopping_fault"]:
+        return after
     return status | {name: after[name] for name in COUNTED}
 
 
 def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -> int:
     if args.json:
         printed(status)
-    if status["ended"] is not None and status["late_event"]:
-        raise InputError(
-            status["ended"],
-            'give the source a larger out_of_orderness, or the stream late="side" or late="admit", '
-            "and start with --upgrade: all before that event is in a snapshot",
-        )
     if status["ended"] is not None and (fault := status["stopping_fault"]):
         raise ProgramError(
             fault["what"],
@@ -264,6 +260,12 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
             "run continues with the event; with on_fault=abort (--set on_fault=abort) such events "
             "are counted, and the run continues without them",
             fault["line"],
+        )
+    if status["ended"] is not None and status["late_event"]:
+        raise InputError(
+            status["ended"],
+            'give the source a larger out_of_orderness, or the stream late="side" or late="admit", '
+            "and start with --upgrade: all before that event is in a snapshot",
         )
     if status["ended"] is not None and status["over_memory"]:
         what, help = status["ended"].split(": ", 1)

@@ -1,6 +1,7 @@
 """Commands for a running or stopped engine: status, query, tail, dlq, backup and restore.
 
-They ask the engine of a data directory. If the engine is stopped, they read its files.
+They ask the engine of a data directory. If the engine is stopped, they read its files. With
+``--cluster`` some ask a process over HTTP instead.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from tidemill import _native, errors
 from tidemill.app import App
+from tidemill.cli import remote
 from tidemill.cli.cluster import status_lines, status_of, stored_status
 from tidemill.cli.load import load
 from tidemill.cli.output import console, counted, fields, printed, show_table, shown
@@ -56,6 +58,7 @@ def add(commands: Any) -> None:
         help="show the table as it was after an epoch, or at a time in ISO 8601 (default: now)",
     )
     query.add_argument("--limit", metavar="N", type=int, help="most rows to show (default: 1000)")
+    remote.add(query)
     _data_dir(query)
 
     tail = _command(commands, "tail", "show the events of an output as they arrive", _tail)
@@ -70,6 +73,7 @@ def add(commands: Any) -> None:
     tail.add_argument(
         "--no-follow", action="store_true", help="end after the last event instead of waiting"
     )
+    remote.add(tail)
     _data_dir(tail)
 
     dlq = commands.add_parser("dlq", help="list and resend bad and late events")
@@ -84,6 +88,7 @@ def add(commands: Any) -> None:
     ls.add_argument(
         "--limit", metavar="N", type=int, help="most rows of each stream (default: 1000)"
     )
+    remote.add(ls)
     _data_dir(ls)
     replay = _command(dlq_commands, "replay", "send bad and late events again", _dlq_replay)
     replay.add_argument(
@@ -175,6 +180,15 @@ def ask(data_dir: str, request: Mapping[str, Any]) -> Iterator[Line]:
     raise ResourceError("the engine ended during a reply", "run the command again")
 
 
+def _asked(args: argparse.Namespace, request: Mapping[str, Any]) -> Iterator[Line]:
+    """Yields the lines of a reply, by the process or the data directory that a command names."""
+    if getattr(args, "cluster", None) is not None:
+        return remote.ask(args, request)
+    if getattr(args, "token_file", None) is not None:
+        raise SettingError("--token-file is for a process", "name it with --cluster URL")
+    return ask(found_data_dir(args.data_dir), request)
+
+
 def answer(data_dir: str, request: Mapping[str, Any]) -> Line:
     """Returns a reply of one line."""
     for line in ask(data_dir, request):
@@ -235,10 +249,10 @@ _READ: Final = {
 
 
 def _query(args: argparse.Namespace) -> int:
-    data_dir = found_data_dir(args.data_dir)
     request: Line = {"do": "query", "table": args.table}
     if args.key is not None:
-        request["key"] = _key(data_dir, args.table, args.key)
+        in_folder = args.cluster is None
+        request["key"] = _key(args, args.table) if in_folder else list(args.key)
     _check_number("--limit", args.limit, 1, 100_000)
     if args.filter is not None:
         request["filter"] = args.filter
@@ -249,7 +263,7 @@ def _query(args: argparse.Namespace) -> int:
     head: Line = {}
     rows: list[Line] = []
     end: Line = {}
-    for line in ask(data_dir, request):
+    for line in _asked(args, request):
         if "row" in line:
             rows.append(line["row"])
         elif line.get("end"):
@@ -261,6 +275,9 @@ def _query(args: argparse.Namespace) -> int:
         return 0
     _print_rows([column["name"] for column in head["columns"]], rows)
     more = ", and there are more: --limit shows them" if end.get("more") else ""
+    if args.cluster is not None:
+        print(f"{counted(len(rows), 'row')}{more}; as of the last durable cut")
+        return 0
     print(
         f"{counted(len(rows), 'row')}{more}; as of epoch {end['as_of']:,}, "
         f"{end['clock']}; {_READ.get(end['engine'], end['engine'])}"
@@ -289,9 +306,10 @@ def _moment(text: str) -> int | str:
     return number
 
 
-def _key(data_dir: str, table: str, given: Sequence[str]) -> list[Any]:
+def _key(args: argparse.Namespace, table: str) -> list[Any]:
     """Returns the values of a key from texts, by the types of the key's columns."""
-    tables = answer(data_dir, {"do": "inspect"})["inspect"]["tables"]
+    given: Sequence[str] = args.key
+    tables = answer(found_data_dir(args.data_dir), {"do": "inspect"})["inspect"]["tables"]
     found = next((known for known in tables if known["name"] == table), None)
     if found is None:
         # The engine's own error is better.
@@ -329,7 +347,7 @@ def _tail(args: argparse.Namespace) -> int:
     request: Line = {"do": "tail", "stream": args.stream, "follow": not args.no_follow}
     if args.start is not None:
         request["from"] = args.start
-    for line in ask(found_data_dir(args.data_dir), request):
+    for line in _asked(args, request):
         if "row" in line:
             if args.json:
                 printed(line)
@@ -358,7 +376,7 @@ def _dlq(
         request["limit"] = args.limit
     rows: list[Line] = []
     end: Line = {}
-    for line in ask(found_data_dir(args.data_dir), request):
+    for line in _asked(args, request):
         if "row" in line:
             rows.append(line)
         else:

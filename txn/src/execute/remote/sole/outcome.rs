@@ -19,8 +19,8 @@ pub struct SoleOutcome {
     /// The results of work, by place: the return value of a call, null for any other work, or the
     /// reason of the abort.
     pub results: BTreeMap<u64, Result<Value, Abort>>,
-    /// The events by column that are refused as a whole, because a `map` or `filter` can't compute or
-    /// an event would be too long: the input stream, and why.
+    /// The events by column that are refused as a whole, because an event would be too long: the input
+    /// stream, and why.
     pub refused: Vec<(StreamId, Abort)>,
     /// Transactions whose functions failed: the place of the event, or 0 for a slide of a window, the
     /// handler, and the abort. Those that are results are left out.
