@@ -311,6 +311,7 @@ impl Worker {
                 if let Stage::Running(running) = &mut self.stage {
                     running.durable = running.durable.max(epoch);
                     running.released = running.released.max(released);
+                    running.recorded.get_or_insert(epoch);
                     self.let_out(effects);
                     self.ask_outside(effects);
                     self.report_outbox(effects);

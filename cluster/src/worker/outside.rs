@@ -10,7 +10,6 @@
 use std::mem::{replace, take};
 use std::sync::Arc;
 
-use tidemill_core::Key;
 use tidemill_function::{Outbox, Question};
 
 use super::run::Running;
@@ -74,31 +73,20 @@ impl Worker {
     }
 
     /// Reports changes in the outboxes, and at first all of their rows. It does so when everything
-    /// recorded has been executed, and everything executed is recorded. Work of epochs that a
-    /// recovery repeats may already be done and answered.
+    /// that was recorded before this generation has been executed, and everything executed is
+    /// released. Work of epochs that a recovery repeats may already be done and answered.
     pub(super) fn report_outbox(&mut self, effects: &mut Vec<Effect>) {
         let outboxes = self.functions.outboxes();
         let Stage::Running(running) = &mut self.stage else { return };
-        let Running { executed, durable, released, current, .. } = &**running;
-        // While a part of the next epoch runs, some rows are of that.
-        let is_due = executed == released && released == durable && current.is_none();
+        let Running { executed, released, recorded, .. } = &**running;
+        let is_due = executed <= released && recorded.is_some_and(|recorded| *executed >= recorded);
         if outboxes.is_empty() || !is_due {
             return;
         }
         let changed = take(&mut running.outbox);
         let all = !replace(&mut running.tells_outbox, true);
-        let mut rows = Vec::new();
-        if all {
-            let (from, to) = (Key::of([]), Key::of([]).prefix_end());
-            for &table in outboxes {
-                running.node.rows().range(table, &from, &to, false, &mut |key, row| {
-                    rows.push((table, key.clone(), Some(row.clone())));
-                    true
-                });
-            }
-        } else {
-            rows.extend(changed.into_iter().map(|((table, key), row)| (table, key, row)));
-        }
+        let rows = changed.into_iter().map(|((table, key), row)| (table, key, row));
+        let rows: Vec<_> = rows.filter(|(.., row)| !all || row.is_some()).collect();
         for (table, key, row) in &rows {
             let at = (*table, key.clone());
             match row {

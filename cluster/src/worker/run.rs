@@ -422,6 +422,8 @@ pub(super) struct Running {
     pub executed: u64,
     pub durable: u64,
     pub released: u64,
+    /// The last epoch that was recorded before this generation, once that is known.
+    pub recorded: Option<u64>,
     /// Events that transactions of the epoch that runs have emitted.
     emitted: EmittedRows,
     /// The dead letters of derived streams in the next epoch. They leave with its last part: no output
@@ -431,9 +433,10 @@ pub(super) struct Running {
     pub held: VecDeque<(u64, Held)>,
     /// Questions to the outside that wait for the cuts of their epochs.
     pub questions: VecDeque<(u64, Question)>,
-    /// Rows of outboxes that have changed since the last report. `tells_outbox` says whether there
-    /// was one.
+    /// Rows of outboxes that have changed since the last report, at first all of them, and those that
+    /// the epoch that runs has changed. `tells_outbox` says whether there was a report.
     pub outbox: BTreeMap<(TableId, Key), Stored>,
+    outbox_now: BTreeMap<(TableId, Key), Stored>,
     pub tells_outbox: bool,
     /// The rows of outboxes in the last report.
     pub outside: BTreeSet<(TableId, Key)>,
@@ -479,6 +482,14 @@ impl Running {
         let ends = (0..settings.sources).map(|source| of(&manifest.outputs, source)).collect();
         let owners = form.assignment.owners.clone();
         let left = known.last().unwrap_or(Tid(0));
+        let mut outbox = BTreeMap::new();
+        let (from, to) = (Key::of([]), Key::of([]).prefix_end());
+        for &table in functions.outboxes() {
+            rows.range(table, &from, &to, false, &mut |key, row| {
+                outbox.insert((table, key.clone()), Some(row.clone()));
+                true
+            });
+        }
         Running {
             node: Node::new(node, functions, owners, settings.function, rows),
             inputs,
@@ -493,11 +504,13 @@ impl Running {
             executed: manifest.epoch,
             durable: manifest.epoch,
             released: manifest.epoch,
+            recorded: None,
             emitted: BTreeMap::new(),
             letters: BTreeMap::new(),
             held: VecDeque::new(),
             questions: VecDeque::new(),
-            outbox: BTreeMap::new(),
+            outbox,
+            outbox_now: BTreeMap::new(),
             tells_outbox: false,
             outside: BTreeSet::new(),
             known,
@@ -794,7 +807,7 @@ impl Worker {
                     continue;
                 }
                 Event::Outbox { table, key, row } => {
-                    running.outbox.insert((table, key), row);
+                    running.outbox_now.insert((table, key), row);
                     continue;
                 }
                 Event::Asked(question) => {
@@ -838,6 +851,8 @@ impl Worker {
         let generation = self.generation;
         let Stage::Running(running) = &mut self.stage else { return };
         running.executed = epoch;
+        let changed = std::mem::take(&mut running.outbox_now);
+        running.outbox.extend(changed);
         let (buffered, counts) = (running.buffered(), std::mem::take(&mut running.counts));
         let fault = running.fault.take();
         let unstable = std::mem::take(&mut self.unstable).into_iter().collect();
