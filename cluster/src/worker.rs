@@ -99,7 +99,6 @@ pub struct Worker {
     tokens: u64,
     now_us: u64,
     beaten_us: Option<u64>,
-    /// Calls of functions that were not deterministic.
     /// The functions of the epoch that runs that gave another result when they ran again.
     unstable: BTreeMap<Arc<str>, u64>,
     pool: Arc<dyn Pool>,

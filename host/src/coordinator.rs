@@ -26,7 +26,6 @@ use crate::request_server::RequestServer;
 use crate::served::{serve, Served};
 use crate::{Settings, Shared, COORDINATOR};
 
-/// The reason in the status of a coordinator that has ended as requested.
 /// The reason of an end that the coordinator has decided on, or that it was asked for.
 pub const ENDED: &str = "it was stopped";
 /// The longest time for the last requests, in microseconds.

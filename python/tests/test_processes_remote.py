@@ -25,7 +25,7 @@ def asked(capsys: pytest.CaptureFixture[str], *args: str) -> list[dict[str, Any]
 
 
 def test_any_process_shows_rows_and_events(
-    nodes: Nodes, capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tm.Client(nodes.urls()[0]) as client:
         for name in "aab":
@@ -50,6 +50,7 @@ def test_any_process_shows_rows_and_events(
             (("query", "counts", "--as-of", "1"), "--as-of needs the data directory"),
             (("query", "counts", "--filter", "n > 1"), "--filter needs the data directory"),
             (("query", "counts", "--limit", "1001"), "at most 1,000 rows"),
+            (("query", "counts", "--key", "a", "b"), "a value for each column"),
             (("query", "counts", "--data-dir", "x"), "exclude each other"),
             (("query", "counts", "--token-file", "/none"), "--token-file"),
             (("tail", "nothing", "--no-follow"), "no stream nothing"),
@@ -58,6 +59,14 @@ def test_any_process_shows_rows_and_events(
         ):
             assert main([*wrong, *at]) == 1
             assert why in capsys.readouterr().err, wrong
+    (secret := tmp_path / "token").write_text("first\nsecond\n")
+    flags = ["tail", "added", "--token-file", str(secret), "--cluster"]
+    assert main([*flags, "127.0.0.1:1"]) == 1
+    shown = capsys.readouterr().err
+    assert "does not have one token" in shown
+    assert "first" not in shown
+    assert main([*flags, "prod.example:8443"]) == 1
+    assert "would travel unencrypted" in capsys.readouterr().err
     assert main(["tail", "added", "--cluster", "127.0.0.1:1"]) == 1
     assert "no process answers at" in capsys.readouterr().err
     assert main(["tail", "added", "--token-file", "x"]) == 1

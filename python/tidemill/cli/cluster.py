@@ -256,9 +256,9 @@ def _ended(args: argparse.Namespace, status: dict[str, Any], signals: Signals) -
     if status["ended"] is not None and (fault := status["stopping_fault"]):
         raise ProgramError(
             fault["what"],
-            "nothing of this event is committed: correct the function and start again, and the "
-            "run continues with the event; with on_fault=abort (--set on_fault=abort) such events "
-            "are counted, and the run continues without them",
+            "correct the function and start again, and the run continues with the event; with "
+            "on_fault=abort (--set on_fault=abort) such events are counted, and the run continues "
+            "without them, also where an earlier run has executed the event and told its result",
             fault["line"],
         )
     if status["ended"] is not None and status["late_event"]:

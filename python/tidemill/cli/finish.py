@@ -19,7 +19,7 @@ from tidemill import _native
 from tidemill.app import App
 from tidemill.cluster import Coordinator
 from tidemill.config import ALL, DIRECTORY, PROCESSES, in_memory
-from tidemill.errors import ResourceError, SettingError
+from tidemill.errors import ProgramError, ResourceError, SettingError
 from tidemill.mill import Mill
 
 #: Settings that mean nothing while a run is finished.
@@ -86,7 +86,14 @@ def _on_several(app: App, args: argparse.Namespace, settings: dict[str, Any]) ->
                 )
             child.look()
             time.sleep(0.02)
-        if not coordinator.stop():
+        is_whole = coordinator.stop()
+        if fault := coordinator.status()["stopping_fault"]:
+            raise ProgramError(
+                f"the last run can't be finished: {fault['what']}",
+                "correct the function, and start again",
+                fault["line"],
+            )
+        if not is_whole:
             raise ResourceError(
                 "the last run could not be finished in time",
                 "run the app with --processes N, and stop it with Ctrl-C: that leaves a snapshot",

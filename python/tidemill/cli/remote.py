@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from tidemill.client import Client
 from tidemill.client_protocol import Lines, refusal
@@ -23,6 +24,9 @@ Line = dict[str, Any]
 
 #: How long a process may take to answer, and how often it says at least that it is alive.
 ANSWER_S, SILENCE_S = 10.0, 30.0
+
+#: The hosts to which nothing travels over a network.
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 #: The most rows of a table in one answer.
 PAGE: Final = 1_000
@@ -57,12 +61,11 @@ def ask(args: argparse.Namespace, request: Mapping[str, Any]) -> Iterator[Line]:
     url = args.cluster if "://" in args.cluster else f"http://{args.cluster}"
     headers = {}
     if args.token_file is not None:
-        try:
-            headers["authorization"] = f"Bearer {Path(args.token_file).read_text().strip()}"
-        except (OSError, UnicodeDecodeError) as error:
+        if urlsplit(url).scheme != "https" and urlsplit(url).hostname not in LOOPBACK:
             raise SettingError(
-                f"--token-file: {error}", "give a file whose only line is the token"
-            ) from None
+                f"{args.cluster}: a token would travel unencrypted", "give an address with https://"
+            )
+        headers["authorization"] = f"Bearer {_token(args.token_file)}"
     work = {"query": _query, "tail": _tail, "dlq_ls": _letters}[str(request["do"])]
     timeout = httpx.Timeout(ANSWER_S, read=SILENCE_S)
     try:
@@ -75,11 +78,33 @@ def ask(args: argparse.Namespace, request: Mapping[str, Any]) -> Iterator[Line]:
         ) from None
 
 
-def _get(http: httpx.Client, path: str, params: Any = None) -> Any:
+def _token(file: str) -> str:
+    """Returns the token in a file, which no error shows."""
+    help = "give a file whose only line is the token"
+    try:
+        token = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"--token-file: {error}", help) from None
+    if not re.fullmatch(r"[!-~]+", token):
+        raise SettingError(f"--token-file: {file} does not have one token", help)
+    return token
+
+
+def _get(http: httpx.Client, path: str, name: str, params: Any = None) -> Any:
+    """Returns the field of this name of an answer."""
     response = http.get(path, params=params)
     if response.status_code != 200:
         raise refusal(response)
-    return response.json()
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or name not in found:
+        raise SettingError(
+            f"{http.base_url} does not answer what it was asked",
+            "give the address of an app, and a value for each column of a key",
+        )
+    return found[name]
 
 
 def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
@@ -91,7 +116,7 @@ def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
             )
     path, more = f"/tables/{quote(request['table'], safe='')}/rows", False
     if "key" in request:
-        row = _get(http, path, [("key", value) for value in request["key"]])["row"]
+        row = _get(http, path, "row", [("key", value) for value in request["key"]])
         rows = [] if row is None else [row]
     else:
         limit = request.get("limit", PAGE)
@@ -100,8 +125,8 @@ def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
                 f"--limit {limit}: a process gives at most {PAGE:,} rows",
                 "leave --cluster out, on the machine of the app or of its coordinator",
             )
-        found = _get(http, path, {"limit": limit})
-        rows, more = found["rows"], found["more"]
+        rows = _get(http, path, "rows", {"limit": limit})
+        more = len(rows) == limit and bool(_get(http, path, "more", {"limit": limit}))
     yield {"columns": [{"name": name} for name in (rows[0] if rows else {})]}
     yield from ({"row": row} for row in rows)
     yield {"end": True, "more": more}
@@ -129,7 +154,7 @@ def _tail(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
     begin = request.get("from", next_row)
     if begin > next_row:
         # The process says what is wrong.
-        _get(http, f"/streams/{quote(stream, safe='')}", {"from": begin})
+        _get(http, f"/streams/{quote(stream, safe='')}", "next", {"from": begin})
     yield {"stream": stream, "from": begin}
     if request["follow"]:
         token = http.headers.get("authorization", "").removeprefix("Bearer ") or None
@@ -168,7 +193,8 @@ def _rows(http: httpx.Client, stream: str, rows: range) -> Iterator[Line]:
 
 def _letters(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
     ends = (".dead", ".late")
-    names = [path.removeprefix("/streams/") for path in _get(http, "/openapi.json")["paths"]]
+    paths = [path for path in _get(http, "/openapi.json", "paths") if path.startswith("/streams/")]
+    names = [path.removeprefix("/streams/") for path in paths]
     wanted = [request["stream"]] if "stream" in request else [n for n in names if n.endswith(ends)]
     limit = request.get("limit", PAGE)
     streams: dict[str, Line] = {}
