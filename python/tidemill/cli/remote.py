@@ -90,8 +90,8 @@ def _token(file: str) -> str:
     return token
 
 
-def _get(http: httpx.Client, path: str, name: str, params: Any = None) -> Any:
-    """Returns the field of this name of an answer."""
+def _get(http: httpx.Client, path: str, name: str, params: Any = None) -> dict[str, Any]:
+    """Returns an answer, which has a field of this name."""
     response = http.get(path, params=params)
     if response.status_code != 200:
         raise refusal(response)
@@ -104,7 +104,7 @@ def _get(http: httpx.Client, path: str, name: str, params: Any = None) -> Any:
             f"{http.base_url} does not answer what it was asked",
             "give the address of an app, and a value for each column of a key",
         )
-    return found[name]
+    return found
 
 
 def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
@@ -116,7 +116,7 @@ def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
             )
     path, more = f"/tables/{quote(request['table'], safe='')}/rows", False
     if "key" in request:
-        row = _get(http, path, "row", [("key", value) for value in request["key"]])
+        row = _get(http, path, "row", [("key", value) for value in request["key"]])["row"]
         rows = [] if row is None else [row]
     else:
         limit = request.get("limit", PAGE)
@@ -125,8 +125,8 @@ def _query(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
                 f"--limit {limit}: a process gives at most {PAGE:,} rows",
                 "leave --cluster out, on the machine of the app or of its coordinator",
             )
-        rows = _get(http, path, "rows", {"limit": limit})
-        more = len(rows) == limit and bool(_get(http, path, "more", {"limit": limit}))
+        found = _get(http, path, "rows", {"limit": limit})
+        rows, more = found["rows"], found["more"]
     yield {"columns": [{"name": name} for name in (rows[0] if rows else {})]}
     yield from ({"row": row} for row in rows)
     yield {"end": True, "more": more}
@@ -193,8 +193,9 @@ def _rows(http: httpx.Client, stream: str, rows: range) -> Iterator[Line]:
 
 def _letters(http: httpx.Client, request: Mapping[str, Any]) -> Iterator[Line]:
     ends = (".dead", ".late")
-    paths = [path for path in _get(http, "/openapi.json", "paths") if path.startswith("/streams/")]
-    names = [path.removeprefix("/streams/") for path in paths]
+    paths = _get(http, "/openapi.json", "paths")["paths"]
+    streams_of = [path for path in paths if path.startswith("/streams/")]
+    names = [path.removeprefix("/streams/") for path in streams_of]
     wanted = [request["stream"]] if "stream" in request else [n for n in names if n.endswith(ends)]
     limit = request.get("limit", PAGE)
     streams: dict[str, Line] = {}
